@@ -1,0 +1,37 @@
+# Every target sets up what it needs: a virtual environment in .venv, filled by pip under the pins of
+# constraints.txt. Only the first one to run takes long.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test lint bench clean
+
+demo: $(READY)
+	@echo "== sixteen peers, sixteen tasks: alone, all averaged, partial models"
+	$(BIN)/gossamer demo
+
+test: $(READY)
+	@echo "== tests"
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	@echo "== ruff, then pyright"
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: $(READY)
+	@echo "== benchmarks: every figure is a ratio against a baseline run beside it"
+	$(BIN)/gossamer bench
+
+$(READY): pyproject.toml constraints.txt
+	@echo "== setting up $(VENV) (versions pinned by constraints.txt)"
+	$(PYTHON) -c 'import sys; sys.exit("gossamer needs Python 3.11 or newer, not " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $(READY)
+
+clean:
+	rm -rf $(VENV) build *.egg-info

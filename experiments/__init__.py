@@ -1,0 +1,1 @@
+"""What people run: the command line, configs, data, the arena and the papers."""

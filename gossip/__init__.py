@@ -1,0 +1,1 @@
+"""How values are averaged: push-sum, transfers, the wire format and transports."""

@@ -1,0 +1,43 @@
+"""What a peer learns: parts, partial models, slices, sliced networks and learners."""
+
+from .anatomy import Anatomy, ParameterMap, Part, dense_axes
+from .associative import AssociativeLearner, AssociativeNetwork, sparse_vectors
+from .averaging import average, implementers
+from .discovery import discover
+from .errors import ModelError
+from .graph import ModelGraph, pair_name
+from .initial import Start
+from .layout import Layout
+from .learner import Learner, Metrics
+from .network import SlicedNetwork
+from .networks import mlp
+from .seeds import stream
+from .sgd import SgdLearner, cross_entropy, squared_error
+from .slicing import Slicing
+
+__all__ = [
+    "Anatomy",
+    "AssociativeLearner",
+    "AssociativeNetwork",
+    "Layout",
+    "Learner",
+    "Metrics",
+    "ModelError",
+    "ModelGraph",
+    "ParameterMap",
+    "Part",
+    "SgdLearner",
+    "SlicedNetwork",
+    "Slicing",
+    "Start",
+    "average",
+    "cross_entropy",
+    "dense_axes",
+    "discover",
+    "implementers",
+    "mlp",
+    "pair_name",
+    "sparse_vectors",
+    "squared_error",
+    "stream",
+]

@@ -1,0 +1,90 @@
+"""Finding the parts of a network.
+
+A chain of Linear layers is read off the module itself. Any other module says what it is made of by
+carrying an `anatomy()` method, or by the `anatomy` argument of SlicedNetwork.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from .anatomy import Anatomy, ParameterMap, Part, dense_axes
+from .errors import ModelError
+
+# Layers with one value per cell in each of their parameters. A user's own layer joins them by
+# carrying `per_cell = True`.
+_PER_CELL = (nn.PReLU,)
+
+
+def discover(module: nn.Module) -> Anatomy:
+    """The anatomy of a module: its own word for it if it has one, else a chain of Linear layers."""
+    declare = getattr(module, "anatomy", None)
+    if callable(declare):
+        anatomy = declare()
+        if not isinstance(anatomy, Anatomy):
+            raise ModelError(f"{type(module).__name__}.anatomy() must return an Anatomy")
+    else:
+        anatomy = _linear_chain(module)
+    given = {name: tuple(value.shape) for name, value in module.named_parameters()}
+    known = {parameter.name: parameter.shape for parameter in anatomy.parameters}
+    if list(given.items()) != list(known.items()):
+        missing = sorted(set(given) - set(known)) or sorted(given)
+        raise ModelError(
+            f"the anatomy of {type(module).__name__} does not list its parameters in their order and "
+            f"shapes; look at {missing[0]!r}"
+        )
+    return anatomy
+
+
+def _linear_chain(module: nn.Module) -> Anatomy:
+    parts: list[Part] = []
+    layers: list[tuple[str, nn.Module, int]] = []  # (prefix, layer, index of the part it acts on)
+    for prefix, layer in _leaves(module, ""):
+        where = f"layer {prefix!r} ({type(layer).__name__})"
+        if isinstance(layer, nn.Linear):
+            if not parts:
+                parts.append(Part("input", layer.in_features))
+            elif parts[-1].cells != layer.in_features:
+                raise ModelError(
+                    f"{where} takes {layer.in_features} inputs, but the layer before it has "
+                    f"{parts[-1].cells} cells"
+                )
+            parts.append(Part(prefix or "output", layer.out_features))
+        elif any(True for _ in layer.parameters()):
+            if not (isinstance(layer, _PER_CELL) or getattr(layer, "per_cell", False)):
+                raise ModelError(
+                    f"{where}: only Linear layers and per-cell activations are found by themselves; give "
+                    "the module an anatomy() method that says which cells each parameter touches"
+                )
+            if not parts:
+                raise ModelError(f"{where} stands before the first Linear layer")
+        layers.append((prefix, layer, len(parts) - 1))
+    if not parts:
+        raise ModelError(
+            f"{type(module).__name__} has no Linear layer, so there is nothing to slice"
+        )
+
+    maps: list[ParameterMap] = []
+    for prefix, layer, part in layers:
+        for name, value in layer.named_parameters():
+            full = f"{prefix}.{name}" if prefix else name
+            shape = tuple(value.shape)
+            if isinstance(layer, nn.Linear) and name == "weight":
+                axes = dense_axes(parts, part, part - 1)
+            elif shape == (parts[part].cells,):
+                axes = dense_axes(parts, part)
+            else:
+                axes = tuple(None for _ in shape)  # Anatomy refuses it, by name
+            maps.append(ParameterMap(full, shape, axes))
+    return Anatomy(tuple(parts), tuple(maps))
+
+
+def _leaves(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    """The layers of nested Sequentials in the order in which they run."""
+    if isinstance(module, nn.Sequential):
+        for name, child in module.named_children():
+            yield from _leaves(child, f"{prefix}.{name}" if prefix else name)
+    else:
+        yield prefix, module

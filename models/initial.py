@@ -1,0 +1,68 @@
+"""Starting values: shared slices start equal on every peer, private ones differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from .anatomy import Anatomy, ParameterMap
+from .seeds import stream
+from .slicing import Slicing
+
+
+@dataclass(frozen=True)
+class Start:
+    """How weights are drawn. Biases start at 0; other per-cell values keep the module's own constant.
+
+    kind, gain
+        `normal` draws N(0, (gain/√fan_in)²), `uniform` draws from ±gain/√fan_in.
+    by_fan_in
+        False leaves out the division by √fan_in: `Start("uniform", 1.0, by_fan_in=False)` is [−1, 1].
+    equal
+        True (the default) lets every peer start a shared slice from the same values. Independent
+        starts are possible, but the first averagings then shrink the weights and cost many rounds.
+    """
+
+    kind: Literal["normal", "uniform"] = "normal"
+    gain: float = 1.0
+    by_fan_in: bool = True
+    equal: bool = True
+
+
+def starting_values(
+    slicing: Slicing, current: np.ndarray, *, seed: int, peer: str, start: Start | None = None
+) -> np.ndarray:
+    """A flat parameter vector for one peer, drawn per owner so that owners agree across peers."""
+    start = start or Start()
+    scale, values = _scales(slicing.anatomy, current, start)
+    pieces = [("model", owner, slicing.coordinates(owner)) for owner in slicing.owners]
+    pieces.append(("peer", peer, slicing.private))
+    for kind, name, coordinates in pieces:
+        names = (kind, name) if start.equal else (kind, name, peer)
+        generator = stream(seed, "start", *names)
+        if start.kind == "normal":
+            drawn = generator.standard_normal(len(coordinates))
+        else:
+            drawn = generator.uniform(-1.0, 1.0, len(coordinates))
+        values[coordinates] += drawn * scale[coordinates]
+    return values
+
+
+def _scales(anatomy: Anatomy, current: np.ndarray, start: Start) -> tuple[np.ndarray, np.ndarray]:
+    """Per coordinate: the spread of its draw, and what the draw is added to."""
+    scale, base = np.zeros(anatomy.size), np.zeros(anatomy.size)
+    for parameter in anatomy.parameters:
+        first = anatomy.offsets[parameter.name]
+        span = slice(first, first + parameter.size)
+        if len(parameter.shape) > 1:
+            scale[span] = _spread(parameter, start)
+        elif (current[span] == current[first]).all():
+            base[span] = current[first]  # PReLU slopes, norm gains: the module knows best
+    return scale, base
+
+
+def _spread(parameter: ParameterMap, start: Start) -> float:
+    fan_in = int(np.prod(parameter.shape[1:], dtype=np.int64))
+    return start.gain / np.sqrt(fan_in) if start.by_fan_in else start.gain

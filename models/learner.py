@@ -1,0 +1,55 @@
+"""What every learner offers, and metrics that add up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Totals over samples; `a + b` is what training or testing on both would have counted."""
+
+    loss: float = 0.0
+    correct: int = 0
+    samples: int = 0
+
+    def __add__(self, other: Metrics) -> Metrics:
+        return Metrics(
+            self.loss + other.loss, self.correct + other.correct, self.samples + other.samples
+        )
+
+    @property
+    def accuracy(self) -> float:
+        """The share of samples that were right; 0 when there were none."""
+        return self.correct / self.samples if self.samples else 0.0
+
+    @property
+    def mean_loss(self) -> float:
+        """The loss per sample; 0 when there were none."""
+        return self.loss / self.samples if self.samples else 0.0
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """Anything that can improve a network in stretches.
+
+    A stretch is what the paper calls a mini-batch: the training between two averagings, many gradient
+    steps long. `state` and `restore` carry what a restart needs besides the network itself.
+    """
+
+    def train(self, steps: int) -> Metrics:
+        """Train for `steps` stretches."""
+        ...
+
+    def test(self) -> Metrics:
+        """Measure the network on the peer's own test data, without changing it."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Optimizer, position in the data and random state, as plain data and tensors."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from where `state` was taken."""
+        ...

@@ -1,0 +1,164 @@
+"""Gradient descent over a peer's own samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .errors import ModelError
+from .learner import Metrics
+from .network import SlicedNetwork
+
+# A loss takes outputs [n, classes] and labels [n] and returns one number per sample.
+Loss = Callable[[Tensor, Tensor], Tensor]
+OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Half the squared distance to the one-hot label, summed over outputs: the paper's loss.
+
+    A network with one output is a binary classifier whose target is the label itself.
+    """
+    return 0.5 * (outputs - _targets(outputs, labels)).square().sum(dim=1)
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """The usual softmax cross-entropy; one output means a logistic loss on its logit."""
+    if outputs.shape[1] == 1:
+        return F.binary_cross_entropy_with_logits(
+            outputs[:, 0], labels.to(outputs.dtype), reduction="none"
+        )
+    return F.cross_entropy(outputs, labels, reduction="none")
+
+
+LOSSES: dict[str, Loss] = {"squared": squared_error, "cross-entropy": cross_entropy}
+
+
+class SgdLearner:
+    """Trains a network on samples, one stretch at a time.
+
+    network
+        The peer's sliced network.
+    train, test
+        Inputs [n, …] and integer labels [n].
+    stretch
+        Samples between two averagings: what the paper calls the mini-batch size. Raise it to talk less
+        often; lower it when peers drift apart between averagings.
+    batch
+        Samples per gradient step. 1 is the paper's per-sample descent; 10 with `reduction="sum"` learns
+        alike in a tenth of the steps.
+    reduction
+        `sum` (the paper's meaning: a step as long as its samples' own steps together) or `mean`.
+    rate, optimizer
+        Plain SGD at `rate`, or any torch optimizer: `optimizer=lambda p: torch.optim.Adam(p, 1e-3)`.
+    loss
+        `squared`, `cross-entropy`, or a function of (outputs, labels) giving one number per sample.
+    seed
+        Orders the samples: every epoch is a fresh permutation, stretches follow each other through it.
+    """
+
+    def __init__(
+        self,
+        network: SlicedNetwork,
+        train: tuple[Tensor, Tensor],
+        test: tuple[Tensor, Tensor],
+        *,
+        stretch: int = 500,
+        batch: int = 10,
+        reduction: Literal["sum", "mean"] = "sum",
+        rate: float = 0.1,
+        optimizer: OptimizerFactory | None = None,
+        loss: str | Loss = "squared",
+        seed: int = 0,
+    ):
+        if stretch < 1 or batch < 1:
+            raise ModelError(f"stretch ({stretch}) and batch ({batch}) must be at least 1")
+        if len(train[0]) == 0 or len(train[0]) != len(train[1]):
+            raise ModelError(
+                f"peer {network.peer!r}: {len(train[0])} training inputs with {len(train[1])} labels"
+            )
+        if isinstance(loss, str) and loss not in LOSSES:
+            raise ModelError(f"unknown loss {loss!r}: there are {', '.join(LOSSES)}")
+        self.network = network
+        self.samples, self.held_out = train, test
+        self.stretch, self.batch, self.reduction = stretch, batch, reduction
+        self.loss: Loss = LOSSES[loss] if isinstance(loss, str) else loss
+        # Where a single output says yes: a logit at 0, a probability at one half.
+        self._threshold = 0.0 if self.loss is cross_entropy else 0.5
+        parameters = list(network.module.parameters())
+        self.optimizer = (
+            optimizer(parameters) if optimizer else torch.optim.SGD(parameters, lr=rate)
+        )
+        self._generator = torch.Generator().manual_seed(seed)
+        self._order = torch.empty(0, dtype=torch.int64)
+
+    def train(self, steps: int = 1) -> Metrics:
+        """Train for `steps` stretches; the metrics are those seen while training."""
+        self.network.module.train()
+        loss, correct, left = 0.0, 0, steps * self.stretch
+        while left:
+            # Batches end with their stretch, so that averaging falls where it was asked for.
+            within = (left - 1) % self.stretch + 1
+            inputs, labels = self._take(min(self.batch, within))
+            outputs = self.network.module(inputs)
+            losses = self.loss(outputs, labels)
+            self.optimizer.zero_grad(set_to_none=True)
+            (losses.sum() if self.reduction == "sum" else losses.mean()).backward()
+            self.optimizer.step()
+            loss += float(losses.detach().sum())
+            correct += self._right(outputs, labels)
+            left -= len(labels)
+        return Metrics(loss, correct, steps * self.stretch)
+
+    @torch.no_grad()
+    def test(self) -> Metrics:
+        """Accuracy and loss on the held-out samples."""
+        self.network.module.eval()
+        inputs, labels = self.held_out
+        total = Metrics()
+        for first in range(0, len(labels), 1000):
+            outputs = self.network.module(inputs[first : first + 1000])
+            some = labels[first : first + 1000]
+            losses = self.loss(outputs, some)
+            total += Metrics(float(losses.sum()), self._right(outputs, some), len(some))
+        return total
+
+    def state(self) -> dict[str, Any]:
+        """The optimizer's state, the samples still to come this epoch, and the random state."""
+        return {
+            "optimizer": deepcopy(self.optimizer.state_dict()),
+            "order": self._order.clone(),
+            "generator": self._generator.get_state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from where `state` was taken."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._order = state["order"].clone()
+        self._generator.set_state(state["generator"])
+
+    def _take(self, count: int) -> tuple[Tensor, Tensor]:
+        """The next samples of the epoch; a batch may span the end of one epoch and the next."""
+        inputs, labels = self.samples
+        while len(self._order) < count:
+            fresh = torch.randperm(len(labels), generator=self._generator)
+            self._order = torch.cat([self._order, fresh])
+        chosen, self._order = self._order[:count], self._order[count:]
+        return inputs[chosen], labels[chosen]
+
+    def _right(self, outputs: Tensor, labels: Tensor) -> int:
+        """How many samples are right: the most active output wins."""
+        if outputs.shape[1] == 1:
+            return int(((outputs[:, 0] > self._threshold) == (labels > 0)).sum())
+        return int((outputs.argmax(dim=1) == labels).sum())
+
+
+def _targets(outputs: Tensor, labels: Tensor) -> Tensor:
+    if outputs.shape[1] == 1:
+        return labels.to(outputs.dtype)[:, None]
+    return F.one_hot(labels, outputs.shape[1]).to(outputs.dtype)

@@ -1,0 +1,1 @@
+"""A running peer: training, gossip, presence and checkpoints in one process."""

@@ -1,0 +1,190 @@
+import pytest
+import torch
+
+from gossamer.models import (
+    AssociativeLearner,
+    AssociativeNetwork,
+    Learner,
+    Metrics,
+    ModelError,
+    SgdLearner,
+    SlicedNetwork,
+    mlp,
+    sparse_vectors,
+)
+from gossamer.models.associative import UNIFORM
+
+
+def data(n=40):
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(n, 4, generator=generator), torch.randint(0, 3, (n,), generator=generator)
+
+
+def learner(**options):
+    network = SlicedNetwork(mlp("4=5=3"), {"g": "4-5-3"}, seed=0)
+    options = {"stretch": 20, "batch": 5, "rate": 0.1} | options
+    return SgdLearner(network, data(), data(), **options)
+
+
+def test_a_summed_batch_step_is_the_hand_written_one():
+    mine = learner(stretch=40, batch=40)
+    x, y = data()
+    w1, b1, w2, b2 = [p.detach().double().clone() for p in mine.network.module.parameters()]
+    h = torch.sigmoid(x.double() @ w1.T + b1)
+    o = torch.sigmoid(h @ w2.T + b2)
+    d2 = (o - torch.eye(3).double()[y]) * o * (1 - o)
+    d1 = (d2 @ w2) * h * (1 - h)
+    expected = [
+        w1 - 0.1 * d1.T @ x.double(),
+        b1 - 0.1 * d1.sum(0),
+        w2 - 0.1 * d2.T @ h,
+        b2 - 0.1 * d2.sum(0),
+    ]
+    mine.train(1)
+    for got, want in zip(mine.network.module.parameters(), expected, strict=True):
+        torch.testing.assert_close(got.detach().double(), want, rtol=0, atol=1e-5)
+
+
+def test_a_stretch_counts_samples_and_epochs_visit_every_sample():
+    mine = learner(stretch=7, batch=3)
+    seen = []
+    mine.loss = lambda o, y, inner=mine.loss: (seen.append(len(y)), inner(o, y))[1]
+    assert mine.train(2).samples == 14
+    assert seen == [3, 3, 1, 3, 3, 1], "batches end with their stretch"
+    order = torch.cat([mine._take(1)[1] for _ in range(26)])
+    assert len(order) == 26
+    assert len(mine._order) == 0, "14 + 26 samples are one epoch of 40"
+
+
+def test_training_learns_and_testing_changes_nothing():
+    mine = learner(rate=0.5, batch=1, stretch=40)
+    before = mine.test()
+    flat = mine.network.flat.clone()
+    mine.test()
+    assert torch.equal(flat, mine.network.flat)
+    mine.train(40)
+    assert mine.test().mean_loss < 0.7 * before.mean_loss
+
+
+def test_any_optimizer_and_cross_entropy():
+    mine = learner(
+        loss="cross-entropy", reduction="mean", optimizer=lambda p: torch.optim.Adam(p, lr=0.05)
+    )
+    before = mine.test().mean_loss
+    mine.train(20)
+    assert mine.test().mean_loss < before
+
+
+@pytest.mark.parametrize(("loss", "output"), [("squared", "sigmoid"), ("cross-entropy", "none")])
+def test_one_output_is_a_binary_classifier(loss, output):
+    x = torch.linspace(-1, 1, 40)[:, None]
+    y = (x[:, 0] > 0.3).long()
+    network = SlicedNetwork(mlp("1=4=1", output=output), {"g": "1-4-1"}, seed=0)
+    mine = SgdLearner(network, (x, y), (x, y), stretch=40, batch=4, rate=1.0, loss=loss)
+    mine.train(60)
+    assert mine.test().accuracy > 0.9
+
+
+def test_state_and_restore_continue_exactly():
+    def optimizer(p):
+        return torch.optim.SGD(p, lr=0.1, momentum=0.9)
+
+    mine, twin = learner(optimizer=optimizer), learner(optimizer=optimizer)
+    mine.train(3)
+    twin.network.flat.copy_(mine.network.flat)
+    twin.restore(mine.state())
+    mine.train(3)
+    twin.train(3)
+    assert torch.equal(mine.network.flat, twin.network.flat)
+
+
+def test_the_same_seed_gives_the_same_network():
+    one, two, three = learner(seed=1), learner(seed=1), learner(seed=2)
+    for each in (one, two, three):
+        each.train(2)
+    assert torch.equal(one.network.flat, two.network.flat)
+    assert not torch.equal(one.network.flat, three.network.flat)
+
+
+def test_metrics_add():
+    total = Metrics(2.0, 3, 4) + Metrics(1.0, 1, 4)
+    assert (total.mean_loss, total.accuracy) == (3 / 8, 0.5)
+    assert Metrics().accuracy == 0
+
+
+def test_bad_input_is_refused():
+    network = SlicedNetwork(mlp("4=3"), {"g": "4-3"}, peer="ann")
+    with pytest.raises(ModelError, match="unknown loss 'hinge': there are squared, cross-entropy"):
+        SgdLearner(network, data(), data(), loss="hinge")
+    with pytest.raises(ModelError, match="peer 'ann': 0 training inputs"):
+        SgdLearner(network, (torch.zeros(0, 4), torch.zeros(0)), data())
+    with pytest.raises(ModelError, match="must be at least 1"):
+        SgdLearner(network, data(), data(), batch=0)
+    with pytest.raises(ModelError, match="unknown activation 'swish'"):
+        mlp("2=2", activation="swish")
+
+
+def associative(**options):
+    network = SlicedNetwork(AssociativeNetwork("50<>40"), {"g": "50-40"}, seed=1, start=UNIFORM)
+    whole, _, _ = sparse_vectors(0, 9)
+    _, partial, expected = sparse_vectors(1000, 30)
+    return AssociativeLearner(network, whole, (partial, expected), **options)
+
+
+def test_algorithms_3_and_4_cell_by_cell():
+    """One vector against the paper's loops, written out."""
+    mine = associative()
+    net = mine.module
+    hidden_w = net.hidden.double().numpy().copy()
+    visible_w = net.visible.double().numpy().copy()
+    v = mine.samples[0].numpy()
+    h = [1 if sum(v * hidden_w[i]) >= 0.5 else 0 for i in range(40)]
+    rate = 0.1
+    for i in range(40):
+        for j in range(50):
+            if v[j] == 1:
+                w = hidden_w[i][j]
+                hidden_w[i][j] = w + (1 - w) / 2 * rate if h[i] else w - (1 + w) / 2 * rate
+    for i in range(50):
+        for j in range(40):
+            if h[j] == 1:
+                w = visible_w[i][j]
+                visible_w[i][j] = w + (1 - w) / 2 * rate if v[i] else w - (1 + w) / 2 * rate
+    net.learn(mine.samples[0], rate)
+    assert 0 < sum(h) < 40
+    torch.testing.assert_close(net.hidden.double(), torch.from_numpy(hidden_w), rtol=0, atol=1e-6)
+    torch.testing.assert_close(net.visible.double(), torch.from_numpy(visible_w), rtol=0, atol=1e-6)
+
+
+def test_the_associative_network_completes_vectors_after_training():
+    mine = associative()
+    before = mine.test().accuracy
+    mine.train(20)
+    assert before < 0.5
+    assert mine.test().accuracy > 0.9
+    assert isinstance(mine, Learner)
+    assert mine.state() == {"next": 6}
+
+
+def test_the_generator_follows_v5():
+    whole, partial, clean = sparse_vectors(4, 1, bits=100, ones=8, noise=2, period=3)
+    # k = 4: block 1 starts at 24; noise flips bits 1 and 51.
+    assert clean[0].nonzero().flatten().tolist() == list(range(24, 40))
+    assert (whole[0] - clean[0]).abs().nonzero().flatten().tolist() == [1, 51]
+    assert partial[0].nonzero().flatten().tolist() == [1, *range(24, 32), 51]
+    _, _, changed = sparse_vectors(4, 1, bits=100, ones=8, noise=2, period=3, modified=1)
+    assert changed[0].nonzero().flatten().tolist() == [*range(24, 32), *range(40, 48)]
+    _, _, wrapped = sparse_vectors(2, 1)
+    assert wrapped[0].nonzero().flatten().tolist() == [*range(14), 48, 49]
+
+
+@pytest.mark.parametrize("layout", ["50=400", "50<>", "0<>3", "x"])
+def test_a_bad_associative_layout_is_refused(layout):
+    with pytest.raises(ModelError, match="is not an associative layout"):
+        AssociativeNetwork(layout)
+
+
+def test_an_associative_learner_needs_its_network():
+    network = SlicedNetwork(mlp("4=3"), {"g": "4-3"})
+    with pytest.raises(ModelError, match="needs an AssociativeNetwork, not Sequential"):
+        AssociativeLearner(network, torch.zeros(1, 4), (torch.zeros(1, 4), torch.zeros(1, 4)))
