@@ -1,0 +1,187 @@
+"""The `gossamer` command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.markup import escape
+
+from ..models import ModelError
+from . import console
+from .arena import Round
+from .config import ConfigError, load_config
+from .data import DataError, load, names
+from .demo import run_demo
+from .paper import STUDIES, run_study
+from .simulate import Simulation, simulate
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Peers learn together by gossip, with no server in charge.",
+)
+
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for results.")]
+
+
+@app.callback()
+def _options(
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error.")
+    ] = False,
+    threads: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Threads inside one matrix product; runs go side by side instead."
+        ),
+    ] = 1,
+) -> None:
+    torch.set_num_threads(threads)
+
+
+@app.command("demo")
+def demo_command(out: Out = None) -> None:
+    """Sixteen peers with sixteen tasks: alone, everything averaged, partial models. With a picture."""
+    run_demo(out or Path("results/demo"))
+
+
+@app.command("simulate")
+def simulate_command(
+    config: Annotated[
+        Path, typer.Argument(help="A TOML file; examples are in experiments/configs.")
+    ],
+    out: Out = None,
+    networks: Annotated[
+        bool, typer.Option(help="Keep every peer's network as safetensors.")
+    ] = False,
+) -> None:
+    """Run a swarm in one process and leave its metrics, summary and picture in a folder.
+
+    Ctrl-C stops it and keeps what was computed.
+    """
+    settings = load_config(config)
+    folder = out or Path("results") / settings.name
+    simulation = Simulation.of(settings, str(config))
+    with console.progress("rounds") as bar:
+        task = bar.add_task(settings.name, total=settings.rounds, latest="")
+
+        def show(round: Round) -> None:
+            bar.advance(task)
+            if round.tests:
+                bar.update(task, latest=f"accuracy {round.accuracy:.3f}")
+
+        files = simulate(simulation, folder, networks=networks, on_round=show)
+    console.wrote([folder / "metrics.jsonl", *files])
+
+
+@app.command("paper")
+def paper_command(
+    name: Annotated[
+        str, typer.Argument(help="A reproduction's name, or LIST to see them.")
+    ] = "list",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A minute on the built-in digits.")
+    ] = False,
+    runs: Annotated[
+        int | None, typer.Option(min=1, help="Seeds per point; the paper's if left out.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Worker processes; one per core if left out.")
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Only these lines of the figure, separated by commas.")
+    ] = None,
+    out: Out = None,
+) -> None:
+    """Run a paper's experiment: JSON lines, a summary table and the figure in the paper's form.
+
+    Interrupted, it goes on where it stopped.
+    """
+    if name.lower() == "list":
+        rows = [(s.name, s.section, s.title) for s in STUDIES.values()]
+        console.table("gossamer paper NAME", ["name", "where", "what"], rows)
+        return
+    if name not in STUDIES:
+        raise ConfigError(f"no reproduction is called {name!r}; there are {', '.join(STUDIES)}")
+    study = STUDIES[name]
+    known = list(dict.fromkeys(cell.line for cell in study.cells(quick, 0)))
+    wanted = [line.strip() for line in only.split(",")] if only else known
+    if unknown := [line for line in wanted if line not in known]:
+        raise ConfigError(f"{name} has no line {unknown[0]!r}; lines are {', '.join(known)}")
+    folder = out or Path("results/paper") / (f"{name}-quick" if quick else name)
+    with console.progress("runs") as bar:
+        task = bar.add_task(name, total=None, latest="")
+        summary, files = run_study(
+            study,
+            folder,
+            quick=quick,
+            runs=runs,
+            jobs=jobs,
+            select=lambda cell: cell.line in wanted,
+            on_start=lambda done, total: bar.update(task, completed=done, total=total),
+            on_record=lambda record: bar.update(
+                task,
+                advance=1,
+                latest=f"{record['line']} at {record['x']:g}: {record['accuracy']:.3f}",
+            ),
+        )
+    rows = [
+        (
+            p.line,
+            f"{p.x:g}",
+            p.runs,
+            f"{p.median:.3f}",
+            f"{p.low:.3f}",
+            f"{p.high:.3f}",
+            f"{p.mean:.3f}",
+        )
+        for p in summary
+    ]
+    header = [study.legend, study.x_label, "runs", "median", "2nd quintile", "3rd quintile", "mean"]
+    console.table(f"{study.title} ({study.section})", header, rows)
+    console.wrote([folder / "runs.jsonl", *files])
+
+
+@app.command("data")
+def data_command(
+    name: Annotated[str | None, typer.Argument(help="A data set to load and describe.")] = None,
+) -> None:
+    """List the data sets, or load one and say what is in it.
+
+    Files are found through the environment variable GOSSAMER_DATA or the cache folder.
+    """
+    if name is None:
+        console.out.print("\n".join(names()))
+        return
+    found = load(name)
+    groups = "none" if found.train.group is None else len(found.train.group.unique())
+    rows = [
+        ("training samples", len(found.train)),
+        ("test samples", len(found.test) if found.test else "kept back by each peer"),
+        ("shape", "×".join(map(str, found.train.x.shape[1:]))),
+        ("classes", found.classes),
+        ("natural groups", groups),
+    ]
+    console.table(found.name, ["what", "value"], rows)
+    if found.note:
+        console.out.print(found.note)
+
+
+def main() -> None:
+    """Run the command; bad input is one line on stderr and exit code 2."""
+    try:
+        app()
+    except (ConfigError, ModelError, DataError) as error:
+        if "--debug" in sys.argv[1:]:
+            raise
+        console.err.print("[bold red]error:[/]", escape(str(error)), soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        console.err.print("interrupted; what was computed is kept")
+        sys.exit(130)

@@ -1,0 +1,62 @@
+"""What commands show on a terminal: progress bars, tables, one-line errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def progress(what: str) -> Progress:
+    """A progress bar with counts, the latest accuracy, the time taken and the time left."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=32),
+        MofNCompleteColumn(),
+        TextColumn(what),
+        TextColumn("{task.fields[latest]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=err,
+    )
+
+
+def table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table; numbers stand right."""
+    shown = Table(title=title, title_justify="left", title_style="bold")
+    for index, name in enumerate(header):
+        numeric = bool(rows) and all(_is_number(str(row[index])) for row in rows)
+        shown.add_column(name, justify="right" if numeric else "left")
+    for row in rows:
+        shown.add_row(*(str(cell) for cell in row))
+    out.print(shown)
+
+
+def wrote(files: Sequence[Path]) -> None:
+    """Say where the results are."""
+    for file in files:
+        out.print(f"wrote {file}", soft_wrap=True)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,158 @@
+"""What every loader returns: samples with labels, and natural groups where the source has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .files import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Inputs, labels and, where the source knows them, natural groups (writers, subjects, nodes).
+
+    `x` is float32 `[n, ...]`: images keep their shape, `(channels, height, width)`, with ink or
+    light at 1 and background at 0; use `flat()` for a multi-layer perceptron. `y` is int64 in
+    `0 .. classes - 1`. `group` is int64, any numbers, and is what `partition.by_group` wants.
+    """
+
+    x: Tensor
+    y: Tensor
+    group: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.x.dtype != torch.float32 or self.x.ndim < 2:
+            raise DataError(
+                f"Samples.x must be float32 with at least two dimensions, not {self.x.dtype} "
+                f"of shape {tuple(self.x.shape)}: scale or reshape it first"
+            )
+        for name, column in (("y", self.y), ("group", self.group)):
+            if column is None:
+                continue
+            if column.dtype != torch.int64 or column.shape != (len(self.x),):
+                raise DataError(
+                    f"Samples.{name} must be int64 of shape ({len(self.x)},), one for each row "
+                    f"of x, not {column.dtype} of shape {tuple(column.shape)}"
+                )
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def take(self, indices: np.ndarray | Tensor | Sequence[int]) -> Samples:
+        """The samples at `indices`, in that order; a boolean mask of length n works too."""
+        index = torch.as_tensor(np.asarray(indices))
+        if index.dtype == torch.bool:
+            if index.shape != (len(self),):
+                raise DataError(f"a mask of {len(index)} cannot select from {len(self)} samples")
+            index = index.nonzero().flatten()
+        if index.is_floating_point() and len(index):
+            raise DataError("indices must be whole numbers or a boolean mask, not fractions")
+        index = index.to(torch.int64)
+        if len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(self):
+            raise DataError(
+                f"indices {int(index.min())} to {int(index.max())} were asked of {len(self)} "
+                "samples: they must lie between 0 and the number of samples less one"
+            )
+        group = None if self.group is None else self.group[index]
+        return Samples(self.x[index], self.y[index], group)
+
+    def flat(self) -> Tensor:
+        """Inputs as `[n, features]`, the form that fully connected networks read; no copy."""
+        return self.x.flatten(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A named data set. `test` is None where each peer must keep back some of its own samples
+    (`partition.split`). `note` says what a reader of a figure must know, such as "style groups, not
+    writers": print it beside results."""
+
+    name: str
+    train: Samples
+    test: Samples | None
+    classes: int
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for part, samples in (("train", self.train), ("test", self.test)):
+            if samples is None or not len(samples):
+                continue
+            low, high = int(samples.y.min()), int(samples.y.max())
+            if low < 0 or high >= self.classes:
+                raise DataError(
+                    f"{self.name}: {part} labels run from {low} to {high}, "
+                    f"but {self.classes} classes allow 0 to {self.classes - 1}"
+                )
+
+
+def samples(x: np.ndarray, y: np.ndarray, group: np.ndarray | None = None) -> Samples:
+    """Samples from arrays of any number type; bytes are taken for pixels and scaled to [0, 1]."""
+    inputs = torch.from_numpy(
+        np.array(x, dtype=np.float32, order="C")
+    )  # a copy: sources may be read-only
+    if x.dtype == np.uint8:
+        inputs /= 255
+    elif not bool(torch.isfinite(inputs).all()):
+        row = int((~torch.isfinite(inputs)).flatten(1).any(1).nonzero()[0])
+        raise DataError(f"sample {row} holds a value that is not finite: remove or repair it")
+    groups = None if group is None else torch.from_numpy(group.astype(np.int64))
+    return Samples(inputs, torch.from_numpy(y.astype(np.int64)), groups)
+
+
+def restrict(part: Samples, labels: Sequence[int]) -> Samples:
+    """Only the samples with one of `labels`, renumbered 0, 1, … in the order given."""
+    number = {label: place for place, label in enumerate(labels)}
+    kept = part.take(torch.isin(part.y, torch.tensor(list(labels))))
+    renumbered = torch.tensor([number[int(label)] for label in kept.y], dtype=torch.int64)
+    return replace(kept, y=renumbered)
+
+
+def standardise(part: Samples, by: Samples | None = None) -> Samples:
+    """Every feature with mean 0 and deviation 1, measured on `by` (or on `part` itself).
+
+    Use it for sensor features, whose scales differ; pass a peer's own training samples as `by` so
+    that nothing leaks from test samples or from other peers. Constant features become 0.
+    """
+    reference = (part if by is None else by).x
+    mean, deviation = reference.mean(0), reference.std(0, correction=0)
+    scale = torch.where(deviation > 0, deviation, torch.ones_like(deviation))
+    return replace(part, x=(part.x - mean) / scale)
+
+
+def from_torch(dataset: Any, indices: Iterable[int] | None = None) -> Samples:
+    """Read a map-style torch Dataset of (x, y) pairs, or the part of it at `indices`, into Samples.
+
+    Byte inputs (tensors, arrays, PIL images) are scaled to [0, 1]; PIL images become
+    `(channels, height, width)`; floats are kept as they are. A single number becomes one feature.
+    """
+    chosen = range(len(dataset)) if indices is None else [int(i) for i in indices]
+    if not len(chosen):
+        raise DataError("from_torch was given no samples: pass a dataset or indices that hold some")
+    inputs: list[np.ndarray] = []
+    labels: list[int] = []
+    for i in chosen:
+        x, y = dataset[i]
+        inputs.append(_array(x))
+        labels.append(int(y))
+        if inputs[-1].shape != inputs[0].shape:
+            raise DataError(
+                f"from_torch: sample {i} has shape {inputs[-1].shape}, the first one "
+                f"{inputs[0].shape}: resize or pad in the dataset's transform"
+            )
+    return samples(np.stack(inputs), np.array(labels))
+
+
+def _array(x: Any) -> np.ndarray:
+    if isinstance(x, Tensor):
+        array = x.detach().cpu().numpy()
+    else:
+        array = np.asarray(x)
+        if hasattr(x, "getbands"):  # a PIL image: height × width, or height × width × channels
+            array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+    return array[None] if array.ndim == 0 else array

@@ -1,0 +1,113 @@
+"""VSN: vehicles told apart by 50 acoustic and 50 seismic features (Duarte & Hu; the paper's V.4).
+
+Three sources, the best one found wins: MOCHA's vehicle.mat (two classes, 23 sensor nodes: the
+paper's setting), SensIT "combined" in LIBSVM format (three classes, no nodes), a sample of 300.
+SensIT's files do not name their classes: label 3 is taken for noise, 1 and 2 for the two vehicles.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+from scipy.io import loadmat
+from sklearn.datasets import load_svmlight_file
+
+from .dataset import Dataset, Samples, restrict, samples
+from .files import DataError, Places, read_npz
+
+FEATURES = 100
+_STEMS = ("combined", "combined_scale")
+_SUFFIXES = ("", ".bz2", ".gz", ".xz")
+
+
+def vsn(places: Places) -> Dataset:
+    """Two classes with nodes as groups from vehicle.mat; else three classes without groups."""
+    mat = places.find("vehicle.mat")
+    if mat is not None:
+        return Dataset("vsn", read_mocha(mat), None, 2, "grouped by sensor node")
+    for stem in _STEMS:
+        train = places.find(*(stem + suffix for suffix in _SUFFIXES))
+        if train is not None:
+            test = places.find(*(stem + ".t" + suffix for suffix in _SUFFIXES))
+            note = "SensIT without node ids: make peers by a partition; class 2 taken for noise"
+            return Dataset(
+                "vsn", read_libsvm(train), None if test is None else read_libsvm(test), 3, note
+            )
+    advice = (
+        "put MOCHA's vehicle.mat or LIBSVM's SensIT 'combined' there, "
+        "or use hapt-sitstand in its place"
+    )
+    path = places.need("vsn", "sensors/sensit300.npz", advice)
+    acoustic, seismic, y = read_npz(path, "acoustic", "seismic", "y")
+    x = np.concatenate([acoustic, seismic], axis=1)
+    note = "300 samples without node ids: too few for 16 peers; class 2 taken for noise"
+    return Dataset("vsn", samples(x, y.astype(np.int64) - 1), None, 3, note)
+
+
+def vsn_binary(places: Places) -> Dataset:
+    """The paper's two classes only: whatever `vsn` finds, without the noise class."""
+    whole = vsn(places)
+    note = whole.note.replace("class 2 taken for noise", "label 3 left out as noise")
+    test = None if whole.test is None else restrict(whole.test, (0, 1))
+    return replace(
+        whole,
+        name="vsn-binary",
+        train=restrict(whole.train, (0, 1)),
+        test=test,
+        classes=2,
+        note=note,
+    )
+
+
+def read_mocha(path: Path) -> Samples:
+    """MOCHA's .mat: cells `X{t}` (n × features) and `Y{t}` (n × 1, −1 or 1), one per node t."""
+    try:
+        content = loadmat(path)
+        inputs = [np.asarray(x, dtype=np.float32) for x in content["X"].ravel()]
+        labels = [np.asarray(y, dtype=np.float64).ravel() for y in content["Y"].ravel()]
+    except Exception as error:  # loadmat raises whatever its parser stumbles on
+        raise DataError(
+            f"{path} is not MOCHA's .mat with cells X and Y ({type(error).__name__}: {error})"
+        ) from error
+    if not inputs or len(inputs) != len(labels):
+        raise DataError(f"{path}: X has {len(inputs)} nodes and Y has {len(labels)}")
+    for node, (x, y) in enumerate(zip(inputs, labels, strict=True)):
+        if x.ndim != 2 or len(x) != len(y) or x.shape[1] != inputs[0].shape[1]:
+            raise DataError(
+                f"{path}, node {node}: X is {x.shape} for {len(y)} labels; "
+                f"the first node has {inputs[0].shape[1:]} features"
+            )
+        if not np.isin(y, (-1, 1)).all():
+            raise DataError(f"{path}, node {node}: labels must be -1 or 1, not {np.unique(y)}")
+    group = np.repeat(np.arange(len(labels)), [len(y) for y in labels])
+    return samples(np.concatenate(inputs), (np.concatenate(labels) > 0).astype(np.int64), group)
+
+
+def read_libsvm(path: Path) -> Samples:
+    """SensIT in LIBSVM format, `label index:value …` with labels 1 to 3; plain, bz2, gz or xz."""
+    try:
+        with _open(path) as file:
+            x, y, *_ = load_svmlight_file(file, n_features=FEATURES, zero_based=False)  # pyright: ignore[reportArgumentType]
+    except (ValueError, OSError, EOFError, lzma.LZMAError) as error:
+        raise DataError(
+            f"{path} is not LIBSVM text with {FEATURES} features ({error}): replace it"
+        ) from error
+    if not np.isin(y, (1, 2, 3)).all():
+        raise DataError(f"{path}: labels must be 1, 2 or 3, not {np.unique(y)}")
+    return samples(x.toarray().astype(np.float32), y.astype(np.int64) - 1)
+
+
+def _open(path: Path) -> BinaryIO:
+    if path.suffix == ".bz2":
+        return cast(BinaryIO, bz2.open(path))
+    if path.suffix == ".gz":
+        return cast(BinaryIO, gzip.open(path))
+    if path.suffix == ".xz":
+        return cast(BinaryIO, lzma.open(path))
+    return path.open("rb")

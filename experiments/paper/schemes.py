@@ -1,0 +1,20 @@
+"""Averaging schemes that several of 003's experiments share."""
+
+from __future__ import annotations
+
+from ..config import Model
+
+# Cells of the second hidden layer in the global model, and of the first one that go with them.
+LEVELS = {0: 0, 15: 50, 30: 100, 60: 200, 80: 250, 100: 300}
+
+
+def level(inputs: int, level: int, outputs: int = 10) -> list[Model]:
+    """The paper's averaging level: `784-250-80-10` for 80; nothing shared for 0."""
+    if level == 0:
+        return []
+    return [Model(name="global", layout=f"{inputs}-{LEVELS[level]}-{level}-{outputs}")]
+
+
+def per_class(inputs: int, outputs: int = 10) -> list[Model]:
+    """Everything averaged, among peers with the same task only."""
+    return [Model(name="{task}", layout=f"{inputs}-300-100-{outputs}")]

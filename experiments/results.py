@@ -1,0 +1,65 @@
+"""Results on disk: JSON lines as they are computed, a resolved config beside them, tables from both."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from .config import ConfigError
+
+Record = dict[str, Any]
+
+
+class RecordFile:
+    """Appends records to a JSONL file, one line each, flushed at once: an interrupted run keeps them."""
+
+    def __init__(self, path: Path, *, fresh: bool = True):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("w" if fresh else "a", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, record: Record) -> None:
+        """Append one record."""
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """The records of a JSONL file; a line that was cut off while being written is passed over."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if isinstance(record, dict):
+                yield record
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write indented JSON, whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Write a table; cells with a comma are quoted."""
+
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)

@@ -1,0 +1,167 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.experiments.data import DataError, load, partition
+
+seeds = st.integers(0, 2**32)
+labels = st.lists(st.integers(0, 5), min_size=1, max_size=200)
+
+
+def disjoint(parts: list[np.ndarray]) -> np.ndarray:
+    joined = np.concatenate(parts)
+    assert len(np.unique(joined)) == len(joined)
+    return np.sort(joined)
+
+
+@given(n=st.integers(1, 300), peers=st.integers(1, 20), seed=seeds)
+def test_iid_and_successive_deal_everything_evenly(n: int, peers: int, seed: int) -> None:
+    for make in (
+        lambda: partition.iid(n, peers, seed=seed),
+        lambda: partition.successive(n, peers),
+    ):
+        if n < peers:
+            with pytest.raises(DataError, match=f"there are {n}"):
+                make()
+            continue
+        parts = make()
+        sizes = [len(part) for part in parts]
+        assert len(parts) == peers
+        assert max(sizes) - min(sizes) <= 1
+        assert (disjoint(parts) == np.arange(n)).all()
+
+
+def test_successive_is_the_papers_sequences() -> None:
+    parts = partition.successive(60000, 16, 3500)
+    assert [(part[0], part[-1]) for part in parts[:2]] == [(0, 3499), (3500, 6999)]
+    assert {len(part) for part in parts} == {3500}
+
+
+def test_iid_is_random_but_repeats_for_a_seed() -> None:
+    first, again = partition.iid(1000, 4, 50, seed=3), partition.iid(1000, 4, 50, seed=3)
+    other = partition.iid(1000, 4, 50, seed=4)
+    generator = partition.iid(1000, 4, 50, seed=np.random.default_rng(3))
+    assert np.array_equal(first, again)
+    assert np.array_equal(first, generator)
+    assert not np.array_equal(first, other)
+    assert len(disjoint(first)) == 200
+
+
+def test_too_many_samples_says_how_many() -> None:
+    with pytest.raises(
+        DataError, match=r"17 peers with 3500 samples each ask for 59500.* are 50000"
+    ):
+        partition.successive(50000, 17, 3500)
+    with pytest.raises(DataError, match="at least one peer"):
+        partition.iid(10, 0)
+
+
+@given(
+    y=labels,
+    peers=st.integers(1, 10),
+    alpha=st.sampled_from([1e-3, 0.1, 0.5, 100.0]),
+    minimum=st.integers(0, 5),
+    seed=seeds,
+)
+def test_dirichlet_deals_everything_and_keeps_the_minimum(
+    y: list[int], peers: int, alpha: float, minimum: int, seed: int
+) -> None:
+    if peers * minimum > len(y):
+        with pytest.raises(DataError, match=f"ask for {peers * minimum}, there are {len(y)}"):
+            partition.dirichlet(y, peers, alpha, seed, minimum)
+        return
+    parts = partition.dirichlet(y, peers, alpha, seed, minimum)
+    assert len(parts) == peers
+    assert min(len(part) for part in parts) >= minimum
+    assert (disjoint(parts) == np.arange(len(y))).all()
+
+
+def test_dirichlet_is_more_skewed_for_a_smaller_alpha() -> None:
+    y = np.repeat(np.arange(10), 200)
+
+    def skew(alpha: float) -> float:  # mean share of a peer's commonest class
+        parts = partition.dirichlet(y, 10, alpha, seed=1)
+        return float(np.mean([np.bincount(y[part]).max() / len(part) for part in parts]))
+
+    assert skew(0.1) > skew(1.0) + 0.1 > skew(100.0) + 0.2
+    assert skew(100.0) < 0.2
+
+
+def test_dirichlet_refuses_an_alpha_without_meaning() -> None:
+    for alpha in (0.0, -1.0, float("nan")):
+        with pytest.raises(DataError, match="alpha must be above 0"):
+            partition.dirichlet([0, 1], 2, alpha)
+
+
+@given(y=labels, peers=st.integers(1, 8), per_peer=st.integers(1, 4), seed=seeds)
+def test_shards_deal_everything(y: list[int], peers: int, per_peer: int, seed: int) -> None:
+    if peers * per_peer > len(y):
+        with pytest.raises(DataError, match=f"ask for {peers * per_peer} shards"):
+            partition.shards(y, peers, per_peer, seed)
+        return
+    parts = partition.shards(y, peers, per_peer, seed)
+    assert len(parts) == peers
+    assert (disjoint(parts) == np.arange(len(y))).all()
+
+
+def test_two_shards_leave_at_most_two_classes_when_they_fit() -> None:
+    y = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 20))
+    for part in partition.shards(torch.from_numpy(y), 10, 2, seed=5):
+        assert len(part) == 20
+        assert len(np.unique(y[part])) <= 2
+
+
+@given(group=labels, peers=st.integers(1, 6), seed=seeds)
+def test_by_group_takes_the_largest_groups_cut_to_one_size(
+    group: list[int], peers: int, seed: int
+) -> None:
+    ids = np.array(group)
+    values, counts = np.unique(ids, return_counts=True)
+    if peers > len(values):
+        with pytest.raises(DataError, match=f"there are {len(values)}"):
+            partition.by_group(ids, peers, seed=seed)
+        return
+    parts = partition.by_group(ids, peers, seed=seed)
+    largest = np.sort(counts)[::-1]
+    assert [len(part) for part in parts] == [largest[peers - 1]] * peers
+    owners = [np.unique(ids[part]).tolist() for part in parts]
+    assert all(len(owner) == 1 for owner in owners)
+    assert len({owner[0] for owner in owners}) == peers
+    sizes = [int(counts[values == owner[0]][0]) for owner in owners]
+    assert sizes == largest[:peers].tolist()
+
+
+def test_by_group_shuffles_before_it_truncates() -> None:
+    ids = torch.tensor([7] * 100 + [3] * 80)
+    first, second = partition.by_group(ids, 2, 10, seed=0)
+    assert len(first) == len(second) == 10
+    assert not np.array_equal(first, np.sort(first))
+    assert first.max() >= 10  # not simply the first ten
+    assert second.min() >= 100
+    with pytest.raises(DataError, match="2 groups of 90 samples were asked, 1 groups have"):
+        partition.by_group(ids, 2, 90)
+    with pytest.raises(DataError, match="no natural groups"):
+        partition.by_group(load("digits").train.group, 2)
+
+
+@given(n=st.integers(2, 100), share=st.floats(0, 0.9), seed=seeds)
+def test_split_divides_and_keeps_order(n: int, share: float, seed: int) -> None:
+    own = np.random.default_rng(1).permutation(1000)[:n]
+    count = round(share * n)
+    if count == n:
+        return
+    for test in (count, share):
+        train, kept_back = partition.split(own, test, seed)
+        assert len(kept_back) == count
+        assert sorted([*train, *kept_back]) == sorted(own)
+        place = {index: i for i, index in enumerate(own)}
+        for part in (train, kept_back):
+            assert [place[i] for i in part] == sorted(place[i] for i in part)
+
+
+def test_split_must_leave_something_to_train_on() -> None:
+    for test in (5, 6, 1.0, -1, -0.1, 0.99):
+        with pytest.raises(DataError, match="were asked of 5"):
+            partition.split(np.arange(5), test)
