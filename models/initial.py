@@ -20,6 +20,8 @@ class Start:
         `normal` draws N(0, (gain/√fan_in)²), `uniform` draws from ±gain/√fan_in.
     by_fan_in
         False leaves out the division by √fan_in: `Start("uniform", 1.0, by_fan_in=False)` is [−1, 1].
+    shift
+        Added to every weight: the distribution's mean.
     equal
         True (the default) lets every peer start a shared slice from the same values. Independent
         starts are possible, but the first averagings then shrink the weights and cost many rounds.
@@ -28,6 +30,7 @@ class Start:
     kind: Literal["normal", "uniform"] = "normal"
     gain: float = 1.0
     by_fan_in: bool = True
+    shift: float = 0.0
     equal: bool = True
 
 
@@ -58,6 +61,7 @@ def _scales(anatomy: Anatomy, current: np.ndarray, start: Start) -> tuple[np.nda
         span = slice(first, first + parameter.size)
         if len(parameter.shape) > 1:
             scale[span] = _spread(parameter, start)
+            base[span] = start.shift
         elif (current[span] == current[first]).all():
             base[span] = current[first]  # PReLU slopes, norm gains: the module knows best
     return scale, base

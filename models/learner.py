@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from .network import SlicedNetwork
+
 
 @dataclass(frozen=True)
 class Metrics:
@@ -37,6 +39,8 @@ class Learner(Protocol):
     A stretch is what the paper calls a mini-batch: the training between two averagings, many gradient
     steps long. `state` and `restore` carry what a restart needs besides the network itself.
     """
+
+    network: SlicedNetwork
 
     def train(self, steps: int) -> Metrics:
         """Train for `steps` stretches."""

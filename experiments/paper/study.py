@@ -25,7 +25,7 @@ class Cell:
     @property
     def key(self) -> str:
         """Names the run by all that decides its result, so that finished runs are not run again."""
-        text = f"{self.line}|{self.x}|{self.config.model_dump_json()}"
+        text = f"{self.line}|{self.x}|{self.config.model_dump_json(exclude_defaults=True)}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -1,0 +1,104 @@
+from itertools import combinations, permutations
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gossamer.topology import (
+    DisconnectedError,
+    TopologyError,
+    bridge,
+    bridged,
+    check,
+    check_models,
+    components,
+    require_models_connected,
+)
+
+
+def connected(graph: nx.Graph, members: dict) -> bool:
+    return all(len(components(graph.subgraph(peers))) <= 1 for peers in members.values())
+
+
+def brute_least(graph: nx.Graph, members: dict) -> int:
+    pairs = permutations(graph, 2) if graph.is_directed() else combinations(graph, 2)
+    missing = [pair for pair in pairs if not graph.has_edge(*pair)]
+    for size in range(len(missing) + 1):
+        for edges in combinations(missing, size):
+            more = graph.copy()
+            more.add_edges_from(edges)
+            if connected(more, members):
+                return size
+    raise AssertionError
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 2**31), st.booleans())
+def test_bridge_is_least(seed: int, directed: bool) -> None:
+    rng = np.random.default_rng(seed)
+    peers = 4 if directed else 5
+    graph = nx.gnp_random_graph(peers, 0.3, seed=seed, directed=directed)
+    members = {
+        f"m{k}": [int(i) for i in rng.choice(peers, int(rng.integers(1, peers + 1)), replace=False)]
+        for k in range(3)
+    }
+    found = bridge(graph, members)
+    assert found.least
+    assert connected(bridged(graph, found), members)
+    assert len(found.edges) == brute_least(graph, members)
+
+
+def test_one_link_serves_two_models() -> None:
+    graph = nx.empty_graph(4)
+    members = {"a": [0, 1, 2], "b": [1, 2, 3]}
+    found = bridge(graph, members)
+    assert len(found.edges) == 3
+    assert (1, 2) in found.edges
+
+
+def test_bridges_are_marked_and_the_graph_is_left_alone() -> None:
+    graph = nx.Graph([(0, 1), (2, 3)])
+    found = bridge(graph, {"all": range(4)})
+    whole = bridged(graph, found)
+    assert graph.number_of_edges() == 2
+    assert [data for *edge, data in whole.edges(data="bridge") if tuple(edge) in found.edges] == [
+        True
+    ]
+    assert bridge(whole, {"all": range(4)}).edges == ()
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_large_swarms_are_bridged_without_proof(
+    directed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "EXACT", 3)
+    graph = nx.gnp_random_graph(60, 0.01, seed=1, directed=directed)
+    members = {"all": range(60), "even": range(0, 60, 2), "third": range(0, 60, 3)}
+    found = bridge(graph, members)
+    assert not found.least
+    assert connected(bridged(graph, found), members)
+
+
+def test_a_single_torn_model_of_many_parts_needs_one_link_less() -> None:
+    found = bridge(nx.empty_graph(300), {"all": range(300), "one": [4]})
+    assert (len(found.edges), found.least) == (299, True)
+
+
+def test_torn_models_are_named_with_their_peers() -> None:
+    graph = nx.path_graph(5)
+    members = {"global": range(5), "ends": [0, 1, 4], "far": [0, 2]}
+    reach = {r.model: r for r in check_models(graph, members)}
+    assert reach["global"].connected
+    assert reach["ends"].components == (frozenset({0, 1}), frozenset({4}))
+    with pytest.raises(
+        DisconnectedError, match=r"(?s)2 of 3.*ends: 2 components: \{0, 1\}; \{4\}.*far: 2"
+    ):
+        require_models_connected(graph, members)
+    require_models_connected(graph, {"global": range(5), "one": [3]})
+
+
+def test_strangers_are_named() -> None:
+    with pytest.raises(TopologyError, match=r"'odd' names peers \{7\}"):
+        check_models(nx.path_graph(3), {"odd": [1, 7]})

@@ -1,0 +1,215 @@
+"""Is every partial model's subgraph connected, and which least set of links would make it so?
+
+A partial model gossips on the subgraph of the peers that implement it. Bridging several models at
+once is a set-cover problem, since one link may serve many models: it is solved exactly as an integer
+program whose constraints (cuts that some link must cross) are added as they are found violated.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations, pairwise, permutations
+
+import networkx as nx
+import numpy as np
+from scipy.optimize import LinearConstraint, milp
+
+from .errors import DisconnectedError, TopologyError, name_components, name_peers
+from .structure import Edge, components
+
+Members = Mapping[str, Collection[int]]
+"""Which peers implement each partial model."""
+
+EXACT = 4000
+"""Candidate links up to which the least set is sought; beyond, a good one is taken."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The parts in which one partial model can gossip: one part when all is well."""
+
+    model: str
+    components: tuple[frozenset[int], ...]
+
+    @property
+    def connected(self) -> bool:
+        """True when every peer of the model can reach every other."""
+        return len(self.components) <= 1
+
+    def __str__(self) -> str:
+        if self.connected:
+            return f"{self.model}: connected"
+        return (
+            f"{self.model}: {len(self.components)} components: {name_components(self.components)}"
+        )
+
+
+@dataclass(frozen=True)
+class Bridging:
+    """Links to add. `least` is False when the swarm was too large to prove that none is spare."""
+
+    edges: tuple[Edge, ...]
+    least: bool
+
+
+def subgraphs(graph: nx.Graph, members: Members) -> dict[str, nx.Graph]:
+    """Each partial model's own graph (views); peers that `graph` lacks are an error."""
+    for model, peers in members.items():
+        missing = set(peers) - set(graph.nodes)
+        if missing:
+            raise TopologyError(
+                f"partial model {model!r} names peers {name_peers(missing)}, which the graph of "
+                f"{len(graph)} peers does not have"
+            )
+    return {model: graph.subgraph(peers) for model, peers in members.items()}
+
+
+def check_models(graph: nx.Graph, members: Members) -> list[Reach]:
+    """What each partial model reaches, in the order given. Directed: strongly connected parts."""
+    return [
+        Reach(model, tuple(components(part))) for model, part in subgraphs(graph, members).items()
+    ]
+
+
+def require_models_connected(graph: nx.Graph, members: Members) -> None:
+    """Raise `DisconnectedError` naming each partial model that cannot gossip, and its components."""
+    torn = [reach for reach in check_models(graph, members) if not reach.connected]
+    if torn:
+        lines = "\n  ".join(str(reach) for reach in torn)
+        raise DisconnectedError(
+            f"{len(torn)} of {len(members)} partial models cannot gossip among all their peers:\n  {lines}\n"
+            "Add links between the components, or set bridge = true",
+            torn[0].components,
+        )
+
+
+def bridge(graph: nx.Graph, members: Members) -> Bridging:
+    """The least set of links whose addition connects every partial model's subgraph.
+
+    Among equals, peers with few links are taken first. Add the result with `bridged`.
+    """
+    torn = {
+        model: part
+        for model, part in subgraphs(graph, members).items()
+        if len(components(part)) > 1
+    }
+    if not torn:
+        return Bridging((), True)
+    candidates = _candidates(graph, torn)
+    chosen = _least(graph, torn, candidates) if candidates is not None else None
+    if chosen is not None:
+        return Bridging(tuple(sorted(chosen)), True)
+    edges = _chained(graph, torn)
+    return Bridging(tuple(sorted(edges)), len(torn) == 1 and not graph.is_directed())
+
+
+def bridged(graph: nx.Graph, bridging: Bridging) -> nx.Graph:
+    """A copy of `graph` with the links added, each marked `bridge=True`."""
+    copy = graph.copy()
+    copy.add_edges_from(bridging.edges, bridge=True)
+    return copy
+
+
+def _candidates(graph: nx.Graph, torn: Mapping[str, nx.Graph]) -> list[Edge] | None:
+    """One link for each way in which a link can help; None when there are too many ways.
+
+    Peers that lie in the same component of the same models are interchangeable.
+    """
+    place: dict[int, list[tuple[str, int]]] = {}
+    for model, part in torn.items():
+        for number, component in enumerate(components(part)):
+            for peer in component:
+                place.setdefault(peer, []).append((model, number))
+    classes: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    for peer in sorted(place, key=lambda peer: (graph.degree(peer), peer)):
+        classes.setdefault(tuple(place[peer]), []).append(peer)
+    if len(classes) ** 2 > 2 * EXACT:
+        return None
+    used: Counter[int] = Counter()
+    edges: list[Edge] = []
+    pairs = permutations if graph.is_directed() else combinations
+    for a, b in pairs(classes, 2):
+        parts_of_b = dict(b)
+        if any(parts_of_b.get(model, number) != number for model, number in a):
+            u, v = (min(classes[side], key=lambda peer: used[peer]) for side in (a, b))
+            used.update((u, v))
+            edges.append((u, v))
+    return edges
+
+
+def _least(
+    graph: nx.Graph, torn: Mapping[str, nx.Graph], candidates: list[Edge]
+) -> list[Edge] | None:
+    """Integer program with lazy cuts; None when the solver gives up."""
+    members = {model: frozenset(part.nodes) for model, part in torn.items()}
+    rows: list[np.ndarray] = []
+    chosen: list[Edge] = []
+    for _ in range(200):
+        before = len(rows)
+        for model, part in torn.items():
+            whole = part.copy()
+            whole.add_edges_from(e for e in chosen if members[model].issuperset(e))
+            rows += [
+                np.array(
+                    [
+                        _crosses(edge, side, members[model], graph.is_directed())
+                        for edge in candidates
+                    ]
+                )
+                for side in _open_sides(whole)
+            ]
+        if len(rows) == before:
+            return chosen
+        cuts = LinearConstraint(np.array(rows, dtype=float), lb=1)  # pyright: ignore[reportArgumentType]
+        ones = np.ones(len(candidates))
+        found = milp(
+            ones, integrality=ones, bounds=(0, 1), constraints=cuts, options={"time_limit": 20}
+        )
+        if not found.success:
+            return None
+        chosen = [edge for edge, taken in zip(candidates, found.x, strict=True) if taken > 0.5]
+    return None
+
+
+def _crosses(edge: Edge, side: frozenset[int], members: frozenset[int], directed: bool) -> bool:
+    u, v = edge
+    if u not in members or v not in members:
+        return False
+    return (u in side and v not in side) or (not directed and v in side and u not in side)
+
+
+def _open_sides(graph: nx.Graph) -> Iterator[frozenset[int]]:
+    """Sets of peers that some added link must leave; none when the graph is connected."""
+    if not isinstance(graph, nx.DiGraph):
+        parts = components(graph)
+        yield from parts if len(parts) > 1 else ()
+        return
+    order = nx.condensation(graph)
+    if len(order) == 1:
+        return
+    everybody = frozenset(graph.nodes)
+    for part in order:
+        inside = frozenset(order.nodes[part]["members"])
+        if order.out_degree(part) == 0:
+            yield inside
+        if order.in_degree(part) == 0:
+            yield everybody - inside
+
+
+def _chained(graph: nx.Graph, torn: Mapping[str, nx.Graph]) -> set[Edge]:
+    """Join each model's parts one after the other, counting links that earlier models brought."""
+    added: set[Edge] = set()
+    for part in torn.values():
+        whole = part.copy()
+        whole.add_edges_from(edge for edge in added if edge[0] in whole and edge[1] in whole)
+        if isinstance(whole, nx.DiGraph):  # a circle through all sources and sinks joins everything
+            order = nx.condensation(whole)
+            ends = [p for p in order if not (order.in_degree(p) and order.out_degree(p))]
+            parts = [order.nodes[p]["members"] for p in ends] if len(order) > 1 else []
+        else:
+            parts = components(whole)
+        picks = [min(p, key=lambda peer: (graph.degree(peer), peer)) for p in parts]
+        added.update(pairwise(picks))
+        if whole.is_directed() and len(picks) > 1:
+            added.add((picks[-1], picks[0]))
+    return added

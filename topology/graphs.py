@@ -1,0 +1,254 @@
+"""Graph builders: plain networkx graphs whose nodes are the peers 0 … n−1.
+
+`delay` on edges, `pos` and `group` on nodes are set where a builder knows them. Every random
+builder takes `seed` (an int or a numpy Generator) and gives the same graph for the same int.
+"""
+
+from collections.abc import Callable
+from itertools import combinations
+from math import isqrt, log, pi, sqrt
+
+import networkx as nx
+import numpy as np
+from scipy.spatial import KDTree
+
+from .errors import DisconnectedError, TopologyError, name_components
+
+Seed = int | np.random.Generator
+"""What every `seed` parameter takes."""
+
+DRAWS = 20
+"""How often a random builder draws again before it gives up on a connected graph."""
+
+
+def _empty(peers: int, directed: bool = False) -> nx.Graph:
+    if peers < 1:
+        raise TopologyError(f"a graph needs at least 1 peer, not {peers}")
+    graph = nx.DiGraph() if directed else nx.Graph()
+    graph.add_nodes_from(range(peers))
+    return graph
+
+
+def _need(condition: bool, message: str) -> None:
+    if not condition:
+        raise TopologyError(message)
+
+
+def _draw(make: Callable[[int], nx.Graph], seed: Seed, hint: str) -> nx.Graph:
+    """The first connected graph among `DRAWS` draws, with nodes in order."""
+    rng = np.random.default_rng(seed)
+    graph = nx.Graph()
+    for _ in range(DRAWS):
+        drawn = make(int(rng.integers(2**32)))
+        graph = _empty(drawn.number_of_nodes())
+        graph.update(drawn)
+        if nx.is_connected(graph):
+            return graph
+    parts = sorted((frozenset(p) for p in nx.connected_components(graph)), key=len, reverse=True)
+    raise DisconnectedError(
+        f"none of {DRAWS} draws was connected; the last had {len(parts)} components: "
+        f"{name_components(parts)}. {hint}",
+        parts,
+    )
+
+
+def ring(peers: int) -> nx.Graph:
+    """Each peer talks to two neighbours in a circle: few links, slow mixing (n² exchanges)."""
+    graph = _empty(peers)
+    if peers > 1:
+        graph.add_edges_from((i, (i + 1) % peers) for i in range(peers))
+    return graph
+
+
+def path(peers: int) -> nx.Graph:
+    """A ring with one link cut: four times slower than the ring, and every link a weak spot."""
+    graph = _empty(peers)
+    graph.add_edges_from((i, i + 1) for i in range(peers - 1))
+    return graph
+
+
+def star(peers: int) -> nx.Graph:
+    """Everybody talks to peer 0 alone: the shape of a server, with a server's weak spot."""
+    graph = _empty(peers)
+    graph.add_edges_from((0, i) for i in range(1, peers))
+    return graph
+
+
+def torus(peers: int, rows: int | None = None) -> nx.Graph:
+    """A grid whose borders meet. `rows` must divide `peers`; left out, the squarest grid it is."""
+    _need(peers >= 4, f"a torus needs at least 4 peers, not {peers}; use a ring")
+    if rows is None:
+        rows = next(r for r in range(isqrt(peers), 0, -1) if peers % r == 0)
+        _need(rows > 1, f"{peers} is prime, so no torus has that many peers; use {peers + 1}")
+    _need(
+        rows > 1 and peers % rows == 0 and peers // rows > 1,
+        f"a torus of {peers} peers cannot have {rows} rows: rows × columns must be {peers}, "
+        "both above 1",
+    )
+    columns = peers // rows
+    graph = _empty(peers)
+    for i in range(peers):
+        row, column = divmod(i, columns)
+        graph.add_edge(i, row * columns + (column + 1) % columns)
+        graph.add_edge(i, (row + 1) % rows * columns + column)
+    return graph
+
+
+def hypercube(peers: int) -> nx.Graph:
+    """Peers differ from their log2(n) neighbours in one bit. Needs a power of two."""
+    below = 1 << max(peers.bit_length() - 1, 0)
+    _need(
+        peers >= 1 and peers == below,
+        f"a hypercube needs a power of two, not {peers} peers; the nearest are {below} and "
+        f"{2 * below}",
+    )
+    graph = _empty(peers)
+    bits = peers.bit_length() - 1
+    graph.add_edges_from((i, i ^ (1 << bit)) for i in range(peers) for bit in range(bits))
+    return graph
+
+
+def clique(peers: int) -> nx.Graph:
+    """Everybody talks to everybody: exact in one exchange, at n² messages."""
+    graph = _empty(peers)
+    graph.add_edges_from(combinations(range(peers), 2))
+    return graph
+
+
+def regular(peers: int, degree: int = 4, seed: Seed = 0) -> nx.Graph:
+    """A random graph in which everybody has `degree` neighbours: near the best mixing per link.
+
+    Raise `degree` for faster mixing and tolerance of lost links, lower it for fewer messages; below
+    3 it is no expander. `peers · degree` must be even.
+    """
+    _need(
+        0 < degree < peers and peers * degree % 2 == 0,
+        f"no graph of {peers} peers has {degree} neighbours each: the degree must be 1 … "
+        f"{peers - 1} and peers × degree even",
+    )
+    return _draw(
+        lambda s: nx.random_regular_graph(degree, peers, seed=s), seed, "Use degree 3 or more."
+    )
+
+
+def erdos_renyi(peers: int, p: float | None = None, seed: Seed = 0) -> nx.Graph:
+    """Each pair is linked with probability `p`, given that the whole is connected, else an error.
+
+    The default is twice the threshold ln(n)/n under which such graphs fall apart. Raise it when the
+    error says so, lower it for fewer links.
+    """
+    threshold = log(max(peers, 2)) / max(peers, 2)
+    chance = min(1.0, 2 * threshold) if p is None else p
+    _need(0 <= chance <= 1, f"p is a probability, 0 … 1, not {chance}")
+    return _draw(
+        lambda s: nx.fast_gnp_random_graph(peers, chance, seed=s),
+        seed,
+        f"Raise p = {chance:.4g} above ln(n)/n = {threshold:.4g}.",
+    )
+
+
+def watts_strogatz(peers: int, degree: int = 4, p: float = 0.1, seed: Seed = 0) -> nx.Graph:
+    """A ring of near neighbours, each link rewired with probability `p`.
+
+    `p` = 0 is a plain lattice (slow), 1 nearly a random graph (fast); a little goes a long way.
+    """
+    _need(
+        2 <= degree < peers and degree % 2 == 0,
+        f"degree must be even, 2 … {peers - 1}, not {degree}",
+    )
+    _need(0 <= p <= 1, f"p is a probability, 0 … 1, not {p}")
+    return _draw(
+        lambda s: nx.watts_strogatz_graph(peers, degree, p, seed=s), seed, "Raise the degree."
+    )
+
+
+def barabasi_albert(peers: int, links: int = 2, seed: Seed = 0) -> nx.Graph:
+    """Newcomers link to `links` peers, popular ones first: a few hubs, many leaves.
+
+    Raise `links` to make the hubs matter less; with 1 it is a tree and every link a weak spot.
+    """
+    _need(1 <= links < peers, f"links must be 1 … {peers - 1}, not {links}")
+    return _draw(lambda s: nx.barabasi_albert_graph(peers, links, seed=s), seed, "Raise links.")
+
+
+def exponential(peers: int) -> nx.DiGraph:
+    """Directed: peer i sends to i + 1, i + 2, i + 4, … . Gap 2 / (1 + log2 n) for even n."""
+    graph = _empty(peers, directed=True)
+    hops = (peers - 1).bit_length()
+    graph.add_edges_from((i, (i + (1 << hop)) % peers) for i in range(peers) for hop in range(hops))
+    return graph  # pyright: ignore[reportReturnType]
+
+
+def expander(peers: int) -> nx.Graph:
+    """Margulis, Gabber and Galil's explicit expander: at most 8 neighbours, no randomness.
+
+    It lives on an m × m grid of residues; for other sizes the nodes above `peers` are merged into
+    the first ones, which gives those a few more neighbours and leaves the expansion.
+    """
+    graph = _empty(peers)
+    m = isqrt(peers - 1) + 1 if peers > 1 else 1
+    for x in range(m):
+        for y in range(m):
+            here = (x * m + y) % peers
+            for a, b in ((x + 2 * y, y), (x + 2 * y + 1, y), (x, y + 2 * x), (x, y + 2 * x + 1)):
+                there = (a % m * m + b % m) % peers
+                if there != here:
+                    graph.add_edge(here, there)
+    return graph
+
+
+def clusters(
+    peers: int, clusters: int = 4, links: int = 1, degree: int | None = None, seed: Seed = 0
+) -> nx.Graph:
+    """Tight groups in a circle, successive ones joined by `links` links; `group` on every node.
+
+    Groups are cliques, or random regular of `degree` when given. Lower `links` to see what a thin
+    cut costs; with 1 the joining peers are the swarm's weak spots.
+    """
+    _need(
+        1 <= clusters <= peers,
+        f"{peers} peers cannot form {clusters} clusters; give 1 … {peers}",
+    )
+    rng = np.random.default_rng(seed)
+    groups = [[int(i) for i in part] for part in np.array_split(np.arange(peers), clusters)]
+    graph = _empty(peers)
+    for index, group in enumerate(groups):
+        inner = clique(len(group)) if degree is None else regular(len(group), degree, rng)
+        graph.add_edges_from((group[a], group[b]) for a, b in inner.edges)
+        nx.set_node_attributes(graph, dict.fromkeys(group, index), "group")
+    joints = clusters if clusters > 2 else clusters - 1  # two clusters meet once, not twice
+    for index in range(joints):
+        here, there = groups[index], groups[(index + 1) % clusters]
+        pairs = len(here) * len(there)
+        _need(
+            1 <= links <= pairs,
+            f"clusters of {len(here)} and {len(there)} peers have 1 … {pairs} links, not {links}",
+        )
+        for pick in rng.choice(pairs, size=links, replace=False):
+            graph.add_edge(here[int(pick) // len(there)], there[int(pick) % len(there)])
+    return graph
+
+
+def geographic(
+    peers: int, radius: float | None = None, delay: float = 1.0, seed: Seed = 0
+) -> nx.Graph:
+    """Peers at random places of a unit square, linked when nearer than `radius`.
+
+    Nodes carry `pos`, edges `delay` = distance × the delay of one unit. The default radius is 1.5
+    times the one under which such graphs fall apart; raise it when the error says so.
+    """
+    threshold = sqrt(log(max(peers, 2)) / (pi * max(peers, 2)))
+    reach = 1.5 * threshold if radius is None else radius
+
+    def make(number: int) -> nx.Graph:
+        points = np.random.default_rng(number).random((peers, 2))
+        graph = _empty(peers)
+        pairs = KDTree(points).query_pairs(reach, output_type="ndarray")
+        lengths = np.linalg.norm(points[pairs[:, 0]] - points[pairs[:, 1]], axis=1) * delay
+        for (a, b), length in zip(pairs.tolist(), lengths.tolist(), strict=True):
+            graph.add_edge(a, b, delay=length)
+        places = {i: (x, y) for i, (x, y) in enumerate(points.tolist())}
+        nx.set_node_attributes(graph, places, "pos")
+        return graph
+
+    return _draw(make, seed, f"Raise radius = {reach:.3g} above {threshold:.3g}.")

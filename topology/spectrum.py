@@ -1,0 +1,274 @@
+"""How fast an exchange mixes: the second eigenvalue of a mixing matrix, by sparse methods.
+
+The error of synchronous push-sum shrinks per exchange like |λ2| of its column-stochastic matrix W;
+the *gap* is 1 − |λ2|. A reversible W (every rule on an undirected graph) has the eigenvalues of a
+symmetric matrix and gets Lanczos; slow ones (rings) get shift-invert; directed ones get Arnoldi.
+Small matrices are solved densely.
+"""
+
+from collections.abc import Callable, Sequence
+from math import ceil, inf, log, log1p
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import eigh_tridiagonal
+from scipy.sparse import csc_array, csr_array, diags_array, eye_array
+from scipy.sparse.csgraph import breadth_first_order
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs, eigsh, splu
+
+from .errors import TopologyError
+
+Vector = NDArray[np.float64]
+Method = Literal["auto", "dense", "sparse"]
+
+DENSE = 500
+"""Up to this many peers a dense solver is both the fastest and the surest."""
+
+STEPS = 3000
+"""Lanczos steps before a matrix counts as slow and is factorized instead."""
+
+
+def spectral_gap(matrix: csr_array, method: Method = "auto") -> float:
+    """1 − |λ2| of a column-stochastic matrix, accurate even where |λ2| rounds to 1.
+
+    0 means that it never mixes (disconnected or periodic). `method` forces the dense or the sparse
+    solvers; leave it alone outside tests.
+    """
+    matrix = csr_array(matrix)
+    peers = _peers(matrix)
+    if peers == 1:
+        return 1.0
+    dense = method == "dense" or (method == "auto" and peers <= DENSE)
+    form = _symmetric_form(matrix)
+    if form is None:
+        gap = 1.0 - (_dense_second(matrix) if dense else _general_second(matrix))
+    elif dense:
+        symmetric, top = form
+        rest = symmetric.toarray() - np.outer(top, top)
+        gap = 1.0 - float(np.abs(np.linalg.eigvalsh(rest)).max())
+    else:
+        gap = _symmetric_gap(*form)
+    return min(max(gap, 0.0), 1.0)
+
+
+def second_eigenvalue(matrix: csr_array, method: Method = "auto") -> float:
+    """|λ2|: the factor by which the error shrinks per exchange, in the long run."""
+    return 1.0 - spectral_gap(matrix, method)
+
+
+def predicted_exchanges(gap: float, tolerance: float = 1e-6) -> float:
+    """Exchanges until the error is `tolerance` of what it was, from the slowest start.
+
+    Other starts hold less of the slow mode and get there sooner, by a fixed number of exchanges.
+    `inf` when the gap is 0.
+    """
+    if not 0 < tolerance < 1:
+        raise TopologyError(f"tolerance is a fraction of the first error, 0 … 1, not {tolerance}")
+    if gap <= 0:
+        return inf
+    return 1.0 if gap >= 1 else float(ceil(log(tolerance) / log1p(-gap)))
+
+
+def period_rate(matrices: Sequence[csr_array], method: Method = "auto") -> float:
+    """|λ2| per exchange when these exchanges repeat for ever; 0 when one period is exact."""
+    if not matrices:
+        raise TopologyError("a period needs at least one exchange")
+    peers = _peers(matrices[0])
+    if peers == 1:
+        return 0.0
+
+    def apply(vector: NDArray) -> NDArray:
+        for matrix in matrices:
+            vector = matrix @ vector
+        return vector
+
+    # asked first: an exact period leaves rounding errors, whose eigenvalues mean nothing
+    if np.abs(_rest(apply, _start(peers))).max() < 1e-13:
+        return 0.0
+    if method == "dense" or (method == "auto" and peers <= DENSE):
+        second = float(np.abs(np.linalg.eigvals(apply(np.eye(peers)) - 1.0 / peers)).max())
+    else:
+        second = _arnoldi(apply, peers)
+    return min(second, 1.0) ** (1.0 / len(matrices))
+
+
+def _peers(matrix: csr_array) -> int:
+    return len(matrix.indptr) - 1
+
+
+def _start(peers: int) -> Vector:
+    """A fixed start vector: same matrix, same answer."""
+    return np.random.default_rng(20240229).standard_normal(peers)
+
+
+def _rest(apply: Callable[[NDArray], NDArray], vector: NDArray) -> NDArray:
+    """(W − 11ᵀ/n) v: Brauer's deflation. 1ᵀ is W's left eigenvector, so only λ1 moves, to 0."""
+    return apply(vector) - vector.mean()
+
+
+def _dense_second(matrix: csr_array) -> float:
+    rest = matrix.toarray() - 1.0 / _peers(matrix)
+    return float(np.abs(np.linalg.eigvals(rest)).max())
+
+
+def _symmetric_form(matrix: csr_array) -> tuple[csr_array, Vector] | None:
+    """S = D^−½ W D^½ and its unit top vector, or None when W is not reversible.
+
+    Reversible: some π has W_ij π_j = W_ji π_i; D = diag(π). π is read off a
+    spanning tree, then checked on every edge.
+    """
+    peers = _peers(matrix)
+    here, there = csr_array(matrix, copy=True), csr_array(matrix.T)
+    for side in (here, there):
+        side.eliminate_zeros()
+        side.sort_indices()
+    if not (
+        np.array_equal(here.indptr, there.indptr) and np.array_equal(here.indices, there.indices)
+    ):
+        return None
+    if np.allclose(here.data, there.data, rtol=1e-13, atol=0):
+        return csr_array((here + there) / 2), np.full(peers, peers**-0.5)
+    order, parent = breadth_first_order(here, 0, directed=False)
+    if len(order) < peers:
+        return None
+    ratio = csr_array(
+        (np.log(np.divide(here.data, there.data)), here.indices, here.indptr), here.shape
+    )
+    steps = np.asarray(ratio[order[1:], parent[order[1:]]]).ravel()
+    height = np.zeros(peers)
+    for node, step in zip(order[1:].tolist(), steps.tolist(), strict=True):
+        height[node] = height[parent[node]] + step
+    row = np.repeat(np.arange(peers), np.diff(here.indptr))
+    off = np.abs(height[row] - height[here.indices] - ratio.data).max()
+    if off > 1e-10 or np.ptp(height) > 50:
+        return None
+    top = np.exp((height - height.max()) / 2)
+    symmetric = csr_array(diags_array(1 / top) @ here @ diags_array(top))
+    return csr_array((symmetric + symmetric.T) / 2), top / np.linalg.norm(top)
+
+
+def _symmetric_gap(symmetric: csr_array, top: Vector) -> float:
+    ends = _lanczos(symmetric, top)
+    if ends is not None:
+        return 1.0 - max(abs(ends[0]), abs(ends[1]))
+    gap = _factorized_gap(symmetric, top)
+    # Gershgorin: no eigenvalue lies below 2·(least kept share) − 1, so the low end rarely matters
+    if 2.0 * symmetric.diagonal().min() < gap:
+        low = eigsh(symmetric, k=1, which="SA", v0=_start(len(top)), return_eigenvectors=False)
+        gap = min(gap, 1.0 - abs(float(low[0])))
+    return gap
+
+
+def _lanczos(symmetric: csr_array, top: Vector) -> tuple[float, float] | None:
+    """Least and largest eigenvalue of S − top topᵀ, or None when `STEPS` were not enough.
+
+    Plain three-term Lanczos: without reorthogonalization inner Ritz values repeat, which does not
+    hurt the two ends, and a step costs one sparse product (ARPACK's upkeep is five times that).
+    """
+    vector = _start(len(top))
+    vector -= top * (top @ vector)
+    vector /= np.linalg.norm(vector)
+    before, beta = np.zeros_like(vector), 0.0
+    alphas, betas = [], []
+    for step in range(1, STEPS + 1):
+        after = symmetric @ vector - top * (top @ vector) - beta * before
+        alphas.append(float(after @ vector))
+        after -= alphas[-1] * vector
+        beta = float(np.linalg.norm(after))
+        exact = beta < 1e-13  # the start's whole subspace is spanned
+        if exact or step % 100 == 0:
+            found, sure = zip(*(_ritz(alphas, betas, i, beta) for i in (0, step - 1)), strict=True)
+            slack = min(1e-9, 1e-4 * (1.0 - max(map(abs, found))))
+            # the end with the smaller modulus may stay rough: only the larger one is the answer
+            big = int(abs(found[1]) >= abs(found[0]))
+            small_bound = abs(found[1 - big]) + sure[1 - big]
+            if exact or (sure[big] <= slack and small_bound <= abs(found[big]) + slack):
+                return found[0], found[1]
+        betas.append(beta)
+        before, vector = vector, after / beta
+    return None
+
+
+def _ritz(alphas: list[float], betas: list[float], index: int, beta: float) -> tuple[float, float]:
+    """One Ritz value and the bound on its distance to an eigenvalue."""
+    if len(alphas) == 1:
+        return alphas[0], beta
+    value, vector = eigh_tridiagonal(
+        alphas, betas[: len(alphas) - 1], select="i", select_range=(index, index)
+    )
+    return float(value[0]), abs(beta * float(vector[-1, 0]))
+
+
+def _factorized_gap(symmetric: csr_array, top: Vector) -> float:
+    """1 − λ2 by shift-invert. The shift is of the size of a ring's gap, just beside λ1."""
+    peers = len(top)
+    shift = 1.0 / peers**2
+    shifted = csc_array((1.0 + shift) * eye_array(peers) - symmetric)
+    factors = splu(shifted, permc_spec="MMD_AT_PLUS_A", options={"SymmetricMode": True})
+
+    def solve(vector: NDArray) -> NDArray:
+        vector = vector.ravel() - top * (top @ vector.ravel())
+        solved = factors.solve(vector)
+        return solved - top * (top @ solved)
+
+    inverse = LinearOperator((peers, peers), matvec=solve, dtype=np.float64)  # pyright: ignore
+    _, vectors = eigsh(inverse, k=1, which="LA", v0=_start(peers))
+    slow = vectors[:, 0] - top * (top @ vectors[:, 0])
+    # the Dirichlet form sums squares, so a gap of 1e-9 keeps its digits where 1 − λ2 would not
+    share = symmetric.tocoo()
+    row, column = share.coords
+    differences = slow[row] / top[row] - slow[column] / top[column]
+    return float((share.data * top[row] * top[column]) @ differences**2 / 2 / (slow @ slow))
+
+
+def _arnoldi(apply: Callable[[NDArray], NDArray], peers: int, rounds: int = 60) -> float:
+    def deflated(vector: NDArray) -> NDArray:
+        return _rest(apply, vector.ravel())
+
+    start = _start(peers)
+    if np.abs(deflated(start)).max() < 1e-13:  # ARPACK refuses a zero operator
+        return 0.0
+    operator = LinearOperator((peers, peers), matvec=deflated, dtype=np.float64)  # pyright: ignore
+    wanted = min(4, peers - 2)
+    values = eigs(
+        operator,
+        k=wanted,
+        v0=start,
+        ncv=min(peers, 60),
+        maxiter=rounds,
+        tol=1e-11,  # pyright: ignore[reportArgumentType]
+        return_eigenvectors=False,
+    )
+    return float(np.abs(values).max())
+
+
+def _general_second(matrix: csr_array) -> float:
+    """|λ2| of a large directed exchange: Arnoldi, or shift-invert at 1 when that is slow."""
+    peers = _peers(matrix)
+    try:
+        return _arnoldi(lambda vector: matrix @ vector, peers)
+    except ArpackNoConvergence:
+        pass
+    kept = float(matrix.diagonal().min())
+    near = csc_array(matrix)
+    for wanted in (8, 32):
+        values: NDArray = eigs(  # pyright: ignore[reportAssignmentType]
+            near,
+            k=wanted,
+            sigma=1.0 + 1.0 / peers**2,
+            v0=_start(peers),
+            return_eigenvectors=False,
+        )
+        distance = np.abs(1.0 - values)
+        others = values[np.arange(len(values)) != distance.argmin()]
+        second = float(np.abs(others).max())
+        # All eigenvalues lie in the disc of centre `kept` that touches 1, hence those farther
+        # than r from 1 have modulus² ≤ 1 − r²·kept/(1 − kept).
+        bound = 1.0 - distance.max() ** 2 * kept / (1.0 - kept)
+        if second**2 >= bound - 1e-12:
+            return second
+    raise TopologyError(
+        f"no second eigenvalue for this directed graph of {peers} peers: the solvers did not "
+        "converge. Measure it instead (measure.contraction), or use more self-weight"
+    )
