@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -24,7 +25,10 @@ from ..models import (
     stream,
 )
 from .config import Config, ConfigError, TaskEntry, Who
-from .data import Dataset, Samples, Task, load, partition, tasks
+from .data import DataError, Dataset, Samples, Task, load, partition, tasks
+
+# Six labels have 720 permutations, more than any swarm here has peers; ten would have 3.6 million.
+MOST_PERMUTED = 6
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,10 @@ class Swarm:
                 "the sparse vectors and the associative network (layout visible<>hidden) go together",
             )
         if not self._sparse:
-            self.dataset = load(config.data.set)
-            self._deal(self.dataset)
+            with self._blaming("data.set"):
+                self.dataset = load(config.data.set)
+            with self._blaming("data"):
+                self._deal(self.dataset)
 
     def members(self) -> list[Member]:
         """Every peer."""
@@ -71,11 +77,16 @@ class Swarm:
     def slices(self, index: int) -> dict[str, str]:
         """The partial models that one peer implements, with their layouts."""
         task = self.task_name(index)
-        return {
-            _fill(model.name, index, task): model.layout
-            for model in self.config.models
-            if index in self._who(model.peers, "models.peers")
-        }
+        found: dict[str, str] = {}
+        for key, model in enumerate(self.config.models):
+            if index in self._who(model.peers, f"models.{key}.peers"):
+                name = _fill(model.name, index, task)
+                if name in found:
+                    raise self._error(
+                        f"models.{key}.name", f"peer {index} has a model {name!r} already"
+                    )
+                found[name] = model.layout
+        return found
 
     def graph(self, index: int) -> ModelGraph:
         """The dependency order of one peer's models."""
@@ -94,7 +105,8 @@ class Swarm:
         for key, entry in enumerate(self.config.tasks):
             who = self._who(entry.peers, f"tasks.{key}.peers")
             if index in who:
-                task = self._one_task(entry, f"tasks.{key}", classes, who.index(index))
+                with self._blaming(f"tasks.{key}"):
+                    task = self._one_task(entry, f"tasks.{key}", classes, who.index(index))
                 found = task if found.name == "identity" else found.then(task)
         return found
 
@@ -107,7 +119,9 @@ class Swarm:
     def _member(self, index: int) -> Member:
         config = self.config
         task = self.task(index, self.dataset.classes)
-        network = self._network(index, mlp_from(config))
+        with self._blaming("network.layout"):
+            module = mlp_from(config)
+        network = self._network(index, module)
         self._check_fit(network)
         train, test = self._train[index], self._test[index]
         learner = SgdLearner(
@@ -117,6 +131,7 @@ class Swarm:
             stretch=config.training.stretch,
             batch=config.training.batch,
             reduction=config.training.reduction,
+            rate=config.training.rate,
             optimizer=_optimizer(config),
             loss=config.training.loss,
             seed=int(stream(config.seed, "order", index).integers(2**31)),
@@ -125,7 +140,9 @@ class Swarm:
 
     def _sparse_member(self, index: int) -> Member:
         config = self.config
-        network = self._network(index, AssociativeNetwork(config.network.layout))
+        with self._blaming("network.layout"):
+            module = AssociativeNetwork(config.network.layout)
+        network = self._network(index, module)
         bits = network.slicing.anatomy.parts[0].cells
         modified = 0 if self._is_modified(index) else None
         count = config.data.samples or 9
@@ -148,13 +165,11 @@ class Swarm:
             shift=config.network.shift,
             equal=config.network.equal_starts,
         )
-        try:
+        with self._blaming("models", f"peer {index}: "):
             return SlicedNetwork(
                 module, self.slices(index), graph=self.graph(index), peer=str(index),
                 cross=config.cross, seed=config.seed, start=start,
             )  # fmt: skip
-        except ModelError as error:
-            raise self._error("models", f"peer {index}: {error}") from None
 
     def _deal(self, dataset: Dataset) -> None:
         """Split the data over peers, and each peer's own where there is no test set."""
@@ -224,6 +239,11 @@ class Swarm:
             case "cycle":
                 return tasks.cycle(classes, entry.last)
             case "symmetric":
+                if entry.last > MOST_PERMUTED:
+                    raise self._error(
+                        f"{key}.last",
+                        f"{entry.last} labels have too many permutations; at most {MOST_PERMUTED}",
+                    )
                 every = tasks.symmetric(classes, entry.last)
                 return every[place % len(every)]
             case "swaps":
@@ -252,6 +272,14 @@ class Swarm:
     def _error(self, key: str, text: str) -> ConfigError:
         return ConfigError(f"{self.source}: key {key!r}: {text}")
 
+    @contextmanager
+    def _blaming(self, key: str, prefix: str = "") -> Iterator[None]:
+        """Errors of models and data know nothing of configs: say which file and key they come from."""
+        try:
+            yield
+        except (ModelError, DataError) as error:
+            raise self._error(key, f"{prefix}{error}") from None
+
 
 def mlp_from(config: Config) -> nn.Sequential:
     """The perceptron that a config describes."""
@@ -263,11 +291,13 @@ def _fill(template: str, peer: int, task: str) -> str:
     return template.replace("{peer}", str(peer)).replace("{task}", task)
 
 
-def _optimizer(config: Config) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
+def _optimizer(
+    config: Config,
+) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None:
     rate = config.training.rate
     match config.training.optimizer:
         case "sgd":
-            return lambda parameters: torch.optim.SGD(parameters, lr=rate)
+            return None
         case "momentum":
             return lambda parameters: torch.optim.SGD(parameters, lr=rate, momentum=0.9)
         case "adam":

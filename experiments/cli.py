@@ -27,14 +27,14 @@ app = typer.Typer(
     help="Peers learn together by gossip, with no server in charge.",
 )
 
+INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
+
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for results.")]
 
 
 @app.callback()
 def _options(
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error.")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     threads: Annotated[
         int,
         typer.Option(
@@ -182,6 +182,7 @@ def main() -> None:
             raise
         console.err.print("[bold red]error:[/]", escape(str(error)), soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        console.err.print("interrupted; what was computed is kept")
-        sys.exit(130)
+    except SystemExit as stop:
+        if stop.code == INTERRUPTED:  # typer has turned Ctrl-C into an exit code
+            console.err.print("interrupted; what was computed is kept")
+        raise

@@ -7,11 +7,36 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+
+def _either(text: str) -> WrapValidator:
+    """One error for all alternatives; pydantic would report each, under a path nobody wrote."""
+
+    def validate(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return check(value)
+        except ValidationError:
+            raise PydanticCustomError("alternatives", "{text}", {"text": text}) from None
+
+    return WrapValidator(validate)
+
 
 Count = Annotated[int, Field(ge=1)]
 # A number takes the first so many peers, a list names them, "all" is everybody.
-Who = Annotated[int, Field(ge=0)] | list[Annotated[int, Field(ge=0)]] | Literal["all"]
+Who = Annotated[
+    Annotated[int, Field(ge=0)] | list[Annotated[int, Field(ge=0)]] | Literal["all"],
+    _either("should be a number of peers, a list of peers' numbers, or 'all'"),
+]
+Topology = Annotated[str | dict[str, Any] | None, _either("should be a graph's name or a table")]
 
 
 class ConfigError(ValueError):
@@ -19,7 +44,8 @@ class ConfigError(ValueError):
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # strict: TOML has types, so peers = "16" or peers = true is a mistake, not a number
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Data(_Table):
@@ -46,7 +72,7 @@ class TaskEntry(_Table):
     """swap: two labels change places. cycle: the last `last` labels move round. symmetric: all
     permutations of the last `last` labels, dealt in turn. swaps: every peer swaps a pair of its own.
     modified: another target for one block of the `sparse` vectors."""
-    labels: tuple[int, int] | None = None
+    labels: Annotated[tuple[int, int] | None, Field(strict=False)] = None
     last: int = 3
     peers: Who = "all"
 
@@ -95,6 +121,31 @@ class Training(_Table):
     loss: Literal["squared", "cross-entropy"] = "squared"
 
 
+class Gossip(_Table):
+    """How live peers average; the arena averages exactly and needs none of it."""
+
+    mode: Literal["async", "rounds", "server"] = "async"
+    """async: train and push, never wait. rounds: train, then average in lockstep. server: one peer
+    averages each partial model."""
+    exchanges: Count | None = None
+    """Pushes per round (async; 2 if left out), or exchanges per averaging (rounds; if left out, as
+    many as the graph needs to reach `tolerance`)."""
+    tolerance: Annotated[float, Field(gt=0, lt=1)] = 1e-6
+    """rounds: how far disagreement must shrink in one averaging."""
+    fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """async: the share of its weight that a peer gives away in one push."""
+    dtype: Literal["float32", "float64", "float16"] = "float32"
+    """Values on the wire."""
+    settle_tolerance: Annotated[float, Field(gt=0)] = 1e-4
+    """async: gossip goes on after training until peers agree to this relative distance."""
+    lease: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds after which a peer that vanished is given up for good."""
+    checkpoint: bool = True
+    """Whether peers survive a crash. Without it a crash loses the mass that the peer held."""
+    per_process: Count = 1
+    """Peers that share one process: more saves the memory and start-up time of torch."""
+
+
 class Config(_Table):
     """A whole swarm: peers, their data and tasks, the network and its partial models."""
 
@@ -111,11 +162,15 @@ class Config(_Table):
     """Average weights between unrelated models too (the paper's Algorithm 2)."""
     weights: Literal["peers", "samples"] = "peers"
     """Whether every peer counts the same, or by its number of samples."""
+    topology: Topology = None
+    """Who may talk to whom: `ring`, `regular:4`, `file:graph.graphml`, …; everybody if left out. Every
+    partial model must be connected on it. (The arena averages exactly, whatever the graph.)"""
     data: Data = Data()
     tasks: list[TaskEntry] = []
     network: Network = Network()
     models: list[Model] = []
     training: Training = Training()
+    gossip: Gossip = Gossip()
 
 
 def load_config(path: str | Path) -> Config:
@@ -141,21 +196,29 @@ def parse_config(table: dict[str, Any], source: str = "config") -> Config:
 
 
 def _first_mistake(error: ValidationError) -> str:
-    mistake = error.errors()[0]
-    place = [str(step) for step in mistake["loc"] if not _is_union_branch(step)]
+    mistakes = error.errors()
+    # A misspelt key is reported before the one that is missing because of it.
+    mistake = next((m for m in mistakes if m["type"] == "extra_forbidden"), mistakes[0])
+    place = [str(step) for step in mistake["loc"]]
     key = ".".join(place)
     if mistake["type"] == "extra_forbidden":
         known = _known_keys(place[:-1])
         near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(known)}"
         return f"unknown key {key!r}; {hint}"
-    text = mistake["msg"][0].lower() + mistake["msg"][1:]
-    return f"key {key!r}: {text}, not {mistake['input']!r}"
+    return f"key {key!r}: {_plain_words(mistake)}"
 
 
-def _is_union_branch(step: object) -> bool:
-    """Pydantic adds the name of the alternative it tried to the path; users never wrote it."""
-    return isinstance(step, str) and ("[" in step or step in {"int", "constrained-int", "none"})
+def _plain_words(mistake: ErrorDetails) -> str:
+    last, given = mistake["loc"][-1], mistake["input"]
+    match mistake["type"]:
+        case "missing":
+            return "is missing"
+        case "model_type":
+            return f"should be a table, not {given!r}"
+        case "list_type" if isinstance(given, dict):
+            return f"is a list of tables: write [[{last}]], not [{last}]"
+    return f"{mistake['msg'][0].lower()}{mistake['msg'][1:]}, not {given!r}"
 
 
 def _known_keys(place: list[str]) -> list[str]:

@@ -81,7 +81,7 @@ def place_legend(axes: Axes, title: str = "") -> None:
 
 def save(figure: Figure, path: Path) -> list[Path]:
     """Write PNG and SVG; the SVG has no date and fixed ids, so that equal results are equal files."""
-    files = [path.with_suffix(".png"), path.with_suffix(".svg")]
+    files = [path.with_name(path.name + end) for end in (".png", ".svg")]  # a name may have dots
     with mpl.rc_context({"svg.hashsalt": "gossamer"}):
         figure.savefig(files[0], dpi=150)
         figure.savefig(files[1], metadata={"Date": None})

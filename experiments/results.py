@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +21,8 @@ class RecordFile:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("w" if fresh else "a", encoding="utf-8")
+            if not fresh and _is_cut_off(path):
+                self._file.write("\n")  # or the next record would be lost with the broken line
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
 
@@ -33,6 +36,14 @@ class RecordFile:
         """Append one record."""
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
+
+
+def _is_cut_off(path: Path) -> bool:
+    with path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
 
 
 def read_records(path: Path) -> Iterator[Record]:

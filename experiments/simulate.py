@@ -11,7 +11,6 @@ import numpy as np
 from .arena import Arena, Round
 from .build import Member, Swarm
 from .config import Config
-from .figures import canvas, save
 from .results import RecordFile, read_records, write_csv, write_json
 
 
@@ -86,6 +85,8 @@ def summarise(out: Path, title: str) -> list[Path]:
         tasks[record["peer"]] = record["task"]
     if not rounds:
         return []
+    from .figures import canvas, save  # matplotlib takes a second: not for those who only train
+
     last = rounds[max(rounds)]
     table = out / "summary.csv"
     write_csv(

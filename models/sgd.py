@@ -39,6 +39,36 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 LOSSES: dict[str, Loss] = {"squared": squared_error, "cross-entropy": cross_entropy}
 
 
+class PlainSgd:
+    """`w −= rate · gradient`, and nothing else.
+
+    torch.optim.SGD does the same, but the first torch optimizer of a process loads torch's compiler:
+    seconds of start-up for every peer.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], rate: float):
+        self._parameters, self._rate = parameters, rate
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Descend once."""
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.add_(parameter.grad, alpha=-self._rate)
+
+    def state_dict(self) -> dict[str, Any]:
+        """There is no state."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """There is no state."""
+
+
 class SgdLearner:
     """Trains a network on samples, one stretch at a time.
 
@@ -91,9 +121,7 @@ class SgdLearner:
         # Where a single output says yes: a logit at 0, a probability at one half.
         self._threshold = 0.0 if self.loss is cross_entropy else 0.5
         parameters = list(network.module.parameters())
-        self.optimizer = (
-            optimizer(parameters) if optimizer else torch.optim.SGD(parameters, lr=rate)
-        )
+        self.optimizer = optimizer(parameters) if optimizer else PlainSgd(parameters, rate)
         self._generator = torch.Generator().manual_seed(seed)
         self._order = torch.empty(0, dtype=torch.int64)
 

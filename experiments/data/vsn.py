@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 import numpy as np
-from scipy.io import loadmat
-from sklearn.datasets import load_svmlight_file
 
 from .dataset import Dataset, Samples, restrict, samples
 from .files import DataError, Places, read_npz
@@ -67,6 +65,8 @@ def vsn_binary(places: Places) -> Dataset:
 
 def read_mocha(path: Path) -> Samples:
     """MOCHA's .mat: cells `X{t}` (n × features) and `Y{t}` (n × 1, −1 or 1), one per node t."""
+    from scipy.io import loadmat  # only here: it takes long to import, and few have this file
+
     try:
         content = loadmat(path)
         inputs = [np.asarray(x, dtype=np.float32) for x in content["X"].ravel()]
@@ -91,6 +91,8 @@ def read_mocha(path: Path) -> Samples:
 
 def read_libsvm(path: Path) -> Samples:
     """SensIT in LIBSVM format, `label index:value …` with labels 1 to 3; plain, bz2, gz or xz."""
+    from sklearn.datasets import load_svmlight_file  # as above
+
     try:
         with _open(path) as file:
             x, y, *_ = load_svmlight_file(file, n_features=FEATURES, zero_based=False)  # pyright: ignore[reportArgumentType]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Generator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from pathlib import Path
 
 import torch
 
+from ..config import ConfigError
 from ..figures import draw_lines
 from ..results import Record, RecordFile, read_records, write_csv, write_json
 from .study import Cell, Point, Study, lines, points, run_cell
@@ -39,8 +43,12 @@ def run_study(
     left = [cell for cell in cells if cell.key not in records]
     on_start(len(records), len(cells))
     try:
-        with RecordFile(path, fresh=False) as file:
-            for record in _in_parallel(left, jobs or os.cpu_count() or 1):
+        # Closed at once when interrupted: left to the garbage collector, it would first run them all.
+        with (
+            RecordFile(path, fresh=False) as file,
+            closing(_in_parallel(left, jobs or os.cpu_count() or 1)) as finished,
+        ):
+            for record in finished:
                 records[record["key"]] = record
                 file.write(record)
                 on_record(record)
@@ -51,25 +59,35 @@ def run_study(
     return summary, files
 
 
-def _in_parallel(cells: list[Cell], jobs: int):
+def _in_parallel(cells: list[Cell], jobs: int) -> Generator[Record, None, None]:
     """Yield records as they are finished; the rest is cancelled when the caller stops."""
     if not cells:
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(cells)), context, initializer=_single_thread) as pool:
+    with ProcessPoolExecutor(min(jobs, len(cells)), context, initializer=_prepare_worker) as pool:
         waiting: set[Future[Record]] = {pool.submit(run_cell, cell) for cell in cells}
         try:
             while waiting:
                 done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
                 for future in done:
                     yield future.result()
+        except BrokenProcessPool:
+            raise ConfigError(
+                "a worker process was killed, perhaps for lack of memory: finished runs are kept, "
+                "start again with fewer --jobs"
+            ) from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _single_thread() -> None:
-    """Threads inside one product fight with the other workers for the same cores."""
+def _prepare_worker() -> None:
+    """Threads inside one product fight with the other workers for the same cores.
+
+    Ctrl-C reaches workers too: they end at once and without a word, for the parent says what there is
+    to say.
+    """
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _report(study: Study, summary: list[Point], out: Path, *, quick: bool) -> list[Path]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..config import Config, Data, Model, Network, TaskEntry, Training
-from .schemes import level, per_class
+from ..config import Config, Data, Model, TaskEntry
+from .schemes import level, network, per_class, training
 from .study import Cell, Study
 
 
@@ -49,15 +49,15 @@ def _cells(quick: bool, seed: int) -> list[Cell]:
                 name="semi-local",
                 seed=seed,
                 peers=12,
-                rounds=60 if quick else 100,
+                rounds=20 if quick else 100,
                 data=data,
                 tasks=[TaskEntry(kind="symmetric", last=3)],
-                network=Network(layout=f"{inputs}=300=100=10"),
+                network=network(quick),
                 models=models,
-                training=Training(stretch=size),
+                training=training(quick, size),
             ),
         )
-        for size in ((50, 100) if quick else (25, 50, 75, 100, 150))
+        for size in ((25, 50, 100) if quick else (25, 50, 75, 100, 150))
         for scheme, models in schemes.items()
     ]
 
@@ -85,32 +85,35 @@ def _cells_with_local(quick: bool, seed: int) -> list[Cell]:
                 name="semi-local-and-local",
                 seed=seed,
                 peers=4,
-                rounds=50,
+                rounds=25 if quick else 50,
                 data=data,
                 tasks=[
                     TaskEntry(kind="swap", labels=(8, 9), peers=[2, 3]),
                     TaskEntry(kind="swap", labels=(6, 7), peers=[3]),
                 ],
-                network=Network(layout=f"{inputs}=300=100=10"),
+                network=network(quick),
                 models=models,
-                training=Training(stretch=size),
+                training=training(quick, size),
             ),
         )
-        for size in ((100, 200) if quick else (100, 200, 400, 800))
+        for size in ((50, 100, 200) if quick else (100, 200, 400, 800))
         for scheme, models in schemes.items()
     ]
 
 
 def _caption(quick: bool) -> str:
-    source, rounds = ("110 of scikit-learn's digits", 60) if quick else ("200 MNIST digits", 100)
-    return f"12 peers with {source} each, all six permutations of the last three labels; {rounds} averagings."
+    source, rounds = ("110 of scikit-learn's digits", 20) if quick else ("200 MNIST digits", 100)
+    return (
+        f"12 peers with {source} each, all six permutations of the last three labels; "
+        f"{rounds} averagings{'; tanh cells' if quick else ''}."
+    )
 
 
 def _caption_with_local(quick: bool) -> str:
     source = "350 of scikit-learn's digits" if quick else "1000 MNIST digits"
     return (
         f"4 peers with {source} each; 8 and 9 swapped for peers 2 and 3, 6 and 7 for peer 3 as well; "
-        "50 averagings."
+        f"{'25 averagings; tanh cells' if quick else '50 averagings'}."
     )
 
 

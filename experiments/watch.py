@@ -1,0 +1,209 @@
+"""Running a live swarm and watching it: one table while it runs, files and a picture when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.live import Live
+from rich.table import Table
+
+from ..peer.broker import Broker
+from ..peer.errors import PeerError
+from ..peer.host import BrokerAddress
+from ..peer.swarm import LocalSwarm, SwarmSpec
+from . import console
+from .build import Member, Swarm
+from .config import Config
+from .live import plan, shared_owners
+from .results import RecordFile, read_records, write_json
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a live swarm ended."""
+
+    accuracy: dict[str, float]
+    consensus: dict[str, float]
+    """Per shared model, the largest relative distance of a peer's values from the mean."""
+    weight: dict[str, tuple[float, float]]
+    """Per shared model: weight held at the end, and weight injected, in peers."""
+    records: Path
+    events: list[str]
+
+
+@contextlib.contextmanager
+def broker_for(url: str | None, say: bool = True) -> Iterator[BrokerAddress]:
+    """The broker that was named, or one of our own for as long as the block lasts."""
+    if url is not None:
+        yield BrokerAddress(url)
+        return
+    with Broker() as broker:
+        if say:
+            console.err.print(f"broker: {broker.kind} on {broker.url} ({broker.reason})")
+        # The embedded broker and mosquitto 2 both speak 3.1.1.
+        yield BrokerAddress(broker.url)
+
+
+def run_live(
+    config: Config,
+    folder: Path,
+    broker: BrokerAddress,
+    *,
+    source: str = "config",
+    quiet: bool = False,
+) -> Outcome:
+    """Run a config as a live swarm of processes and collect what it left in the folder."""
+    spec = plan(config, folder, broker, source)
+    _forget_old_run(spec)
+    write_json(folder / "config.json", config.model_dump(mode="json"))
+    events: list[str] = []
+    board = Board(config, events)
+    with RecordFile(folder / "metrics.jsonl") as file:
+
+        def record(values: Record) -> None:
+            file.write(values)
+            board.update(values)
+
+        swarm = LocalSwarm(spec, on_record=record, on_event=events.append)
+        if quiet:
+            asyncio.run(_run(swarm, None, board))
+        else:
+            with Live(board.table(), console=console.err, refresh_per_second=4) as live:
+                asyncio.run(_run(swarm, live, board))
+                live.update(board.table())
+    return collect(config, spec, events)
+
+
+async def _run(swarm: LocalSwarm, live: Live | None, board: Board) -> None:
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+
+    def stop() -> None:
+        stopped.set()
+        swarm.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    task = asyncio.create_task(swarm.run())
+    while not task.done():
+        if live is not None:
+            live.update(board.table())
+        await asyncio.wait({task}, timeout=0.25)
+    task.result()
+    if stopped.is_set():
+        raise KeyboardInterrupt
+
+
+class Board:
+    """The live table: one line per peer."""
+
+    def __init__(self, config: Config, events: list[str]):
+        self._config, self._events = config, events
+        self._latest: dict[str, Record] = {str(index): {} for index in range(config.peers)}
+        self._seen: dict[str, float] = {}
+        self._started = time.monotonic()
+
+    def update(self, record: Record) -> None:
+        """Take in a metrics record."""
+        peer = str(record.get("peer"))
+        self._latest[peer] = {**self._latest.get(peer, {}), **record}
+        self._seen[peer] = time.monotonic()
+
+    def table(self) -> Table:
+        """Everything known now."""
+        elapsed = time.monotonic() - self._started
+        config = self._config
+        known = [r["accuracy"] for r in self._latest.values() if "accuracy" in r]
+        mean = f", mean accuracy {np.mean(known):.3f}" if known else ""
+        caption = "\n".join(self._events[-3:])
+        shown = Table(
+            title=f"{config.name}: {config.peers} peers, {config.gossip.mode}, {elapsed:.0f} s{mean}",
+            caption=caption or None, title_justify="left", caption_justify="left",
+        )  # fmt: skip
+        for name in ("peer", "session", "phase"):
+            shown.add_column(name)
+        for name in ("round", "accuracy", "disagreement", "packets", "MB sent", "lag s"):
+            shown.add_column(name, justify="right")
+        for peer, record in self._latest.items():
+            if not record:
+                shown.add_row(peer, "", "starting", *[""] * 6)
+                continue
+            disagreement = "  ".join(
+                f"{model} {distance:.0e}" for model, distance in record["disagreement"].items()
+            )
+            shown.add_row(
+                peer,
+                record["session"][:6],
+                record["phase"],
+                f"{record['round']}/{config.rounds}",
+                f"{record['accuracy']:.3f}" if "accuracy" in record else "",
+                disagreement,
+                str(record["packets"]),
+                f"{record['bytes'] / 1e6:.1f}",
+                f"{time.monotonic() - self._seen[peer]:.1f}",
+            )
+        return shown
+
+
+def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:
+    """Read what the peers left: networks, reports, metrics."""
+    members = [m for m in Swarm(config).members() if _network(spec.folder, m).exists()]
+    accuracy: dict[str, float] = {}
+    weights: dict[str, list[float]] = {}
+    for member in members:
+        member.network.load(_network(spec.folder, member))
+        report = json.loads((spec.folder / f"{member.name}.report.json").read_text("utf-8"))
+        accuracy[member.name] = report["accuracy"]
+        for vector, (held, open_, injected) in report["weight"].items():
+            total = weights.setdefault(vector, [0.0, 0.0])
+            total[0] += (held + open_) / 2**32
+            total[1] += injected / 2**32
+    if not members:
+        raise PeerError(f"no peer finished; their logs are in {spec.folder}")
+    consensus = {}
+    for owner, who in shared_owners(members).items():
+        values = torch.stack([members[index].network.read(owner) for index in who]).double()
+        mean = values.mean(dim=0)
+        consensus[owner] = float((values - mean).norm(dim=1).max() / mean.norm())
+    held = {owner: (weights[owner][0], weights[owner][1]) for owner in consensus}
+    outcome = Outcome(accuracy, consensus, held, spec.folder / "metrics.jsonl", events)
+    write_json(
+        spec.folder / "outcome.json",
+        {"accuracy": accuracy, "consensus": consensus, "weight": held, "events": events},
+    )
+    return outcome
+
+
+def curves(path: Path) -> dict[int, list[float]]:
+    """Accuracies of all peers by round, from a swarm's metrics."""
+    found: dict[int, dict[str, float]] = {}
+    for record in read_records(path):
+        if "accuracy" in record:
+            found.setdefault(record["round"], {})[record["peer"]] = record["accuracy"]
+    return {number: list(by_peer.values()) for number, by_peer in sorted(found.items())}
+
+
+def _network(folder: Path, member: Member) -> Path:
+    return folder / f"{member.name}.safetensors"
+
+
+def _forget_old_run(spec: SwarmSpec) -> None:
+    """Remove what a former run of the same folder left, checkpoints above all."""
+    spec.folder.mkdir(parents=True, exist_ok=True)
+    for peer in spec.peers:
+        for ending in ("checkpoint", "safetensors", "report.json", "jsonl"):
+            (spec.folder / f"{peer.name}.{ending}").unlink(missing_ok=True)
+    for log in spec.folder.glob("host-*.log"):
+        log.unlink()

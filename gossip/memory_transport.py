@@ -1,0 +1,319 @@
+"""A broker inside the process, and the transport that talks to it: deterministic, faults included.
+
+    broker = MemoryBroker(FaultPlan(drop=0.1, duplicate=0.1), seed=1)
+    async with MemoryTransport(broker, "ann-1") as ann, MemoryTransport(broker, "bob-1") as bob:
+        ...
+
+Time is the event loop's own turns: a delay of 3 is three turns, however long they take, so that
+the same seed and the same tasks give the same deliveries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from .topics import is_state, matches
+from .transport import (
+    Connection,
+    Hook,
+    Inbox,
+    Payload,
+    Received,
+    StateCallback,
+    TransportError,
+    Will,
+    default_qos,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPlan:
+    """What goes wrong with QoS 0 messages, per delivery; cards and status always arrive.
+
+    `drop`, `duplicate` and `reorder` are probabilities. `delay` is the least and the largest number
+    of loop turns that a message takes; a reordered one takes up to `reorder_turns` more.
+    """
+
+    drop: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    delay: tuple[int, int] = (0, 0)
+    reorder_turns: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("drop", "duplicate", "reorder"):
+            chance = getattr(self, name)
+            if not 0.0 <= chance <= 1.0:
+                raise ValueError(f"{name} is a probability, not {chance}")
+        if not 0 <= self.delay[0] <= self.delay[1]:
+            raise ValueError(f"delay is (least, largest) in loop turns, not {self.delay}")
+
+
+class MemoryBroker:
+    """Topics, retained messages, last wills and faults, without a network.
+
+    `stop()` forgets retained messages and cuts every connection, as a broker without persistence
+    does; `start()` lets the transports come back.
+    """
+
+    def __init__(
+        self,
+        faults: FaultPlan | None = None,
+        *,
+        seed: int | np.random.Generator | None = 0,
+        max_packet: int = 64 * 1024 * 1024,
+    ) -> None:
+        self.faults = faults or FaultPlan()
+        self.max_packet = max_packet
+        self.counters: Counter[str] = Counter()
+        self._random = np.random.default_rng(seed)
+        self._clients: dict[str, MemoryTransport] = {}
+        self._retained: dict[str, bytes] = {}
+        self._groups: dict[str, int] = {}
+        self._across: list[tuple[str, str, Received]] = []
+        self._held: list[tuple[int, str, Received]] = []
+        self._turn = 0
+        self._ticking = False
+        self._running = True
+
+    def partition(self, groups: Iterable[Iterable[str]]) -> None:
+        """Separate groups of client ids; clients in no group are in one more group together.
+
+        Gossip between groups is dropped; cards and status wait for `heal`.
+        """
+        self._groups = {client: n for n, group in enumerate(groups, 1) for client in group}
+
+    def heal(self) -> None:
+        """End the partition and deliver the cards and status that waited for it."""
+        self._groups = {}
+        waiting, self._across = self._across, []
+        for _, receiver, message in waiting:
+            self._deliver(receiver, message)
+
+    def stop(self) -> None:
+        """Cut every connection and forget everything."""
+        self._running = False
+        clients, self._clients = self._clients, {}
+        self._retained.clear()
+        self._held.clear()
+        self._across.clear()
+        for client in clients.values():
+            client.lose("broker stopped")
+
+    async def start(self, clients: Iterable[MemoryTransport] = ()) -> None:
+        """Accept connections again, and reconnect the given transports in that order."""
+        self._running = True
+        for client in clients:
+            await client.reconnect()
+
+    # --- what transports call ------------------------------------------------------------------
+
+    def connect(self, client: MemoryTransport) -> None:
+        """Let a client in; one with the same id is kicked off, as MQTT demands."""
+        if not self._running:
+            raise TransportError("refused", "the memory broker is stopped: start() it first")
+        other = self._clients.pop(client.client_id, None)
+        self._clients[client.client_id] = client
+        if other is not None:
+            other.fail("taken-over", f"another client connected as {client.client_id!r}")
+
+    def disconnect(self, client: MemoryTransport, will: Will | None) -> None:
+        """Let a client go; its will is published if there is one to publish."""
+        if self._clients.get(client.client_id) is client:
+            del self._clients[client.client_id]
+            if will is not None:
+                self.publish(client.client_id, will.topic, will.payload, will.retain)
+
+    def replay(self, client: MemoryTransport, pattern: str) -> None:
+        """Hand a new subscriber what is retained."""
+        for topic, payload in self._retained.items():
+            if matches(pattern, topic):
+                self._deliver(client.client_id, Received(topic, payload, True))
+
+    def publish(self, sender: str, topic: str, payload: bytes, retain: bool) -> None:
+        """Send to every subscriber, each delivery with its own luck."""
+        if retain:
+            if payload:
+                self._retained[topic] = payload
+            else:
+                self._retained.pop(topic, None)
+        message = Received(topic, payload, False)
+        for name, client in self._clients.items():
+            if not client.wants(topic):
+                continue
+            apart = self._groups.get(sender, 0) != self._groups.get(name, 0)
+            if is_state(topic):
+                if apart:
+                    self._across.append((sender, name, message))
+                else:
+                    self._deliver(name, message)
+            elif apart:
+                self.counters["partition"] += 1
+            else:
+                self._gossip(name, message)
+
+    def _gossip(self, receiver: str, message: Received) -> None:
+        plan, draw = self.faults, self._random
+        if plan.drop and draw.random() < plan.drop:
+            self.counters["drop"] += 1
+            return
+        copies = 1
+        if plan.duplicate and draw.random() < plan.duplicate:
+            self.counters["duplicate"] += 1
+            copies = 2
+        for _ in range(copies):
+            turns = int(draw.integers(plan.delay[0], plan.delay[1], endpoint=True))
+            if plan.reorder and draw.random() < plan.reorder:
+                self.counters["reorder"] += 1
+                turns += int(draw.integers(1, plan.reorder_turns, endpoint=True))
+            if turns:
+                self._held.append((self._turn + turns, receiver, message))
+                self._tick_soon()
+            else:
+                self._deliver(receiver, message)
+
+    def _tick_soon(self) -> None:
+        if not self._ticking:
+            self._ticking = True
+            asyncio.get_running_loop().call_soon(self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = False
+        self._turn += 1
+        due = [item for item in self._held if item[0] <= self._turn]
+        self._held = [item for item in self._held if item[0] > self._turn]
+        for _, receiver, message in sorted(due, key=lambda item: item[0]):
+            self._deliver(receiver, message)
+        if self._held:
+            self._tick_soon()
+
+    def _deliver(self, receiver: str, message: Received) -> None:
+        client = self._clients.get(receiver)
+        if client is not None:
+            client.receive(message)
+
+
+class MemoryTransport:
+    """A client of a MemoryBroker; see `Transport` for what it does."""
+
+    def __init__(
+        self,
+        broker: MemoryBroker,
+        client_id: str,
+        *,
+        will: Will | None = None,
+        on_connect: Hook | None = None,
+        on_state: StateCallback | None = None,
+        max_inbound_messages: int = 1024,
+        max_inbound_bytes: int = 64 * 1024 * 1024,
+    ) -> None:
+        self.client_id = client_id
+        self.counters: Counter[str] = Counter()
+        self.connection = Connection("new")
+        self._broker = broker
+        self._will = will
+        self._on_connect = on_connect
+        self._on_state = on_state
+        self._patterns: list[str] = []
+        self._inbox = Inbox(self.counters, max_inbound_messages, max_inbound_bytes)
+        self._settled = asyncio.Event()
+        self._error: TransportError | None = None
+
+    def max_payload(self, topic: str) -> int:
+        """See `Transport.max_payload`."""
+        return self._broker.max_packet - len(topic.encode()) - 16
+
+    async def __aenter__(self) -> Self:
+        await self.reconnect()
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        self._leave(None)
+
+    async def reconnect(self) -> None:
+        """Connect, subscribe again, and run the hook."""
+        self._set("connecting")
+        self._broker.connect(self)
+        self._set("connected")
+        for pattern in self._patterns:
+            self._broker.replay(self, pattern)
+        if self._on_connect is not None:
+            await self._on_connect()
+
+    async def publish(
+        self, topic: str, payload: Payload, *, retain: bool = False, qos: int | None = None
+    ) -> bool:
+        """See `Transport.publish`."""
+        if len(payload) > self.max_payload(topic):
+            raise TransportError("too-large", f"{len(payload)} bytes to {topic} in one publish")
+        await asyncio.sleep(0)  # a real transport yields here too
+        qos = default_qos(topic) if qos is None else qos
+        while self.connection.state != "connected":
+            if self._error is not None:
+                raise self._error
+            if self.connection.state == "closed":
+                raise TransportError("closed", "publish on a closed transport")
+            if qos == 0:
+                self.counters["outbound-offline"] += 1
+                return False
+            await self._settled.wait()
+        self._broker.publish(self.client_id, topic, bytes(payload), retain)
+        return True
+
+    async def subscribe(self, pattern: str) -> None:
+        """See `Transport.subscribe`."""
+        if self._error is not None:
+            raise self._error
+        if pattern not in self._patterns:
+            self._patterns.append(pattern)
+        if self.connection.state == "connected":
+            self._broker.replay(self, pattern)
+
+    def messages(self) -> AsyncIterator[Received]:
+        """See `Transport.messages`."""
+        return self._inbox.messages()
+
+    async def abort(self) -> None:
+        """See `Transport.abort`."""
+        self._leave(self._will)
+
+    # --- what the broker calls -----------------------------------------------------------------
+
+    def wants(self, topic: str) -> bool:
+        """Whether a subscription covers the topic."""
+        return any(matches(pattern, topic) for pattern in self._patterns)
+
+    def receive(self, message: Received) -> None:
+        """Take a delivery."""
+        self._inbox.offer(message)
+
+    def lose(self, cause: str) -> None:
+        """The connection is gone, for now."""
+        self._set("lost", cause)
+
+    def fail(self, cause: str, text: str) -> None:
+        """The connection is gone for good."""
+        self._error = TransportError(cause, text)
+        self._set("failed", cause)
+        self._inbox.close(self._error)
+
+    def _leave(self, will: Will | None) -> None:
+        if self.connection.state not in ("closed", "failed"):
+            self._broker.disconnect(self, will)
+            self._set("closed")
+            self._inbox.close()
+
+    def _set(self, state: Any, cause: str = "") -> None:
+        self.connection = Connection(state, cause)
+        if state in ("lost", "connecting"):
+            self._settled.clear()
+        else:
+            self._settled.set()
+        if self._on_state is not None:
+            self._on_state(self.connection)

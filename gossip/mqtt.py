@@ -1,0 +1,317 @@
+"""The MQTT transport: aiomqtt underneath; reconnects, subscribes again, and bounds every queue.
+
+One task owns the connection. It connects, subscribes, runs the birth hook, waits for the loss,
+backs off and starts over, until it is told to close or meets an error that waiting does not cure:
+then every call, and the iteration over messages, raises one TransportError that says why.
+
+aiomqtt drives paho through the loop's own readers and writers: no thread but for connecting, which
+blocks in name resolution and TLS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Literal, Self, cast
+
+import aiomqtt
+import numpy as np
+
+from .mqtt_address import ALWAYS_FATAL, FATAL_AT_FIRST, Address, TlsFiles
+from .mqtt_link import Link
+from .topics import is_state, matches
+from .transport import (
+    Connection,
+    Hook,
+    Inbox,
+    Payload,
+    Received,
+    StateCallback,
+    TransportError,
+    Will,
+    default_qos,
+)
+
+_log = logging.getLogger(__name__)
+_MAX_PACKET = 256 * 1024 * 1024  # what MQTT itself allows
+
+
+@dataclass(frozen=True, slots=True)
+class MqttOptions:
+    """Knobs of the connection.
+
+    version: 5 reports why a broker cut us off and how large a packet may be; 3.1.1 ("3.1.1") is
+        what the embedded broker and old ones speak.
+    connect_timeout: how long the first connection may fail before that is an error. Raise it when
+        broker and peers start together.
+    keepalive: seconds of silence before the link is tested; a dead link is noticed after up to
+        twice that. Lower it on links that die silently, raise it to save a device's battery.
+    first_delay, longest_delay: seconds of the first and longest wait between attempts to reconnect;
+        each is shortened by up to half at random, so that a swarm does not return all at once.
+    max_packet: largest packet to send, when the broker does not say (3.1.1). It must not exceed the
+        broker's own limit, which cuts the connection.
+    max_inbound_messages, max_inbound_bytes: bounds of what waits to be read; see `Inbox`.
+    max_inbound_payload: larger payloads are dropped, and refused beforehand in MQTT 5.
+    max_outbound_bytes: bound of what waits to be written; gossip beyond it is dropped and counted.
+    """
+
+    version: Literal["3.1.1", "5"] = "3.1.1"
+    connect_timeout: float = 10.0
+    keepalive: int = 30
+    first_delay: float = 0.2
+    longest_delay: float = 15.0
+    max_packet: int = 16 * 1024 * 1024
+    max_inbound_messages: int = 1024
+    max_inbound_bytes: int = 64 * 1024 * 1024
+    max_inbound_payload: int = 16 * 1024 * 1024
+    max_outbound_bytes: int = 64 * 1024 * 1024
+
+
+class MqttTransport:
+    """A client of an MQTT broker; see `Transport` for what it does.
+
+    `counters` names: inbound-full, inbound-superseded, inbound-too-large, inbound-unsolicited,
+    outbound-offline, outbound-full, outbound-lost, reconnects.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        client_id: str,
+        *,
+        will: Will | None = None,
+        tls: TlsFiles | None = None,
+        options: MqttOptions | None = None,
+        on_connect: Hook | None = None,
+        on_state: StateCallback | None = None,
+        seed: int | np.random.Generator | None = None,
+    ) -> None:
+        self.client_id = client_id
+        self.address = Address.parse(url)
+        self.options = options or MqttOptions()
+        self.counters: Counter[str] = Counter()
+        self.connection = Connection("new")
+        if tls is not None and not self.address.tls:
+            raise TransportError("url", f"TLS files given, but {self.address} does not use TLS")
+        self._tls_files = tls or TlsFiles()
+        self._tls_context: ssl.SSLContext | None = None
+        self._will = will
+        self._on_connect = on_connect
+        self._on_state = on_state
+        self._random = np.random.default_rng(seed)
+        self._patterns: list[str] = []
+        self._inbox = Inbox(
+            self.counters, self.options.max_inbound_messages, self.options.max_inbound_bytes
+        )
+        self._link: Link | None = None
+        self._closing = asyncio.Event()
+        self._settled = asyncio.Event()  # set unless a connection is being waited for
+        self._error: TransportError | None = None
+        self._outbound_bytes = 0
+        self._runner: asyncio.Task[None] | None = None
+
+    # --- life ----------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        if self._runner is not None:
+            raise RuntimeError("a transport is entered once: make a new one")
+        if self.address.tls:
+            self._tls_context = await asyncio.to_thread(self._tls_files.context)
+        first = asyncio.get_running_loop().create_future()
+        self._runner = asyncio.create_task(self._run(first), name=f"mqtt {self.client_id}")
+        try:
+            await asyncio.shield(first)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        self._closing.set()
+        if self._runner is not None:
+            await self._runner
+
+    async def abort(self) -> None:
+        """See `Transport.abort`."""
+        self._closing.set()
+        if self._link is not None:
+            self._link.hang_up()
+        if self._runner is not None:
+            await self._runner
+
+    async def _run(self, first: asyncio.Future[None]) -> None:
+        loop, options = asyncio.get_running_loop(), self.options
+        deadline = loop.time() + options.connect_timeout
+        failures = 0
+        error: TransportError | None = None
+        while not self._closing.is_set():
+            started = loop.time()
+            self._set("connecting")
+            try:
+                lost = await self._live(first)
+            except TransportError as failure:
+                lost = failure
+            except Exception as failure:  # a hook's own mistake: report it, do not loop on it
+                error = TransportError("hook", f"the on_connect hook failed: {failure!r}")
+                error.__cause__ = failure
+                break
+            if self._closing.is_set():
+                break
+            at_first = not first.done()
+            if lost.cause in ALWAYS_FATAL or (
+                at_first and (lost.cause in FATAL_AT_FIRST or loop.time() >= deadline)
+            ):
+                error = lost
+                break
+            self._set("lost", str(lost))
+            _log.info("%s: %s; trying again", self.client_id, lost)
+            if loop.time() - started > options.longest_delay:
+                failures = 0
+            delay = min(options.longest_delay, options.first_delay * 2.0 ** min(failures, 30))
+            delay *= self._random.uniform(0.5, 1.0)
+            if at_first:
+                delay = min(delay, max(0.0, deadline - loop.time()))
+            failures += 1
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), delay)
+        self._error = error
+        self._set("closed" if error is None else "failed", "" if error is None else str(error))
+        self._inbox.close(error)
+        if not first.done():
+            first.set_exception(error or TransportError("closed", "closed while connecting"))
+            first.exception()  # retrieved: nobody may be waiting for it any more
+
+    async def _live(self, first: asyncio.Future[None]) -> TransportError:
+        """One connection, from its start to its loss; returns why it was lost."""
+        link = Link(
+            self.address,
+            self.client_id,
+            self.receive,
+            version=self.options.version,
+            keepalive=self.options.keepalive,
+            max_inbound_payload=self.options.max_inbound_payload,
+            timeout=self.options.connect_timeout,
+            will=self._will,
+            tls=self._tls_context,
+        )
+        await link.open()
+        try:
+            for pattern in self._patterns:
+                if not await link.alive(link.subscribe(pattern)):
+                    return link.why_lost()
+            self._link = link
+            if first.done():
+                self.counters["reconnects"] += 1
+            self._set("connected")
+            if self._on_connect is not None and not await link.alive(_call(self._on_connect)):
+                return link.why_lost()
+            if not first.done():
+                first.set_result(None)
+            closing = asyncio.ensure_future(self._closing.wait())
+            await asyncio.wait((closing, link.lost), return_when=asyncio.FIRST_COMPLETED)
+            closing.cancel()
+            return link.why_lost()
+        finally:
+            self._link = None
+            await link.close()
+
+    def _set(self, state: Any, cause: str = "") -> None:
+        self.connection = Connection(state, cause)
+        if state in ("connecting", "lost"):
+            self._settled.clear()
+        else:
+            self._settled.set()
+        if self._on_state is not None:
+            self._on_state(self.connection)
+
+    # --- traffic -------------------------------------------------------------------------------
+
+    def max_payload(self, topic: str) -> int:
+        """See `Transport.max_payload`. In MQTT 5 the broker's own limit counts, if it names one."""
+        limit = self.options.max_packet
+        if self._link is not None and self._link.max_packet is not None:
+            limit = min(self._link.max_packet, _MAX_PACKET)
+        return limit - len(topic.encode()) - 16  # fixed header, lengths, packet id, properties
+
+    async def publish(
+        self, topic: str, payload: Payload, *, retain: bool = False, qos: int | None = None
+    ) -> bool:
+        """See `Transport.publish`."""
+        qos = default_qos(topic) if qos is None else qos
+        while True:
+            self._raise_if_over()
+            link = self._link
+            if link is None:
+                if qos == 0:
+                    self.counters["outbound-offline"] += 1
+                    return False
+                await self._settled.wait()
+                await asyncio.sleep(0)
+                continue
+            if len(payload) > self.max_payload(topic):
+                raise TransportError(
+                    "too-large",
+                    f"{len(payload)} bytes to {topic}; {self.address} takes "
+                    f"{self.max_payload(topic)}: cut the message into chunks",
+                )
+            if (
+                qos == 0
+                and self._outbound_bytes
+                and self._outbound_bytes + len(payload) > self.options.max_outbound_bytes
+            ):
+                self.counters["outbound-full"] += 1
+                return False
+            self._outbound_bytes += len(payload)
+            try:
+                sent = await link.alive(link.publish(topic, payload, qos, retain))
+            finally:
+                self._outbound_bytes -= len(payload)
+            if sent:
+                return True
+            self.counters["outbound-lost"] += 1
+            if qos == 0:
+                return False
+            await asyncio.sleep(self.options.first_delay / 10)
+
+    async def subscribe(self, pattern: str) -> None:
+        """See `Transport.subscribe`."""
+        self._raise_if_over()
+        if pattern not in self._patterns:
+            self._patterns.append(pattern)
+        link = self._link
+        if link is not None:  # else, and if it is lost now, the next connection subscribes
+            await link.alive(link.subscribe(pattern))
+
+    def messages(self) -> AsyncIterator[Received]:
+        """See `Transport.messages`."""
+        return self._inbox.messages()
+
+    def receive(self, message: aiomqtt.Message) -> None:
+        """Take what the broker sent (called by the link)."""
+        payload = message.payload
+        if not isinstance(payload, bytes):
+            payload = bytes(cast(Any, payload) or b"")
+        topic = str(message.topic)
+        if not any(matches(pattern, topic) for pattern in self._patterns):
+            # amqtt sends every newcomer what others asked for, and no broker is trusted anyway.
+            self.counters["inbound-unsolicited"] += 1
+            return
+        if len(payload) > self.options.max_inbound_payload and not is_state(topic):
+            self.counters["inbound-too-large"] += 1
+            return
+        self._inbox.offer(Received(topic, payload, bool(message.retain)))
+
+    def _raise_if_over(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._runner is None or self._runner.done() or self._closing.is_set():
+            raise TransportError("closed", "this transport is not open")
+
+
+async def _call(hook: Hook) -> None:
+    await hook()

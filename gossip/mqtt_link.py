@@ -1,0 +1,217 @@
+"""One connection to an MQTT broker, from its opening to its loss. `mqtt.py` makes a new one each time.
+
+aiomqtt does the work. Three things it does not tell are taken from the paho client inside it: the
+broker's packet limit, the reason it gave for a disconnection, and that it hung up before answering.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import socket
+import ssl
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal, cast
+
+import aiomqtt
+import paho.mqtt.client as paho
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from .mqtt_address import Address, explain, explain_alert
+from .mqtt_websocket import mend
+from .transport import Payload, TransportError, Will
+
+_log = logging.getLogger(__name__)
+_GOODBYE = 2.0  # seconds that a polite disconnection may take before we hang up
+
+
+class Link:
+    """A connection that is opened once, used, lost or closed, and thrown away."""
+
+    def __init__(
+        self,
+        address: Address,
+        client_id: str,
+        receive: Callable[[aiomqtt.Message], None],
+        *,
+        version: Literal["3.1.1", "5"],
+        keepalive: int,
+        max_inbound_payload: int,
+        timeout: float,
+        will: Will | None,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.max_packet: int | None = None
+        self._address = address
+        self._reason: Any = None
+        self._complaint = _Complaint()
+        properties = None
+        if version == "5":
+            properties = Properties(PacketTypes.CONNECT)
+            properties.MaximumPacketSize = max_inbound_payload + 1024
+        self._client = aiomqtt.Client(
+            address.host,
+            address.port,
+            username=address.username,
+            password=address.password,
+            identifier=client_id,
+            protocol=aiomqtt.ProtocolVersion.V5 if version == "5" else aiomqtt.ProtocolVersion.V311,
+            clean_session=None if version == "5" else True,
+            properties=properties,
+            transport=address.transport,
+            websocket_path=address.path if address.transport == "websockets" else None,
+            keepalive=keepalive,
+            timeout=timeout,
+            tls_context=tls,
+            will=None
+            if will is None
+            else aiomqtt.Will(will.topic, will.payload, will.qos, will.retain),
+            # What arrives goes straight to `receive`, which bounds and counts.
+            queue_type=cast(Any, lambda maxsize: _Sink(receive)),
+            max_inflight_messages=8,  # QoS 1 is for small cards and status
+            logger=self._complaint.logger,
+        )
+        self._client.pending_calls_threshold = 1 << 30  # we bound them ourselves
+        self._paho: paho.Client = self._client._client
+        self._paho.connect_timeout = min(5.0, timeout)
+        self._listen()
+
+    def _listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        connected, disconnected = self._paho.on_connect, self._paho.on_disconnect
+        opened = self._paho.on_socket_open
+
+        def on_connect(client: Any, data: Any, flags: Any, code: Any, properties: Any) -> None:
+            if code.is_failure:
+                self._reason = code
+            self.max_packet = getattr(properties, "MaximumPacketSize", None)
+            cast(Any, connected)(client, data, flags, code, properties)
+
+        def on_disconnect(client: Any, data: Any, flags: Any, code: Any, properties: Any) -> None:
+            if self._reason is None:
+                self._reason = code
+            cast(Any, disconnected)(client, data, flags, code, properties)
+            loop.call_soon_threadsafe(self._lose)
+
+        def on_socket_open(client: Any, data: Any, sock: Any) -> None:
+            mend(sock)
+            cast(Any, opened)(client, data, sock)
+
+        self._paho.on_socket_open = on_socket_open
+        self._paho.on_connect = on_connect
+        self._paho.on_disconnect = on_disconnect
+
+    def _lose(self) -> None:
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    async def open(self) -> None:
+        """Connect, or raise a TransportError that says why not."""
+        connecting = asyncio.ensure_future(self._client.__aenter__())
+        try:
+            await asyncio.wait((connecting, self.lost), return_when=asyncio.FIRST_COMPLETED)
+            if not self.lost.done() or connecting.done():
+                await connecting
+                return
+        except (aiomqtt.MqttError, ValueError) as error:
+            await self.close()
+            raise self._explain(error) from error
+        except BaseException:
+            # Cancelled. The thread that connects cannot be: wait for it, then clean up.
+            await asyncio.wait((connecting,))
+            await self.close()
+            raise
+        # The broker hung up before it answered. aiomqtt would wait for its timeout.
+        connecting.cancel()
+        await asyncio.gather(connecting, return_exceptions=True)
+        raise self._explain(aiomqtt.MqttError("the broker hung up before it answered"))
+
+    def _explain(self, error: BaseException) -> TransportError:
+        alert = explain_alert(self._complaint.text, self._address)
+        if alert is not None:
+            return alert
+        return explain(error, self._address, getattr(self._reason, "value", None))
+
+    def why_lost(self) -> TransportError:
+        """The reason of a loss, as far as anybody said."""
+        code = getattr(self._reason, "value", None)
+        return explain(aiomqtt.MqttError("connection lost"), self._address, code)
+
+    async def alive(self, work: Coroutine[Any, Any, Any]) -> bool:
+        """Run `work` while the connection lives; False if it was lost before the end."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((task, self.lost), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,))
+        if task.cancelled():
+            return False
+        try:
+            task.result()
+        except aiomqtt.MqttError as error:
+            _log.debug("%s: %s", self._address, error)
+            return False
+        return True
+
+    async def publish(self, topic: str, payload: Payload, qos: int, retain: bool) -> None:
+        """Send; returns when written to the socket (QoS 0) or acknowledged (QoS 1)."""
+        await self._client.publish(topic, payload, qos, retain, timeout=math.inf)
+
+    async def subscribe(self, pattern: str) -> None:
+        """Subscribe at QoS 1, so that cards and status keep theirs."""
+        codes = await self._client.subscribe(pattern, qos=1)
+        if any(getattr(code, "is_failure", False) for code in codes):
+            raise TransportError(
+                "not-authorised", f"{self._address} refused the subscription to {pattern!r}"
+            )
+
+    def hang_up(self) -> None:
+        """Cut the connection without a word. paho notices, and cleans up, in the next turn."""
+        sock = self._paho.socket()
+        if sock is None or sock.fileno() < 0:
+            self._lose()
+            return
+        # A second handle on the same connection, because paho's may be a wrapper without shutdown.
+        with socket.socket(fileno=os.dup(sock.fileno())) as handle, contextlib.suppress(OSError):
+            handle.shutdown(socket.SHUT_RDWR)
+
+    async def close(self) -> None:
+        """Say goodbye if anybody listens, else hang up."""
+        if not self.lost.done() and self._client._connected.done():
+            with contextlib.suppress(aiomqtt.MqttError, TimeoutError):
+                await asyncio.wait_for(self._client.__aexit__(None, None, None), _GOODBYE)
+        if self._paho.socket() is not None:
+            self.hang_up()
+            await asyncio.wait((self.lost,), timeout=_GOODBYE)
+        ended = self._client._disconnected
+        if ended.done() and not ended.cancelled():
+            ended.exception()  # we know: asyncio need not complain that nobody looked
+
+
+class _Sink:
+    """What aiomqtt takes for its queue."""
+
+    def __init__(self, receive: Callable[[aiomqtt.Message], None]) -> None:
+        self.put_nowait = receive
+
+
+class _Complaint(logging.Handler):
+    """Keeps the last thing that paho complained about: where TLS alerts end up."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.text = ""
+        self.logger = logging.Logger("paho", logging.WARNING)
+        self.logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Remember the line, and pass it on for those who debug."""
+        self.text = record.getMessage()
+        _log.debug("paho: %s", self.text)

@@ -1,0 +1,52 @@
+"""Who a peer may push to: which session each neighbour is in, and whether it can be reached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """What presence says of one neighbour; `vectors` are those that may be pushed to it."""
+
+    session: str
+    vectors: frozenset[str]
+    online: bool = True
+
+
+class Neighbours:
+    """The neighbours known now, and the sessions that are gone for good."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Neighbour] = {}
+        self.gone: set[tuple[str, str]] = set()
+
+    def get(self, peer: str) -> Neighbour | None:
+        """Return what is known of a peer."""
+        return self._known.get(peer)
+
+    def online(self, peer: str, session: str, vectors: Iterable[str]) -> None:
+        """Note a neighbour that is online."""
+        self._known[peer] = Neighbour(session, frozenset(vectors))
+
+    def offline(self, peer: str) -> None:
+        """Note that a neighbour, if it is known, cannot be reached for now."""
+        if peer in self._known:
+            self._known[peer] = replace(self._known[peer], online=False)
+
+    def retire(self, peer: str, session: str) -> None:
+        """Note that a session will never come back."""
+        self.gone.add((peer, session))
+        known = self._known.get(peer)
+        if known is not None and known.session == session:
+            del self._known[peer]
+
+    def reachable(self, peer: str) -> bool:
+        """Whether it makes sense to send: unknown peers are given the benefit of the doubt."""
+        known = self._known.get(peer)
+        return known is None or known.online
+
+    def sharing(self, vector: str) -> list[str]:
+        """Return the neighbours, online or not, that a vector may be pushed to, sorted by name."""
+        return sorted(p for p, n in self._known.items() if vector in n.vectors)

@@ -1,0 +1,127 @@
+"""Topics: who says what, where. Identity is in the path, so that broker ACLs can match it.
+
+gossamer/v1/{swarm}/peer/{id}/card             retained: models, schema, public key
+gossamer/v1/{swarm}/peer/{id}/status           retained: birth, or the last will
+gossamer/v1/{swarm}/peer/{id}/inbox/{vector}   gossip for that peer; never retained
+gossamer/v1/{swarm}/peer/{id}/metrics          telemetry
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+Kind: TypeAlias = Literal["card", "status", "inbox", "metrics"]
+
+ROOT: Final = "gossamer/v1"
+_NAME = re.compile(r"[A-Za-z0-9._&@-]{1,64}")
+_PLAIN_KINDS: tuple[Kind, ...] = ("card", "status", "metrics")
+
+
+class TopicError(ValueError):
+    """A name that cannot be part of a topic, or a topic that is not one of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One topic of a peer, taken apart. `vector` is set for inboxes alone."""
+
+    swarm: str
+    peer: str
+    kind: Kind
+    vector: str | None = None
+
+    def __post_init__(self) -> None:
+        check_name("swarm", self.swarm)
+        check_name("peer", self.peer)
+        if self.kind == "inbox":
+            check_name("vector", self.vector or "")
+        elif self.kind not in _PLAIN_KINDS or self.vector is not None:
+            raise TopicError(f"no topic of kind {self.kind!r} with vector {self.vector!r}")
+
+    def __str__(self) -> str:
+        path = f"{ROOT}/{self.swarm}/peer/{self.peer}/{self.kind}"
+        return path if self.vector is None else f"{path}/{self.vector}"
+
+
+def check_name(what: str, name: str) -> str:
+    """`name` itself, if it may stand in a topic; else a TopicError that names the offender."""
+    if _NAME.fullmatch(name):
+        return name
+    if not name:
+        raise TopicError(f"the {what} name is empty")
+    if len(name) > 64:
+        raise TopicError(f"the {what} name {name[:20]!r}… has {len(name)} characters; limit 64")
+    wrong = next(char for char in name if not _NAME.fullmatch(char))
+    raise TopicError(
+        f"the {what} name {name!r} contains {wrong!r}: use letters, digits and any of . _ - & @"
+    )
+
+
+def card(swarm: str, peer: str) -> str:
+    """Where `peer` says what it can do (retained)."""
+    return str(Topic(swarm, peer, "card"))
+
+
+def status(swarm: str, peer: str) -> str:
+    """Where `peer` says that it lives, and its last will that it died (retained)."""
+    return str(Topic(swarm, peer, "status"))
+
+
+def inbox(swarm: str, peer: str, vector: str) -> str:
+    """Where others send `peer` gossip about `vector`."""
+    return str(Topic(swarm, peer, "inbox", vector))
+
+
+def metrics(swarm: str, peer: str) -> str:
+    """Where `peer` publishes its measurements."""
+    return str(Topic(swarm, peer, "metrics"))
+
+
+def every(swarm: str, kind: Kind) -> str:
+    """The pattern of every peer's topic of that kind in the swarm (of all vectors, for inboxes)."""
+    check_name("swarm", swarm)
+    return f"{ROOT}/{swarm}/peer/+/{kind}" + ("/+" if kind == "inbox" else "")
+
+
+def inboxes(swarm: str, peer: str) -> str:
+    """The pattern of all inboxes of one peer."""
+    return f"{ROOT}/{check_name('swarm', swarm)}/peer/{check_name('peer', peer)}/inbox/+"
+
+
+def parse(topic: str) -> Topic:
+    """Take a topic apart. Raises TopicError for anything that is not exactly one of ours."""
+    levels = topic.split("/")
+    if levels[:2] != ROOT.split("/") or len(levels) not in (6, 7) or levels[3] != "peer":
+        raise TopicError(f"not a gossamer topic: {topic[:200]!r}")
+    swarm, peer, kind = levels[2], levels[4], levels[5]
+    if kind == "inbox" and len(levels) == 7:
+        return Topic(swarm, peer, "inbox", levels[6])
+    if len(levels) == 6:
+        for known in _PLAIN_KINDS:
+            if kind == known:
+                return Topic(swarm, peer, known)
+    raise TopicError(f"not a gossamer topic: {topic[:200]!r}")
+
+
+def is_state(topic: str) -> bool:
+    """Whether a topic holds state (cards, status), which a transport must never drop.
+
+    Everything else may be dropped under pressure: the ledger repeats gossip, and metrics are
+    telemetry.
+    """
+    return topic.endswith(("/card", "/status"))
+
+
+def matches(pattern: str, topic: str) -> bool:
+    """Whether an MQTT subscription pattern (`+` one level, a final `#` the rest) covers a topic."""
+    wanted, levels = pattern.split("/"), topic.split("/")
+    if topic.startswith("$") and wanted[0] in ("+", "#"):
+        return False  # MQTT 4.7.2: wildcards at the start do not see the broker's own topics
+    for index, level in enumerate(wanted):
+        if level == "#":
+            return True
+        if index >= len(levels) or level not in ("+", levels[index]):
+            return False
+    return len(wanted) == len(levels)

@@ -1,0 +1,371 @@
+"""Messages as bytes: a small msgpack header, then the value as one raw little-endian buffer.
+
+Layout of an encoded message (all integers little-endian):
+
+    4 bytes   magic "GSMR"
+    1 byte    version
+    1 byte    reserved, zero
+    2 bytes   length of the msgpack header
+    header    a flat map of the message's fields, the schema hash and the value's dtype and length
+    padding   zero bytes up to a multiple of 8, so that the value is aligned for numpy
+    value     raw values; absent in messages that carry none
+
+Decoding executes nothing, allocates no more than it was handed, and leaves the value where it was
+received: the array is a read-only view. Whatever is wrong with the bytes, `decode` raises
+`WireError` and nothing else; its `cause` is a short slug that receivers count and log by.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+import msgpack
+import numpy as np
+
+from .messages import Ack, Give, Message, Recall
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+WireDtype: TypeAlias = Literal["float32", "float64", "float16"]
+SchemaEntry: TypeAlias = tuple[str, Sequence[int], str]
+"""One field of a vector: name, shape, dtype (`("layer1.weight", (300, 784), "float32")`)."""
+Cause: TypeAlias = Literal[
+    "garbage",  # not a message of ours at all, or a header that makes no sense
+    "truncated",  # shorter than its header says
+    "trailing",  # longer than its header says
+    "version",  # a message of ours, of a version that this code does not speak
+    "unknown-kind",
+    "too-large",
+    "non-finite",
+    "overflow",  # the value does not fit the dtype chosen for the wire
+    "checksum",  # chunks that do not belong together, or were changed on the way
+    "schema",  # peers disagree on what the vector is made of
+]
+
+MAGIC: Final = b"GSMR"
+VERSION: Final = 1
+MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
+MAX_HEADER_BYTES: Final = 2048
+MAX_NAME: Final = 64
+MAX_WEIGHT_BYTES: Final = 64
+
+_PREFIX = struct.Struct("<4sBBH")
+_ALIGN = 8
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "float64": np.dtype("<f8"),
+    "float16": np.dtype("<f2"),
+}
+
+
+class WireError(ValueError):
+    """Bytes that are not a usable message; `cause` is a slug to count by."""
+
+    def __init__(self, cause: Cause, message: str) -> None:
+        super().__init__(message)
+        self.cause: Cause = cause
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decoded:
+    """A message and what its envelope said about it."""
+
+    message: Message
+    schema: str
+    dtype: WireDtype | None
+
+
+# --- schemas ---------------------------------------------------------------------------------
+
+
+def schema_hash(entries: Iterable[SchemaEntry]) -> str:
+    """16 hex characters that two peers share exactly when their vectors mean the same thing.
+
+    Covers names, shapes and dtypes in order; the device that holds them is nobody's business.
+    """
+    stable = [[name, [int(size) for size in shape], str(dtype)] for name, shape, dtype in entries]
+    text = json.dumps(stable, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def schema_difference(ours: Iterable[SchemaEntry], theirs: Iterable[SchemaEntry]) -> str | None:
+    """The first field on which two schemas differ, in words; None if they agree."""
+    mine = [(name, tuple(int(size) for size in shape), str(dtype)) for name, shape, dtype in ours]
+    other = [
+        (name, tuple(int(size) for size in shape), str(dtype)) for name, shape, dtype in theirs
+    ]
+    for (name, shape, dtype), (name2, shape2, dtype2) in zip(mine, other, strict=False):
+        if name != name2:
+            return f"field {name!r} here is {name2!r} there"
+        if shape != shape2:
+            return f"field {name!r} has shape {shape} here and {shape2} there"
+        if dtype != dtype2:
+            return f"field {name!r} is {dtype} here and {dtype2} there"
+    if len(mine) > len(other):
+        return f"field {mine[len(other)][0]!r} is missing there"
+    if len(other) > len(mine):
+        return f"field {other[len(mine)][0]!r} is missing here"
+    return None
+
+
+def require_schema(decoded: Decoded, expected: str) -> None:
+    """Raise WireError("schema") unless the message was made for the schema `expected`."""
+    if decoded.schema != expected:
+        message = decoded.message
+        raise WireError(
+            "schema",
+            f"vector {message.vector!r} from {message.sender!r} has schema {decoded.schema}, "
+            f"ours is {expected}: compare both peers' cards to see which field differs",
+        )
+
+
+# --- encoding --------------------------------------------------------------------------------
+
+
+def as_sent(value: np.ndarray[Any, Any], dtype: WireDtype = "float32") -> np.ndarray[Any, Any]:
+    """`value` as its receiver will see it: rounded to the wire's dtype, little-endian, contiguous.
+
+    A sender that debits itself by what `as_sent` returns loses nothing to rounding. Returns
+    `value` itself when there is nothing to convert.
+    """
+    if value.ndim != 1:
+        raise ValueError(f"a message carries a 1-D value, not one of shape {value.shape}")
+    target = _wire_dtype(dtype)
+    with np.errstate(over="ignore"):
+        sent = np.ascontiguousarray(value, dtype=target)
+    if target.itemsize < value.dtype.itemsize and not np.isfinite(sent).all():
+        raise WireError(
+            "overflow",
+            f"a value does not fit {dtype} (or was not finite before); largest magnitude is "
+            f"{np.abs(value).max():g}: send a wider dtype",
+        )
+    return sent
+
+
+def encode(message: Message, schema: str, dtype: WireDtype = "float32") -> list[Buffer]:
+    """The message as buffers to be sent one after the other.
+
+    The value's buffer is a view of the array that the message holds (no copy, unless the dtype
+    changes): send or join the buffers before anyone writes to that array. float16 halves the
+    traffic and keeps 3 digits; float64 doubles it and is for tests and for exact averages.
+    """
+    header: dict[str, Any] = {"schema": schema}
+    buffers: list[Buffer] = []
+    match message:
+        case Give():
+            value = as_sent(message.value, dtype)
+            header |= {
+                "kind": "give",
+                "seq": message.sequence,
+                "to_session": message.receiver_session,
+                "weight": _pack_weight(message.weight),
+                "tag": list(message.tag) if message.tag is not None else None,
+                "dtype": dtype,
+                "length": value.size,
+            }
+            buffers.append(value.view(np.uint8).data)
+        case Ack():
+            header |= {
+                "kind": "ack",
+                "seq": message.sequence,
+                "to_session": message.giver_session,
+                "verdict": message.verdict,
+            }
+        case Recall():
+            header |= {
+                "kind": "recall",
+                "seq": message.sequence,
+                "to_session": message.receiver_session,
+            }
+    header |= {
+        "vector": message.vector,
+        "from": message.sender,
+        "session": message.session,
+        "to": message.receiver,
+    }
+    _check_header(header)  # a message that peers would refuse is refused here, by its sender
+    packed = bytes(msgpack.packb(header) or b"")
+    padding = bytes(-(_PREFIX.size + len(packed)) % _ALIGN)
+    return [_PREFIX.pack(MAGIC, VERSION, 0, len(packed)) + packed + padding, *buffers]
+
+
+# --- decoding --------------------------------------------------------------------------------
+
+
+def decode(data: Buffer, max_bytes: int = MAX_MESSAGE_BYTES) -> Decoded:
+    """The message in `data`. Its value is a read-only view: `data` lives as long as the value does.
+
+    Raises WireError, whatever the bytes are. Lower `max_bytes` to what your largest vector needs.
+    """
+    view = memoryview(data).cast("B").toreadonly()
+    if len(view) > max_bytes:
+        raise WireError("too-large", f"a message of {len(view)} bytes; the limit is {max_bytes}")
+    start, header = _read_header(view)
+    make = _KINDS.get(header.get("kind", ""))
+    if make is None:
+        raise WireError("unknown-kind", f"unknown kind of message {header.get('kind')!r}")
+    _check_header(header)
+    body = view[start:]
+    value, dtype = None, None
+    if header["kind"] == "give":
+        dtype = header["dtype"]
+        value = _read_value(body, dtype, header["length"])
+    elif len(body):
+        raise WireError("trailing", f"{len(body)} bytes after a message that carries no value")
+    return Decoded(make(header, value), header["schema"], dtype)
+
+
+def _read_header(view: memoryview) -> tuple[int, dict[str, Any]]:
+    if len(view) < _PREFIX.size:
+        cause = "truncated" if MAGIC.startswith(bytes(view[:4])) and len(view) else "garbage"
+        raise WireError(cause, f"{len(view)} bytes are too few for a message")
+    magic, version, _, length = _PREFIX.unpack_from(view)
+    if magic != MAGIC:
+        raise WireError("garbage", f"starts with {magic!r}, not {MAGIC!r}")
+    if version != VERSION:
+        raise WireError("version", f"wire version {version}; this peer speaks {VERSION}")
+    if length > MAX_HEADER_BYTES:
+        raise WireError("too-large", f"a header of {length} bytes; limit {MAX_HEADER_BYTES}")
+    end = _PREFIX.size + length
+    start = end + -end % _ALIGN
+    if len(view) < start:
+        raise WireError("truncated", f"{len(view)} bytes, but the header alone needs {start}")
+    try:
+        header = msgpack.unpackb(
+            view[_PREFIX.size : end],
+            max_str_len=MAX_NAME * 4,
+            max_bin_len=MAX_WEIGHT_BYTES,
+            max_array_len=2,
+            max_map_len=16,
+            max_ext_len=0,
+        )
+    except Exception as error:  # msgpack raises half a dozen unrelated types on bad input
+        raise WireError("garbage", f"unreadable header: {error}") from None
+    if not isinstance(header, dict) or not all(isinstance(key, str) for key in header):
+        raise WireError("garbage", "the header is not a map of names")
+    if not isinstance(header.get("kind", ""), str):
+        raise WireError("garbage", "the header's kind is not a name")
+    return start, header
+
+
+def _read_value(body: memoryview, dtype: str, length: int) -> np.ndarray[Any, Any]:
+    expected = length * _DTYPES[dtype].itemsize
+    if len(body) != expected:
+        cause = "truncated" if len(body) < expected else "trailing"
+        raise WireError(cause, f"{len(body)} bytes of value, but {length} {dtype} need {expected}")
+    value = np.frombuffer(body, dtype=_DTYPES[dtype])
+    if not np.isfinite(value).all():
+        raise WireError("non-finite", "the value holds a NaN or an infinity")
+    return value
+
+
+def _pack_weight(weight: int) -> bytes:
+    if weight < 0:
+        raise ValueError(f"a transfer's weight cannot be negative: {weight}")
+    return weight.to_bytes((weight.bit_length() + 7) // 8 or 1, "big")
+
+
+def _wire_dtype(dtype: str) -> np.dtype[Any]:
+    if dtype not in _DTYPES:
+        raise ValueError(f"unknown wire dtype {dtype!r}: choose one of {', '.join(_DTYPES)}")
+    return _DTYPES[dtype]
+
+
+# --- what a header may hold --------------------------------------------------------------------
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and 1 <= len(value) <= MAX_NAME
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _is_tag(value: object) -> bool:
+    return value is None or (
+        isinstance(value, list) and len(value) == 2 and all(_is_count(part) for part in value)
+    )
+
+
+_COMMON: dict[str, Callable[[object], bool]] = {
+    "kind": _is_name,
+    "schema": _is_name,
+    "vector": _is_name,
+    "from": _is_name,
+    "session": _is_name,
+    "to": _is_name,
+    "to_session": _is_name,
+    "seq": _is_count,
+}
+_FIELDS: dict[str, dict[str, Callable[[object], bool]]] = {
+    "give": _COMMON
+    | {
+        "weight": lambda value: isinstance(value, bytes) and 1 <= len(value) <= MAX_WEIGHT_BYTES,
+        "tag": _is_tag,
+        "dtype": lambda value: isinstance(value, str) and value in _DTYPES,
+        "length": _is_count,
+    },
+    "ack": _COMMON | {"verdict": lambda value: value in ("credited", "void")},
+    "recall": _COMMON,
+}
+
+
+def _check_header(header: dict[str, Any]) -> None:
+    fields = _FIELDS[header["kind"]]
+    if header.keys() != fields.keys():
+        wrong = sorted(header.keys() ^ fields.keys())
+        raise WireError("garbage", f"header fields missing or unknown: {', '.join(wrong)[:200]}")
+    for name, valid in fields.items():
+        if not valid(header[name]):
+            raise WireError("garbage", f"header field {name!r} cannot be {header[name]!r:.80}")
+
+
+def _give(header: dict[str, Any], value: np.ndarray[Any, Any] | None) -> Message:
+    assert value is not None
+    tag = header["tag"]
+    return Give(
+        vector=header["vector"],
+        sender=header["from"],
+        session=header["session"],
+        sequence=header["seq"],
+        receiver=header["to"],
+        receiver_session=header["to_session"],
+        weight=int.from_bytes(header["weight"], "big"),
+        value=value,
+        tag=None if tag is None else (tag[0], tag[1]),
+    )
+
+
+def _ack(header: dict[str, Any], _value: np.ndarray[Any, Any] | None) -> Message:
+    return Ack(
+        vector=header["vector"],
+        sender=header["from"],
+        session=header["session"],
+        receiver=header["to"],
+        giver_session=header["to_session"],
+        sequence=header["seq"],
+        verdict=header["verdict"],
+    )
+
+
+def _recall(header: dict[str, Any], _value: np.ndarray[Any, Any] | None) -> Message:
+    return Recall(
+        vector=header["vector"],
+        sender=header["from"],
+        session=header["session"],
+        receiver=header["to"],
+        receiver_session=header["to_session"],
+        sequence=header["seq"],
+    )
+
+
+_KINDS: dict[str, Callable[[dict[str, Any], np.ndarray[Any, Any] | None], Message]] = {
+    "give": _give,
+    "ack": _ack,
+    "recall": _recall,
+}

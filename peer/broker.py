@@ -1,0 +1,398 @@
+"""A broker of our own: mosquitto if it is installed, else the embedded one; in its own process.
+
+    with Broker() as broker:            # or: async with
+        print(broker.kind, broker.reason, broker.url)
+
+Listens on loopback unless told otherwise, keeps nothing on disk, and bounds what it queues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal, Self, TypeAlias
+
+from .embedded_broker import write_passwords
+
+Kind: TypeAlias = Literal["mosquitto", "amqtt"]
+_START_SECONDS = 20.0
+_STOP_SECONDS = 5.0
+
+
+class BrokerError(RuntimeError):
+    """A broker that cannot be started; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerTls:
+    """The broker's own certificate, and who may come in.
+
+    With `require_client` (mosquitto only) clients must show a certificate signed by `ca`.
+    """
+
+    ca: Path
+    certificate: Path
+    key: Path
+    require_client: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """What a broker is asked to be.
+
+    host: the address to listen on; leave loopback only with `tls` and `users`.
+    port, websocket_port: 0 takes a free one; websocket_port None means no websockets, and any other
+        value the embedded broker.
+    users: name to password; empty lets anybody in.
+    max_packet: the largest packet accepted (mosquitto). Raise it for larger chunks; every client
+        may make the broker hold one such packet per subscriber, so lower it on small machines.
+    max_queued_messages, max_queued_bytes: what mosquitto keeps per slow subscriber at QoS 1.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    websocket_port: int | None = None
+    tls: BrokerTls | None = None
+    users: Mapping[str, str] = field(default_factory=dict, repr=False)
+    max_packet: int = 16 * 1024 * 1024
+    max_queued_messages: int = 1000
+    max_queued_bytes: int = 64 * 1024 * 1024
+
+
+class Broker:
+    """Runs one broker process; a context manager, sync or async.
+
+    `kind` forces one of the two; by default mosquitto is used if it is found. `reason` says in one
+    line which broker runs and why.
+    """
+
+    def __init__(self, settings: BrokerSettings | None = None, *, kind: Kind | None = None) -> None:
+        self.settings = settings or BrokerSettings()
+        found = find_mosquitto()
+        # Measured with 2.0.11: a subscriber on websockets stops hearing after some 500 kB, and the
+        # listener ignores its address and listens to the whole world. So: not with mosquitto.
+        websockets = self.settings.websocket_port is not None
+        self.kind: Kind = kind or ("mosquitto" if found and not websockets else "amqtt")
+        if self.kind == "mosquitto":
+            if found is None:
+                raise BrokerError(
+                    "mosquitto not found on PATH: install it, or use the embedded one"
+                )
+            if websockets:
+                raise BrokerError(
+                    "mosquitto's websockets stall under load: use the embedded broker"
+                )
+            self.reason = f"{_version(found)} at {found}"
+        elif found is None:
+            self.reason = (
+                "mosquitto not found on PATH, using the embedded broker: small swarms only"
+            )
+        elif kind is None:
+            self.reason = "websockets asked for, using the embedded broker: small swarms only"
+        else:
+            self.reason = "the embedded broker was asked for: small swarms only"
+        tls = self.settings.tls
+        if self.kind == "amqtt" and tls is not None and tls.require_client:
+            raise BrokerError(
+                "the embedded broker cannot ask for client certificates: use mosquitto"
+            )
+        self._mosquitto = found
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self.port = self.settings.port
+        self.websocket_port = self.settings.websocket_port
+
+    # --- what to know about it -------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        """Where clients on this machine connect (without user and password)."""
+        return f"mqtt{'s' if self.settings.tls else ''}://{self._reach()}:{self.port}"
+
+    @property
+    def websocket_url(self) -> str:
+        """The same, over websockets."""
+        if self.websocket_port is None:
+            raise BrokerError("this broker has no websocket listener: set websocket_port")
+        return f"ws{'s' if self.settings.tls else ''}://{self._reach()}:{self.websocket_port}/mqtt"
+
+    @property
+    def pid(self) -> int | None:
+        """The broker's process, while it runs."""
+        return self._process.pid if self._process is not None else None
+
+    def log(self) -> str:
+        """What the broker has written so far, restarts included."""
+        if self._folder is None:
+            return ""
+        return (Path(self._folder.name) / "broker.log").read_text(errors="replace")
+
+    def _reach(self) -> str:
+        return "127.0.0.1" if self.settings.host in ("0.0.0.0", "::", "") else self.settings.host
+
+    # --- life --------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self.start)
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await asyncio.to_thread(self.close)
+
+    def start(self) -> None:
+        """Start and wait until connections are accepted. After `stop`, on the same ports."""
+        if self._process is not None:
+            raise BrokerError(f"the broker already runs at {self.url}")
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="gossamer-broker-")
+        # Another process may take a free port before the broker does: choose again, then give up.
+        chosen = self.port
+        for attempt in range(3):
+            self.port = chosen or free_port(self.settings.host)
+            if self.settings.websocket_port == 0 and not self.websocket_port:
+                self.websocket_port = free_port(self.settings.host)
+            try:
+                self._launch()
+                return
+            except BrokerError as error:
+                if chosen or attempt == 2 or "in use" not in str(error):
+                    self.close()
+                    raise
+                self.websocket_port = self.settings.websocket_port
+
+    def stop(self) -> None:
+        """End the process; the ports stay ours for `start` to use again."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+
+    def restart(self) -> None:
+        """Stop and start again on the same ports. Retained messages are forgotten."""
+        self.stop()
+        self.start()
+
+    def close(self) -> None:
+        """Stop, and remove the temporary folder."""
+        self.stop()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def _launch(self) -> None:
+        assert self._folder is not None
+        for port in (self.port, self.websocket_port):
+            if port and not _bindable(self.settings.host, port):
+                raise BrokerError(f"{self.kind} cannot start: port {port} is in use by another")
+        folder = Path(self._folder.name)
+        command = _mosquitto_command if self.kind == "mosquitto" else _amqtt_command
+        arguments = command(self, folder)
+        with (folder / "broker.log").open("ab") as log:
+            start = log.tell()
+            self._process = subprocess.Popen(
+                arguments, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, cwd=folder
+            )
+        deadline = time.monotonic() + _START_SECONDS
+        ports = [port for port in (self.port, self.websocket_port) if port]
+        while ports:
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                code = self._process.poll()
+                self.stop()
+                lines = self.log()[start:].strip().splitlines()
+                tail = " | ".join(lines[-4:]) or f"no output, exit code {code}"
+                raise BrokerError(f"{self.kind} did not start on port {self.port}: {tail}")
+            if _accepts(self._reach(), ports[0]):
+                ports.pop(0)
+            else:
+                time.sleep(0.02)
+
+
+def find_mosquitto() -> str | None:
+    """The mosquitto to use: from PATH, else from where distributions hide it."""
+    return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on right now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
+
+
+def serve(
+    settings: BrokerSettings | None = None,
+    *,
+    kind: Kind | None = None,
+    out: IO[str] | None = None,
+    ready: Callable[[Broker], None] | None = None,
+) -> int:
+    """Run a broker in the foreground until SIGINT or SIGTERM; returns an exit code.
+
+    Prints what runs, why and where. `ready` is called once it accepts connections. Call it from
+    the main thread. Returns 1 if the broker died by itself.
+    """
+    ended = threading.Event()
+    handlers = {
+        number: signal.signal(number, lambda *_: ended.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        with Broker(settings, kind=kind) as broker:
+            lines = [f"{broker.kind}: {broker.reason}", broker.url]
+            if broker.websocket_port is not None:
+                lines.append(broker.websocket_url)
+            print(*lines, sep="\n", file=out or sys.stdout, flush=True)
+            if ready is not None:
+                ready(broker)
+            while not ended.wait(0.5):
+                if broker._process is not None and broker._process.poll() is not None:
+                    print(f"{broker.kind} died:\n{broker.log()[-2000:]}", file=sys.stderr)
+                    return 1
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return 0
+
+
+def _bindable(host: str, port: int) -> bool:
+    # Asked first, because later a stranger on our port would look like a broker that is ready.
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _accepts(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _version(executable: str) -> str:
+    # `mosquitto -h` prints the version, and exits with 3 (2.0) or 0 (later).
+    answer = subprocess.run([executable, "-h"], capture_output=True, text=True, check=False)
+    match = re.search(r"mosquitto version (\S+)", answer.stdout + answer.stderr)
+    return f"mosquitto {match.group(1)}" if match else "mosquitto"
+
+
+def _private(path: Path, text: str) -> Path:
+    path.touch(mode=0o600)
+    path.write_text(text)
+    return path
+
+
+# --- mosquitto ---------------------------------------------------------------------------------------
+
+
+def _mosquitto_command(broker: Broker, folder: Path) -> list[str]:
+    assert broker._mosquitto is not None
+    settings = broker.settings
+    lines = [
+        "persistence false",
+        "log_dest stderr",
+        "log_type error",
+        "log_type warning",
+        "log_type notice",
+        "set_tcp_nodelay true",
+        f"max_packet_size {settings.max_packet}",
+        f"max_queued_messages {settings.max_queued_messages}",
+        f"max_queued_bytes {settings.max_queued_bytes}",
+        f"allow_anonymous {'false' if settings.users else 'true'}",
+    ]
+    if os.geteuid() == 0:
+        # Started by root it becomes user "mosquitto", who cannot read a folder and keys of root's.
+        lines.append("user root")
+    if settings.users:
+        hashed = "".join(f"{_mosquitto_hash(*item)}\n" for item in settings.users.items())
+        lines.append(f"password_file {_private(folder / 'passwords', hashed)}")
+    lines += [f"listener {broker.port} {settings.host}", *_mosquitto_tls(settings.tls)]
+    config = _private(folder / "mosquitto.conf", "\n".join(lines) + "\n")
+    return [broker._mosquitto, "-c", str(config)]
+
+
+def _mosquitto_tls(tls: BrokerTls | None) -> list[str]:
+    if tls is None:
+        return []
+    return [
+        f"cafile {Path(tls.ca).resolve()}",
+        f"certfile {Path(tls.certificate).resolve()}",
+        f"keyfile {Path(tls.key).resolve()}",
+        f"require_certificate {'true' if tls.require_client else 'false'}",
+    ]
+
+
+def _mosquitto_hash(user: str, password: str) -> str:
+    """A line of mosquitto's password file (PBKDF2-SHA512, its type 7)."""
+    if not user or ":" in user or "\n" in user:
+        raise BrokerError(f"the user name {user!r} is empty or has a colon or a line break in it")
+    salt, rounds = secrets.token_bytes(12), 101
+    digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, rounds)
+    encoded = [base64.b64encode(part).decode() for part in (salt, digest)]
+    return f"{user}:$7${rounds}${encoded[0]}${encoded[1]}"
+
+
+# --- amqtt -------------------------------------------------------------------------------------------
+
+
+def _amqtt_command(broker: Broker, folder: Path) -> list[str]:
+    settings = broker.settings
+    listener: dict[str, Any] = {"type": "tcp", "bind": f"{settings.host}:{broker.port}"}
+    if settings.tls is not None:
+        listener |= {
+            "ssl": True,
+            "certfile": str(Path(settings.tls.certificate).resolve()),
+            "keyfile": str(Path(settings.tls.key).resolve()),
+        }
+    listeners = {"default": listener}
+    if broker.websocket_port is not None:
+        address = f"{settings.host}:{broker.websocket_port}"
+        listeners["websockets"] = listener | {"type": "ws", "bind": address}
+    plugins: dict[str, Any] = {}
+    if settings.users:
+        passwords = _private(folder / "passwords", "")
+        write_passwords(passwords, dict(settings.users))
+        plugins["amqtt.plugins.authentication.FileAuthPlugin"] = {"password_file": str(passwords)}
+    else:
+        plugins["amqtt.plugins.authentication.AnonymousAuthPlugin"] = {"allow_anonymous": True}
+    config = _private(
+        folder / "amqtt.json", json.dumps({"listeners": listeners, "plugins": plugins})
+    )
+    script = Path(__file__).with_name("embedded_broker.py")
+    # -P: the script's folder is no place to import from.
+    return [sys.executable, "-P", str(script), str(config)]

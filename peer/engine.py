@@ -1,0 +1,317 @@
+"""What happens on a peer's own thread: training, gossip turns, checkpoints. No IO but the checkpoint.
+
+The event loop hands in what arrived and gets back what to send. Every message that leaves was
+covered by a checkpoint first (if the peer has one), so that a killed process forgets nothing that
+anybody was told.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..gossip.chunks import Chunker, Reassembler
+from ..gossip.gossiper import Gossiper, new_session
+from ..gossip.messages import Give
+from ..gossip.modes_paced import PacedMode
+from ..gossip.modes_rounds import RoundsMode
+from ..gossip.modes_server import ServerMode
+from ..gossip.pushsum import ONE
+from ..gossip.wire import WireError, as_sent, decode, encode, require_schema
+from ..models import Learner, Metrics
+from .checkpoint import load_checkpoint, save_checkpoint
+from .errors import PeerError
+from .presence import Event, Gone, Offline, Online
+from .settings import Settings
+from .store import NetworkStore, schema_hashes
+
+_log = logging.getLogger(__name__)
+
+_RECENT = 4  # received values per vector by which a peer judges that it agrees with its neighbours
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """Packets for one neighbour's inbox."""
+
+    receiver: str
+    vector: str
+    packets: list[bytes]
+
+
+class Engine:
+    """One peer's network, learner and gossiper, driven from one thread.
+
+    max_packet: the largest payload that the transport takes.
+    checkpoint: the file to survive crashes with; None runs without.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        learner: Learner,
+        settings: Settings,
+        *,
+        samples: int = 1,
+        checkpoint: Path | None = None,
+        seed: int = 0,
+    ):
+        self.name, self.learner, self.settings = name, learner, settings
+        self.network = learner.network
+        self.schemas = schema_hashes(self.network)
+        self.weight = ONE * (samples if settings.weigh == "samples" else 1)
+        self.round = 0
+        """Rounds trained so far."""
+        self.dropped: Counter[str] = Counter()
+        self.received = 0
+        """Messages taken in so far."""
+        self._seed = seed
+        self._checkpoint = checkpoint
+        self._reassembler = Reassembler()
+        self._recent: dict[str, deque[float]] = {v: deque(maxlen=_RECENT) for v in self.schemas}
+        self._newcomer: set[str] = set()
+        self.mode = self._make_mode()
+        self.restored = self._restore()
+        self._chunker: Chunker | None = None
+
+    @property
+    def session(self) -> str:
+        """The name of this life of the peer's books."""
+        return self.gossiper.session
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def found(self, newcomer: bool) -> None:
+        """Let the peer's own weight count: at once, or after hearing from a neighbour."""
+        for vector in self.gossiper.vectors:
+            if self.gossiper.account(vector).injected or vector in self._newcomer:
+                continue
+            self.gossiper.inject(vector, self.weight, after_hearing=newcomer)
+            if newcomer:
+                self._newcomer.add(vector)
+        self.save()
+
+    def train(self) -> Metrics:
+        """One round's training; in lockstep modes it also opens the round's averaging."""
+        metrics = self.learner.train(self.settings.every)
+        self.round += 1
+        if isinstance(self.mode, RoundsMode | ServerMode):
+            self.mode.begin_round(self.gossiper, self.round - 1)
+        else:
+            self.mode.request(self.settings.exchanges)
+        return metrics
+
+    def averaged(self) -> bool:
+        """Whether the averaging of the last trained round is over (always, in async mode)."""
+        if isinstance(self.mode, RoundsMode | ServerMode):
+            return self.round == 0 or self.mode.finished(self.round - 1)
+        return True
+
+    def request_push(self) -> None:
+        """Async mode: push every vector once more, without training."""
+        if isinstance(self.mode, PacedMode):
+            self.mode.request(1)
+
+    def turn(
+        self,
+        arrived: Sequence[tuple[str, bytes]],
+        events: Sequence[Event],
+        now: float,
+        max_packet: int,
+    ) -> list[Outgoing]:
+        """Take in packets and events, let time pass, and return what to send."""
+        for event in events:
+            self._apply(event)
+        for vector, packet in arrived:
+            self._take(vector, packet, now)
+        self._stop_waiting()
+        self.gossiper.tick(now)
+        messages = self.gossiper.poll()
+        if messages:
+            self.save()
+        if self._chunker is None or self._chunker.limit != max_packet:
+            self._chunker = Chunker(f"{self.name}/{self.session}", max_packet)
+        outgoing = []
+        for message in messages:
+            buffers = encode(message, self.schemas[message.vector], self.settings.dtype)
+            packets = list(self._chunker.split(buffers))
+            outgoing.append(Outgoing(message.receiver, message.vector, packets))
+        return outgoing
+
+    def disagreement(self) -> dict[str, float]:
+        """Per vector that was heard of, the largest relative distance to lately received values."""
+        return {vector: max(seen) for vector, seen in self._recent.items() if seen}
+
+    def agrees(self, tolerance: float) -> bool:
+        """Whether, for every vector that has neighbours, the last few values received agree."""
+        return all(
+            len(self._recent[vector]) == _RECENT and max(self._recent[vector]) <= tolerance
+            for vector in self.gossiper.vectors
+            if self.gossiper.neighbours(vector)
+        )
+
+    def shared(self) -> bool:
+        """Whether any vector has a neighbour to share it with."""
+        return any(self.gossiper.neighbours(vector) for vector in self.gossiper.vectors)
+
+    def close(self) -> list[list[Any]]:
+        """Take in nothing more, and say what became of all that was received."""
+        self.gossiper.close()
+        self.save()
+        return self.gossiper.statement()
+
+    def handed_over(self) -> bool:
+        """Whether a leaving peer has nothing left that anybody could take."""
+        gossiper = self.gossiper
+        held = any(gossiper.weight(v) and gossiper.neighbours(v) for v in gossiper.vectors)
+        return not gossiper.ledger.open and not held
+
+    # --- checkpoints ----------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write the checkpoint, if the peer has one."""
+        if self._checkpoint is None:
+            return
+        save_checkpoint(
+            self._checkpoint,
+            {
+                "peer": self.name,
+                "saved": time.time(),
+                "schemas": self.schemas,
+                "round": self.round,
+                "newcomer": sorted(self._newcomer),
+                "network": self.network.flat,
+                "learner": self.learner.state(),
+                "gossip": self.gossiper.snapshot(values=False),
+            },
+        )
+
+    def _restore(self) -> bool:
+        """Continue from the checkpoint if there is a usable one; else start a new session."""
+        store = NetworkStore(self.network)
+        lossy = None if self.settings.dtype != "float16" else _as_float16
+        rng = np.random.default_rng(self._seed)
+        tree = load_checkpoint(self._checkpoint) if self._checkpoint else None
+        if tree is None:
+            self.gossiper = Gossiper(
+                self.name, new_session(), store, mode=self.mode, seed=rng, lossy=lossy
+            )
+            return False
+        if tree["peer"] != self.name or tree["schemas"] != self.schemas:
+            raise PeerError(
+                f"{self._checkpoint}: holds another network or peer ({tree['peer']}); "
+                "point the peer at another file, or move this one away"
+            )
+        self.network.flat.copy_(torch.as_tensor(tree["network"]))
+        self.learner.restore(tree["learner"])
+        self.round = tree["round"]
+        away = time.time() - tree["saved"]
+        if away > self.settings.lease:
+            _log.warning(
+                "peer %s was away for %.0f s, longer than its lease: it returns as a newcomer",
+                self.name, away,
+            )  # fmt: skip
+            self.gossiper = Gossiper(
+                self.name, new_session(), store, mode=self.mode, seed=rng, lossy=lossy
+            )
+            return False
+        self._newcomer = set(tree["newcomer"])
+        self.gossiper = Gossiper.restore(
+            tree["gossip"], store, mode=self.mode, seed=rng, lossy=lossy
+        )
+        return True
+
+    # --- insides --------------------------------------------------------------------------------
+
+    def _make_mode(self) -> PacedMode | RoundsMode | ServerMode:
+        settings = self.settings
+        match settings.mode:
+            case "async":
+                return PacedMode(fraction=settings.fraction)
+            case "rounds":
+                sources = None
+                if settings.sources is not None:
+                    sources = {vector: set(settings.sources) for vector in self.schemas}
+                return RoundsMode(settings.exchanges, sources=sources)
+            case "server":
+                # A model without a server is the peer's own: it averages it by itself.
+                servers = {v: settings.servers.get(v, self.name) for v in self.schemas}
+                return ServerMode(self.name, servers)
+
+    def _apply(self, event: Event) -> None:
+        match event:
+            case Online():
+                self.gossiper.peer_online(event.peer, event.session, event.vectors)
+            case Offline():
+                self.gossiper.peer_offline(event.peer)
+            case Gone():
+                self.gossiper.peer_gone(event.peer, event.session, event.statement)
+
+    def _take(self, vector: str, packet: bytes, now: float) -> None:
+        """Put one packet in; whatever is wrong with it is counted and logged, never raised."""
+        try:
+            whole = self._reassembler.add(packet)
+            if whole is None:
+                return
+            decoded = decode(whole)
+            message = decoded.message
+            if message.vector != vector:
+                raise WireError("garbage", f"a message about {message.vector!r} in the wrong inbox")
+            if vector not in self.schemas:
+                self._drop("unknown-model", f"nobody here implements {vector!r}")
+                return
+            require_schema(decoded, self.schemas[vector])
+        except WireError as error:
+            self._drop(error.cause, str(error))
+            return
+        self.received += 1
+        before = self.gossiper.counters["credited"]
+        distance = self._distance(message) if isinstance(message, Give) else 0.0
+        self.gossiper.handle(message, now)
+        if self.gossiper.counters["credited"] > before:
+            self._recent[vector].append(distance)
+
+    def _distance(self, give: Give) -> float:
+        mine = self.network.read(give.vector).cpu().numpy()
+        if len(mine) != len(give.value):
+            return float("inf")
+        norm = float(np.linalg.norm(mine))
+        return float(np.linalg.norm(mine - give.value)) / (norm or 1.0)
+
+    def _drop(self, cause: str, text: str) -> None:
+        self.dropped[cause] += 1
+        count = self.dropped[cause]
+        if count & (count - 1) == 0:  # 1, 2, 4, 8, …: a flood cannot flood the log
+            _log.warning(
+                "peer %s dropped a message: %s: %s (%d so far)", self.name, cause, text, count
+            )
+
+    def _stop_waiting(self) -> None:
+        """A newcomer whom nobody can tell anything counts by itself."""
+        for vector in sorted(self._newcomer):
+            if self.gossiper.weight(vector):
+                self._newcomer.discard(vector)
+            elif not self.gossiper.neighbours(vector):
+                self._newcomer.discard(vector)
+                self.gossiper.inject(vector, self.weight)
+
+    def report(self) -> dict[str, Any]:
+        """Where the weight is and what was counted, as JSON-friendly data."""
+        accounts = {v: self.gossiper.account(v) for v in self.gossiper.vectors}
+        return {
+            "weight": {v: [a.held, a.open, a.injected] for v, a in accounts.items()},
+            "gossip": dict(self.gossiper.counters),
+            "dropped": dict(self.dropped),
+        }
+
+
+def _as_float16(_vector: str, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return as_sent(value, "float16")

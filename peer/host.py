@@ -1,0 +1,196 @@
+"""A process that runs one or several peers: `python -m gossamer.peer.host SPEC.json`.
+
+SIGTERM and SIGINT make its peers hand over their mass and leave. Exit codes: 0 all peers finished,
+2 a peer cannot take part (the reason is the last line on stderr), anything else is a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..gossip.mqtt import MqttOptions, MqttTransport
+from ..gossip.mqtt_address import TlsFiles
+from ..gossip.topics import TopicError
+from ..gossip.transport import Hook, Transport, TransportError, Will
+from ..models import Learner, ModelError
+from .entry import load_entry
+from .errors import PeerError
+from .peer import Connect, Peer, Record, Report
+from .settings import Settings
+
+
+@dataclass(frozen=True)
+class BrokerAddress:
+    """How to reach a broker."""
+
+    url: str
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    version: str = "3.1.1"
+    connect_timeout: float = 15.0
+
+
+@dataclass(frozen=True)
+class PeerSpec:
+    """One peer of a process: its name, how to build its learner, and where its files go.
+
+    `entry` names a function that is called with `arguments` and returns a Learner.
+    """
+
+    name: str
+    entry: str
+    arguments: dict[str, Any]
+    settings: Settings
+    samples: int = 1
+    seed: int = 0
+    checkpoint: bool = True
+
+
+@dataclass(frozen=True)
+class HostSpec:
+    """A process: its peers, its broker, its folder."""
+
+    broker: BrokerAddress
+    folder: str
+    peers: list[PeerSpec] = field(default_factory=list)
+    threads: int = 1
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> HostSpec:
+        """From JSON."""
+        table = json.loads(path.read_text("utf-8"))
+        peers = [
+            PeerSpec(**{**peer, "settings": _settings(peer["settings"])}) for peer in table["peers"]
+        ]
+        return cls(BrokerAddress(**table["broker"]), table["folder"], peers, table["threads"])
+
+
+def mqtt_connect(broker: BrokerAddress) -> Connect:
+    """Transports for peers of one broker."""
+    tls = None
+    if broker.ca or broker.certificate:
+        tls = TlsFiles(_path(broker.ca), _path(broker.certificate), _path(broker.key))
+
+    def connect(client_id: str, will: Will, on_connect: Hook) -> Transport:
+        version = "5" if broker.version == "5" else "3.1.1"
+        options = MqttOptions(version=version, connect_timeout=broker.connect_timeout)
+        return MqttTransport(
+            broker.url, client_id, will=will, tls=tls, options=options, on_connect=on_connect
+        )
+
+    return connect
+
+
+async def run_peer(
+    spec: PeerSpec, connect: Connect, folder: Path, leaving: asyncio.Event
+) -> Report:
+    """Run one peer and leave its network, metrics and report in the folder."""
+    made = await asyncio.to_thread(lambda: load_entry(spec.entry)(**spec.arguments))
+    learner = made if isinstance(made, Learner) else None
+    if learner is None:
+        raise PeerError(
+            f"peer {spec.name}: {spec.entry} returned a {type(made).__name__}, not a learner"
+        )
+    metrics = (folder / f"{spec.name}.jsonl").open("a", encoding="utf-8")
+
+    def record(values: Record) -> None:
+        metrics.write(json.dumps(values) + "\n")
+        metrics.flush()
+
+    peer = Peer(
+        spec.name, learner, spec.settings, connect,
+        samples=spec.samples, seed=spec.seed, on_record=record,
+        checkpoint=folder / f"{spec.name}.checkpoint" if spec.checkpoint else None,
+    )  # fmt: skip
+    with metrics:
+        watch = asyncio.create_task(_leave_when(leaving, peer), name=f"{spec.name} watch")
+        try:
+            report = await peer.run()
+        finally:
+            watch.cancel()
+    learner.network.save(folder / f"{spec.name}.safetensors")
+    (folder / f"{spec.name}.report.json").write_text(json.dumps(asdict(report)), encoding="utf-8")
+    (folder / f"{spec.name}.checkpoint").unlink(missing_ok=True)
+    return report
+
+
+async def run_host(spec: HostSpec) -> list[Report]:
+    """Run all peers of a process side by side; the first that fails ends the others."""
+    leaving = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, leaving.set)
+    folder = Path(spec.folder)
+    connect = mqtt_connect(spec.broker)
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(run_peer(peer, connect, folder, leaving), name=peer.name)
+            for peer in spec.peers
+        ]
+    return [task.result() for task in tasks]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the process that a spec file describes."""
+    spec = HostSpec.read(Path(arguments[0]))
+    Path(spec.folder).mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(spec.threads)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    return run_guarded(spec)
+
+
+def run_guarded(spec: HostSpec) -> int:
+    """Run a process's peers; what no restart would cure is one line on stderr and exit code 2."""
+    try:
+        asyncio.run(run_host(spec))
+    except BaseExceptionGroup as errors:
+        error = _innermost(errors)
+        if not isinstance(error, PeerError | TransportError | ModelError | TopicError):
+            raise
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 2
+    return 0
+
+
+async def _leave_when(leaving: asyncio.Event, peer: Peer) -> None:
+    await leaving.wait()
+    peer.leave("it was told to stop")
+
+
+def _innermost(errors: BaseExceptionGroup) -> BaseException:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _settings(table: dict[str, Any]) -> Settings:
+    for name in ("neighbours", "sources", "expect"):
+        if table[name] is not None:
+            table[name] = tuple(table[name])
+    return Settings(**table)
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

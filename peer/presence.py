@@ -1,0 +1,245 @@
+"""Who is there: cards and statuses of the other peers, and what follows from them. No IO.
+
+A peer publishes a *card* (what it can average) and a *status* (whether it lives, its session, and how
+far it is), both retained. Its last will turns the status to offline. The roster reads the others' and
+says, as events, what the gossiper must know; every change is logged in one line with its cause.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..gossip.wire import SchemaEntry, schema_difference
+
+_log = logging.getLogger(__name__)
+
+Phase = Literal["starting", "training", "settling", "done"]
+State = Literal["online", "offline", "left"]
+Statement = list[list[Any]]
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a peer can average: for every vector the fields that it is made of."""
+
+    session: str
+    since: float
+    samples: int
+    vectors: dict[str, list[SchemaEntry]]
+
+    def encode(self) -> bytes:
+        """As JSON."""
+        return json.dumps(self.__dict__).encode()
+
+
+@dataclass(frozen=True)
+class Status:
+    """Whether a peer lives, and how far it is. `statement` settles what a leaver left open."""
+
+    state: State
+    session: str
+    phase: Phase = "starting"
+    reason: str = ""
+    statement: Statement = field(default_factory=list)
+
+    def encode(self) -> bytes:
+        """As JSON."""
+        return json.dumps(self.__dict__).encode()
+
+
+@dataclass(frozen=True)
+class Online:
+    """A neighbour can be reached, for these vectors."""
+
+    peer: str
+    session: str
+    vectors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Offline:
+    """A neighbour cannot be reached for now."""
+
+    peer: str
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A session is gone for good; the statement says what it had credited, if it said goodbye."""
+
+    peer: str
+    session: str
+    statement: Statement | None
+
+
+Event = Online | Offline | Gone
+
+
+@dataclass
+class _Entry:
+    card: Card | None = None
+    status: Status | None = None
+    offline_since: float | None = None
+    announced: str | None = None
+
+
+class Roster:
+    """What one peer knows of the others.
+
+    vectors: this peer's own vectors and their fields, to compare with the others'.
+    neighbours: only these peers are talked to; None talks to all that share a vector.
+    lease: seconds after which an offline peer is given up.
+    """
+
+    def __init__(
+        self,
+        peer: str,
+        vectors: Mapping[str, list[SchemaEntry]],
+        *,
+        neighbours: Iterable[str] | None = None,
+        lease: float = 600.0,
+    ):
+        self.peer = peer
+        self._vectors = dict(vectors)
+        self._neighbours = None if neighbours is None else frozenset(neighbours)
+        self._lease = lease
+        self._entries: dict[str, _Entry] = {}
+        self.mismatches: dict[tuple[str, str], str] = {}
+        """(peer, vector) → the field on which we differ."""
+
+    def card(self, peer: str, payload: bytes, now: float) -> list[Event]:
+        """Take in a card; an empty payload clears it."""
+        if peer == self.peer or not payload:
+            return []
+        card = _read_card(payload)
+        if card is None:
+            _log.warning("peer %s published a card that cannot be read; it is ignored", peer)
+            return []
+        self._entry(peer).card = card
+        return self._announce(peer, now)
+
+    def status(self, peer: str, payload: bytes, now: float) -> list[Event]:
+        """Take in a status."""
+        if peer == self.peer or not payload:
+            return []
+        status = _read_status(payload)
+        if status is None:
+            _log.warning("peer %s published a status that cannot be read; it is ignored", peer)
+            return []
+        entry = self._entry(peer)
+        before, entry.status = entry.status, status
+        if status.state == "online":
+            entry.offline_since = None
+            return self._announce(peer, now)
+        was_known = entry.announced is not None
+        if status.state == "left":
+            entry.announced = None
+            if was_known:
+                _log.info("peer %s left: %s", peer, status.reason or "it said goodbye")
+            return [Gone(peer, status.session, status.statement)] if was_known else []
+        if before is not None and before.session != status.session and before.state == "online":
+            entry.status = before  # the will of an older life, published late
+            return []
+        if entry.offline_since is None:
+            entry.offline_since = now
+            if was_known:
+                _log.info("peer %s is offline: %s", peer, status.reason or "connection lost")
+        return [Offline(peer)] if was_known else []
+
+    def tick(self, now: float) -> list[Event]:
+        """Give up peers whose lease is over."""
+        events: list[Event] = []
+        for peer, entry in self._entries.items():
+            # A quarter longer than the peer itself waits, so that it never believes it is still in.
+            since, known = entry.offline_since, entry.announced
+            if since is not None and known is not None and now - since > 1.25 * self._lease:
+                _log.warning("peer %s is given up: offline for over %g s", peer, self._lease)
+                events.append(Gone(peer, known, None))
+                entry.announced = entry.offline_since = None
+        return events
+
+    def online(self) -> dict[str, Status]:
+        """The peers that are online and share a vector with us, with their statuses."""
+        return {
+            peer: entry.status
+            for peer, entry in self._entries.items()
+            if entry.announced and entry.status is not None and entry.status.state == "online"
+        }
+
+    def all_online(self) -> dict[str, tuple[Card | None, Status]]:
+        """Every other peer that says it is online, neighbour or not."""
+        return {
+            peer: (entry.card, entry.status)
+            for peer, entry in self._entries.items()
+            if entry.status is not None and entry.status.state == "online"
+        }
+
+    def _entry(self, peer: str) -> _Entry:
+        return self._entries.setdefault(peer, _Entry())
+
+    def _announce(self, peer: str, now: float) -> list[Event]:
+        """The peer is usable once its card and its status speak of the same session."""
+        entry = self._entry(peer)
+        card, status = entry.card, entry.status
+        if card is None or status is None or status.state != "online":
+            return []
+        if card.session != status.session:
+            return []
+        events: list[Event] = []
+        if entry.announced is None:
+            _log.info("peer %s is online", peer)
+        elif entry.announced != status.session:
+            _log.info("peer %s started afresh: its old session is gone", peer)
+            events.append(Gone(peer, entry.announced, None))
+        entry.announced = status.session
+        shared = self._shared(peer, card)
+        return [*events, Online(peer, status.session, shared)]
+
+    def _shared(self, peer: str, card: Card) -> tuple[str, ...]:
+        shared = []
+        for vector, fields in card.vectors.items():
+            if vector not in self._vectors:
+                continue
+            difference = schema_difference(self._vectors[vector], fields)
+            if difference is None:
+                self.mismatches.pop((peer, vector), None)
+                if self._neighbours is None or peer in self._neighbours:
+                    shared.append(vector)
+            elif self.mismatches.get((peer, vector)) != difference:
+                self.mismatches[peer, vector] = difference
+                _log.warning("peer %s: model %s is not averaged: %s", peer, vector, difference)
+        return tuple(shared)
+
+
+def _read_card(payload: bytes) -> Card | None:
+    try:
+        table = json.loads(payload)
+        vectors = {
+            str(vector): [_field(*each) for each in fields]
+            for vector, fields in table["vectors"].items()
+        }
+        return Card(str(table["session"]), float(table["since"]), int(table["samples"]), vectors)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _field(name: str, shape: Iterable[int], dtype: str) -> SchemaEntry:
+    return str(name), [int(size) for size in shape], str(dtype)
+
+
+def _read_status(payload: bytes) -> Status | None:
+    try:
+        table = json.loads(payload)
+        state, phase = table["state"], table["phase"]
+        if state not in ("online", "offline", "left"):
+            return None
+        if phase not in ("starting", "training", "settling", "done"):
+            return None
+        statement = [list(row) for row in table["statement"]]
+        return Status(state, str(table["session"]), phase, str(table["reason"])[:200], statement)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None

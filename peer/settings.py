@@ -1,0 +1,57 @@
+"""How one peer behaves in its swarm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything about a peer that is not its network, its data or its broker."""
+
+    swarm: str = "swarm"
+    """Peers of one swarm name on one broker find each other."""
+    mode: Literal["async", "rounds", "server"] = "async"
+    """async: train and push, never wait. rounds: train, then average in lockstep. server: train, then
+    give everything to the averaging server of each partial model and take the mean home."""
+    rounds: int = 30
+    """How often the peer trains and then averages (or pushes, in async mode)."""
+    every: int = 1
+    """Stretches trained between two averagings."""
+    test_every: int = 1
+    """Rounds between two tests; the last round is always tested."""
+    exchanges: int = 1
+    """async: pushes after every stretch; rounds: exchanges per averaging. Raise it if peers disagree
+    too much while training, at that many more messages."""
+    fraction: float = 0.5
+    """The share of its weight that a peer gives away in one push."""
+    weigh: Literal["peers", "samples"] = "peers"
+    """Whether every peer counts the same in the average, or by its number of samples."""
+    dtype: Literal["float32", "float64", "float16"] = "float32"
+    """Values on the wire. float16 halves the traffic; what it rounds off stays with the sender."""
+    neighbours: tuple[str, ...] | None = None
+    """Peers to talk to; None talks to everybody who implements the same model."""
+    sources: tuple[str, ...] | None = None
+    """rounds mode on a directed graph: peers to hear from, where they are not the neighbours."""
+    servers: Mapping[str, str] = field(default_factory=dict)
+    """server mode: the peer that averages each partial model."""
+    expect: tuple[str, ...] = ()
+    """Peers that must be online before training starts."""
+    start_timeout: float = 120.0
+    """Seconds to wait for them. Raise it when many processes start on a slow machine."""
+    founder: bool | None = None
+    """True: own weight counts from the start. False: a newcomer takes over its neighbours' values
+    first. None: a newcomer if somebody who shares a model is already training."""
+    tick: float = 0.05
+    """Seconds between two looks at what must be repeated or recalled when nothing arrives."""
+    settle_tolerance: float = 1e-4
+    """async: after training, gossip goes on until received values differ by less than this (relative)."""
+    settle_timeout: float = 30.0
+    """Seconds after which a peer stops settling, whatever it sees."""
+    lease: float = 600.0
+    """A peer that was away for longer than this many seconds is given up for good: mass on its way to
+    it is taken back, and if it returns, it returns as a newcomer. Raise it for devices that sleep."""
+    leave_timeout: float = 15.0
+    """Seconds that a leaving peer tries to hand over its mass."""

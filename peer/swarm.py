@@ -1,0 +1,175 @@
+"""A swarm of local processes: start them, watch them, restart what crashes, end them cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..gossip import topics
+from ..gossip.transport import TransportError, Will
+from .errors import PeerError
+from .host import BrokerAddress, HostSpec, PeerSpec, mqtt_connect
+from .peer import Record
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SwarmSpec:
+    """A swarm on this machine.
+
+    per_process: peers that share one process. 1 is closest to real devices; more saves the memory
+        and start-up time that torch costs per process.
+    restarts: how often a crashed process is started again, each.
+    """
+
+    swarm: str
+    broker: BrokerAddress
+    folder: Path
+    peers: Sequence[PeerSpec]
+    per_process: int = 1
+    restarts: int = 3
+
+
+class LocalSwarm:
+    """Runs the processes of a swarm.
+
+    on_record is called with every metrics record that a peer publishes, on_event with lines about
+    processes that ended or were restarted.
+    """
+
+    def __init__(
+        self,
+        spec: SwarmSpec,
+        *,
+        on_record: Callable[[Record], None] = lambda _: None,
+        on_event: Callable[[str], None] = lambda _: None,
+    ):
+        self.spec = spec
+        self._on_record, self._on_event = on_record, on_event
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._stopping = False
+        self._deserted: set[int] = set()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The process of every peer that runs now."""
+        return {
+            peer.name: process.pid
+            for index, process in self._processes.items()
+            if process.returncode is None
+            for peer in self._groups()[index]
+        }
+
+    def desert(self, name: str) -> None:
+        """Do not restart this peer's process when it crashes."""
+        for index, group in enumerate(self._groups()):
+            if any(peer.name == name for peer in group):
+                self._deserted.add(index)
+
+    def stop(self) -> None:
+        """Ask every peer to hand over and leave."""
+        self._stopping = True
+        for process in self._processes.values():
+            if process.returncode is None:
+                process.terminate()
+
+    async def run(self) -> None:
+        """Run until every process has ended; PeerError if one could not take part."""
+        self.spec.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            async with asyncio.TaskGroup() as group:
+                listener = group.create_task(self._listen(), name="metrics")
+                keepers = [
+                    group.create_task(self._keep(index, peers), name=f"process {index}")
+                    for index, peers in enumerate(self._groups())
+                ]
+                await asyncio.gather(*keepers)
+                listener.cancel()
+        except* (PeerError, TransportError) as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            await self._kill_all()
+
+    def _groups(self) -> list[Sequence[PeerSpec]]:
+        size = self.spec.per_process
+        peers = self.spec.peers
+        return [peers[first : first + size] for first in range(0, len(peers), size)]
+
+    async def _keep(self, index: int, peers: Sequence[PeerSpec]) -> None:
+        """Run one process, again after a crash."""
+        names = ", ".join(peer.name for peer in peers)
+        folder = self.spec.folder
+        path = folder / f"host-{index}.json"
+        HostSpec(self.spec.broker, str(folder), list(peers)).write(path)
+        for attempt in range(self.spec.restarts + 1):
+            code, last_line = await self._run_once(index, path)
+            if code == 0 or self._stopping:
+                return
+            if code == 2:
+                self.stop()
+                raise PeerError(
+                    last_line.removeprefix("error: ") or f"peer {names} cannot take part"
+                )
+            why = (
+                f"was killed by signal {-code}"
+                if code < 0
+                else f"crashed (exit code {code}): {last_line}"
+            )
+            if index in self._deserted:
+                self._on_event(f"peer {names} {why}; it is not restarted")
+                return
+            if attempt == self.spec.restarts:
+                break
+            self._on_event(f"peer {names} {why}; it is restarted from its checkpoint")
+            await asyncio.sleep(0.5 * 2**attempt)
+        self.stop()
+        raise PeerError(
+            f"peer {names} crashed {self.spec.restarts + 1} times; see {folder}/host-{index}.log"
+        )
+
+    async def _run_once(self, index: int, path: Path) -> tuple[int, str]:
+        log = path.with_suffix(".log")
+        with log.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "gossamer.peer.host", str(path),
+                stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
+            )  # fmt: skip
+        self._processes[index] = process
+        if self._stopping:
+            process.terminate()
+        code = await process.wait()
+        lines = log.read_text("utf-8", errors="replace").strip().splitlines()
+        return code, lines[-1] if lines else ""
+
+    async def _listen(self) -> None:
+        """Hand on what peers publish about themselves."""
+        swarm = self.spec.swarm
+        name = f"watcher-{time.time_ns()}"
+        will = Will(f"gossamer/v1/{swarm}/watcher", b"", retain=False)
+        transport = mqtt_connect(self.spec.broker)(name, will, _nothing)
+        async with transport:
+            await transport.subscribe(topics.every(swarm, "metrics"))
+            async for _, payload, _ in transport.messages():
+                try:
+                    record = json.loads(payload)
+                except ValueError:
+                    continue
+                if isinstance(record, dict):
+                    self._on_record(record)
+
+    async def _kill_all(self) -> None:
+        for process in self._processes.values():
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+
+async def _nothing() -> None:
+    return

@@ -1,0 +1,134 @@
+"""Brokers that tests share. One of each kind is started when first asked for, and kept."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gossamer.gossip.memory_transport import MemoryBroker, MemoryTransport
+from gossamer.gossip.mqtt import MqttOptions, MqttTransport
+from gossamer.gossip.mqtt_address import TlsFiles
+from gossamer.peer.broker import Broker, BrokerSettings, BrokerTls, find_mosquitto
+from gossamer.peer.certificates import Authority
+
+RIGS = ["memory", "mosquitto-3.1.1", "mosquitto-5", "mosquitto-tls", "amqtt", "amqtt-websockets"]
+
+
+def require_mosquitto() -> None:
+    """Skip without mosquitto, unless the environment says that it must be there."""
+    if find_mosquitto() is None:
+        if os.environ.get("GOSSAMER_REQUIRE_MOSQUITTO") == "1":
+            pytest.fail("GOSSAMER_REQUIRE_MOSQUITTO=1, but mosquitto is not on PATH")
+        pytest.skip("mosquitto is not on PATH")
+
+
+@pytest.fixture
+def run() -> Callable[[Coroutine[Any, Any, Any]], Any]:
+    """Run a coroutine in a new event loop, and fail rather than hang."""
+
+    def runner(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        async def bounded() -> Any:
+            async with asyncio.timeout(60):
+                return await coroutine
+
+        return asyncio.run(bounded())
+
+    return runner
+
+
+@dataclass
+class Rig:
+    """One kind of broker and transport, behind one interface."""
+
+    name: str
+    broker: Broker | None = None
+    memory: MemoryBroker | None = None
+    tls: TlsFiles | None = None
+    websockets: bool = False
+    transports: list[Any] = field(default_factory=list)
+
+    def client(self, client_id: str, **options: Any) -> Any:
+        bounds = {key: options.pop(key) for key in list(options) if key.startswith("max_")}
+        if self.memory is not None:
+            transport = MemoryTransport(self.memory, client_id, **options, **bounds)
+        else:
+            assert self.broker is not None
+            url = self.broker.websocket_url if self.websockets else self.broker.url
+            version = "5" if self.name.endswith("-5") else "3.1.1"
+            knobs = MqttOptions(version=version, first_delay=0.05, longest_delay=0.5, **bounds)
+            transport = MqttTransport(
+                url, client_id, tls=self.tls, options=knobs, seed=1, **options
+            )
+        self.transports.append(transport)
+        return transport
+
+    async def restart(self) -> None:
+        """Stop the broker, start it again, and let every client come back."""
+        if self.memory is not None:
+            self.memory.stop()
+            await asyncio.sleep(0)
+            open_ones = [one for one in self.transports if one.connection.state == "lost"]
+            await self.memory.start(open_ones)
+        else:
+            assert self.broker is not None
+            await asyncio.to_thread(self.broker.restart)
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority.create(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="session")
+def brokers(authority: Authority) -> Iterator[Callable[[str], Broker]]:
+    """Starts (once) and returns the broker that a rig needs."""
+    running: dict[str, Broker] = {}
+
+    def get(name: str) -> Broker:
+        if name not in running:
+            if name.startswith("mosquitto"):
+                require_mosquitto()
+            kind = "mosquitto" if name.startswith("mosquitto") else "amqtt"
+            settings = BrokerSettings()
+            if name.endswith("-tls"):
+                server = authority.issue_server()
+                settings = BrokerSettings(
+                    tls=BrokerTls(authority.certificate, server.certificate, server.key)
+                )
+            elif name.endswith("-websockets"):
+                settings = BrokerSettings(websocket_port=0)
+            running[name] = Broker(settings, kind=kind)
+            running[name].start()
+        return running[name]
+
+    yield get
+    for broker in running.values():
+        broker.close()
+
+
+@pytest.fixture(params=RIGS)
+def rig(
+    request: pytest.FixtureRequest, brokers: Callable[[str], Broker], authority: Authority
+) -> Rig:
+    name: str = request.param
+    if name == "memory":
+        return Rig(name, memory=MemoryBroker())
+    kind = "mosquitto" if name in ("mosquitto-3.1.1", "mosquitto-5") else name
+    return Rig(
+        name,
+        broker=brokers(kind),
+        tls=TlsFiles(ca=Path(authority.certificate)) if name.endswith("-tls") else None,
+        websockets=name.endswith("-websockets"),
+    )
+
+
+@pytest.fixture
+def mosquitto(brokers: Callable[[str], Broker]) -> Broker:
+    """The shared plain mosquitto; skips without one."""
+    return brokers("mosquitto")

@@ -1,0 +1,395 @@
+"""The gossiper by example: bad input, recall, leaving, newcomers, restarts, async mode."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gossamer.gossip.gossiper import Gossiper, new_session
+from gossamer.gossip.ledger import Patience
+from gossamer.gossip.memory import FaultPlan, MemoryNetwork, Partition, introduce, run
+from gossamer.gossip.messages import Ack, Give, Recall
+from gossamer.gossip.modes import AsyncMode
+from gossamer.gossip.pushsum import FLOOR, MAX_WEIGHT, ONE
+from gossamer.gossip.store import DictStore
+
+
+def make(name: str, value: float = 0.0, weight: int = ONE, **options) -> Gossiper:
+    store = DictStore({"v": np.full(3, value, dtype=np.float32)})
+    peer = Gossiper(name, f"s{name}", store, **options)
+    if weight:
+        peer.inject("v", weight)
+    return peer
+
+
+def pair(**options) -> tuple[Gossiper, Gossiper]:
+    a, b = make("a", 0.0, **options), make("b", 4.0, **options)
+    introduce([a, b])
+    return a, b
+
+
+def read(peer: Gossiper) -> np.ndarray:
+    return peer._vault.store.read("v")
+
+
+def is_busy(peer: Gossiper) -> bool:
+    return bool(peer.ledger.open)
+
+
+def give_of(a: Gossiper) -> Give:
+    (give,) = a.poll()
+    assert isinstance(give, Give)
+    return give
+
+
+def pushed(a: Gossiper, share: int = ONE // 2, now: float = 0.0) -> Give:
+    assert a.push("v", {"b": share}, now)
+    return give_of(a)
+
+
+def test_a_transfer_debits_credits_and_closes() -> None:
+    a, b = pair()
+    give = pushed(a)
+    assert (a.weight("v"), a.account("v").open) == (ONE // 2, ONE // 2)
+    b.handle(give, 0.1)
+    assert b.weight("v") == ONE + ONE // 2
+    np.testing.assert_allclose(read(b), 4 * 2 / 3, rtol=1e-6)
+    (ack,) = b.poll()
+    a.handle(ack, 0.2)
+    assert a.account("v").open == 0
+    assert read(b).dtype == np.float32
+
+
+def bad(give: Give, kind: str) -> Give:
+    value = np.array(give.value)
+    if kind == "nan":
+        value[1] = np.nan
+        return replace(give, value=value)
+    if kind == "too big for float32":
+        return replace(give, value=np.full(3, 1e300))
+    return {
+        "short": replace(give, value=value[:2]),
+        "two-dimensional": replace(give, value=value[None]),
+        "complex": replace(give, value=value.astype(complex)),
+        "strings": replace(give, value=np.array(["1", "2", "3"])),
+        "zero": replace(give, weight=0),
+        "negative": replace(give, weight=-5),
+        "huge": replace(give, weight=MAX_WEIGHT),
+        "unknown": replace(give, vector="w"),
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        ("nan", "refused-not-finite"),
+        ("too big for float32", "refused-not-finite"),
+        ("short", "refused-wrong-length"),
+        ("two-dimensional", "refused-wrong-length"),
+        ("complex", "refused-bad-dtype"),
+        ("strings", "refused-bad-dtype"),
+        ("zero", "refused-weight"),
+        ("negative", "refused-weight"),
+        ("huge", "refused-weight"),
+        ("unknown", "refused-unknown-vector"),
+    ],
+)
+def test_bad_mass_is_counted_refused_and_returned(kind: str, cause: str) -> None:
+    for own_weight in (ONE, 0):
+        a, b = make("a", 1.0), make("b", 4.0, weight=own_weight)
+        introduce([a, b])
+        if kind == "huge" and own_weight == 0:
+            continue
+        give = bad(pushed(a), kind)
+        b.handle(give, 0.0)
+        assert b.counters[cause] == 1
+        assert b.weight("v") == own_weight
+        assert list(read(b)) == [4.0] * 3
+        (ack,) = b.poll()
+        assert isinstance(ack, Ack)
+        assert ack.verdict == "void"
+        a.handle(replace(ack, vector="v"), 0.0)
+        assert a.weight("v") == ONE
+
+
+def test_strange_messages_change_nothing() -> None:
+    a, b = pair()
+    give = pushed(a)
+    before = b.snapshot()["vault"]["weights"]
+    b.handle(replace(give, receiver="c"), 0.0)
+    b.handle(replace(give, receiver_session="former life"), 0.0)
+    b.handle(replace(give, sequence=0), 0.0)
+    assert b.poll() == []
+    assert b.snapshot()["vault"]["weights"] == before
+    assert b.counters == {"misaddressed": 1, "other-session": 1, "stale": 1}
+    b.handle(give, 0.0)
+    (ack,) = b.poll()
+    assert isinstance(ack, Ack)
+    a.handle(replace(ack, session="another"), 0.0)
+    a.handle(replace(ack, giver_session="another"), 0.0)
+    a.handle(replace(ack, sequence=9), 0.0)
+    a.handle(replace(ack, verdict="perhaps"), 0.0)  # type: ignore[arg-type]
+    assert a.account("v").open == ONE // 2
+    assert a.counters["stale-ack"] == 3
+    assert a.counters["bad-verdict"] == 1
+
+
+def test_own_values_that_are_not_finite_are_not_pushed() -> None:
+    a, _ = pair()
+    a._vault.store.write("v", np.array([1, np.inf, 2], dtype=np.float32))
+    assert not a.push("v", {"b": 5}, 0.0)
+    assert a.counters["own-value-not-finite"] == 1
+    assert a.weight("v") == ONE
+
+
+def test_mistakes_of_the_driver_are_named() -> None:
+    a, _ = pair()
+    with pytest.raises(ValueError, match="push 'v' to 'z': not a neighbour"):
+        a.push("v", {"z": 5}, 0.0)
+    with pytest.raises(ValueError, match="at least 1"):
+        a.push("v", {"b": 0}, 0.0)
+    with pytest.raises(ValueError, match="cannot take"):
+        a.push("v", {"b": 2 * ONE}, 0.0)
+    with pytest.raises(ValueError, match=r"'a' has no vector 'w', only \['v'\]"):
+        a.weight("w")
+    with pytest.raises(ValueError, match="out of range"):
+        a.inject("v", 0)
+    with pytest.raises(ValueError, match="no transfer is open"):
+        a.recall("b", "v", 0.0)
+    pushed(a)
+    with pytest.raises(ValueError, match="a transfer is open"):
+        a.push("v", {"b": 5}, 0.0)
+
+
+def test_a_recalled_transfer_is_burnt_even_if_it_arrives_later() -> None:
+    a, b = pair()
+    give = pushed(a)
+    a.recall("b", "v", 1.0)
+    (recall,) = a.poll()
+    assert isinstance(recall, Recall)
+    b.handle(recall, 1.0)
+    b.handle(give, 1.1)
+    assert [m.verdict for m in b.poll() if isinstance(m, Ack)] == ["void", "void"]
+    assert b.weight("v") == ONE
+    a.handle(Ack("v", "b", "sb", "a", "sa", give.sequence, "void"), 1.2)
+    assert a.weight("v") == ONE
+    assert read(a)[0] == 0.0
+
+
+def test_a_recall_that_comes_too_late_is_answered_credited() -> None:
+    a, b = pair()
+    b.handle(pushed(a), 0.0)
+    b.poll()
+    a.recall("b", "v", 1.0)
+    b.handle(a.poll()[0], 1.0)
+    (ack,) = b.poll()
+    assert isinstance(ack, Ack)
+    assert ack.verdict == "credited"
+    a.handle(ack, 1.0)
+    assert (a.weight("v"), b.weight("v")) == (ONE // 2, ONE + ONE // 2)
+
+
+def test_repeats_back_off_then_the_transfer_is_recalled() -> None:
+    a, _ = pair(patience=Patience(first=1.0, resend_factor=1.0, backoff=2.0, recall_factor=20.0))
+    pushed(a)
+    sent = []
+    for tick in range(1, 300):
+        a.tick(tick * 0.1)
+        sent += [(tick * 0.1, type(m)) for m in a.poll()]
+    times = [t for t, kind in sent if kind is Give]
+    assert times == pytest.approx([1.0, 3.0, 7.0, 15.0])
+    assert sent[len(times)][1] is Recall
+    assert sent[len(times)][0] == pytest.approx(20.0)
+    assert Give not in [kind for t, kind in sent if t > 20.05]
+
+
+def test_nothing_is_repeated_to_an_offline_peer_and_at_once_when_it_is_back() -> None:
+    a, _ = pair()
+    give = pushed(a)
+    a.peer_offline("b")
+    a.tick(15.0)
+    assert a.poll() == []
+    assert a.free_neighbours("v") == []
+    assert a.peer_online("b", "sb", ["v"])
+    a.tick(15.1)
+    assert a.poll() == [give]
+
+
+def test_a_new_session_means_the_old_one_is_gone() -> None:
+    a, _ = pair()
+    pushed(a)
+    assert a.peer_online("b", "second life", ["v"])
+    assert a.weight("v") == ONE
+    assert not a.peer_online("b", "sb", ["v"])
+    assert pushed(a).receiver_session == "second life"
+    assert a.ledger.open["b", "v"].give.sequence == 2
+
+
+def test_old_news_of_a_death_leaves_the_present_session_alone() -> None:
+    a, _ = pair()
+    assert a.peer_online("b", "second life", ["v"])
+    pushed(a)
+    a.peer_gone("b", "sb")
+    assert a.account("v").open == ONE // 2
+    assert a.neighbours("v") == ["b"]
+
+
+@pytest.mark.parametrize("credited", [True, False])
+def test_a_leavers_statement_settles_what_its_lost_acknowledgements_left_open(
+    credited: bool,
+) -> None:
+    a, b, c = make("a"), make("b", 4.0), make("c", 8.0)
+    introduce([a, b, c])
+    give = pushed(a)
+    if credited:
+        b.handle(give, 0.0)
+    b.hand_over(0.1)
+    late = pushed(c)  # comes while leaving: refused
+    b.handle(late, 0.2)
+    for _ in range(20):
+        outgoing = [m for m in b.poll() if not (isinstance(m, Ack) and m.receiver == "a")]
+        for message in outgoing:  # whatever b gives reaches its heir; acks to a are lost
+            {"a": a, "c": c}[message.receiver].handle(message, 0.3)
+        for message in [*a.poll(), *c.poll()]:
+            b.handle(message, 0.4)
+        b.tick(0.5)
+    assert b.drained()
+    for peer in (a, c):
+        peer.peer_gone("b", "sb", b.statement())
+        assert peer.account("v").open == 0
+    assert a.weight("v") + c.weight("v") == 3 * ONE
+    assert a.counters["settled-by-statement"] == credited
+    assert c.weight("v") >= ONE
+    assert b.counters["refused-leaving"] >= 1
+
+
+def test_a_newcomer_adds_its_weight_at_what_it_hears() -> None:
+    a, b = make("a", 6.0), make("b", 1000.0, weight=0)
+    introduce([a, b])
+    b.inject("v", ONE, after_hearing=True)
+    assert b.weight("v") == 0
+    b.handle(pushed(a), 0.0)
+    assert b.weight("v") == ONE + ONE // 2
+    assert list(read(b)) == [6.0] * 3
+    assert b.account("v").injected == ONE
+
+
+def test_a_lossy_wire_costs_nothing() -> None:
+    a, b = make("a", 1.0001, lossy=lambda _, x: x.astype(np.float16)), make("b", 4.0)
+    introduce([a, b])
+    give = pushed(a, ONE // 4)
+    assert give.value.dtype == np.float16
+    before = ONE * np.float64(np.float32(1.0001))
+    kept = a.weight("v") * read(a).astype(float) + give.weight * give.value.astype(float)
+    np.testing.assert_allclose(kept, before, rtol=1e-7)
+    b.handle(give, 0.0)
+    assert b.counters["credited"] == 1
+
+
+def test_one_push_shares_one_read_only_value() -> None:
+    a, b, c = make("a"), make("b"), make("c")
+    introduce([a, b, c])
+    a.push("v", {"b": 5, "c": 6}, 0.0)
+    first, second = (m for m in a.poll() if isinstance(m, Give))
+    assert first.value is second.value
+    assert not first.value.flags.writeable
+    a._vault.store.read("v")[:] = 9  # training goes on
+    assert list(first.value) == [0.0] * 3
+
+
+def test_a_snapshot_is_plain_data_and_restores_the_whole_state() -> None:
+    a, b = pair()
+    a.inject("v", 3)
+    a.handle(Give("v", "b", "sb", 7, "a", "sa", 5, read(b), (1, 2)), 0.0)
+    a.poll()
+    pushed(a)
+    a.peer_gone("z", "old")
+    snapshot = a.snapshot()
+
+    def plain(data: object) -> bool:
+        if isinstance(data, dict):
+            return all(isinstance(k, str) and plain(v) for k, v in data.items())
+        if isinstance(data, list):
+            return all(plain(v) for v in data)
+        return data is None or type(data) in (int, str, bool, np.ndarray)
+
+    assert plain(snapshot)
+    store = DictStore({"v": np.zeros(3, dtype=np.float32)})
+    again = Gossiper.restore(snapshot, store)
+    np.testing.assert_equal(again.snapshot(), snapshot)
+    again.tick(100.0)
+    (give,) = again.poll()
+    assert isinstance(give, Give)
+    assert give.sequence == 1
+    assert not again.peer_online("z", "old", [])
+    assert again.peer_online("b", "a new life", ["v"])  # b is gone: restored books take it back
+    assert again.weight("v") == ONE + 3 + 5
+
+
+def test_snapshots_that_do_not_fit_are_refused() -> None:
+    snapshot = make("a").snapshot()
+    with pytest.raises(ValueError, match=r"vectors \['v'\], the store \['w'\]"):
+        Gossiper.restore(snapshot, DictStore({"w": np.zeros(3)}))
+    with pytest.raises(ValueError, match="'v' has 3 values, the store's 4"):
+        Gossiper.restore(snapshot, DictStore({"v": np.zeros(4)}))
+    with pytest.raises(ValueError, match="version 9"):
+        Gossiper.restore({**snapshot, "version": 9}, DictStore({"v": np.zeros(3)}))
+    values_elsewhere = make("a", 5.0).snapshot(values=False)
+    assert values_elsewhere["vault"]["values"] == {}
+
+
+def test_sessions_are_unique() -> None:
+    assert len({new_session() for _ in range(100)}) == 100
+
+
+@pytest.mark.parametrize("samples", [[1, 1, 1, 1, 1], [1, 5, 2, 9, 3]], ids=["peers", "samples"])
+def test_async_gossip_agrees_on_the_weighted_mean_through_faults(samples: list[int]) -> None:
+    cut = Partition(2.0, 6.0, frozenset({"p0", "p1"}))
+    faults = FaultPlan(0.1, 0.1, 0.2, (0.0, 0.05), (cut,))
+    peers = {}
+    for i, count in enumerate(samples):
+        store = DictStore({"v": np.full(2, float(i)), "w": np.full(2, -float(i * i))})
+        mode = AsyncMode(0.1)
+        peer = Gossiper(f"p{i}", f"s{i}", store, mode=mode, patience=Patience(first=0.1), seed=i)
+        for vector in ("v", "w"):
+            peer.inject(vector, ONE * count)
+        peers[peer.peer] = peer
+    introduce(peers.values())
+    network: MemoryNetwork = MemoryNetwork(4, faults)
+    run(peers, network, seconds=40)
+    for vector, start in (("v", [0, 1, 2, 3, 4]), ("w", [0, -1, -4, -9, -16])):
+        mean = np.average(start, weights=samples)
+        for peer in peers.values():
+            np.testing.assert_allclose(peer._vault.store.read(vector), mean, rtol=1e-6)
+            peer.mode = AsyncMode(1e9)
+    run(peers, network, start=41.0, seconds=40, until=lambda: not any(map(is_busy, peers.values())))
+    for vector in ("v", "w"):
+        accounts = [p.account(vector) for p in peers.values()]
+        assert [a.open for a in accounts] == [0] * 5
+        assert sum(a.held for a in accounts) == sum(a.injected for a in accounts)
+    assert sum(p.counters["repeat"] for p in peers.values()) > 0
+
+
+def test_async_mode_waits_for_its_interval_a_free_edge_and_enough_weight() -> None:
+    a, b = make("a", mode=AsyncMode(1.0, jitter=0.0)), make("b")
+    introduce([a, b])
+    a.tick(0.0)
+    give = give_of(a)
+    assert give.weight == ONE // 2
+    a.tick(0.5)
+    b.handle(give, 0.5)
+    a.handle(b.poll()[0], 0.5)
+    a.tick(0.9)
+    assert a.poll() == []
+    a.tick(1.0)
+    assert give_of(a).weight == ONE // 4
+    poor = make("p", weight=2 * FLOOR - 1, mode=AsyncMode(1.0))
+    introduce([poor, b])
+    poor.tick(0.0)
+    assert poor.poll() == []
+    with pytest.raises(ValueError, match="fraction is 1"):
+        AsyncMode(1.0, fraction=1)
+    with pytest.raises(ValueError, match="interval"):
+        AsyncMode(0.0)

@@ -1,0 +1,326 @@
+"""MQTT beyond the contract: addresses, fatal errors, takeover, limits, and a loop that is free."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+from blockbuster import blockbuster_ctx
+
+from gossamer.gossip.mqtt import MqttOptions, MqttTransport
+from gossamer.gossip.mqtt_address import Address, TlsFiles
+from gossamer.gossip.mqtt_websocket import frame, mend
+from gossamer.gossip.transport import Received, TransportError
+from gossamer.peer.broker import Broker, BrokerSettings, BrokerTls, free_port
+from gossamer.peer.certificates import Authority
+
+IMPATIENT = MqttOptions(connect_timeout=0.3, first_delay=0.05)
+
+
+def failure(run, url: str, **options) -> TransportError:
+    """The error of a connection that must not succeed; it must be one line."""
+
+    async def scenario():
+        async with MqttTransport(url, "nobody", **options):
+            pass
+
+    with pytest.raises(TransportError) as error:
+        run(scenario())
+    assert "\n" not in str(error.value)
+    return error.value
+
+
+# --- addresses ---------------------------------------------------------------------------------
+
+
+def test_urls_are_taken_apart():
+    address = Address.parse("mqtts://ann:p%40ss@broker.lan")
+    assert (address.host, address.port, address.tls) == ("broker.lan", 8883, True)
+    assert (address.username, address.password) == ("ann", "p@ss")
+    assert Address.parse("mqtt://h:99").port == 99
+    assert Address.parse("ws://h/path").path == "/path"
+    assert str(Address.parse("wss://[::1]:44")) == "wss://[::1]:44/mqtt"
+
+
+def test_passwords_never_show():
+    address = Address.parse("mqtt://ann:secret@broker.lan")
+    assert "secret" not in f"{address} {address!r}"
+    with pytest.raises(TransportError) as error:
+        Address.parse("http://ann:secret@broker.lan")
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize("url", ["", "broker", "http://h", "mqtt://", "mqtt://h:nan", "mqtt://h/p"])
+def test_bad_urls_are_refused(url):
+    with pytest.raises(TransportError) as error:
+        Address.parse(url)
+    assert error.value.cause == "url"
+
+
+# --- fatal errors ------------------------------------------------------------------------------
+
+
+def test_unknown_host(run):
+    error = failure(run, "mqtt://no-such-host.invalid", options=IMPATIENT)
+    assert error.cause == "unknown-host"
+    assert "no-such-host.invalid" in str(error)
+
+
+def test_nobody_listens(run):
+    error = failure(run, f"mqtt://127.0.0.1:{free_port()}", options=IMPATIENT)
+    assert error.cause == "refused"
+
+
+def test_listener_that_is_no_broker_hangs_up(run):
+    async def scenario():
+        async def rude(reader, writer):
+            await reader.read(1)
+            writer.close()
+
+        server = await asyncio.start_server(rude, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server:
+            with pytest.raises(TransportError, match="hung up"):
+                async with MqttTransport(f"mqtt://127.0.0.1:{port}", "a", options=IMPATIENT):
+                    pass
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("kind", "version"), [("mosquitto", "3.1.1"), ("mosquitto", "5"), ("amqtt", "3.1.1")]
+)
+def test_wrong_password(run, request, kind, version):
+    if kind == "mosquitto":
+        request.getfixturevalue("mosquitto")
+    options = MqttOptions(version=version)
+    with Broker(BrokerSettings(users={"ann": "right:word"}), kind=kind) as broker:
+        place = f"127.0.0.1:{broker.port}"
+        for credentials in ("ann:wrong@", "bob:right%3Aword@", ""):
+            error = failure(run, f"mqtt://{credentials}{place}", options=options)
+            assert error.cause == "password", error
+            assert "wrong" not in str(error)
+
+        async def right():
+            async with MqttTransport(f"mqtt://ann:right%3Aword@{place}", "a", options=options):
+                pass
+
+        run(right())
+
+
+def test_untrusted_and_misnamed_certificates(run, brokers, authority, tmp_path):
+    broker = brokers("mosquitto-tls")
+    stranger = Authority.create(tmp_path)
+    error = failure(run, broker.url, tls=TlsFiles(ca=stranger.certificate))
+    assert error.cause == "certificate"
+    assert "not trusted" in str(error)
+    error = failure(run, broker.url)
+    assert "not trusted" in str(error)
+    other = authority.issue_server(file="any-address")
+    tls = BrokerTls(authority.certificate, other.certificate, other.key)
+    with Broker(BrokerSettings(host="127.0.0.2", tls=tls), kind="mosquitto") as misnamed:
+        error = failure(run, misnamed.url, tls=TlsFiles(ca=authority.certificate))
+    assert error.cause == "certificate"
+    assert "another address" in str(error)
+
+
+def test_expired_certificate(run, mosquitto, authority):
+    expired = authority.issue_server(file="expired", days=-1)
+    tls = BrokerTls(authority.certificate, expired.certificate, expired.key)
+    with Broker(BrokerSettings(tls=tls), kind="mosquitto") as broker:
+        error = failure(run, broker.url, tls=TlsFiles(ca=authority.certificate))
+    assert error.cause == "certificate"
+    assert "expired" in str(error)
+
+
+def test_client_certificate_is_asked_for_and_accepted(run, mosquitto, authority):
+    server = authority.issue_server(file="strict")
+    tls = BrokerTls(authority.certificate, server.certificate, server.key, require_client=True)
+    ann = authority.issue_client("ann")
+    with Broker(BrokerSettings(tls=tls), kind="mosquitto") as broker:
+        error = failure(run, broker.url, tls=TlsFiles(ca=authority.certificate))
+        assert error.cause == "certificate"
+        assert "client certificate" in str(error)
+
+        async def welcome():
+            files = TlsFiles(authority.certificate, ann.certificate, ann.key)
+            async with MqttTransport(broker.url, "ann", tls=files) as transport:
+                return transport.connection.state
+
+        assert run(welcome()) == "connected"
+
+
+def test_tls_to_a_plain_port_and_missing_files(run, mosquitto):
+    error = failure(run, mosquitto.url.replace("mqtt:", "mqtts:"), options=IMPATIENT)
+    assert "is that a TLS port?" in str(error)
+    error = failure(run, "mqtts://127.0.0.1:1", tls=TlsFiles(ca=Path("nowhere.pem")))
+    assert "nowhere.pem" in str(error)
+    with pytest.raises(TransportError, match="does not use TLS"):
+        MqttTransport("mqtt://h", "a", tls=TlsFiles())
+
+
+def test_password_refused_after_a_restart_is_fatal_too(run, mosquitto):
+    async def scenario():
+        port = free_port()
+        first = Broker(BrokerSettings(port=port), kind="mosquitto")
+        await asyncio.to_thread(first.start)
+        try:
+            options = MqttOptions(first_delay=0.02)
+            async with MqttTransport(f"mqtt://127.0.0.1:{port}", "a", options=options) as a:
+                await a.subscribe("x")
+                await asyncio.to_thread(first.close)
+                second = Broker(BrokerSettings(port=port, users={"b": "c"}), kind="mosquitto")
+                async with second:
+                    with pytest.raises(TransportError) as error:
+                        await anext(a.messages())
+                    assert error.value.cause == "password"
+                    with pytest.raises(TransportError):
+                        await a.publish("x/status", b"state")
+        finally:
+            await asyncio.to_thread(first.close)
+
+    run(scenario())
+
+
+# --- MQTT 5 --------------------------------------------------------------------------------------
+
+
+def test_being_taken_over_is_told_in_mqtt_5(run):
+    # mosquitto 2.0.11 hangs up without the reason that MQTT 5 has for it: play a broker that tells.
+    async def scenario():
+        async def broker(reader, writer):
+            await reader.read(1000)
+            writer.write(b"\x20\x03\x00\x00\x00")  # CONNACK: welcome
+            writer.write(b"\xe0\x02\x8e\x00")  # DISCONNECT: session taken over
+            await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(broker, "127.0.0.1", 0)
+        url = f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with (
+            server,
+            MqttTransport(url, "same", options=MqttOptions(version="5")) as transport,
+        ):
+            with pytest.raises(TransportError) as error:
+                await anext(transport.messages())
+            assert error.value.cause == "taken-over"
+            assert transport.connection.state == "failed"
+
+    run(scenario())
+
+
+def test_brokers_packet_limit_is_known_in_mqtt_5_and_fits_exactly(run, mosquitto):
+    async def scenario():
+        with Broker(BrokerSettings(max_packet=100_000), kind="mosquitto") as broker:
+            async with MqttTransport(broker.url, "a", options=MqttOptions(version="5")) as a:
+                await a.subscribe("x/#")
+                largest = a.max_payload("x/inbox")
+                assert 99_900 < largest < 100_000
+                assert await a.publish("x/inbox", bytes(largest), qos=1)
+                assert len((await anext(a.messages())).payload) == largest
+                assert a.counters["reconnects"] == 0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("version", ["3.1.1", "5"])
+def test_oversized_arrivals_never_reach_the_consumer(run, mosquitto, version):
+    async def scenario():
+        small = MqttOptions(version=version, max_inbound_payload=10_000)
+        async with (
+            MqttTransport(mosquitto.url, "a") as a,
+            MqttTransport(mosquitto.url, "b", options=small) as b,
+        ):
+            await b.subscribe("x/#")
+            await a.publish("x/inbox", bytes(20_000))
+            await a.publish("x/inbox", b"fits")
+            assert (await anext(b.messages())).payload == b"fits"
+            assert b.counters["inbound-too-large"] == (1 if version == "3.1.1" else 0)
+
+    run(scenario())
+
+
+# --- the event loop ------------------------------------------------------------------------------
+
+
+def test_nothing_blocks_the_loop(run, mosquitto, authority, brokers):
+    secure = brokers("mosquitto-tls")
+
+    async def scenario(url: str, tls: TlsFiles | None) -> None:
+        async with MqttTransport(url, "a", tls=tls) as a, MqttTransport(url, "b", tls=tls) as b:
+            await b.subscribe("x/#")
+            for _ in range(3):
+                await a.publish("x/inbox", bytes(1_000_000))
+                assert len((await anext(b.messages())).payload) == 1_000_000
+
+    with blockbuster_ctx("gossamer"):
+        run(scenario(mosquitto.url, None))
+        run(scenario(secure.url, TlsFiles(ca=authority.certificate)))
+
+
+def test_unsolicited_messages_are_dropped(run, mosquitto):
+    class Stray:
+        topic, payload, retain = "y/inbox", b"?", False
+
+    async def scenario():
+        async with MqttTransport(mosquitto.url, "a") as a:
+            await a.subscribe("x/#")
+            a.receive(Stray())  # type: ignore[arg-type]
+            assert a.counters["inbound-unsolicited"] == 1
+            await a.publish("x/inbox", b"!")
+            assert await anext(a.messages()) == Received("x/inbox", b"!", False)
+
+    run(scenario())
+
+
+def test_hook_that_fails_is_reported(run, mosquitto):
+    async def hook() -> None:
+        raise KeyError("oops")
+
+    error = failure(run, mosquitto.url, on_connect=hook)
+    assert error.cause == "hook"
+    assert "oops" in str(error)
+
+
+# --- websocket frames ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 125, 126, 65_535, 65_536])
+def test_frames_unmask_to_what_was_sent(size):
+    data = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8).tobytes()
+    raw = bytes(frame(memoryview(data)))
+    head = {True: 2, False: 4 if size < 65_536 else 10}[size < 126]
+    key, body = raw[head : head + 4], raw[head + 4 :]
+    assert raw[0] == 0x82
+    assert raw[1] & 0x80
+    assert bytes(byte ^ key[index % 4] for index, byte in enumerate(body)) == data
+
+
+def test_partial_writes_keep_the_packet():
+    left, right = socket.socketpair()
+
+    class Slow:
+        def send(self, data: memoryview) -> int:
+            return left.send(data[:100])
+
+    class Wrapper:
+        _socket = Slow()
+
+        def _send_impl(self, data: bytes) -> int:
+            raise AssertionError("not mended")
+
+    with left, right:
+        wrapper = Wrapper()
+        mend(wrapper)
+        attempts = 1
+        while True:
+            try:
+                assert wrapper._send_impl(b"x" * 250) == 250
+                break
+            except BlockingIOError:
+                attempts += 1
+        assert attempts == 3
+        assert len(right.recv(1000)) == 250 + 8

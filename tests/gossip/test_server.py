@@ -1,0 +1,159 @@
+"""Averaging through servers: the mean is exact, and several servers share the work."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from gossamer.gossip.gossiper import Gossiper
+from gossamer.gossip.ledger import Patience
+from gossamer.gossip.memory import FaultPlan, MemoryNetwork, introduce, run
+from gossamer.gossip.modes_server import ServerMode
+from gossamer.gossip.pushsum import ONE
+from gossamer.gossip.store import DictStore
+
+SERVERS = {"a": "p0", "b": "p1"}
+FAULTY = FaultPlan(drop=0.2, duplicate=0.2, reorder=0.3, delay=(0.0, 0.03))
+
+
+class World:
+    def __init__(self, faults: FaultPlan | None = None) -> None:
+        self.network: MemoryNetwork = MemoryNetwork(3, faults or FaultPlan())
+        self.start = {f"p{i}": {"a": Fraction(i), "b": Fraction(7 * i * i)} for i in range(4)}
+        self.samples = {f"p{i}": i + 1 for i in range(4)}
+        self.peers: dict[str, Gossiper] = {}
+        self.modes: dict[str, ServerMode] = {}
+        for name, values in self.start.items():
+            store = DictStore({v: np.array([x], dtype=object) for v, x in values.items()})
+            mode = ServerMode(name, SERVERS)
+            peer = Gossiper(name, f"s{name}", store, mode=mode, patience=Patience(first=0.05))
+            for vector in values:
+                peer.inject(vector, ONE * self.samples[name])
+            self.peers[name], self.modes[name] = peer, mode
+        introduce(self.peers.values())
+        self.now = 0.0
+
+    def begin(self, number: int, names: list[str] | None = None) -> None:
+        for name in names or list(self.peers):
+            self.modes[name].begin_round(self.peers[name], number)
+
+    def run(self, number: int, seconds: float = 60.0) -> bool:
+        def all_finished() -> bool:
+            return all(m.finished(number) for m in self.modes.values())
+
+        self.now = run(
+            self.peers, self.network, start=self.now, seconds=seconds, until=all_finished
+        )
+        return all_finished()
+
+    def mean(self, vector: str, names: list[str]) -> Fraction:
+        weights = sum(self.samples[n] for n in names)
+        return sum(
+            (self.samples[n] * self.start[n][vector] for n in names), Fraction(0)
+        ) / Fraction(weights)
+
+    def value(self, name: str, vector: str) -> Fraction:
+        return self.peers[name]._vault.store.read(vector)[0]
+
+
+@pytest.mark.parametrize("faults", [FaultPlan(), FAULTY], ids=["clean", "faulty"])
+def test_two_servers_give_the_exact_weighted_means(faults: FaultPlan) -> None:
+    world = World(faults)
+    world.begin(0)
+    assert world.run(0)
+    everyone = list(world.peers)
+    for name, peer in world.peers.items():
+        for vector in SERVERS:
+            assert world.value(name, vector) == world.mean(vector, everyone)
+            assert peer.weight(vector) == ONE * world.samples[name]
+
+
+def test_rounds_follow_each_other_and_training_counts() -> None:
+    world = World(FAULTY)
+    for number in range(3):
+        for peer in world.peers.values():
+            store = peer._vault.store
+            store.write("a", store.read("a") + Fraction(peer.weight("a"), ONE))
+        world.begin(number)
+        assert world.run(number)
+    # every round adds the sample-weighted mean of the samples themselves: (1+4+9+16)/10
+    wanted = world.mean("a", list(world.peers)) + 3 * Fraction(30, 10)
+    assert all(world.value(n, "a") == wanted for n in world.peers)
+
+
+def test_a_late_client_takes_part_in_the_next_round() -> None:
+    world = World()
+    on_time = ["p0", "p1", "p2"]
+    world.begin(0, on_time)
+    assert not world.run(0, seconds=5)
+    for vector, server in SERVERS.items():
+        world.modes[server].close_round(vector)
+    world.run(0, seconds=5)
+    assert all(world.modes[n].finished(0) for n in on_time)
+    assert all(world.value(n, "a") == world.mean("a", on_time) for n in on_time)
+    world.begin(0, ["p3"])
+    world.run(0, seconds=5)
+    assert not world.modes["p3"].finished(0)
+    world.begin(1, on_time)
+    world.run(1, seconds=10)
+    assert world.modes["p3"].finished(1)
+    assert all(world.value(n, "a") == world.mean("a", list(world.peers)) for n in world.peers)
+    assert world.peers["p3"].weight("a") == ONE * 4
+
+
+def test_a_server_that_dies_ends_the_round_and_what_was_not_credited_comes_back() -> None:
+    world = World()
+    clients = ["p1", "p2", "p3"]
+    world.begin(0, clients)
+    del world.peers["p0"]
+    del world.modes["p0"]
+    assert not world.run(0, seconds=5)
+    for name in clients:
+        assert world.peers[name].weight("a") == 0
+        world.peers[name].peer_gone("p0", "sp0")
+        assert world.peers[name].weight("a") == ONE * world.samples[name]
+    assert world.run(0, seconds=5)
+    assert all(world.value(n, "a") == world.start[n]["a"] for n in clients)
+    assert all(world.value(n, "b") == world.mean("b", clients) for n in clients)
+
+
+def test_servers_survive_restarts_in_the_middle_of_a_round() -> None:
+    world = World(FAULTY)
+    world.begin(0)
+    for _ in range(3000):
+        world.now = run(world.peers, world.network, start=world.now + 0.01, seconds=0)
+        if all(m.finished(0) for m in world.modes.values()):
+            break
+        for name in ("p0", "p2"):
+            mode = ServerMode(name, SERVERS)
+            store = DictStore({v: np.array([Fraction(0)], dtype=object) for v in SERVERS})
+            world.peers[name] = Gossiper.restore(
+                world.peers[name].snapshot(), store, mode=mode, patience=Patience(first=0.05)
+            )
+            world.modes[name] = mode
+            for other in world.start:
+                if other != name:
+                    world.peers[name].peer_online(other, f"s{other}", SERVERS)
+    everyone = list(world.peers)
+    assert all(world.value(n, v) == world.mean(v, everyone) for n in everyone for v in SERVERS)
+
+
+def test_a_vector_without_server_is_named() -> None:
+    peer = Gossiper("x", "s", DictStore({"v": np.zeros(1)}))
+    with pytest.raises(ValueError, match=r"servers are named for \['w'\].*'x'.*\['v'\]"):
+        ServerMode("x", {"w": "x"}).begin_round(peer, 0)
+
+
+def test_a_refused_client_is_not_left_waiting() -> None:
+    world = World()
+    world.peers["p0"].leaving = True  # it refuses everything from now on
+    world.begin(0, ["p1", "p2", "p3"])
+    world.run(0, seconds=5)
+    world.modes["p1"].close_round("b")
+    world.run(0, seconds=5)
+    for name in ("p1", "p2", "p3"):
+        assert world.modes[name].finished(0)
+    assert world.peers["p2"].counters["acknowledged-void"] == 1
+    assert world.peers["p2"].weight("a") >= ONE * 3
