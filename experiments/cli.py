@@ -10,9 +10,15 @@ import torch
 import typer
 from rich.markup import escape
 
+from ..gossip.topics import TopicError
+from ..gossip.transport import TransportError
 from ..models import ModelError
+from ..peer.broker import BrokerError
+from ..peer.errors import PeerError
+from ..topology import TopologyError
 from . import console
 from .arena import Round
+from .cli_live import register
 from .config import ConfigError, load_config
 from .data import DataError, load, names
 from .demo import run_demo
@@ -28,6 +34,18 @@ app = typer.Typer(
 )
 
 INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
+
+# What a user can put right; everything else is a defect and shows its traceback.
+ERRORS = (
+    BrokerError,
+    ConfigError,
+    DataError,
+    ModelError,
+    PeerError,
+    TopicError,
+    TopologyError,
+    TransportError,
+)
 
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for results.")]
 
@@ -46,9 +64,14 @@ def _options(
 
 
 @app.command("demo")
-def demo_command(out: Out = None) -> None:
-    """Sixteen peers with sixteen tasks: alone, everything averaged, partial models. With a picture."""
-    run_demo(out or Path("results/demo"))
+def demo_command(
+    broker: Annotated[
+        str | None, typer.Option(help="A broker's address; one is started if left out.")
+    ] = None,
+    out: Out = None,
+) -> None:
+    """Sixteen live peers, sixteen tasks: alone, everything averaged, partial models. With a picture."""
+    run_demo(out or Path("results/demo"), broker)
 
 
 @app.command("simulate")
@@ -173,11 +196,14 @@ def data_command(
         console.out.print(found.note)
 
 
+register(app)
+
+
 def main() -> None:
     """Run the command; bad input is one line on stderr and exit code 2."""
     try:
-        app()
-    except (ConfigError, ModelError, DataError) as error:
+        app(prog_name="gossamer")
+    except ERRORS as error:
         if "--debug" in sys.argv[1:]:
             raise
         console.err.print("[bold red]error:[/]", escape(str(error)), soft_wrap=True)

@@ -128,12 +128,12 @@ class Gossip(_Table):
     """async: train and push, never wait. rounds: train, then average in lockstep. server: one peer
     averages each partial model."""
     exchanges: Count | None = None
-    """Pushes per round (async; 2 if left out), or exchanges per averaging (rounds; if left out, as
-    many as the graph needs to reach `tolerance`)."""
+    """Neighbours that a peer pushes to after a round (async; 2 if left out), or exchanges per averaging
+    (rounds; if left out, as many as the graph needs to reach `tolerance`)."""
     tolerance: Annotated[float, Field(gt=0, lt=1)] = 1e-6
     """rounds: how far disagreement must shrink in one averaging."""
-    fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """async: the share of its weight that a peer gives away in one push."""
+    fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """async: the share of its weight that a peer gives away in one push; equal parts if left out."""
     dtype: Literal["float32", "float64", "float16"] = "float32"
     """Values on the wire."""
     settle_tolerance: Annotated[float, Field(gt=0)] = 1e-4

@@ -1,4 +1,4 @@
-"""The demo: sixteen peers, sixteen tasks, three ways to live together."""
+"""The demo: sixteen live peers, sixteen tasks, three ways to live together."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from . import console
-from .arena import Round
-from .config import Config, Data, Model, Network, TaskEntry, Training
-from .figures import COLOURS, canvas, place_legend, save
-from .results import RecordFile, read_records, write_json
-from .simulate import Simulation
+from .config import Config, Data, Gossip, Model, Network, TaskEntry, Training
+from .watch import broker_for, curves, run_live
 
 ALONE, ALL, PARTIAL = "alone", "everything averaged", "partial models"
 
@@ -19,8 +16,8 @@ ALONE, ALL, PARTIAL = "alone", "everything averaged", "partial models"
 # business; what the hidden cells see is everybody's.
 SCHEMES: dict[str, list[Model]] = {
     ALONE: [],
-    ALL: [Model(name="global", layout="64-60-10")],
-    PARTIAL: [Model(name="global", layout="64-54-0")],
+    ALL: [Model(name="global", layout="64-30-10")],
+    PARTIAL: [Model(name="global", layout="64-30-0")],
 }
 
 
@@ -31,79 +28,54 @@ def demo_config(scheme: str, seed: int = 0) -> Config:
         seed=seed,
         peers=16,
         rounds=80,
-        test_every=2,
-        data=Data(set="digits"),
+        test_every=4,
+        data=Data(set="digits", samples=50),
         tasks=[TaskEntry(kind="swaps")],
-        network=Network(layout="64=60=10"),
+        network=Network(layout="64=30=10"),
         models=SCHEMES[scheme],
         training=Training(stretch=80, rate=0.3),
+        gossip=Gossip(per_process=4),
     )
 
 
-def run_demo(out: Path) -> None:
-    """Run the three swarms, print their accuracy and draw it."""
-    path = out / "metrics.jsonl"
-    with RecordFile(path) as file, console.progress("rounds") as bar:
-        for scheme in SCHEMES:
-            config = demo_config(scheme)
-            task = bar.add_task(f"{scheme:20}", total=config.rounds, latest="")
-            simulation = Simulation.of(config)
-            write_json(
-                out / f"config-{scheme.replace(' ', '-')}.json", config.model_dump(mode="json")
-            )
-            for round in simulation.rounds():
-                bar.update(task, advance=1)
-                if round.tests:
-                    bar.update(task, latest=f"accuracy {round.accuracy:.3f}")
-                    _record(file, scheme, simulation, round)
+def run_demo(out: Path, broker: str | None = None) -> None:
+    """Run the three swarms on one broker, print their accuracy and draw it."""
     rows = []
-    for scheme, curve in _curves(path).items():
-        last = curve[max(curve)]
-        rows.append((scheme, f"{np.mean(last):.3f}", f"{min(last):.3f}", f"{max(last):.3f}"))
+    with broker_for(broker) as address:
+        for scheme in SCHEMES:
+            outcome = run_live(demo_config(scheme), _folder(out, scheme), address)
+            values = list(outcome.accuracy.values())
+            apart = max(outcome.consensus.values(), default=float("nan"))
+            rows.append(
+                (
+                    scheme,
+                    f"{np.mean(values):.3f}",
+                    f"{min(values):.3f}",
+                    f"{max(values):.3f}",
+                    "" if np.isnan(apart) else f"{apart:.0e}",
+                )
+            )
     console.table(
-        "16 peers, each with 90 digits and a label swap of its own; accuracy on its own task",
-        ["", "mean", "worst peer", "best peer"],
+        "16 live peers, 50 digits and a label swap of its own each; accuracy on its own task",
+        ["", "mean", "worst peer", "best peer", "distance from the mean"],
         rows,
     )
-    console.wrote([path, *draw_demo(out)])
+    console.wrote(draw_demo(out))
 
 
 def draw_demo(out: Path) -> list[Path]:
-    """Draw the demo's picture from its metrics file."""
+    """Draw the demo's picture from the metrics of its three swarms."""
+    from .figures import COLOURS, band, canvas, place_legend, save
+
     figure, axes = canvas(
-        "line: mean over 16 peers, band: worst to best peer, each tested on its own task"
+        "line: mean over 16 peers, band: worst to best peer, each on its own task"
     )
-    for index, (scheme, curve) in enumerate(_curves(out / "metrics.jsonl").items()):
-        rounds = sorted(curve)
-        values = np.array([curve[round] for round in rounds])
-        colour = COLOURS[index]
-        axes.fill_between(
-            rounds, values.min(axis=1), values.max(axis=1), color=colour, alpha=0.13, linewidth=0
-        )
-        axes.plot(rounds, values.mean(axis=1), color=colour, linewidth=2, label=scheme)
+    for colour, scheme in zip(COLOURS, SCHEMES, strict=False):
+        band(axes, curves(_folder(out, scheme) / "metrics.jsonl"), colour, scheme)
     axes.set(title="Sixteen peers, sixteen tasks", xlabel="round", ylabel="accuracy", ylim=(0, 1))
     place_legend(axes)
     return save(figure, out / "demo")
 
 
-def _record(file: RecordFile, scheme: str, simulation: Simulation, round: Round) -> None:
-    for member, test in zip(simulation.members, round.tests, strict=True):
-        file.write(
-            {
-                "scheme": scheme,
-                "round": round.index,
-                "peer": member.name,
-                "task": member.task,
-                "accuracy": test.accuracy,
-            }
-        )
-
-
-def _curves(path: Path) -> dict[str, dict[int, list[float]]]:
-    """Accuracies of all peers by scheme and round."""
-    found: dict[str, dict[int, list[float]]] = {}
-    for record in read_records(path):
-        found.setdefault(record["scheme"], {}).setdefault(record["round"], []).append(
-            record["accuracy"]
-        )
-    return found
+def _folder(out: Path, scheme: str) -> Path:
+    return out / scheme.replace(" ", "-")

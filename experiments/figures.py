@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,9 @@ def draw_lines(
 
 
 def canvas(caption: str = "", width: float = 7.5, height: float = 4.6) -> tuple[Figure, Axes]:
-    """A figure with one set of axes, a light grid and room for a caption below."""
+    """A figure with one set of axes, a light grid and room for a caption below, wrapped to fit."""
+    letters = int(14.5 * width)  # at the caption's size
+    caption = "\n".join(textwrap.fill(line, letters) for line in caption.split("\n"))
     figure = Figure(
         figsize=(width, height + 0.17 * (caption.count("\n") + 1)), layout="constrained"
     )
@@ -70,6 +73,17 @@ def canvas(caption: str = "", width: float = 7.5, height: float = 4.6) -> tuple[
     if caption:
         figure.supxlabel(caption, fontsize=8, color="#444444", x=0.02, ha="left")
     return figure, axes
+
+
+def band(
+    axes: Axes, curve: Mapping[int, Sequence[float]], colour: str = COLOURS[0], label: str = ""
+) -> None:
+    """A curve of many peers: a line for their mean, a band from the worst to the best."""
+    x = sorted(curve)
+    worst, best = [min(curve[at]) for at in x], [max(curve[at]) for at in x]
+    axes.fill_between(x, worst, best, color=colour, alpha=0.15, linewidth=0)
+    mean = [sum(curve[at]) / len(curve[at]) for at in x]
+    axes.plot(x, mean, color=colour, linewidth=2, label=label or None)
 
 
 def place_legend(axes: Axes, title: str = "") -> None:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from .arena import Arena, Round
 from .build import Member, Swarm
 from .config import Config
@@ -85,7 +83,11 @@ def summarise(out: Path, title: str) -> list[Path]:
         tasks[record["peer"]] = record["task"]
     if not rounds:
         return []
-    from .figures import canvas, save  # matplotlib takes a second: not for those who only train
+    from .figures import (  # matplotlib takes a second: not for those who only train
+        band,
+        canvas,
+        save,
+    )
 
     last = rounds[max(rounds)]
     table = out / "summary.csv"
@@ -95,11 +97,6 @@ def summarise(out: Path, title: str) -> list[Path]:
     figure, axes = canvas(
         f"{len(last)} peers; line: mean, band: worst to best peer, each on its own task"
     )
-    x = sorted(rounds)
-    curves = np.array([list(rounds[index].values()) for index in x])
-    axes.fill_between(
-        x, curves.min(axis=1), curves.max(axis=1), alpha=0.2, color="#0072B2", linewidth=0
-    )
-    axes.plot(x, curves.mean(axis=1), color="#0072B2", linewidth=1.8)
+    band(axes, {index: list(by_peer.values()) for index, by_peer in rounds.items()})
     axes.set(title=title, xlabel="round", ylabel="accuracy")
     return [table, *save(figure, out / "accuracy")]

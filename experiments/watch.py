@@ -195,6 +195,33 @@ def curves(path: Path) -> dict[int, list[float]]:
     return {number: list(by_peer.values()) for number, by_peer in sorted(found.items())}
 
 
+def print_outcome(config: Config, outcome: Outcome) -> None:
+    """Accuracy, agreement and where the weight is."""
+    values = list(outcome.accuracy.values())
+    rows = [
+        ("peers that finished", f"{len(values)} of {config.peers}"),
+        ("accuracy, mean", f"{np.mean(values):.3f}"),
+        ("accuracy, worst and best peer", f"{min(values):.3f} to {max(values):.3f}"),
+    ]
+    for model, distance in outcome.consensus.items():
+        held, injected = outcome.weight[model]
+        rows.append((f"{model}: distance from the mean", f"{distance:.1e}"))
+        rows.append((f"{model}: weight held / injected", f"{held:.6f} / {injected:.6f}"))
+    console.table(config.name, ["what", "value"], rows)
+    for line in outcome.events:
+        console.out.print(line)
+
+
+def draw_swarm(config: Config, folder: Path) -> list[Path]:
+    """Accuracy over rounds, from the swarm's metrics file."""
+    from .figures import band, canvas, save
+
+    figure, axes = canvas("line: mean over peers, band: worst to best peer, each on its own task")
+    band(axes, curves(folder / "metrics.jsonl"))
+    axes.set(title=config.name, xlabel="round", ylabel="accuracy")
+    return save(figure, folder / "accuracy")
+
+
 def _network(folder: Path, member: Member) -> Path:
     return folder / f"{member.name}.safetensors"
 

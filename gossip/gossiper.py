@@ -178,8 +178,9 @@ class Gossiper:
     def statement(self) -> list[list[Any]]:
         """Return what became of the last transfer from each sender, as plain rows.
 
-        Call `close` first, or it may be out of date when it is read. A leaver publishes it with its goodbye, so that a giver whose acknowledgement was lost can
-        tell whether to take its mass back: see `peer_gone`.
+        Call `close` first, or it may be out of date when it is read. A leaver publishes it with its
+        goodbye, so that a giver whose acknowledgement was lost can tell whether to take its mass
+        back: see `peer_gone`.
         """
         return [list(line) for line in self.ledger.lines()]
 
@@ -246,6 +247,16 @@ class Gossiper:
             if (peer, vector) not in self.ledger.open
             and (self._neighbours.reachable(peer) or not online_only)
         ]
+
+    def in_flight(self, vector: str) -> int:
+        """Return how many transfers of a vector are on their way to neighbours that should answer.
+
+        Those to unreachable neighbours, and those old enough to be asked back, do not count.
+        """
+        return sum(
+            open_vector == vector and not transfer.recalling and self._neighbours.reachable(peer)
+            for (peer, open_vector), transfer in self.ledger.open.items()
+        )
 
     # --- messages and time ----------------------------------------------------------------------
 

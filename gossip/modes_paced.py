@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from .modes import ManualMode
@@ -13,26 +14,52 @@ if TYPE_CHECKING:
 
 
 class PacedMode(ManualMode):
-    """Every request is one push of each vector to one random neighbour that is free.
+    """Every request is one push of each vector, in equal parts to a few random neighbours.
 
     Where `AsyncMode` keeps to a clock, this keeps to the work done: a slow machine gossips as often
     per training step as a fast one. What cannot be pushed now (no neighbour is free) is pushed later,
     but no more than `backlog` pushes per vector pile up.
 
-    fraction: the share of the held weight that is given away, between 0 and 1 exclusive.
+    fanout: neighbours that share in one push. Raise it if peers disagree too much while training:
+        four in one push mix better than four pushes to one, because weights stay more even.
+    fraction: the share of the held weight that one push gives away, between 0 and 1 exclusive; by
+        default an equal part for each of the neighbours and for the peer itself.
+    ahead: transfers of one vector that may be on their way before `caught_up` is false. Training moves
+        only the weight that is held, so what is on its way learns nothing: raise it from 0 only where
+        links are slow and training is not.
     floor: do not push while a share or the rest would fall below this weight.
     """
 
-    def __init__(self, *, fraction: float = 0.5, backlog: int = 4, floor: int = FLOOR) -> None:
-        if not 0 < fraction < 1:
+    def __init__(
+        self,
+        fanout: int = 1,
+        *,
+        fraction: float | None = None,
+        ahead: int = 0,
+        backlog: int = 2,
+        floor: int = FLOOR,
+    ) -> None:
+        if fanout < 1:
+            raise ValueError(f"paced mode: fanout is {fanout}, must be at least 1")
+        if fraction is not None and not 0 < fraction < 1:
             raise ValueError(f"paced mode: fraction is {fraction}, must lie between 0 and 1")
-        self.fraction, self.backlog, self.floor = fraction, backlog, floor
+        self.fanout, self.fraction = fanout, fraction
+        self.ahead = ahead
+        self.backlog, self.floor = backlog, floor
         self._requested = 0
         self._owed: Counter[str] = Counter()
 
-    def request(self, pushes: int = 1) -> None:
-        """Ask for `pushes` more pushes of every vector."""
-        self._requested += pushes
+    def request(self) -> None:
+        """Ask for one more push of every vector."""
+        self._requested += 1
+
+    def caught_up(self, gossiper: Gossiper) -> bool:
+        """Whether neighbours keep up with what is pushed to them; if not, a driver trains later.
+
+        It is no barrier: whoever answers lets the peer go on, and who cannot be reached is not
+        waited for.
+        """
+        return all(gossiper.in_flight(vector) <= self.ahead for vector in gossiper.vectors)
 
     def step(self, gossiper: Gossiper, now: float) -> None:
         """Push what is owed, as far as neighbours are free."""
@@ -43,10 +70,15 @@ class PacedMode(ManualMode):
         self._requested = 0
 
     def _push(self, gossiper: Gossiper, vector: str, now: float) -> bool:
-        weight = gossiper.weight(vector)
-        share = portion(weight, self.fraction)
         free = gossiper.free_neighbours(vector)
-        if not free or min(share, weight - share) < self.floor:
+        if not free:
             return False
-        neighbour = free[gossiper.rng.integers(len(free))]
-        return gossiper.push(vector, {neighbour: share}, now)
+        chosen = gossiper.rng.permutation(len(free))[: self.fanout]
+        weight = gossiper.weight(vector)
+        if self.fraction is None:
+            share = portion(weight, Fraction(1, len(chosen) + 1))
+        else:
+            share = portion(weight, self.fraction) // len(chosen)
+        if min(share, weight - share * len(chosen)) < self.floor:
+            return False
+        return gossiper.push(vector, {free[index]: share for index in chosen}, now)

@@ -21,6 +21,8 @@ class Vault:
         self.weights: dict[str, int] = dict.fromkeys(self.vectors, 0)
         self.injected: dict[str, int] = dict.fromkeys(self.vectors, 0)
         self._promised: dict[str, int] = {}
+        # Read once: a store may have to gather a vector, and its shape never changes in a session.
+        self._kinds = {v: (own.shape, own.dtype) for v in self.vectors for own in [store.read(v)]}
 
     def inject(self, vector: str, weight: int, *, after_hearing: bool = False) -> None:
         """Add weight at the current value, or promise to when the first mass was absorbed."""
@@ -50,10 +52,10 @@ class Vault:
 
     def defect(self, give: Give) -> str | None:
         """Say what is wrong with a transfer, apart from values that are not finite."""
-        own, value = self.store.read(give.vector), give.value
-        if not np.can_cast(value.dtype, own.dtype, "same_kind"):
+        shape, dtype = self._kinds[give.vector]
+        if not np.can_cast(give.value.dtype, dtype, "same_kind"):
             return "bad-dtype"
-        if value.shape != own.shape:
+        if give.value.shape != shape:
             return "wrong-length"
         room = MAX_WEIGHT - self.weights[give.vector] - self._promised.get(give.vector, 0)
         return None if 0 < give.weight <= room else "weight"

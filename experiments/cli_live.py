@@ -1,0 +1,143 @@
+"""The commands of live swarms: `gossamer swarm`, `gossamer join`, `gossamer broker`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..peer.broker import BrokerError, BrokerSettings, BrokerTls, serve
+from ..peer.certificates import Authority
+from ..peer.host import BrokerAddress, HostSpec, run_guarded
+from . import console
+from .config import ConfigError, load_config
+from .join import load_join
+from .watch import broker_for, draw_swarm, print_outcome, run_live
+
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for results.")]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--broker", help="mqtt://, mqtts://, ws:// or wss:// address; one is started if left out."
+    ),
+]
+Ca = Annotated[
+    Path | None, typer.Option(help="The authority that signed the broker's certificate.")
+]
+Certificate = Annotated[Path | None, typer.Option(help="Our own certificate, if the broker asks.")]
+Key = Annotated[Path | None, typer.Option(help="The key of our own certificate.")]
+Mqtt = Annotated[str, typer.Option("--mqtt", help="Protocol version: 3.1.1 or 5.")]
+
+
+def swarm_command(
+    config: Annotated[Path, typer.Argument(help="A TOML file; the same as for simulate.")],
+    broker: Url = None,
+    ca: Ca = None,
+    certificate: Certificate = None,
+    key: Key = None,
+    mqtt: Mqtt = "3.1.1",
+    out: Out = None,
+) -> None:
+    """Run a swarm of live peers as processes of this machine, and watch it in one table.
+
+    Every peer's network is left as safetensors, its metrics as JSON lines; crashed peers are
+    restarted. Ctrl-C lets the peers hand over and leave.
+    """
+    settings = load_config(config)
+    folder = out or Path("results") / f"{settings.name}-live"
+    with broker_for(broker) as address:
+        if broker is not None:
+            address = _address(broker, ca, certificate, key, mqtt)
+        outcome = run_live(settings, folder, address, source=str(config))
+    print_outcome(settings, outcome)
+    console.wrote([outcome.records, folder / "outcome.json", *draw_swarm(settings, folder)])
+
+
+def join_command(
+    broker: Annotated[str, typer.Option(help="mqtt://, mqtts://, ws:// or wss:// address.")],
+    swarm: Annotated[str, typer.Option(help="The swarm's name.")],
+    config: Annotated[Path, typer.Option(help="The peer's TOML file.")],
+    name: Annotated[str | None, typer.Option(help="The peer's name, if not in the file.")] = None,
+    ca: Ca = None,
+    certificate: Certificate = None,
+    key: Key = None,
+    mqtt: Mqtt = "3.1.1",
+    out: Out = None,
+) -> None:
+    """Join a swarm from this device: train on its own data, gossip, take the network home.
+
+    Started again in the same folder after a crash, the peer goes on from its checkpoint.
+    """
+    spec = load_join(config, swarm, name)
+    folder = out or Path("results") / f"{swarm}-{spec.name}"
+    folder.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    address = _address(broker, ca, certificate, key, mqtt)
+    code = run_guarded(HostSpec(address, str(folder), [spec]))
+    if code:
+        raise typer.Exit(code)
+    console.wrote(
+        [folder / f"{spec.name}.{ending}" for ending in ("safetensors", "jsonl", "report.json")]
+    )
+
+
+def broker_command(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 1883,
+    websockets: Annotated[
+        int | None, typer.Option(help="Also listen for websockets on this port (embedded broker).")
+    ] = None,
+    embedded: Annotated[bool, typer.Option("--embedded", help="Use the embedded broker.")] = False,
+    tls: Annotated[
+        Path | None,
+        typer.Option(help="Make a throw-away certificate authority in this folder and use TLS."),
+    ] = None,
+    user: Annotated[
+        list[str] | None, typer.Option(help="NAME:PASSWORD that may come in; repeat for more.")
+    ] = None,
+) -> None:
+    """Run a broker until Ctrl-C: mosquitto if it is installed, else the embedded one."""
+    users = dict(_user(each) for each in user or [])
+    files = None
+    if tls is not None:
+        authority = Authority.create(tls)
+        server = authority.issue_server([host])
+        files = BrokerTls(authority.certificate, server.certificate, server.key)
+        console.out.print(f"peers need: --ca {authority.certificate}", soft_wrap=True)
+    settings = BrokerSettings(
+        host=host, port=port, websocket_port=websockets, tls=files, users=users
+    )
+    try:
+        code = serve(settings, kind="amqtt" if embedded else None)
+    except BrokerError as error:
+        raise ConfigError(str(error)) from None
+    if code:
+        raise typer.Exit(code)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    app.command("swarm")(swarm_command)
+    app.command("join")(join_command)
+    app.command("broker")(broker_command)
+
+
+def _address(
+    url: str, ca: Path | None, certificate: Path | None, key: Path | None, mqtt: str
+) -> BrokerAddress:
+    if mqtt not in ("3.1.1", "5"):
+        raise ConfigError(f"--mqtt {mqtt}: the protocol version is 3.1.1 or 5")
+    paths = (None if path is None else str(path) for path in (ca, certificate, key))
+    return BrokerAddress(url, *paths, version=mqtt)
+
+
+def _user(text: str) -> tuple[str, str]:
+    name, colon, password = text.partition(":")
+    if not (name and colon and password):
+        raise ConfigError(f"--user {text!r}: write NAME:PASSWORD")
+    return name, password

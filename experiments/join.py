@@ -1,0 +1,93 @@
+"""The file that an edge device joins with: what to train, how to behave."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..peer.host import PeerSpec
+from ..peer.settings import Settings
+from .config import ConfigError, load_config
+
+
+class JoinConfig(BaseModel):
+    """A peer's file. Give either an entry point of your own, or a swarm config and an index in it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str | None = None
+    """The peer's name, unique in the swarm."""
+    entry: str | None = None
+    """`module:function`; the function is called with `arguments` and returns a Learner."""
+    arguments: dict[str, Any] = {}
+    config: Path | None = None
+    """A swarm config whose built-in data and network to use, and …"""
+    index: Annotated[int, Field(ge=0)] = 0
+    """… which of its peers to be."""
+    samples: Annotated[int, Field(ge=1)] = 1
+    """How much the peer counts with weigh = "samples"."""
+    seed: int = 0
+    rounds: Annotated[int, Field(ge=1)] = 30
+    mode: Literal["async", "rounds", "server"] = "async"
+    exchanges: Annotated[int, Field(ge=1)] = 2
+    fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+    weigh: Literal["peers", "samples"] = "peers"
+    dtype: Literal["float32", "float64", "float16"] = "float32"
+    expect: list[str] = []
+    """Peers to wait for before training."""
+    neighbours: list[str] | None = None
+    """Peers to talk to; everybody who shares a model if left out."""
+    servers: dict[str, str] = {}
+    """server mode: the peer that averages each partial model."""
+    lease: Annotated[float, Field(gt=0)] = 600.0
+    checkpoint: bool = True
+
+
+def load_join(path: Path, swarm: str, name: str | None) -> PeerSpec:
+    """Read a peer's file into what its process needs."""
+    try:
+        join = JoinConfig.model_validate(tomllib.loads(path.read_text("utf-8")))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from None
+    except ValidationError as error:
+        mistake = error.errors()[0]
+        key = ".".join(map(str, mistake["loc"]))
+        raise ConfigError(f"{path}: key {key!r}: {mistake['msg'].lower()}") from None
+    if (join.entry is None) == (join.config is None):
+        raise ConfigError(f"{path}: give either 'entry' or 'config' (with 'index')")
+    name = name or join.name
+    if name is None:
+        raise ConfigError(f"{path}: key 'name': a peer needs a name; add it, or use --name")
+    if join.entry is not None:
+        entry, arguments = join.entry, join.arguments
+    else:
+        assert join.config is not None
+        found = path.parent / join.config if not join.config.is_absolute() else join.config
+        config = load_config(found)
+        if join.index >= config.peers:
+            raise ConfigError(f"{path}: key 'index': {found} has peers 0 to {config.peers - 1}")
+        entry = "gossamer.experiments.entry:make_learner"
+        arguments = {"config": json.dumps(config.model_dump(mode="json")), "index": join.index}
+    settings = Settings(
+        swarm=swarm,
+        mode=join.mode,
+        rounds=join.rounds,
+        exchanges=join.exchanges,
+        fraction=join.fraction,
+        weigh=join.weigh,
+        dtype=join.dtype,
+        neighbours=None if join.neighbours is None else tuple(join.neighbours),
+        servers=join.servers,
+        expect=tuple(join.expect),
+        lease=join.lease,
+    )
+    return PeerSpec(
+        name, entry, arguments, settings,
+        samples=join.samples, seed=join.seed, checkpoint=join.checkpoint,
+    )  # fmt: skip

@@ -1,0 +1,243 @@
+"""The command as a person meets it: exit codes, one-line errors, files where they were said to be."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from gossamer.experiments import cli
+from gossamer.experiments.config import ConfigError
+from gossamer.experiments.data import names
+from gossamer.experiments.paper import STUDIES
+
+torch.set_num_threads(1)
+
+TINY = """
+name = "tiny"
+peers = 2
+rounds = 2
+[data]
+samples = 10
+test = 20
+[network]
+layout = "64=4=10"
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    code: object
+    out: str
+    err: str
+
+
+@pytest.fixture
+def gossamer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Result]:
+    """Runs the command in this process, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    (tmp_path / "tiny.toml").write_text(TINY)
+
+    def run(*arguments: str) -> Result:
+        monkeypatch.setattr(sys, "argv", ["gossamer", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return Result(stop.value.code, *capsys.readouterr())
+
+    return run
+
+
+def commands() -> list[str]:
+    return [command.name or "" for command in cli.app.registered_commands]
+
+
+def test_help_lists_every_command(gossamer: Callable[..., Result]) -> None:
+    result = gossamer("--help")
+    assert result.code == 0
+    assert {"demo", "simulate", "paper", "data"} <= set(commands())
+    for name in commands():
+        assert f" {name} " in result.out
+    assert "--debug" in result.out
+
+
+@pytest.mark.parametrize("name", commands())
+def test_help_of_every_command_is_readable(gossamer: Callable[..., Result], name: str) -> None:
+    for flag in ("--help", "-h"):
+        result = gossamer(name, flag)
+        assert (result.code, result.err) == (0, "")
+        assert f"Usage: gossamer {name}" in result.out
+        assert max(map(len, result.out.splitlines())) <= 100
+    (command,) = [one for one in cli.app.registered_commands if one.name == name]
+    assert command.callback is not None
+    summary = (command.callback.__doc__ or "").split()[:5]
+    assert summary
+    assert " ".join(summary) in " ".join(result.out.split())
+
+
+def test_without_a_command_help_is_shown(gossamer: Callable[..., Result]) -> None:
+    result = gossamer()
+    assert "Usage: gossamer" in result.out + result.err
+
+
+def test_simulate_says_which_files_it_wrote(gossamer: Callable[..., Result]) -> None:
+    result = gossamer("simulate", "tiny.toml", "--networks")
+    assert result.code == 0
+    written = [line.removeprefix("wrote ") for line in result.out.splitlines()]
+    assert written == [
+        f"results/tiny/{name}"
+        for name in (
+            "metrics.jsonl",
+            "summary.csv",
+            "accuracy.png",
+            "accuracy.svg",
+            "peer-0.safetensors",
+            "peer-1.safetensors",
+        )
+    ]
+    assert all(Path(file).exists() for file in written)
+
+
+def test_out_chooses_the_folder(gossamer: Callable[..., Result]) -> None:
+    assert gossamer("simulate", "tiny.toml", "-o", "else/where").code == 0
+    assert json.loads(Path("else/where/config.json").read_text())["name"] == "tiny"
+    assert not Path("results").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("simulate", "none.toml"), "none.toml: there is no such file"),
+        (("simulate", "wrong.toml"), "wrong.toml: unknown key 'pears'; did you mean 'peers'?"),
+        (("simulate", "misfit.toml"), "misfit.toml: key 'network.layout': the first part has 63"),
+        (
+            ("paper", "semilocal"),
+            "no reproduction is called 'semilocal'; there are averaging-level",
+        ),
+        (
+            ("paper", "semi-local", "--only", "80, nothing"),
+            "semi-local has no line 'nothing'; lines are no averaging, 100, ",
+        ),
+        (("data", "minst"), "no data set is called 'minst': did you mean 'mnist'?"),
+    ],
+)
+def test_bad_input_is_one_line_on_stderr_and_code_2(
+    gossamer: Callable[..., Result], arguments: tuple[str, ...], text: str
+) -> None:
+    Path("wrong.toml").write_text("pears = 3")
+    Path("misfit.toml").write_text('peers = 2\nnetwork.layout = "63=4=10"')
+    result = gossamer(*arguments)
+    assert result.code == 2
+    assert result.out == ""
+    (line,) = result.err.splitlines()
+    assert line.startswith("error: ")
+    assert text in line
+
+
+def test_a_folder_that_cannot_be_written_is_named(gossamer: Callable[..., Result]) -> None:
+    result = gossamer("simulate", "tiny.toml", "-o", "tiny.toml/x")
+    assert result.code == 2
+    last = result.err.splitlines()[-1]  # after the progress bar
+    assert last.startswith("error: tiny.toml/x/metrics.jsonl: cannot be written")
+    assert "Traceback" not in result.err
+
+
+def test_square_brackets_in_an_error_are_shown(gossamer: Callable[..., Result]) -> None:
+    """rich would take [red] for a colour and swallow it."""
+    assert "[red].toml" in gossamer("simulate", "[red].toml").err
+
+
+def test_debug_shows_the_traceback(
+    gossamer: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gossamer", "--debug", "simulate", "none.toml"])
+    with pytest.raises(ConfigError, match="there is no such file"):
+        cli.main()
+
+
+@pytest.mark.parametrize("option", [("--runs", "0"), ("--jobs", "0"), ("--runs", "many")])
+def test_bad_options_are_refused(gossamer: Callable[..., Result], option: tuple[str, str]) -> None:
+    result = gossamer("paper", "semi-local", *option)
+    assert result.code == 2
+    assert option[0] in result.err
+    assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize("arguments", [("paper",), ("paper", "list"), ("paper", "LIST")])
+def test_paper_list(gossamer: Callable[..., Result], arguments: tuple[str, ...]) -> None:
+    result = gossamer(*arguments)
+    assert result.code == 0
+    for study in STUDIES.values():
+        assert study.name in result.out
+        assert study.section.split(",")[1].strip() in result.out
+
+
+def test_data_lists_names_and_describes_one(gossamer: Callable[..., Result]) -> None:
+    assert gossamer("data").out.split() == list(names())
+    result = gossamer("data", "digits")
+    assert result.code == 0
+    for value in ("1437", "360", "1×8×8", "10"):
+        assert value in result.out
+
+
+def test_interrupted_says_so_and_leaves_code_130(
+    gossamer: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "simulate", stop)
+    result = gossamer("simulate", "tiny.toml")
+    assert result.code == 130
+    assert result.err.splitlines()[-1] == "interrupted; what was computed is kept"
+    assert "Traceback" not in result.err
+
+
+def test_the_installed_command_ends_with_one_line(tmp_path: Path) -> None:
+    command = Path(sys.executable).parent / "gossamer"
+    done = subprocess.run(
+        [command, "simulate", "none.toml"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: none.toml: there is no such file\n"
+
+
+def test_ctrl_c_keeps_what_was_computed(tmp_path: Path) -> None:
+    # A parent in the background may have told its children to ignore Ctrl-C: undo that first.
+    program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from gossamer.experiments.cli import main; main()"
+    )
+    (tmp_path / "long.toml").write_text(TINY.replace("rounds = 2", "rounds = 1000000"))
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "simulate", "long.toml", "-o", "out"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    try:
+        metrics = tmp_path / "out" / "metrics.jsonl"
+        while not (metrics.exists() and metrics.stat().st_size) and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "interrupted; what was computed is kept"
+    assert "Traceback" not in err
+    assert len((tmp_path / "out" / "summary.csv").read_text().splitlines()) == 1 + 2
+    assert (tmp_path / "out" / "accuracy.png").exists()

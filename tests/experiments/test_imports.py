@@ -1,0 +1,100 @@
+"""Imports point one way, experiments → peer → {models, gossip, topology}, and nothing unpickles."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BELOW = {
+    "models": set(),
+    "gossip": set(),
+    "topology": set(),
+    "peer": {"models", "gossip", "topology"},
+    "experiments": {"peer", "models", "gossip", "topology"},
+}
+# Each of these can run a program that hides in what it reads.
+UNSAFE = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+SOURCES = sorted(path for folder in BELOW for path in (ROOT / folder).rglob("*.py"))
+
+
+def imported(source: str, path: Path) -> set[str]:
+    """The dotted names that a file imports, relative ones resolved from the repository's root."""
+    package = ["gossamer", *path.parent.parts]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+    return found
+
+
+def forbidden(source: str, path: Path) -> set[str]:
+    """The folders of this repository that a file must not import."""
+    folder = path.parts[0]
+    known = {name.split(".")[1] for name in imported(source, path) if name.startswith("gossamer.")}
+    return (known & set(BELOW)) - BELOW[folder] - {folder}
+
+
+@pytest.mark.parametrize("path", [str(path.relative_to(ROOT)) for path in SOURCES])
+def test_imports_point_down(path: str) -> None:
+    assert forbidden((ROOT / path).read_text("utf-8"), Path(path)) == set()
+
+
+def test_all_folders_were_walked() -> None:
+    assert {path.relative_to(ROOT).parts[0] for path in SOURCES} == set(BELOW)
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "expected"),
+    [
+        ("gossip/wire.py", "from ..models import Layout", {"models"}),
+        ("gossip/wire.py", "from .. import topology", {"topology"}),
+        ("gossip/wire.py", "def f():\n    import gossamer.peer.broker", {"peer"}),
+        ("models/a.py", "from gossamer.gossip.wire import x", {"gossip"}),
+        ("peer/a.py", "from ..experiments.build import Swarm", {"experiments"}),
+        (
+            "experiments/paper/a.py",
+            "from ...peer import broker\nfrom ..config import Config",
+            set(),
+        ),
+        ("models/a.py", "import topology_of_others\nfrom .layout import Layout", set()),
+    ],
+)
+def test_the_check_sees_every_way_to_import(path: str, source: str, expected: set[str]) -> None:
+    assert forbidden(source, Path(path)) == expected
+
+
+def test_nothing_imports_pickle_but_the_restricted_reader_of_cifar() -> None:
+    users = {
+        str(path.relative_to(ROOT))
+        for path in SOURCES
+        for name in imported(path.read_text("utf-8"), path.relative_to(ROOT))
+        if name.split(".")[0] in UNSAFE
+    }
+    assert users == {"experiments/data/cifar.py"}
+
+
+def test_cifar_uses_pickle_only_as_the_base_of_its_unpickler() -> None:
+    tree = ast.parse((ROOT / "experiments/data/cifar.py").read_text("utf-8"))
+    bases = [
+        base for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases
+    ]
+    uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "pickle"]
+    assert [ast.unparse(base) for base in bases] == ["pickle.Unpickler"]
+    assert len(uses) == 1
+
+
+def test_torch_files_are_never_loaded_as_pickles() -> None:
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+                "torch.load",
+                "torch.save",
+            ):
+                pytest.fail(f"{path.relative_to(ROOT)}:{node.lineno}: use safetensors instead")

@@ -1,0 +1,350 @@
+"""Studies: the runner's promises, and grids that are the paper's own."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gossamer.experiments.build import Swarm
+from gossamer.experiments.config import Config, Data, Model, Network, Training
+from gossamer.experiments.paper import STUDIES, Cell, Study, run_study, runner
+from gossamer.experiments.paper.study import lines, points, run_cell
+from gossamer.experiments.results import read_records
+from gossamer.experiments.simulate import Simulation
+
+torch.set_num_threads(1)
+
+
+def tiny_cells(quick: bool, seed: int) -> list[Cell]:
+    return [
+        Cell(
+            line,
+            level,
+            Config(
+                seed=seed,
+                peers=2,
+                rounds=1,
+                data=Data(samples=10, test=20),
+                network=Network(layout="64=4=10"),
+                models=[Model(name="global", layout=f"64-{level}-10")] if level else [],
+                training=Training(stretch=10, rate=rate),
+            ),
+        )
+        for line, rate in (("slow", 0.1), ("fast", 1.0))
+        for level in (0, 3)
+    ]
+
+
+TINY = Study(
+    name="tiny",
+    title="Tiny",
+    section="nowhere",
+    x_label="level",
+    legend="speed",
+    runs=5,
+    quick_runs=2,
+    cells=tiny_cells,
+    caption=lambda quick: "quick" if quick else "full",
+)
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
+    """The cells that were really run; here in this process, since starting others takes seconds."""
+    seen: list[Cell] = []
+
+    def serially(cells: Sequence[Cell], jobs: int) -> Any:
+        for cell in cells:
+            seen.append(cell)
+            yield run_cell(cell)
+
+    monkeypatch.setattr(runner, "_in_parallel", serially)
+    return seen
+
+
+def keys(path: Path) -> list[str]:
+    return [record["key"] for record in read_records(path / "runs.jsonl")]
+
+
+def test_quintiles_are_the_two_fifths_and_three_fifths_quantiles() -> None:
+    values = [0.4, 0.0, 0.3, 0.1, 0.2]
+    (point,) = points([{"line": "a", "x": 1, "accuracy": value} for value in values])
+    assert (point.runs, point.median, point.mean) == (5, pytest.approx(0.2), pytest.approx(0.2))
+    assert (point.low, point.high) == (pytest.approx(0.16), pytest.approx(0.24))
+
+
+def test_points_keep_the_order_of_lines_and_sort_x() -> None:
+    records = [{"line": line, "x": x, "accuracy": 0.5} for line in "ba" for x in (100, 0, 15)]
+    found = points(records)
+    assert [(p.line, p.x) for p in found] == [(line, x) for line in "ba" for x in (0, 15, 100)]
+    assert [(line.label, list(line.x)) for line in lines(found)] == [
+        ("b", [0, 15, 100]),
+        ("a", [0, 15, 100]),
+    ]
+
+
+def test_a_run_is_the_mean_over_peers_after_the_last_round() -> None:
+    cell = tiny_cells(True, 3)[3]
+    record = run_cell(cell)
+    *_, last = Simulation.of(cell.config).rounds()
+    assert record == {
+        "key": cell.key,
+        "line": "fast",
+        "x": 3,
+        "seed": 3,
+        "accuracy": last.accuracy,
+        "worst": min(test.accuracy for test in last.tests),
+    }
+
+
+def test_files_and_summary(tmp_path: Path, ran: list[Cell]) -> None:
+    summary, files = run_study(TINY, tmp_path, quick=True)
+    assert {file.name for file in files} == {"summary.csv", "figure.png", "figure.svg"}
+    assert all(file.exists() for file in files)
+    assert len(ran) == len(keys(tmp_path)) == 2 * 4  # seeds × cells
+    assert [(p.line, p.x, p.runs) for p in summary] == [
+        (line, x, 2) for line in ("slow", "fast") for x in (0, 3)
+    ]
+    with (tmp_path / "summary.csv").open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == [
+        *("speed", "level", "runs", "median", "second quintile", "third quintile", "mean")
+    ]
+    assert [row[:3] for row in rows] == [[p.line, f"{p.x:g}", "2"] for p in summary]
+    assert [row[3:] for row in rows] == [
+        [f"{value:.4f}" for value in (p.median, p.low, p.high, p.mean)] for p in summary
+    ]
+    assert "median of 2 runs" in (tmp_path / "figure.svg").read_text()
+    assert json.loads((tmp_path / "study.json").read_text())["quick"] is True
+
+
+def test_finished_runs_are_not_run_again(tmp_path: Path, ran: list[Cell]) -> None:
+    first, _ = run_study(TINY, tmp_path, quick=True)
+    ran.clear()
+    started: list[tuple[int, int]] = []
+    again, files = run_study(
+        TINY, tmp_path, quick=True, on_start=lambda done, total: started.append((done, total))
+    )
+    assert ran == []
+    assert started == [(8, 8)]
+    assert again == first
+    assert all(file.exists() for file in files)
+    run_study(TINY, tmp_path, quick=True, runs=3)
+    assert {cell.config.seed for cell in ran} == {2}
+    assert len(keys(tmp_path)) == len(set(keys(tmp_path))) == 12
+
+
+def test_interrupted_it_reports_what_there_is_and_goes_on_from_there(
+    tmp_path: Path, ran: list[Cell]
+) -> None:
+    def stop(record: dict[str, Any]) -> None:
+        if len(ran) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_study(TINY, tmp_path, quick=True, on_record=stop)
+    assert len(keys(tmp_path)) == 3
+    assert (tmp_path / "figure.png").exists()
+    assert len((tmp_path / "summary.csv").read_text().splitlines()) == 1 + 3
+    ran.clear()
+    run_study(TINY, tmp_path, quick=True)
+    assert len(ran) == 5
+
+
+def test_a_changed_setting_is_another_run(tmp_path: Path, ran: list[Cell]) -> None:
+    run_study(TINY, tmp_path, quick=True)
+    ran.clear()
+
+    def longer(quick: bool, seed: int) -> list[Cell]:
+        return [
+            Cell(cell.line, cell.x, cell.config.model_copy(update={"rounds": 2}))
+            for cell in tiny_cells(quick, seed)
+        ]
+
+    changed = Study(**(vars(TINY) | {"cells": longer}))
+    summary, _ = run_study(changed, tmp_path, quick=True)
+    assert len(ran) == 8
+    assert all(point.runs == 2 for point in summary)  # the old ones are not mixed in
+
+
+def test_select_leaves_lines_out(tmp_path: Path, ran: list[Cell]) -> None:
+    summary, _ = run_study(TINY, tmp_path, quick=True, select=lambda cell: cell.line == "fast")
+    assert {point.line for point in summary} == {cell.line for cell in ran} == {"fast"}
+
+
+def test_worker_processes_get_the_same_numbers(tmp_path: Path) -> None:
+    found: list[dict[str, Any]] = []
+    run_study(
+        TINY,
+        tmp_path,
+        quick=True,
+        runs=1,
+        jobs=1,
+        select=lambda cell: cell.line == "fast",
+        on_record=found.append,
+    )
+    expected = [run_cell(cell) for cell in tiny_cells(True, 0) if cell.line == "fast"]
+    assert sorted(found, key=str) == sorted(expected, key=str)
+
+
+# The paper's own settings, written out from its text
+
+
+def grid(name: str, quick: bool = False) -> list[Cell]:
+    return list(STUDIES[name].cells(quick, 0))
+
+
+def plain(config: Config) -> dict[str, Any]:
+    return {
+        "peers": config.peers,
+        "rounds": config.rounds,
+        "every": config.every,
+        "samples": config.data.samples,
+        "test": config.data.test,
+        "set": config.data.set,
+        "layout": config.network.layout,
+    }
+
+
+def shared(config: Config) -> list[tuple[str, str]]:
+    return [(model.name, model.layout) for model in config.models]
+
+
+@pytest.mark.parametrize("name", ["averaging-level", "semi-local", "semi-local-and-local"])
+def test_perceptrons_are_those_of_section_v1(name: str) -> None:
+    for cell in grid(name):
+        network, training = cell.config.network, cell.config.training
+        assert (network.layout, network.activation, network.output) == (
+            "784=300=100=10",
+            "sigmoid",
+            None,
+        )
+        assert (training.rate, training.loss, training.reduction) == (0.1, "squared", "sum")
+        assert (training.optimizer, cell.config.cross) == ("sgd", False)
+        assert cell.config.data.partition == "successive"
+
+
+def test_v3a_averaging_level() -> None:
+    cells = grid("averaging-level")
+    layouts = {
+        0: [],
+        15: [("global", "784-50-15-10")],
+        30: [("global", "784-100-30-10")],
+        60: [("global", "784-200-60-10")],
+        80: [("global", "784-250-80-10")],
+        100: [("global", "784-300-100-10")],
+    }
+    for cell in cells:
+        config = cell.config
+        assert plain(config) == {
+            "peers": 16,
+            "rounds": 30,
+            "every": 1,
+            "samples": 3500,
+            "test": 1000,
+            "set": "mnist",
+            "layout": "784=300=100=10",
+        }
+        assert shared(config) == layouts[int(cell.x)]
+        assert [(t.kind, t.labels, t.peers) for t in config.tasks] == [("swap", (8, 9), 7)]
+        assert cell.line == f"{config.training.stretch}"
+    sizes = {cell.config.training.stretch for cell in cells}
+    assert (min(sizes), max(sizes)) == (50, 3000)
+    assert {500, 1500} <= sizes
+    assert {(c.line, c.x) for c in cells} == {(f"{s}", level) for s in sizes for level in layouts}
+    assert STUDIES["averaging-level"].runs == 10
+
+
+def test_v3d_semi_local() -> None:
+    cells = grid("semi-local")
+    models = {
+        "no averaging": [],
+        "100": [("global", "784-300-100-10")],
+        "100 per class": [("{task}", "784-300-100-10")],
+        "80": [("global", "784-250-80-10")],
+        "80 + 20 per class, no dependency": [("global", "784-250-80-10"), ("{task}", "0-50-20-0")],
+        "80 + 20 per class, dependency": [("global", "784-250-80-10"), ("{task}", "0-50-20-0")],
+    }
+    for cell in cells:
+        config = cell.config
+        assert (config.peers, config.rounds, config.every) == (12, 100, 1)
+        assert (config.data.set, config.data.samples, config.data.test) == ("mnist", 200, 1000)
+        assert [(t.kind, t.last, t.peers) for t in config.tasks] == [("symmetric", 3, "all")]
+        assert shared(config) == models[cell.line]
+        depends = [model.depends for model in config.models if model.depends]
+        assert depends == ([["global"]] if cell.line.endswith(", dependency") else [])
+        assert cell.x == config.training.stretch
+    assert {cell.line for cell in cells} == set(models)
+    assert (min(c.x for c in cells), max(c.x for c in cells)) == (25, 150)
+    assert STUDIES["semi-local"].runs == 20
+
+
+def test_v3e_semi_local_and_local() -> None:
+    cells = grid("semi-local-and-local")
+    pairs = [("global", "784-220-70-10", "all"), ("0-80-30-0", [0, 1]), ("0-40-15-0", [2, 3])]
+    for cell in cells:
+        config = cell.config
+        assert (config.peers, config.rounds, config.every) == (4, 50, 1)
+        assert (config.data.set, config.data.samples, config.data.test) == ("mnist", 1000, 1000)
+        assert [(t.kind, t.labels, t.peers) for t in config.tasks] == [
+            ("swap", (8, 9), [2, 3]),
+            ("swap", (6, 7), [3]),
+        ]
+        if cell.line.startswith("70 + 30"):
+            first, *others = config.models
+            assert [
+                (first.name, first.layout, first.peers),
+                *((model.layout, model.peers) for model in others),
+            ] == pairs
+            expected = ["global"] if cell.line.endswith(", dependency") else []
+            assert [model.depends for model in others] == [expected, expected]
+    assert {cell.line for cell in cells} == {
+        "no averaging",
+        "100",
+        "100 per class",
+        "80",
+        "70 + 30 / 15, no dependency",
+        "70 + 30 / 15, dependency",
+    }
+    assert (min(c.x for c in cells), max(c.x for c in cells)) == (100, 800)
+    assert STUDIES["semi-local-and-local"].runs == 20
+
+
+def test_v5_associative() -> None:
+    cells = grid("associative")
+    for cell in cells:
+        config = cell.config
+        assert (config.peers, config.every, config.network.layout) == (15, 1, "50<>400")
+        assert (config.data.set, config.data.samples, config.data.test) == ("sparse", 9, 100)
+        assert (config.training.stretch, config.training.rate) == (3, 0.1)
+        assert [(t.kind, t.peers) for t in config.tasks] == [("modified", 2)]
+        # partial averaging takes the whole visible layer
+        assert shared(config) == ([("global", f"50-{cell.x:g}")] if cell.x else [])
+    assert {cell.x for cell in cells} == {0, 100, 200, 300, 350, 400}
+    assert {cell.config.rounds for cell in cells} == {10, 20, 30, 40}
+    assert STUDIES["associative"].runs == 100
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_quick_sizes_need_no_download_and_their_swarms_build(name: str) -> None:
+    cells = grid(name, quick=True)
+    assert {cell.config.data.set for cell in cells} <= {"digits", "sparse"}
+    assert len({cell.key for cell in cells}) == len(cells)
+    assert {cell.line for cell in cells} <= {cell.line for cell in grid(name)} or (
+        STUDIES[name].legend == "mini-batch size"
+    )
+    for cell in {cell.line: cell for cell in cells}.values():
+        Swarm(cell.config).member(cell.config.peers - 1)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_another_seed_is_another_run(name: str) -> None:
+    one, two = (STUDIES[name].cells(True, seed) for seed in (0, 1))
+    assert not {cell.key for cell in one} & {cell.key for cell in two}
+    assert [(cell.line, cell.x) for cell in one] == [(cell.line, cell.x) for cell in two]

@@ -1,0 +1,109 @@
+"""`simulate` leaves what it promises, also when it is stopped."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gossamer.experiments.arena import Round
+from gossamer.experiments.config import parse_config
+from gossamer.experiments.results import read_records
+from gossamer.experiments.simulate import Simulation, simulate, summarise
+
+torch.set_num_threads(1)
+
+
+def simulation(**table: Any) -> Simulation:
+    base = {
+        "name": "tiny",
+        "peers": 3,
+        "rounds": 3,
+        "data": {"samples": 20, "test": 30},
+        "tasks": [{"kind": "swap", "labels": [8, 9], "peers": 1}],
+        "network": {"layout": "64=8=10"},
+        "models": [{"name": "global", "layout": "64-6-10"}],
+        "training": {"stretch": 20},
+    }
+    return Simulation.of(parse_config(base | table))
+
+
+def test_files(tmp_path: Path) -> None:
+    made = simulation()
+    seen: list[Round] = []
+    files = simulate(made, tmp_path, on_round=seen.append)
+    assert {file.name for file in files} == {"summary.csv", "accuracy.png", "accuracy.svg"}
+    assert {file.name for file in tmp_path.iterdir()} == {
+        *(file.name for file in files),
+        "config.json",
+        "metrics.jsonl",
+    }
+    assert parse_config(json.loads((tmp_path / "config.json").read_text())) == made.config
+    records = list(read_records(tmp_path / "metrics.jsonl"))
+    assert [(r["round"], r["peer"], r["task"]) for r in records] == [
+        (round, peer, task)
+        for round in (1, 2, 3)
+        for peer, task in (("0", "swap-8-9"), ("1", "identity"), ("2", "identity"))
+    ]
+    assert [r["accuracy"] for r in records] == [t.accuracy for round in seen for t in round.tests]
+    with (tmp_path / "summary.csv").open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["peer", "task", "accuracy"]
+    assert rows == [[r["peer"], r["task"], f"{r['accuracy']:.4f}"] for r in records[-3:]]
+
+
+def test_one_seed_the_same_bytes_another_seed_others(tmp_path: Path) -> None:
+    def run(name: str, seed: int) -> list[bytes]:
+        simulate(simulation(seed=seed), tmp_path / name)
+        names = ("metrics.jsonl", "summary.csv", "accuracy.svg")
+        return [(tmp_path / name / file).read_bytes() for file in names]
+
+    assert run("first", 1) == run("second", 1)
+    assert run("first", 1)[0] != run("third", 2)[0]
+
+
+def test_interrupted_keeps_what_was_computed(tmp_path: Path) -> None:
+    def stop(round: Round) -> None:
+        if round.index == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(simulation(), tmp_path, on_round=stop)
+    assert {r["round"] for r in read_records(tmp_path / "metrics.jsonl")} == {1, 2}
+    assert len((tmp_path / "summary.csv").read_text().splitlines()) == 1 + 3
+    assert (tmp_path / "accuracy.png").stat().st_size > 1000
+    assert (tmp_path / "accuracy.svg").exists()
+
+
+def test_rounds_that_were_not_tested_leave_no_metrics(tmp_path: Path) -> None:
+    simulate(simulation(rounds=5, test_every=2), tmp_path)
+    assert [r["round"] for r in read_records(tmp_path / "metrics.jsonl")][::3] == [2, 4, 5]
+
+
+def test_networks_come_home_on_request(tmp_path: Path) -> None:
+    made = simulation()
+    files = simulate(made, tmp_path, networks=True)
+    assert {f"peer-{peer}.safetensors" for peer in range(3)} <= {file.name for file in files}
+    fresh = simulation().members[1].network
+    assert not torch.equal(fresh.flat, made.members[1].network.flat)
+    fresh.load(tmp_path / "peer-1.safetensors")
+    assert torch.equal(fresh.flat, made.members[1].network.flat)
+
+
+def test_pictures_are_drawn_from_the_files(tmp_path: Path) -> None:
+    simulate(simulation(), tmp_path)
+    before = (tmp_path / "accuracy.svg").read_bytes()
+    for name in ("accuracy.svg", "accuracy.png", "summary.csv"):
+        (tmp_path / name).unlink()
+    summarise(tmp_path, "tiny")
+    assert (tmp_path / "accuracy.svg").read_bytes() == before
+    assert (tmp_path / "summary.csv").exists()
+
+
+def test_nothing_computed_nothing_drawn(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    assert summarise(tmp_path, "tiny") == []
