@@ -6,15 +6,19 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-live lint bench clean
 
 demo: $(READY)
-	@echo "== sixteen peers, sixteen tasks: alone, all averaged, partial models"
+	@echo "== sixteen live peers, sixteen tasks: alone, everything averaged, partial models"
 	$(BIN)/gossamer demo
 
 test: $(READY)
-	@echo "== tests"
-	$(BIN)/python -m pytest
+	@echo "== tests (make test-live runs the ones that kill processes and cut connections)"
+	$(BIN)/python -m pytest -m "not live" -n auto --dist loadfile
+
+test-live: $(READY)
+	@echo "== live tests: processes killed, brokers restarted, packets lost"
+	$(BIN)/python -m pytest -m live
 
 lint: $(READY)
 	@echo "== ruff, then pyright"

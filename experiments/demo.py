@@ -34,7 +34,7 @@ def demo_config(scheme: str, seed: int = 0) -> Config:
         network=Network(layout="64=30=10"),
         models=SCHEMES[scheme],
         training=Training(stretch=80, rate=0.3),
-        gossip=Gossip(per_process=4),
+        gossip=Gossip(per_process=8),
     )
 
 

@@ -12,15 +12,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
-from ...peer.broker import Broker
+from ...peer.broker import Broker, find_mosquitto
 from ...peer.host import BrokerAddress, PeerSpec
 from ...peer.settings import Settings
 from ...peer.swarm import LocalSwarm, SwarmSpec
 from .gate import Gates
+from .harness import Row
 
 PARAMETERS = 266_610
 VALUE_BYTES = 4 * PARAMETERS
+NO_BROKER = "mosquitto is not on PATH: install it"
 _START_SECONDS = 120.0
 _TURN_SECONDS = 120.0
 
@@ -61,6 +64,31 @@ class Traffic:
         return self.peers * self.messages * VALUE_BYTES
 
 
+def throughput() -> list[Row]:
+    """Bytes of parameters that reach the other side per second, peers against bare clients."""
+    return _rows("gossip of 16 peers", Traffic(), wanted=0.7)
+
+
+def checkpoint() -> list[Row]:
+    """The same with a checkpoint before every message that leaves: what it costs to lose nothing."""
+    return _rows("gossip with checkpoints", Traffic(checkpoint=True), wanted=None)
+
+
+def _rows(name: str, traffic: Traffic, wanted: float | None) -> list[Row]:
+    if find_mosquitto() is None:
+        return [Row(name, "MB/s", None, None, None, wanted, note=NO_BROKER)]
+    sides = compare(traffic)
+    mine, bare = (traffic.turn_bytes / median(t.seconds for t in side) / 1e6 for side in sides)
+    messages = traffic.peers * traffic.messages
+    cost, plain = (1e3 * median(t.processor_seconds for t in side) / messages for side in sides)
+    return [
+        Row(name, "MB/s", mine, bare, mine / bare, wanted, note="baseline: a bare aiomqtt loop"),
+        Row(
+            f"{name}: processor", "ms/message", cost, plain, cost / plain, note="without the broker"
+        ),
+    ]
+
+
 @dataclass(frozen=True)
 class Turn:
     """What one side took to move a turn's bytes; processor seconds are without the broker's."""
@@ -76,7 +104,7 @@ def compare(traffic: Traffic) -> tuple[list[Turn], list[Turn]]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gossamer-bench-")))
         broker = stack.enter_context(Broker(kind="mosquitto"))
         bare = stack.enter_context(_bare_clients(traffic, folder, broker, turns))
-        peers = stack.enter_context(_peers(traffic, folder, broker, turns))
+        peers, _ = stack.enter_context(live_peers(traffic, folder, broker, turns))
         for side in (bare, peers):
             side.ready(_START_SECONDS)
         taken: tuple[list[Turn], list[Turn]] = ([], [])
@@ -121,7 +149,10 @@ def _bare_clients(traffic: Traffic, folder: Path, broker: Broker, turns: int) ->
 
 
 @contextmanager
-def _peers(traffic: Traffic, folder: Path, broker: Broker, turns: int) -> Iterator[Gates]:
+def live_peers(
+    traffic: Traffic, folder: Path, broker: Broker, turns: int
+) -> Iterator[tuple[Gates, LocalSwarm]]:
+    """The peers, as real processes that wait for their turns; they end with the block."""
     peers = [
         PeerSpec(
             name,
@@ -159,7 +190,7 @@ def _peers(traffic: Traffic, folder: Path, broker: Broker, turns: int) -> Iterat
     thread = threading.Thread(target=run, name="bench swarm")
     thread.start()
     try:
-        yield gates
+        yield gates, swarm
     except BaseException:
         swarm.stop()
         raise

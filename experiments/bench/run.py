@@ -1,0 +1,57 @@
+"""Running benchmarks: one table on the terminal, the same rows as JSON."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from .. import console
+from ..config import ConfigError
+from ..results import write_json
+from .codec import codec
+from .harness import HEADER, Row, cells
+from .memory import memory
+from .throughput import checkpoint, throughput
+
+BENCHMARKS: Mapping[str, Callable[[], list[Row]]] = {
+    "codec": codec,
+    "throughput": throughput,
+    "checkpoint": checkpoint,
+    "memory": memory,
+}
+RESULTS = Path("results/bench.json")
+
+
+def run_benchmarks(
+    names: Sequence[str] | None = None,
+    path: Path = RESULTS,
+    benchmarks: Mapping[str, Callable[[], list[Row]]] = BENCHMARKS,
+) -> list[Row]:
+    """Run the named benchmarks (all, if None), print their table and write their rows to `path`."""
+    wanted = list(benchmarks) if names is None else list(names)
+    if unknown := [name for name in wanted if name not in benchmarks]:
+        raise ConfigError(
+            f"no benchmark is called {unknown[0]!r}; there are {', '.join(benchmarks)}"
+        )
+    load = os.getloadavg()[0]
+    rows: list[Row] = []
+    for name in wanted:
+        console.err.print(f"benchmark {name} …")
+        rows += benchmarks[name]()
+    console.table("benchmarks", HEADER, [cells(row) for row in rows])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    machine = {
+        "processors": os.cpu_count(),
+        "load_before": load,
+        "python": platform.python_version(),
+    }
+    write_json(path, {"machine": machine, "rows": [row.record() for row in rows]})
+    console.wrote([path])
+    return rows
+
+
+def main_bench(only: list[str] | None = None) -> None:
+    """The command: run, print, write. A missed claim is shown, and is no error."""
+    run_benchmarks(only or None)

@@ -1,0 +1,33 @@
+"""The README's program runs as printed, and its commands exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import typer.main
+
+from gossamer.experiments.cli import app
+
+README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+
+
+@pytest.fixture
+def library_example() -> str:
+    return re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
+
+
+def test_the_library_example_is_thirty_lines_and_learns(library_example, capsys):
+    torch.set_num_threads(1)
+    assert len(library_example.splitlines()) <= 30
+    exec(compile(library_example, "README.md", "exec"), {})
+    rounds = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [index for index, _ in rounds] == ["10", "20", "30", "40", "50", "60"]
+    assert float(rounds[-1][1]) > 0.8
+
+
+def test_every_command_of_the_readme_exists():
+    commands = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    named = set(re.findall(r"`gossamer (\w+)", README))
+    assert named <= commands
+    assert commands - {"bench"} <= named | {"demo"}
