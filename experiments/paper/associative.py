@@ -34,18 +34,21 @@ def _uniform(low: float, high: float, *, equal: bool) -> Network:
 
 def _cells(quick: bool, seed: int) -> list[Cell]:
     return [
-        Cell(f"{count}", level, _config(seed, level, count, _uniform(-0.3, 0.3, equal=False)))
+        Cell(f"{count}", level, _config(seed, level, count, _uniform(-0.12, 0.1, equal=True)))
         for count in ((10, 40) if quick else (10, 20, 30, 40))
         for level in LEVELS
     ]
 
 
+# The paper does not say how weights start, and its figure depends on it. Of the distributions that
+# were searched (uniform over some eighty intervals between −1 and 1, own and equal starts), these show
+# every kind of outcome.
 STARTS = {
     "[−1, 1], own": _uniform(-1, 1, equal=False),
-    "[−1, 1], equal": _uniform(-1, 1, equal=True),
     "[−0.3, 0.3], own": _uniform(-0.3, 0.3, equal=False),
-    "[−0.1, 0.1], own": _uniform(-0.1, 0.1, equal=False),
-    "[−0.1, 0.1], equal": _uniform(-0.1, 0.1, equal=True),
+    "[−0.15, 0.12], own": _uniform(-0.15, 0.12, equal=False),
+    "[−0.15, 0.12], equal": _uniform(-0.15, 0.12, equal=True),
+    "[−0.12, 0.1], equal": _uniform(-0.12, 0.1, equal=True),
 }
 
 
@@ -53,8 +56,26 @@ def _starts(quick: bool, seed: int) -> list[Cell]:
     return [
         Cell(name, level, _config(seed, level, 10, network))
         for name, network in STARTS.items()
-        for level in ((0, 300, 400) if quick else LEVELS)
+        for level in ((0, 200, 400) if quick else LEVELS)
     ]
+
+
+def _caption(quick: bool) -> str:
+    return (
+        "15 peers, one of three vectors changed for 2 of them. The paper does not give the starting "
+        "weights; these are uniform in [−0.12, 0.1], shared cells starting equal: of those searched, the "
+        "only kind for which some partial level beats both none and complete averaging, and then at 100 to "
+        "200 cells, not at the paper's 300 to 350. See associative-starts."
+    )
+
+
+def _starts_caption(quick: bool) -> str:
+    return (
+        "Which starts show the paper's two claims? Partial beats complete: own starts in small intervals "
+        "([−0.3, 0.3]). Averaging beats none: equal starts just above the threshold at which cells fire "
+        "([−0.15, 0.12]). Both, weakly: [−0.12, 0.1], equal. Wide starts ([−1, 1]): neither; averaging "
+        "costs the two changed peers their changed vector (.956) and gains nothing."
+    )
 
 
 ASSOCIATIVE = Study(
@@ -65,7 +86,7 @@ ASSOCIATIVE = Study(
     legend="mini-batches",
     runs=100,
     cells=_cells,
-    caption=lambda quick: "",
+    caption=_caption,
 )
 
 ASSOCIATIVE_STARTS = Study(
@@ -76,5 +97,5 @@ ASSOCIATIVE_STARTS = Study(
     legend="starting weights",
     runs=20,
     cells=_starts,
-    caption=lambda quick: "",
+    caption=_starts_caption,
 )

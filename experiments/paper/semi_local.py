@@ -28,77 +28,70 @@ def _pairs(inputs: int, depends: Sequence[str]) -> list[Model]:
 
 def _cells(quick: bool, seed: int) -> list[Cell]:
     inputs = 64 if quick else 784
+    swarm = Config(
+        name="semi-local",
+        seed=seed,
+        peers=12,
+        rounds=20 if quick else 100,
+        data=_data(quick, 110, 200),
+        tasks=[TaskEntry(kind="symmetric", last=3)],
+        network=network(quick),
+    )
     schemes = {
-        "no averaging": [],
-        "100": level(inputs, 100),
-        "100 per class": per_class(inputs),
-        "80": level(inputs, 80),
         "80 + 20 per class, no dependency": _groups(inputs, []),
         "80 + 20 per class, dependency": _groups(inputs, ["global"]),
     }
-    data = (
-        Data(set="digits", samples=110, test=360)
-        if quick
-        else Data(set="mnist", samples=200, test=1000)
-    )
-    return [
-        Cell(
-            scheme,
-            size,
-            Config(
-                name="semi-local",
-                seed=seed,
-                peers=12,
-                rounds=20 if quick else 100,
-                data=data,
-                tasks=[TaskEntry(kind="symmetric", last=3)],
-                network=network(quick),
-                models=models,
-                training=training(quick, size),
-            ),
-        )
-        for size in ((25, 50, 100) if quick else (25, 50, 75, 100, 150))
-        for scheme, models in schemes.items()
-    ]
+    return _grid(quick, swarm, schemes, (25, 50, 100) if quick else (25, 50, 75, 100, 150))
 
 
 def _cells_with_local(quick: bool, seed: int) -> list[Cell]:
     inputs = 64 if quick else 784
+    swarm = Config(
+        name="semi-local-and-local",
+        seed=seed,
+        peers=4,
+        rounds=25 if quick else 50,
+        data=_data(quick, 350, 1000),
+        tasks=[
+            TaskEntry(kind="swap", labels=(8, 9), peers=[2, 3]),
+            TaskEntry(kind="swap", labels=(6, 7), peers=[3]),
+        ],
+        network=network(quick),
+    )
     schemes = {
+        "70 + 30 / 15, no dependency": _pairs(inputs, []),
+        "70 + 30 / 15, dependency": _pairs(inputs, ["global"]),
+    }
+    return _grid(quick, swarm, schemes, (50, 100, 200) if quick else (100, 200, 400, 800))
+
+
+def _grid(
+    quick: bool, swarm: Config, schemes: dict[str, list[Model]], sizes: Sequence[int]
+) -> list[Cell]:
+    """The same swarm under the four schemes that both experiments compare with, and its own."""
+    inputs = 64 if quick else 784
+    every = {
         "no averaging": [],
         "100": level(inputs, 100),
         "100 per class": per_class(inputs),
         "80": level(inputs, 80),
-        "70 + 30 / 15, no dependency": _pairs(inputs, []),
-        "70 + 30 / 15, dependency": _pairs(inputs, ["global"]),
+        **schemes,
     }
-    data = (
-        Data(set="digits", samples=350, test=360)
-        if quick
-        else Data(set="mnist", samples=1000, test=1000)
-    )
     return [
         Cell(
             scheme,
             size,
-            Config(
-                name="semi-local-and-local",
-                seed=seed,
-                peers=4,
-                rounds=25 if quick else 50,
-                data=data,
-                tasks=[
-                    TaskEntry(kind="swap", labels=(8, 9), peers=[2, 3]),
-                    TaskEntry(kind="swap", labels=(6, 7), peers=[3]),
-                ],
-                network=network(quick),
-                models=models,
-                training=training(quick, size),
-            ),
+            swarm.model_copy(update={"models": models, "training": training(quick, size)}),
         )
-        for size in ((50, 100, 200) if quick else (100, 200, 400, 800))
-        for scheme, models in schemes.items()
+        for size in sizes
+        for scheme, models in every.items()
     ]
+
+
+def _data(quick: bool, digits: int, mnist: int) -> Data:
+    if quick:
+        return Data(set="digits", samples=digits, test=360)
+    return Data(set="mnist", samples=mnist, test=1000)
 
 
 def _caption(quick: bool) -> str:
