@@ -18,6 +18,7 @@ from ..peer.errors import PeerError
 from ..topology import TopologyError
 from . import console
 from .arena import Round
+from .bench import main_bench
 from .cli_live import register
 from .config import ConfigError, load_config
 from .data import DataError, load, names
@@ -194,6 +195,16 @@ def data_command(
     console.table(found.name, ["what", "value"], rows)
     if found.note:
         console.out.print(found.note)
+
+
+@app.command("bench")
+def bench_command(
+    only: Annotated[
+        list[str] | None, typer.Argument(help="Benchmarks to run; all of them if left out.")
+    ] = None,
+) -> None:
+    """Measure speed and memory as ratios against baselines run beside them (minutes)."""
+    main_bench(only)
 
 
 register(app)

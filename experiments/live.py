@@ -90,7 +90,8 @@ def graph_of(config: Config, members: list[Member], source: str = "config") -> n
         graph = build(config.topology, config.peers, config.seed)
         require_models_connected(graph, shared_owners(members))
     except TopologyError as error:
-        raise ConfigError(f"{source}: key 'topology': {error}") from None
+        line = " ".join(str(error).split())  # one line, wherever it is shown
+        raise ConfigError(f"{source}: key 'topology': {line}") from None
     if config.gossip.mode == "server":
         raise ConfigError(
             f"{source}: key 'topology': in server mode every peer talks to the servers alone; leave it out"

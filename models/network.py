@@ -65,10 +65,7 @@ class SlicedNetwork:
         name = rest.replace("{peer}", peer) if rest is not None else None
         self.slicing = Slicing(anatomy, slices, graph=graph, rest=name, cross=cross)
         self.flat = _flatten(module)
-        self._indices = {
-            owner: torch.from_numpy(self.slicing.coordinates(owner)).to(self.flat.device)
-            for owner in self.slicing.owners
-        }
+        self._where = {owner: self._place(owner) for owner in self.slicing.owners}
         if seed is not None:
             current = self.flat.double().cpu().numpy()
             values = starting_values(self.slicing, current, seed=seed, peer=peer, start=start)
@@ -88,25 +85,32 @@ class SlicedNetwork:
         return self.slicing.owners
 
     def read(self, owner: str) -> Tensor:
-        """The values that `owner` averages, in the order that all its peers share."""
-        return self.flat.index_select(0, self._index(owner))
+        """The values that `owner` averages, in the order that all its peers share (a copy)."""
+        where = self._find(owner)
+        if isinstance(where, slice):
+            return self.flat[where].clone()
+        return self.flat.index_select(0, where)
 
     def write(self, owner: str, values: Tensor | np.ndarray) -> None:
         """Replace the values that `owner` averages."""
-        index = self._index(owner)
+        where = self._find(owner)
         values = torch.as_tensor(values)
-        if values.shape != index.shape:
+        count = where.stop - where.start if isinstance(where, slice) else len(where)
+        if values.shape != (count,):
             raise ModelError(
-                f"{owner!r} averages {len(index)} coordinates of peer {self.peer!r}, "
+                f"{owner!r} averages {count} coordinates of peer {self.peer!r}, "
                 f"but {tuple(values.shape)} values were given"
             )
-        self.flat.index_copy_(0, index, values.to(self.flat))
+        if isinstance(where, slice):
+            self.flat[where] = values.to(self.flat)
+        else:
+            self.flat.scatter_(0, where, values.to(self.flat))
 
     def check_finite(self, owner: str, values: Tensor) -> None:
         """Raise, naming peer, model and parameter, if a value of `owner` is NaN or infinite."""
         bad = torch.nonzero(~torch.isfinite(values))
         if len(bad):
-            coordinate = int(self._index(owner)[bad[0, 0]])
+            coordinate = int(self.slicing.coordinates(owner)[int(bad[0, 0])])
             raise ModelError(
                 f"peer {self.peer!r}, model {owner!r}: {len(bad)} values are not finite, the first in "
                 f"parameter {self.slicing.anatomy.parameter_at(coordinate)!r}; lower the learning rate or "
@@ -137,10 +141,14 @@ class SlicedNetwork:
                 )
         self.module.load_state_dict(state)
 
-    def _index(self, owner: str) -> Tensor:
-        if owner not in self._indices:
-            self.slicing.coordinates(owner)  # raises, naming the owners there are
-        return self._indices[owner]
+    def _find(self, owner: str) -> slice | Tensor:
+        if owner not in self._where:
+            self.slicing.where(owner)  # raises, naming the owners there are
+        return self._where[owner]
+
+    def _place(self, owner: str) -> slice | Tensor:
+        where = self.slicing.where(owner)
+        return where if isinstance(where, slice) else torch.from_numpy(where).to(self.flat.device)
 
 
 def _flatten(module: nn.Module) -> Tensor:
