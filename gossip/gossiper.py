@@ -235,6 +235,10 @@ class Gossiper:
         self._neighbours.retire(peer, session)
         self.mode.gone(peer)
 
+    def known_sessions(self) -> dict[str, str]:
+        """Return the session that each known neighbour, online or not, is in."""
+        return self._neighbours.sessions()
+
     def neighbours(self, vector: str) -> list[str]:
         """Return the neighbours, online or not, that a vector may be pushed to, sorted by name."""
         return self._neighbours.sharing(vector)
@@ -257,6 +261,10 @@ class Gossiper:
             open_vector == vector and not transfer.recalling and self._neighbours.reachable(peer)
             for (peer, open_vector), transfer in self.ledger.open.items()
         )
+
+    def stranded(self) -> int:
+        """Return how many transfers are open to neighbours that cannot be reached for now."""
+        return sum(not self._neighbours.reachable(peer) for peer, _ in self.ledger.open)
 
     # --- messages and time ----------------------------------------------------------------------
 
@@ -296,14 +304,15 @@ class Gossiper:
         """Return the whole state as plain data: dicts, lists, ints, strings and arrays.
 
         values=False leaves the vectors out, for a driver that saves the store in the same
-        checkpoint; both must be of the same moment. Held transfers and presence are left out: both
-        will be heard again.
+        checkpoint; both must be of the same moment. Held transfers are left out: they will be heard
+        again. Neighbours are kept, as offline, so that a round goes on with those it began with.
         """
         return {
             "version": SNAPSHOT_VERSION,
             "vault": self._vault.snapshot(values=values),
             "ledger": self.ledger.snapshot(),
             "gone": sorted([peer, session] for peer, session in self._neighbours.gone),
+            "neighbours": self._neighbours.snapshot(),
             "leaving": self.leaving,
             "counters": dict(self.counters),
             "mode": self.mode.snapshot(),
@@ -336,6 +345,7 @@ class Gossiper:
         gossiper.ledger = books
         gossiper._vault.restore(snapshot["vault"])
         gossiper._neighbours.gone = {(peer, session) for peer, session in snapshot["gone"]}
+        gossiper._neighbours.restore(snapshot.get("neighbours", []))
         gossiper.leaving = snapshot["leaving"]
         gossiper.counters = Counter(snapshot["counters"])
         gossiper.mode.restore(snapshot["mode"])

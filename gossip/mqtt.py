@@ -268,7 +268,7 @@ class MqttTransport:
                 return False
             self._outbound_bytes += len(payload)
             try:
-                sent = await link.alive(link.publish(topic, payload, qos, retain))
+                sent = await link.publish(topic, payload, qos, retain)
             finally:
                 self._outbound_bytes -= len(payload)
             if sent:
@@ -303,6 +303,10 @@ class MqttTransport:
             return
         if len(payload) > self.options.max_inbound_payload and not is_state(topic):
             self.counters["inbound-too-large"] += 1
+            _log.warning(
+                "%s dropped a message: inbound-too-large: %d bytes on %s, the limit is %d",
+                self.client_id, len(payload), topic, self.options.max_inbound_payload,
+            )  # fmt: skip
             return
         self._inbox.offer(Received(topic, payload, bool(message.retain)))
 

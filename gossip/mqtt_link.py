@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import os
 import socket
 import ssl
@@ -48,6 +47,7 @@ class Link:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.max_packet: int | None = None
         self._address = address
+        self._unsent: dict[int, asyncio.Future[bool]] = {}
         self._reason: Any = None
         self._complaint = _Complaint()
         properties = None
@@ -102,13 +102,23 @@ class Link:
             mend(sock)
             cast(Any, opened)(client, data, sock)
 
+        def on_publish(_client: Any, _data: Any, mid: int, _code: Any, _properties: Any) -> None:
+            waiting = self._unsent.pop(mid, None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(True)
+
         self._paho.on_socket_open = on_socket_open
+        self._paho.on_publish = on_publish
         self._paho.on_connect = on_connect
         self._paho.on_disconnect = on_disconnect
 
     def _lose(self) -> None:
         if not self.lost.done():
             self.lost.set_result(None)
+        for waiting in self._unsent.values():
+            if not waiting.done():
+                waiting.set_result(False)
+        self._unsent.clear()
 
     async def open(self) -> None:
         """Connect, or raise a TransportError that says why not."""
@@ -160,9 +170,23 @@ class Link:
             return False
         return True
 
-    async def publish(self, topic: str, payload: Payload, qos: int, retain: bool) -> None:
-        """Send; returns when written to the socket (QoS 0) or acknowledged (QoS 1)."""
-        await self._client.publish(topic, payload, qos, retain, timeout=math.inf)
+    async def publish(self, topic: str, payload: Payload, qos: int, retain: bool) -> bool:
+        """Send; True when written to the socket (QoS 0) or acknowledged (QoS 1), False if lost.
+
+        aiomqtt's own `publish` makes two tasks for every message; one future will do.
+        """
+        if self.lost.done():
+            return False
+        info = self._paho.publish(topic, cast(Any, payload), qos, retain)
+        if info.rc != paho.MQTT_ERR_SUCCESS:
+            return False
+        if info.is_published():
+            return True
+        waiting = self._unsent[info.mid] = asyncio.get_running_loop().create_future()
+        try:
+            return await waiting
+        finally:
+            self._unsent.pop(info.mid, None)
 
     async def subscribe(self, pattern: str) -> None:
         """Subscribe at QoS 1, so that cards and status keep theirs."""

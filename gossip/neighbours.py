@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,19 @@ class Neighbours:
         known = self._known.get(peer)
         if known is not None and known.session == session:
             del self._known[peer]
+
+    def sessions(self) -> dict[str, str]:
+        """Return the session of every neighbour."""
+        return {peer: known.session for peer, known in self._known.items()}
+
+    def snapshot(self) -> list[list[Any]]:
+        """Return the neighbours as plain rows."""
+        return [[peer, n.session, sorted(n.vectors)] for peer, n in self._known.items()]
+
+    def restore(self, rows: Iterable[Iterable[Any]]) -> None:
+        """Take over the neighbours of a snapshot; whether they are online must be heard again."""
+        for peer, session, vectors in rows:
+            self._known[peer] = Neighbour(session, frozenset(vectors), online=False)
 
     def reachable(self, peer: str) -> bool:
         """Whether it makes sense to send: unknown peers are given the benefit of the doubt."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..gossip.chunks import Chunker, Reassembler
+from ..gossip.chunks import HEADER_BYTES, Chunker, Reassembler
 from ..gossip.gossiper import Gossiper, new_session
 from ..gossip.messages import Give
 from ..gossip.modes_paced import PacedMode
@@ -26,7 +26,7 @@ from ..gossip.modes_rounds import RoundsMode
 from ..gossip.modes_server import ServerMode
 from ..gossip.pushsum import ONE
 from ..gossip.wire import WireError, as_sent, decode, encode, require_schema
-from ..models import Learner, Metrics
+from ..models import Learner, Metrics, SlicedNetwork
 from .checkpoint import load_checkpoint, save_checkpoint
 from .errors import PeerError
 from .presence import Event, Gone, Offline, Online
@@ -40,11 +40,11 @@ _RECENT = 4  # received values per vector by which a peer judges that it agrees 
 
 @dataclass(frozen=True)
 class Outgoing:
-    """Packets for one neighbour's inbox."""
+    """Packets for one neighbour's inbox, to be taken once: each is made when it is asked for."""
 
     receiver: str
     vector: str
-    packets: list[bytes]
+    packets: Iterator[bytes]
 
 
 class Engine:
@@ -73,13 +73,18 @@ class Engine:
         self.dropped: Counter[str] = Counter()
         self.received = 0
         """Messages taken in so far."""
-        self._seed = seed
+        self._rng = np.random.default_rng(seed)
+        self._lossy = None if settings.dtype != "float16" else _as_float16
         self._checkpoint = checkpoint
         self._reassembler = Reassembler()
+        self._store = _LastRead(self.network)
         self._recent: dict[str, deque[float]] = {v: deque(maxlen=_RECENT) for v in self.schemas}
         self._newcomer: set[str] = set()
         self.mode = self._make_mode()
+        self.lived = False
+        """Whether the peer was in the swarm before: a crash or a lost lease lies behind it."""
         self.restored = self._restore()
+        """Whether it goes on in the session of its former life."""
         self._chunker: Chunker | None = None
 
     @property
@@ -99,26 +104,47 @@ class Engine:
                 self._newcomer.add(vector)
         self.save()
 
+    def renew(self) -> None:
+        """Start a new session with the values of the old one, whose mass counts no more."""
+        if self.settings.mode != "async":
+            raise PeerError(
+                f"peer {self.name}: was away for longer than its lease of {self.settings.lease:g} s, and "
+                f"{self.settings.mode} mode cannot be joined midway; raise the lease"
+            )
+        self.mode = self._make_mode()
+        self.gossiper = self._new_gossiper()
+        self.lived, self.restored = True, False
+        self._newcomer.clear()
+        self._chunker = None
+        for seen in self._recent.values():
+            seen.clear()
+
     def train(self) -> Metrics:
-        """One round's training; in lockstep modes it also opens the round's averaging."""
+        """One round's training; in lockstep modes it also opens the round's averaging.
+
+        In async mode the pushes are made here and now: mass that arrived while we trained must stay
+        for the next stretch. Passed on at once it would travel for ever without learning anything.
+        """
         metrics = self.learner.train(self.settings.every)
         self.round += 1
         if isinstance(self.mode, RoundsMode | ServerMode):
             self.mode.begin_round(self.gossiper, self.round - 1)
         else:
-            self.mode.request(self.settings.exchanges)
+            self.mode.request()
+            self.gossiper.tick(time.monotonic())
         return metrics
 
     def averaged(self) -> bool:
-        """Whether the averaging of the last trained round is over (always, in async mode)."""
+        """Whether to go on training: the round's averaging is over, or, in async mode, neighbours
+        keep up with what is pushed to them."""
         if isinstance(self.mode, RoundsMode | ServerMode):
             return self.round == 0 or self.mode.finished(self.round - 1)
-        return True
+        return self.mode.caught_up(self.gossiper)
 
     def request_push(self) -> None:
         """Async mode: push every vector once more, without training."""
         if isinstance(self.mode, PacedMode):
-            self.mode.request(1)
+            self.mode.request()
 
     def turn(
         self,
@@ -134,6 +160,7 @@ class Engine:
             self._take(vector, packet, now)
         self._stop_waiting()
         self.gossiper.tick(now)
+        self._store.forget()  # what a push has read would only take up memory
         messages = self.gossiper.poll()
         if messages:
             self.save()
@@ -142,7 +169,9 @@ class Engine:
         outgoing = []
         for message in messages:
             buffers = encode(message, self.schemas[message.vector], self.settings.dtype)
-            packets = list(self._chunker.split(buffers))
+            packets = self._chunker.split(buffers)
+            if sum(len(buffer) for buffer in buffers) > max_packet - HEADER_BYTES:
+                packets = iter(list(packets))  # a checksum over much: not on the event loop
             outgoing.append(Outgoing(message.receiver, message.vector, packets))
         return outgoing
 
@@ -151,8 +180,12 @@ class Engine:
         return {vector: max(seen) for vector, seen in self._recent.items() if seen}
 
     def agrees(self, tolerance: float) -> bool:
-        """Whether, for every vector that has neighbours, the last few values received agree."""
-        return all(
+        """Whether, for every vector that has neighbours, the last few values received agree.
+
+        Not while mass is on its way to somebody who is offline: when it is taken back, its old value
+        disturbs the agreement.
+        """
+        return not self.gossiper.stranded() and all(
             len(self._recent[vector]) == _RECENT and max(self._recent[vector]) <= tolerance
             for vector in self.gossiper.vectors
             if self.gossiper.neighbours(vector)
@@ -196,20 +229,16 @@ class Engine:
 
     def _restore(self) -> bool:
         """Continue from the checkpoint if there is a usable one; else start a new session."""
-        store = NetworkStore(self.network)
-        lossy = None if self.settings.dtype != "float16" else _as_float16
-        rng = np.random.default_rng(self._seed)
         tree = load_checkpoint(self._checkpoint) if self._checkpoint else None
         if tree is None:
-            self.gossiper = Gossiper(
-                self.name, new_session(), store, mode=self.mode, seed=rng, lossy=lossy
-            )
+            self.gossiper = self._new_gossiper()
             return False
         if tree["peer"] != self.name or tree["schemas"] != self.schemas:
             raise PeerError(
                 f"{self._checkpoint}: holds another network or peer ({tree['peer']}); "
                 "point the peer at another file, or move this one away"
             )
+        self.lived = True
         self.network.flat.copy_(torch.as_tensor(tree["network"]))
         self.learner.restore(tree["learner"])
         self.round = tree["round"]
@@ -219,15 +248,20 @@ class Engine:
                 "peer %s was away for %.0f s, longer than its lease: it returns as a newcomer",
                 self.name, away,
             )  # fmt: skip
-            self.gossiper = Gossiper(
-                self.name, new_session(), store, mode=self.mode, seed=rng, lossy=lossy
-            )
+            self.renew()
             return False
         self._newcomer = set(tree["newcomer"])
         self.gossiper = Gossiper.restore(
-            tree["gossip"], store, mode=self.mode, seed=rng, lossy=lossy
-        )
+            tree["gossip"], self._store,
+            mode=self.mode, seed=self._rng, lossy=self._lossy,
+        )  # fmt: skip
         return True
+
+    def _new_gossiper(self) -> Gossiper:
+        return Gossiper(
+            self.name, new_session(), self._store,
+            mode=self.mode, seed=self._rng, lossy=self._lossy,
+        )  # fmt: skip
 
     # --- insides --------------------------------------------------------------------------------
 
@@ -235,7 +269,7 @@ class Engine:
         settings = self.settings
         match settings.mode:
             case "async":
-                return PacedMode(fraction=settings.fraction)
+                return PacedMode(settings.exchanges, fraction=settings.fraction)
             case "rounds":
                 sources = None
                 if settings.sources is not None:
@@ -253,7 +287,12 @@ class Engine:
             case Offline():
                 self.gossiper.peer_offline(event.peer)
             case Gone():
+                before = {v: self.network.read(v).clone() for v in self._recent}
                 self.gossiper.peer_gone(event.peer, event.session, event.statement)
+                for vector, old in before.items():
+                    moved = float((self.network.read(vector) - old).norm() / (old.norm() or 1.0))
+                    if moved > self.settings.settle_tolerance:
+                        self._recent[vector].clear()  # old mass came back: agree anew
 
     def _take(self, vector: str, packet: bytes, now: float) -> None:
         """Put one packet in; whatever is wrong with it is counted and logged, never raised."""
@@ -274,17 +313,14 @@ class Engine:
             return
         self.received += 1
         before = self.gossiper.counters["credited"]
-        distance = self._distance(message) if isinstance(message, Give) else 0.0
+        self._store.forget()
         self.gossiper.handle(message, now)
-        if self.gossiper.counters["credited"] > before:
+        mine = self._store.forget()  # as it was when the message was credited
+        credited = self.gossiper.counters["credited"] > before
+        if credited and isinstance(message, Give) and mine is not None:
+            norm = float(np.linalg.norm(mine))
+            distance = float(np.linalg.norm(mine - message.value)) / (norm or 1.0)
             self._recent[vector].append(distance)
-
-    def _distance(self, give: Give) -> float:
-        mine = self.network.read(give.vector).cpu().numpy()
-        if len(mine) != len(give.value):
-            return float("inf")
-        norm = float(np.linalg.norm(mine))
-        return float(np.linalg.norm(mine - give.value)) / (norm or 1.0)
 
     def _drop(self, cause: str, text: str) -> None:
         self.dropped[cause] += 1
@@ -311,6 +347,25 @@ class Engine:
             "gossip": dict(self.gossiper.counters),
             "dropped": dict(self.dropped),
         }
+
+
+class _LastRead:
+    """A network's store that remembers the vector read last: gathering one again is not cheap."""
+
+    def __init__(self, network: SlicedNetwork):
+        self._store = NetworkStore(network)
+        self._last: np.ndarray[Any, Any] | None = None
+        self.names, self.write = self._store.names, self._store.write
+
+    def read(self, name: str) -> np.ndarray[Any, Any]:
+        """Gather, and remember."""
+        self._last = self._store.read(name)
+        return self._last
+
+    def forget(self) -> np.ndarray[Any, Any] | None:
+        """Return what was read last, once."""
+        last, self._last = self._last, None
+        return last
 
 
 def _as_float16(_vector: str, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

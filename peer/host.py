@@ -1,4 +1,4 @@
-"""A process that runs one or several peers: `python -m gossamer.peer.host SPEC.json`.
+"""A process that runs one or several peers: `python -m gossamer.peer SPEC.json`.
 
 SIGTERM and SIGINT make its peers hand over their mass and leave. Exit codes: 0 all peers finished,
 2 a peer cannot take part (the reason is the last line on stderr), anything else is a crash.
@@ -190,7 +190,3 @@ def _settings(table: dict[str, Any]) -> Settings:
 
 def _path(text: str | None) -> Path | None:
     return None if text is None else Path(text)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -9,6 +9,7 @@ The event loop only moves bytes; all that touches the network runs on the peer's
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -32,7 +33,18 @@ _log = logging.getLogger(__name__)
 MAX_PENDING = 256
 """Packets that may wait for a busy peer; more are dropped and counted: their senders repeat them."""
 
+NAME_GRACE = 5.0
+"""Seconds that a name may stay online under another session before a peer gives it up."""
+
+MAX_PACKET = 4 << 20
+"""Bytes of the largest packet, if the broker takes it. Cutting a message costs a checksum and a copy on
+either side; lower this when large packets hold up other traffic on a slow link."""
+
 Record = dict[str, Any]
+
+
+class _LeaseOver(Exception):
+    """Out of touch for so long that the others have given this session up."""
 
 
 class Connect(Protocol):
@@ -92,9 +104,13 @@ class Peer:
         self._wake = asyncio.Event()
         self._turned = asyncio.Condition()
         self._leave = asyncio.Event()
+        self._contradict = asyncio.Event()
         self._leave_reason = ""
         self._phase: Phase = "starting"
         self._own_status: Status | None = None
+        self._asked = asyncio.Event()
+        self._born = False
+        self._in_touch = 0.0
         self._sent = [0, 0]
         self._accuracy = float("nan")
         self._since = time.time()
@@ -106,24 +122,43 @@ class Peer:
 
     async def run(self) -> Report:
         """Join the swarm, train and gossip to the end, and leave. PeerError says what went wrong."""
-        with Worker(self.name) as worker:
+        async with Worker(self.name) as worker:
             self._worker = worker
             self._engine = await worker.run(
                 Engine, self.name, self.learner, self.settings,
                 samples=self._samples, checkpoint=self._checkpoint, seed=self._seed,
             )  # fmt: skip
-            engine = self._engine
-            self._vectors = {v: schema_entries(engine.network, v) for v in engine.schemas}
-            self._roster = Roster(
-                self.name, self._vectors,
-                neighbours=self.settings.neighbours, lease=self.settings.lease,
-            )  # fmt: skip
-            will = Status("offline", engine.session, reason="connection lost")
-            own = self._topic("status")
-            self._transport = self._connect(
-                f"{self.name}-{engine.session}", Will(own, will.encode()), self._birth
-            )
-            async with self._transport as transport:
+            self._vectors = {
+                v: schema_entries(self._engine.network, v) for v in self._engine.schemas
+            }
+            while True:
+                try:
+                    return await self._join()
+                except _LeaseOver:
+                    _log.warning(
+                        "peer %s was out of touch for longer than its lease: it returns as a newcomer",
+                        self.name,
+                    )
+                    await worker.run(self._engine.renew)
+
+    async def _join(self) -> Report:
+        """Live one session, from its connection to its goodbye."""
+        session = self._engine.session
+        self._roster = Roster(
+            self.name, self._vectors,
+            neighbours=self.settings.neighbours, lease=self.settings.lease,
+        )  # fmt: skip
+        self._roster.remember(self._engine.gossiper.known_sessions(), time.monotonic())
+        self._pending, self._events, self._own_status = [], [], None
+        self._asked.clear()
+        self._born, self._phase = False, "starting"
+        self._in_touch, self._since = _clock(), time.time()
+        will = Status("offline", session, reason="connection lost")
+        self._transport = self._connect(
+            f"{self.name}-{session}", Will(self._topic("status"), will.encode()), self._birth
+        )
+        async with self._transport as transport:
+            try:
                 for pattern in (
                     topics.every(self.settings.swarm, "card"),
                     topics.every(self.settings.swarm, "status"),
@@ -131,6 +166,15 @@ class Peer:
                 ):
                     await transport.subscribe(pattern)
                 return await self._live(transport)
+            except PeerError as error:
+                self._leave_reason = str(error)
+                if self._born:
+                    await self._say_goodbye()
+                raise
+            except BaseException:
+                if self._born:
+                    await transport.abort()  # nobody said goodbye, so let the last will speak
+                raise
 
     async def _live(self, transport: Transport) -> Report:
         """Run the peer's tasks until the learning task is through."""
@@ -139,6 +183,7 @@ class Peer:
                 background = [
                     group.create_task(self._receive(transport), name=f"{self.name} receive"),
                     group.create_task(self._gossip(transport), name=f"{self.name} gossip"),
+                    group.create_task(self._keep_in_touch(transport), name=f"{self.name} lease"),
                 ]
                 await group.create_task(self._learn(), name=f"{self.name} learn")
                 for task in background:
@@ -146,6 +191,10 @@ class Peer:
         except* Exception as errors:
             raise _first(errors) from None
         report = await self._worker.run(self._engine.report)
+        losses = {**report["dropped"], **transport.counters}
+        if losses:
+            counted = ", ".join(f"{cause} {count}" for cause, count in sorted(losses.items()))
+            _log.info("peer %s counted in this life: %s", self.name, counted)
         return Report(
             peer=self.name,
             session=self._engine.session,
@@ -181,20 +230,25 @@ class Peer:
         """Our own status topic tells whether somebody else lives under our name."""
         try:
             table = json.loads(payload)
-            self._own_status = Status(table["state"], table["session"])
+            status = Status(table["state"], table["session"])
         except (ValueError, KeyError, TypeError):
             return
-        taken = (
-            self._own_status.state == "online" and self._own_status.session != self._engine.session
-        )
-        if taken and self._phase != "starting":
+        own = status.session == self._engine.session
+        if own:
+            self._asked.set()
+        if not (own and status.state == "offline"):  # our question, or our last will
+            self._own_status = status
+        if status.state == "online" and not own and self._born:
             _log.warning("peer %s: somebody else came online under this name", self.name)
+        if status.state == "offline" and self._born:
+            # A late last will of ours, or somebody who asks whether the name is free.
+            self._contradict.set()
 
     # --- gossip ---------------------------------------------------------------------------------
 
     async def _gossip(self, transport: Transport) -> None:
         """Turn after turn: what arrived goes in, what is due goes out."""
-        limit = min(transport.max_payload(self._topic("metrics")), 1 << 20)
+        limit = min(transport.max_payload(self._topic("metrics")), MAX_PACKET)
         while True:
             try:
                 async with asyncio.timeout(self.settings.tick):
@@ -202,6 +256,10 @@ class Peer:
             except TimeoutError:
                 pass
             self._wake.clear()
+            self._check_lease(transport)
+            if self._contradict.is_set():
+                self._contradict.clear()
+                await self._publish_status()
             now = time.monotonic()
             events, self._events = [*self._events, *self._roster.tick(now)], []
             arrived, self._pending = self._pending, []
@@ -209,6 +267,21 @@ class Peer:
             await self._send(transport, outgoing)
             async with self._turned:
                 self._turned.notify_all()
+
+    async def _keep_in_touch(self, transport: Transport) -> None:
+        """Note when we were last connected; a frozen process or a lost link leaves a gap."""
+        while True:
+            await asyncio.sleep(min(1.0, self.settings.lease / 8))
+            self._check_lease(transport)
+            if transport.connection.state == "connected":
+                self._in_touch = _clock()
+
+    def _check_lease(self, transport: Transport) -> None:
+        if self._lease_over() and transport.connection.state == "connected":
+            raise _LeaseOver
+
+    def _lease_over(self) -> bool:
+        return _clock() - self._in_touch > self.settings.lease
 
     async def _send(self, transport: Transport, outgoing: list[Outgoing]) -> None:
         for message in outgoing:
@@ -223,9 +296,11 @@ class Peer:
     async def _learn(self) -> None:
         await self._start()
         await self._enter("training")
+        await self._until(self._engine.averaged)  # a round that a crash interrupted
         while self._engine.round < self.settings.rounds and not self._leave.is_set():
             training = await self._worker.run(self._engine.train)
             self._wake.set()
+            await self._next_turn()  # pushes leave, and what arrived meanwhile comes in
             await self._until(self._engine.averaged)
             number = self._engine.round
             if number % self.settings.test_every == 0 or number == self.settings.rounds:
@@ -242,46 +317,71 @@ class Peer:
 
     async def _start(self) -> None:
         """Wait for those we expect, and make sure that we may join."""
+        await self._refuse_taken_name()
+        self._refuse_late_comer()
+        self._born = True
+        await self._birth()
+        _log.info(
+            "peer %s joins swarm %s in session %s",
+            self.name,
+            self.settings.swarm,
+            self._engine.session,
+        )
         deadline = time.monotonic() + self.settings.start_timeout
-        await self._refuse_taken_name(deadline)
-        while missing := sorted(
-            set(self.settings.expect) - {self.name} - set(self._roster.all_online())
-        ):
+        expected = set() if self._engine.lived else set(self.settings.expect) - {self.name}
+        while missing := sorted(expected - set(self._roster.all_online())):
+            if self._leave.is_set():
+                return
             if time.monotonic() > deadline:
                 raise PeerError(
                     f"peer {self.name}: {', '.join(missing)} did not come online within "
                     f"{self.settings.start_timeout:g} s; start them, or raise start_timeout"
                 )
             await self._next_turn()
-        if not self.settings.expect:
+        if not expected:
             await asyncio.sleep(10 * self.settings.tick)  # let retained cards arrive
         self._refuse_mismatch()
         if not self._engine.restored:
-            newcomer = self.settings.founder is False or (
-                self.settings.founder is None
-                and any(status.phase != "starting" for status in self._roster.online().values())
+            newcomer = (
+                self._engine.lived
+                or self.settings.founder is False
+                or (self.settings.founder is None and self._others_train())
             )
             await self._worker.run(self._engine.found, newcomer)
             if newcomer:
                 _log.info("peer %s joins as a newcomer", self.name)
 
-    async def _refuse_taken_name(self, deadline: float) -> None:
-        """Wait for our own birth to come back; anything else under our name must go away first."""
-        grace = min(deadline, time.monotonic() + 5)
+    async def _refuse_taken_name(self) -> None:
+        """Ask on our own status topic: what is retained there comes before our own question."""
+        question = Status("offline", self._engine.session, reason="asks whether its name is free")
+        grace = time.monotonic() + NAME_GRACE
         while True:
+            await self._transport.publish(self._topic("status"), question.encode())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._asked.wait(), max(0.0, grace - time.monotonic()))
+            await asyncio.sleep(2 * self.settings.tick)  # its owner, if there is one, answers
             status = self._own_status
-            if status is not None and status.session == self._engine.session:
-                return
-            if time.monotonic() > grace:
-                if status is not None and status.state == "online":
-                    raise PeerError(
-                        f"peer {self.name}: the name is already online in swarm {self.settings.swarm!r} "
-                        f"(session {status.session}); choose another name, or stop the other one"
-                    )
-                return
             if status is None or status.state != "online":
-                await self._birth()
-            await asyncio.sleep(0.1)
+                return
+            if status.session == self._engine.session:
+                return  # our own former life, which the broker has not missed yet
+            if time.monotonic() > grace:
+                raise PeerError(
+                    f"peer {self.name}: the name is already online in swarm {self.settings.swarm!r} "
+                    f"(session {status.session}); choose another name, or stop the other one"
+                )
+            self._asked.clear()
+
+    def _refuse_late_comer(self) -> None:
+        if self.settings.mode == "async" or self._engine.restored or not self._others_train():
+            return
+        raise PeerError(
+            f"peer {self.name}: swarm {self.settings.swarm!r} is already training in "
+            f"{self.settings.mode} mode, which nobody can join midway; use async mode, or start together"
+        )
+
+    def _others_train(self) -> bool:
+        return any(status.phase != "starting" for status in self._roster.online().values())
 
     def _refuse_mismatch(self) -> None:
         """Of two peers that cannot average a model, the one that came later gives up."""
@@ -301,7 +401,7 @@ class Peer:
             self._accuracy = test.accuracy
             await self._publish_record({"accuracy": test.accuracy, "loss": test.mean_loss})
             await self._enter("done")
-            await self._settle(self._all_done)  # others may still need our values to agree
+            await self._settle(self._all_agreed)  # others may still need our values to agree
         await self._enter("done")
         deadline = time.monotonic() + self.settings.settle_timeout
         while await self._open() or not await self._all_done():
@@ -332,8 +432,14 @@ class Peer:
             or await self._worker.run(self._engine.agrees, self.settings.settle_tolerance)
         )
 
+    async def _all_agreed(self) -> bool:
+        tolerance = self.settings.settle_tolerance
+        return await self._all_done() and await self._worker.run(self._engine.agrees, tolerance)
+
     async def _all_done(self) -> bool:
-        return all(status.phase == "done" for status in self._roster.online().values())
+        """Whether nobody is left to wait for; who is offline may come back, to finish its training."""
+        everybody_here = all(s.phase == "done" for s in self._roster.online().values())
+        return everybody_here and not self._roster.awaited()
 
     async def _open(self) -> int:
         return await self._worker.run(lambda: len(self._engine.gossiper.ledger.open))
@@ -364,10 +470,9 @@ class Peer:
 
     async def _birth(self) -> None:
         """Publish card and status; runs again after every reconnection."""
-        if self._own_status is not None and self._phase == "starting":
-            other = self._own_status
-            if other.state == "online" and other.session != self._engine.session:
-                return  # do not overwrite the one who has the name
+        self._roster.reconnected(time.monotonic())
+        if not self._born or self._lease_over():
+            return  # the name may be somebody else's, or this session may be over
         card = Card(self._engine.session, self._since, self._samples, self._vectors)
         await self._transport.publish(self._topic("card"), card.encode(), retain=True)
         await self._publish_status()
@@ -407,6 +512,12 @@ class Peer:
 
     def _topic(self, kind: topics.Kind) -> str:
         return str(topics.Topic(self.settings.swarm, self.name, kind))
+
+
+def _clock() -> float:
+    """Seconds that go on while the device sleeps, unlike time.monotonic on Linux."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.time() if boot is None else time.clock_gettime(boot)
 
 
 def _first(errors: BaseExceptionGroup[Exception]) -> Exception:

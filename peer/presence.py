@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, Literal
 
 from ..gossip.wire import SchemaEntry, schema_difference
@@ -20,6 +21,11 @@ _log = logging.getLogger(__name__)
 Phase = Literal["starting", "training", "settling", "done"]
 State = Literal["online", "offline", "left"]
 Statement = list[list[Any]]
+
+JUST_NOW = 5.0
+"""Seconds that may lie between a return to the broker and our noticing it."""
+RETURN_GRACE = 30.0
+"""Seconds that a peer has to come back after we did; twice the longest wait between its attempts."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,13 @@ class _Entry:
     card: Card | None = None
     status: Status | None = None
     offline_since: float | None = None
+    doubted_since: float | None = None
+    """Since when we are back at the broker without having heard of the peer again."""
     announced: str | None = None
+    heard: float = -inf
+    """When its status was last heard."""
+    phase: Phase = "starting"
+    """How far it was when it was last online."""
 
 
 class Roster:
@@ -111,6 +123,12 @@ class Roster:
         self.mismatches: dict[tuple[str, str], str] = {}
         """(peer, vector) → the field on which we differ."""
 
+    def remember(self, sessions: Mapping[str, str], now: float) -> None:
+        """Take over the neighbours of a former life, as offline: they must come back or be given up."""
+        for peer, session in sessions.items():
+            entry = self._entry(peer)
+            entry.announced, entry.offline_since = session, now
+
     def card(self, peer: str, payload: bytes, now: float) -> list[Event]:
         """Take in a card; an empty payload clears it."""
         if peer == self.peer or not payload:
@@ -131,9 +149,10 @@ class Roster:
             _log.warning("peer %s published a status that cannot be read; it is ignored", peer)
             return []
         entry = self._entry(peer)
+        entry.doubted_since, entry.heard = None, now
         before, entry.status = entry.status, status
         if status.state == "online":
-            entry.offline_since = None
+            entry.offline_since, entry.phase = None, status.phase
             return self._announce(peer, now)
         was_known = entry.announced is not None
         if status.state == "left":
@@ -150,9 +169,25 @@ class Roster:
                 _log.info("peer %s is offline: %s", peer, status.reason or "connection lost")
         return [Offline(peer)] if was_known else []
 
+    def reconnected(self, now: float) -> None:
+        """Doubt everybody: a broker that restarted has forgotten who left or died meanwhile.
+
+        Not those heard of just now: they came back before we were through with our own return.
+        """
+        for entry in self._entries.values():
+            if entry.announced and entry.offline_since is None and now - entry.heard > JUST_NOW:
+                entry.doubted_since = now
+
     def tick(self, now: float) -> list[Event]:
-        """Give up peers whose lease is over."""
+        """Note who did not come back with the broker, and give up peers whose lease is over."""
         events: list[Event] = []
+        for peer, entry in self._entries.items():
+            doubted = entry.doubted_since
+            if doubted is not None and now - doubted > RETURN_GRACE and entry.status is not None:
+                _log.warning("peer %s is offline: it did not come back with the broker", peer)
+                entry.status = replace(entry.status, state="offline")
+                entry.offline_since, entry.doubted_since = doubted, None
+                events.append(Offline(peer))
         for peer, entry in self._entries.items():
             # A quarter longer than the peer itself waits, so that it never believes it is still in.
             since, known = entry.offline_since, entry.announced
@@ -169,6 +204,16 @@ class Roster:
             for peer, entry in self._entries.items()
             if entry.announced and entry.status is not None and entry.status.state == "online"
         }
+
+    def awaited(self) -> list[str]:
+        """The peers that are offline, not given up yet, and were not through when last heard of."""
+        return [
+            peer
+            for peer, entry in self._entries.items()
+            if entry.announced
+            and (entry.status is None or entry.status.state == "offline")
+            and entry.phase != "done"
+        ]
 
     def all_online(self) -> dict[str, tuple[Card | None, Status]]:
         """Every other peer that says it is online, neighbour or not."""

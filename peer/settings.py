@@ -22,11 +22,12 @@ class Settings:
     """Stretches trained between two averagings."""
     test_every: int = 1
     """Rounds between two tests; the last round is always tested."""
-    exchanges: int = 1
-    """async: pushes after every stretch; rounds: exchanges per averaging. Raise it if peers disagree
-    too much while training, at that many more messages."""
-    fraction: float = 0.5
-    """The share of its weight that a peer gives away in one push."""
+    exchanges: int = 2
+    """async: neighbours that a peer pushes to after every round of training; rounds: exchanges per
+    averaging. Raise it if peers disagree too much while training, at that many more messages."""
+    fraction: float | None = None
+    """async: the share of its weight that a peer gives away in one push; None gives the neighbours and
+    itself equal parts."""
     weigh: Literal["peers", "samples"] = "peers"
     """Whether every peer counts the same in the average, or by its number of samples."""
     dtype: Literal["float32", "float64", "float16"] = "float32"

@@ -138,7 +138,7 @@ class LocalSwarm:
         log = path.with_suffix(".log")
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "gossamer.peer.host", str(path),
+                sys.executable, "-m", "gossamer.peer", str(path),
                 stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip
         self._processes[index] = process

@@ -17,16 +17,17 @@ T = TypeVar("T")
 
 
 class Worker:
-    """`await worker.run(function, …)` runs a function on the peer's own thread."""
+    """`await worker.run(function, …)` runs a function on the peer's own thread; an async context."""
 
     def __init__(self, name: str):
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"peer-{name}")
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+    async def __aexit__(self, *_: object) -> None:
+        # A stretch of training may still run, and other peers share this event loop.
+        await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `function` after everything that was asked for before it."""

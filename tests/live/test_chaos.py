@@ -1,0 +1,118 @@
+"""Real processes, real brokers, and everything that goes wrong at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from proxy import FaultyProxy
+from swarm_kit import Watched, small_config, small_swarm
+
+from gossamer.experiments.watch import collect
+from gossamer.gossip.pushsum import ONE
+from gossamer.peer.broker import Broker
+from gossamer.peer.checkpoint import load_checkpoint
+
+
+async def chaos(
+    broker: Broker,
+    folder: Path,
+    peers: int,
+    rounds: int,
+    *,
+    killed: list[str],
+    dead: str,
+    pause: float,
+) -> tuple[Watched, FaultyProxy, object]:
+    """Run a swarm through a bad link; kill, pause and cut off as it goes."""
+    config = small_config(peers, rounds, mode="async")
+    names = [str(index) for index in range(peers)]
+    async with FaultyProxy(broker.port, drop=0.1, duplicate=0.1, seed=11) as proxy:
+        spec = small_swarm(
+            config, folder, proxy.url, lease=40.0, settle_timeout=120.0, settle_tolerance=2e-4
+        )
+        watched = Watched(spec)
+        task = asyncio.create_task(watched.swarm.run())
+        others = [name for name in names if name != dead]
+        try:
+            await watched.reached(3, *names)
+            for name in killed:
+                os.kill(watched.swarm.pids[name], signal.SIGKILL)
+            watched.swarm.desert(dead)
+            os.kill(watched.swarm.pids[dead], signal.SIGKILL)
+            paused = next(name for name in others if name not in killed)
+            pid = watched.swarm.pids[paused]
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                end = asyncio.create_task(asyncio.sleep(pause))
+                await watched.reached(
+                    6, *(name for name in others if name not in (paused, *killed))
+                )
+                await asyncio.to_thread(broker.restart)
+                await end
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            await watched.reached(10, *others)
+            await asyncio.to_thread(broker.restart)
+            await task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        return watched, proxy, collect(config, spec, watched.events)
+
+
+def check(folder: Path, watched: Watched, proxy: FaultyProxy, outcome, peers, killed, dead) -> None:
+    survivors = [str(index) for index in range(peers) if str(index) != dead]
+    assert proxy.counters["drop"]
+    assert proxy.counters["duplicate"]
+    assert sorted(outcome.accuracy, key=int) == survivors
+    assert watched.swarm.pids == {}  # every process has ended
+    assert outcome.consensus["global"] < 1e-3
+
+    # The dead one takes what it held, which its last checkpoint tells; what was on its way to others
+    # may have arrived.
+    tree = load_checkpoint(folder / f"{dead}.checkpoint")
+    assert tree is not None
+    books = tree["gossip"]
+    lost = books["vault"]["weights"]["global"] + sum(row[4] for row in books["ledger"]["open"])
+    reports = [json.loads((folder / f"{n}.report.json").read_text()) for n in survivors]
+    total = sum(sum(report["weight"]["global"][:2]) for report in reports)
+    assert all(report["weight"]["global"][2] == ONE for report in reports)
+    assert peers * ONE - lost <= total <= peers * ONE
+
+    log = "".join(path.read_text() for path in folder.glob("host-*.log"))
+    for name in (*killed, dead):
+        assert f"peer {name} is offline: " in log
+    assert "trying again" in log  # the broker's absence
+    assert "Traceback" not in log
+    assert sum(
+        "was killed by signal 9; it is restarted" in event for event in watched.events
+    ) == len(killed)
+    assert any(
+        f"peer {dead} was killed" in event and "not restarted" in event for event in watched.events
+    )
+
+    for samples in watched.memory.values():
+        if len(samples) > 4:
+            settled = samples[len(samples) // 2]
+            assert samples[-1] < 1.3 * settled + 32e6
+
+
+@pytest.mark.timeout(400)
+def test_sixteen_processes_on_mosquitto_survive_everything(tmp_path, mosquitto):
+    killed, dead = ["3", "7"], "11"
+    with Broker(kind="mosquitto") as broker:
+        result = asyncio.run(chaos(broker, tmp_path, 16, 80, killed=killed, dead=dead, pause=20.0))
+    check(tmp_path, *result, 16, killed, dead)
+
+
+@pytest.mark.timeout(400)
+def test_six_processes_on_the_embedded_broker_survive_everything(tmp_path):
+    killed, dead = ["3"], "5"
+    with Broker(kind="amqtt") as broker:
+        result = asyncio.run(chaos(broker, tmp_path, 6, 60, killed=killed, dead=dead, pause=3.0))
+    check(tmp_path, *result, 6, killed, dead)

@@ -1,0 +1,126 @@
+"""Bad input: one clear line and exit code 2, before any training starts."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trustme
+from swarm_kit import small_config, small_swarm, wait_for
+
+from gossamer.experiments.config import ConfigError, Model
+from gossamer.experiments.live import plan
+from gossamer.peer.broker import Broker, BrokerSettings, BrokerTls, free_port
+from gossamer.peer.errors import PeerError
+from gossamer.peer.host import BrokerAddress, HostSpec
+from gossamer.peer.swarm import LocalSwarm
+
+
+def host(spec, *, index: int = 0, **broker) -> tuple[int, str, Path]:
+    """Run one peer's process to its end: exit code, last line, its metrics file."""
+    address = replace(spec.broker, connect_timeout=2.0, **broker)
+    path = spec.folder / "host.json"
+    HostSpec(address, str(spec.folder), [spec.peers[index]]).write(path)
+    command = [sys.executable, "-m", "gossamer.peer", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    lines = done.stderr.strip().splitlines()
+    return done.returncode, lines[-1] if lines else "", spec.folder / "0.jsonl"
+
+
+def refused(spec, *words: str, **broker) -> None:
+    code, line, metrics = host(spec, **broker)
+    assert code == 2
+    assert line.startswith("error: ")
+    for word in words:
+        assert word in line
+    assert not metrics.exists() or metrics.read_text() == ""  # nothing was trained
+
+
+def test_an_unknown_broker(tmp_path):
+    url = f"mqtt://127.0.0.1:{free_port()}"
+    refused(small_swarm(small_config(1, 2), tmp_path, url), url)
+
+
+def test_a_refused_password(tmp_path, mosquitto):
+    with Broker(BrokerSettings(users={"anna": "right"}), kind="mosquitto") as broker:
+        url = broker.url.replace("mqtt://", "mqtt://anna:wrong@")
+        spec = small_swarm(small_config(1, 2), tmp_path, url)
+        code, line, _ = host(spec)
+    assert code == 2
+    assert "password" in line or "not authorised" in line
+    assert "wrong" not in line  # a password has no business in a log
+
+
+def test_an_expired_certificate(tmp_path, mosquitto):
+    authority = trustme.CA()
+    past = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+    server = authority.issue_cert("127.0.0.1", not_after=past)
+    ca, certificate, key = (tmp_path / name for name in ("ca.pem", "cert.pem", "key.pem"))
+    authority.cert_pem.write_to_path(ca)
+    server.cert_chain_pems[0].write_to_path(certificate)
+    server.private_key_pem.write_to_path(key)
+    with Broker(BrokerSettings(tls=BrokerTls(ca, certificate, key)), kind="mosquitto") as broker:
+        spec = small_swarm(small_config(1, 2), tmp_path, broker.url)
+        refused(spec, "expired", ca=str(ca))
+
+
+def test_a_name_that_is_online_already(tmp_path, mosquitto):
+    async def swarm():
+        with Broker(kind="mosquitto") as broker:
+            waiting = small_swarm(small_config(2, 2), tmp_path / "first", broker.url)
+            first = LocalSwarm(replace(waiting, peers=waiting.peers[:1]))  # waits for peer 1
+            task = asyncio.create_task(first.run())
+            log = tmp_path / "first/host-0.log"
+            await wait_for(lambda: log.exists() and "joins swarm" in log.read_text())
+            (tmp_path / "second").mkdir()
+            second = small_swarm(small_config(2, 2), tmp_path / "second", broker.url)
+            await asyncio.to_thread(
+                refused, second, "peer 0: the name is already online", "session"
+            )
+            first.stop()
+            await task
+
+    asyncio.run(swarm())
+
+
+def test_peers_whose_schemas_differ_say_which_field(tmp_path, mosquitto):
+    config = small_config(2, 2)
+    other = config.model_copy(update={"models": [Model(name="global", layout="64-9-0")]})
+    with Broker(kind="mosquitto") as broker:
+        one = small_swarm(config, tmp_path, broker.url)
+        two = small_swarm(other, tmp_path, broker.url)
+        swarm = LocalSwarm(replace(one, peers=[one.peers[0], two.peers[1]]))
+        with pytest.raises(PeerError, match=r"model 'global' is not the same .* field .* shape"):
+            asyncio.run(swarm.run())
+    assert all((tmp_path / f"{n}.jsonl").read_text() == "" for n in "01")
+
+
+def test_a_model_that_is_not_connected_on_the_graph_names_its_peers(tmp_path):
+    config = small_config(5, 2).model_copy(
+        update={"topology": "ring", "models": [Model(name="pair", layout="64-10-0", peers=[0, 2])]}
+    )
+    with pytest.raises(ConfigError, match=r"topology.*pair: 2 components: \{0\}; \{2\}"):
+        plan(config, tmp_path, BrokerAddress("mqtt://127.0.0.1"))
+
+
+def test_a_checkpoint_of_another_network(tmp_path, mosquitto):
+    from gossamer.experiments.build import Swarm
+    from gossamer.peer.engine import Engine
+
+    config = small_config(1, 2)
+    other = config.model_copy(update={"models": [Model(name="global", layout="64-9-0")]})
+    learner = Swarm(other).member(0).learner
+    spec = small_swarm(config, tmp_path, mosquitto.url, swarm="checkpointed")
+    Engine("0", learner, spec.peers[0].settings, checkpoint=tmp_path / "0.checkpoint").save()
+    refused(spec, "0.checkpoint", "another network")
+
+
+def test_a_file_that_is_no_checkpoint(tmp_path, mosquitto):
+    (tmp_path / "0.checkpoint").write_bytes(b"not a checkpoint")
+    spec = small_swarm(small_config(1, 2), tmp_path, mosquitto.url, swarm="checkpointed")
+    refused(spec, "0.checkpoint", "cannot be read")

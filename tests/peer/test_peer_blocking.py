@@ -1,0 +1,95 @@
+"""The event loop only moves bytes: training, encoding, testing and saving run on the peer's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from blockbuster import blockbuster_ctx
+from peer_kit import Nest, make_learner, quick
+
+from gossamer.peer import engine as engine_module
+from gossamer.peer.engine import Engine
+
+HEAVY = ("train", "turn", "save", "found", "report", "close", "disagreement", "agrees")
+
+
+@pytest.mark.parametrize("mode", ["async", "rounds"])
+def test_nothing_heavy_runs_on_the_loop(run, tmp_path, monkeypatch, mode):
+    where: dict[str, set[int]] = {}
+
+    def watch(owner, name):
+        function = getattr(owner, name)
+
+        def watched(*args, **kwargs):
+            where.setdefault(name, set()).add(threading.get_ident())
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    for name in HEAVY:
+        watch(Engine, name)
+    for name in ("encode", "decode", "save_checkpoint", "load_checkpoint", "schema_hashes"):
+        watch(engine_module, name)
+    learners = [make_learner("a"), make_learner("b")]
+    for learner in learners:
+        watch(type(learner), "test")
+
+    async def swarm():
+        nest = Nest(quick(rounds=3, mode=mode, expect=("a", "b"), founder=True))
+        with blockbuster_ctx() as buster:  # a blocking call on the loop raises
+            buster.functions["os.stat"].deactivate()
+            for name, learner in zip("ab", learners, strict=True):
+                nest.start(name, learner, checkpoint=tmp_path / f"{name}.checkpoint")
+            await nest.all()
+        return threading.get_ident()
+
+    loop_thread = run(swarm())
+    assert where.keys() >= {"train", "turn", "save", "encode", "decode", "save_checkpoint", "test"}
+    for name, threads in where.items():
+        assert loop_thread not in threads, name
+
+
+def test_a_long_stretch_of_training_leaves_the_loop_free(run):
+    """While a peer trains, the loop's own callbacks go on: they are counted, not timed."""
+    turns = [0]
+    during: list[int] = []
+
+    class Slow:
+        def __init__(self, inner):
+            self._inner, self.network = inner, inner.network
+
+        def train(self, steps):
+            before = turns[0]
+            for _ in range(2_000):  # until the loop has turned a hundred times meanwhile
+                if turns[0] - before >= 100:
+                    break
+                threading.Event().wait(0.005)
+            during.append(turns[0] - before)
+            return self._inner.train(steps)
+
+        def __getattr__(self, name):
+            return getattr(self._inner, name)
+
+        def test(self):
+            return self._inner.test()
+
+        def state(self):
+            return self._inner.state()
+
+        def restore(self, state):
+            self._inner.restore(state)
+
+    async def heartbeat():
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0.001)
+
+    async def swarm():
+        beat = asyncio.create_task(heartbeat())
+        await Nest(quick(rounds=2)).start("a", Slow(make_learner("a"))).task
+        beat.cancel()
+
+    run(swarm())
+    assert min(during) >= 100

@@ -1,0 +1,324 @@
+"""How peers come and go: newcomers, leavers, crashes, leases, names."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from peer_kit import Life, Nest, Still, consensus, held, injected, make_learner, quick, wait_for
+
+from gossamer.gossip.memory_transport import FaultPlan, MemoryBroker
+from gossamer.gossip.pushsum import ONE
+from gossamer.peer.errors import PeerError
+
+TRIO = ("a", "b", "c")
+
+
+class Gate:
+    """Lets a peer's training go on only as far as the test has come."""
+
+    def __init__(self, limit: int = 0):
+        self.limit = limit
+        self.reached = 0
+
+    def __call__(self, number: int) -> None:
+        self.reached = max(self.reached, number)
+        time.sleep(0.002)
+        for _ in range(20_000):
+            if number <= self.limit:
+                return
+            time.sleep(0.002)  # on the peer's own thread
+        raise RuntimeError("the test never opened this gate")
+
+    async def wait(self) -> None:
+        """Until the peer stands before the closed gate."""
+        await wait_for(lambda: self.reached > self.limit)
+
+    def open(self) -> None:
+        self.limit = 10**9
+
+
+class Paced:
+    """A real learner behind a gate."""
+
+    def __init__(self, inner, gate):
+        self._inner, self._gate, self.network, self._count = inner, gate, inner.network, 0
+
+    def train(self, steps):
+        self._count += 1
+        self._gate(self._count)
+        return self._inner.train(steps)
+
+    def test(self):
+        return self._inner.test()
+
+    def state(self):
+        return {"inner": self._inner.state(), "count": self._count}
+
+    def restore(self, state):
+        self._inner.restore(state["inner"])
+        self._count = state["count"]
+
+
+@dataclass
+class Start:
+    """Three founders, each behind its own gate."""
+
+    nest: Nest
+    limit: int = 0
+    folder: Path | None = None
+    lives: dict[str, Life] = field(default_factory=dict)
+    gates: dict[str, Gate] = field(default_factory=dict)
+
+    def __post_init__(self):
+        for name in TRIO:
+            self.begin(name, Gate(self.limit))
+
+    def begin(self, name, gate):
+        settings = replace(self.nest.settings, expect=TRIO, founder=True)
+        checkpoint = None if self.folder is None else self.folder / f"{name}.checkpoint"
+        self.gates[name] = gate
+        self.lives[name] = self.nest.start(
+            name, Paced(make_learner(name), gate), settings, checkpoint=checkpoint
+        )
+
+    async def wait(self):
+        for gate in self.gates.values():
+            await gate.wait()
+
+    async def crash(self, name):
+        self.gates[name].open()  # a thread cannot be killed, only let go
+        await self.lives[name].crash()
+
+    def engine(self, name):
+        return self.lives[name].peer._engine
+
+    async def finish(self, more: int = 0):
+        """Open the gates; `more` ends an endless training after so many rounds."""
+        for gate in self.gates.values():
+            gate.open()
+        for life in self.lives.values():
+            if more:
+                rounds = life.peer._engine.round + more
+                life.peer.settings = replace(life.peer.settings, rounds=rounds)
+        return await self.nest.all()
+
+    @property
+    def learners(self):
+        return [life.peer.learner for life in self.lives.values()]
+
+    async def given_up(self, name, by="a"):
+        await wait_for(lambda: self.lives[by].peer._roster._entries[name].announced is None)
+
+
+def test_a_newcomer_counts_only_after_hearing(run):
+    async def swarm():
+        nest, gates = Nest(quick(rounds=8)), []
+        settings = replace(nest.settings, expect=TRIO, founder=True)
+        for name in TRIO:
+            gates.append(Gate(3))
+            nest.start(name, Still(make_learner(name), 1.0, gates[-1]), settings)
+        for gate in gates:
+            await gate.wait()
+        late = nest.start("d", Still(make_learner("d"), 1000.0))
+        await wait_for(lambda: late.peer._phase == "training")
+        for gate in gates:
+            gate.open()
+        return nest, await nest.all()
+
+    nest, reports = run(swarm())
+    assert held(reports) == injected(reports) == 4
+    assert [r.weight["global"][2] for r in reports] == [ONE] * 4
+    for life in nest.lives:  # its own 1000 never reached anybody
+        np.testing.assert_allclose(life.peer.learner.network.read("global"), 1.0, rtol=1e-5)
+
+
+def test_a_leaver_hands_over_all_its_mass(run):
+    async def swarm():
+        start = Start(Nest(quick(rounds=8)), limit=3)
+        await start.wait()
+        start.lives["a"].peer.leave("going home")
+        return start, await start.finish()
+
+    start, (gone, *stayed) = run(swarm())
+    assert gone.weight["global"][:2] == [0, 0]
+    assert gone.rounds < 8
+    assert held(stayed) == 3
+    assert consensus(start.learners[1:]) < 1e-3
+
+
+@pytest.mark.parametrize("mode", ["async", "rounds", "server"])
+def test_a_crashed_peer_goes_on_from_its_checkpoint(run, tmp_path, mode):
+    async def swarm():
+        broker = MemoryBroker(FaultPlan(drop=0.1, duplicate=0.1, reorder=0.1), seed=1)
+        nest = Nest(quick(rounds=16, mode=mode, servers={"global": "b"}), broker)
+        start = Start(nest, limit=10**6, folder=tmp_path)
+        for victim, after in (("a", 3), ("b", 7), ("a", 11)):  # b is the server
+            await wait_for(lambda v=victim, n=after: start.gates[v].reached >= n)
+            session = start.engine(victim).session
+            await start.crash(victim)
+            start.begin(victim, Gate(10**6))
+            await wait_for(lambda v=victim: hasattr(start.lives[v].peer, "_engine"))
+            assert start.engine(victim).session == session
+        return start, await start.finish()
+
+    start, reports = run(swarm())
+    assert held(reports) == injected(reports) == 3
+    assert consensus(start.learners) < 1e-3
+    assert all(r.rounds == 16 for r in reports)
+
+
+def test_a_peer_that_dies_for_good_is_given_up_and_takes_only_what_it_held(run, caplog):
+    caplog.set_level(logging.INFO)
+
+    async def swarm():
+        start = Start(Nest(quick(rounds=10, lease=0.4)), limit=4)
+        await start.wait()
+        await start.crash("c")
+        lost = start.engine("c").gossiper.account("global")
+        return start, await start.finish(), lost
+
+    start, reports, lost = run(swarm())
+    assert 3 * ONE - lost.held - lost.open <= round(held(reports) * ONE) <= 3 * ONE
+    assert consensus(start.learners[:2]) < 1e-3
+    assert all(r.weight["global"][1] == 0 for r in reports)  # nothing stays open to the dead
+    assert "peer c is offline: connection lost" in caplog.text
+
+
+def test_away_for_longer_than_the_lease_a_checkpoint_comes_back_as_a_newcomer(run, tmp_path):
+    async def swarm():
+        start = Start(Nest(quick(rounds=10**6, lease=0.5)), limit=10**6, folder=tmp_path)
+        await wait_for(lambda: start.gates["c"].reached > 3)
+        session = start.engine("c").session
+        await start.crash("c")
+        lost = start.engine("c").gossiper.account("global")
+        await start.given_up("c")
+        start.begin("c", Gate(10**9))
+        await wait_for(lambda: start.lives["c"].peer._phase == "training")
+        assert start.engine("c").session != session
+        return await start.finish(more=5), lost
+
+    reports, lost = run(swarm())
+    # The old session's mass is gone, and the new one brought its own.
+    assert 4 * ONE - lost.held - lost.open <= round(held(reports) * ONE) <= 4 * ONE
+    assert reports[2].weight["global"][2] == ONE
+
+
+def test_a_peer_out_of_touch_for_too_long_takes_a_new_session_by_itself(run, caplog):
+    async def swarm():
+        start = Start(Nest(quick(rounds=10**6, lease=0.5)), limit=10**6)
+        await wait_for(lambda: start.gates["c"].reached > 3)
+        lone = start.lives["c"]
+        session, transport = start.engine("c").session, lone.transports[-1]
+        start.nest.broker.disconnect(transport, transport._will)
+        transport.lose("the cable was pulled")
+        lost = start.engine("c").gossiper.account("global")
+        await start.given_up("c")
+        await transport.reconnect()
+        await wait_for(lambda: start.engine("c").session != session)
+        await wait_for(lambda: start.engine("c").gossiper.weight("global") > 0)
+        return start, await start.finish(more=5), lost
+
+    start, reports, lost = run(swarm())
+    assert 4 * ONE - lost.held - lost.open <= round(held(reports) * ONE) <= 4 * ONE
+    assert consensus(start.learners) < 1e-3
+    assert "it returns as a newcomer" in caplog.text
+
+
+def test_an_outage_shorter_than_the_lease_costs_nothing(run):
+    async def swarm():
+        nest = Nest(quick(rounds=8))
+        start = Start(nest, limit=2)
+        for _ in range(2):
+            await start.wait()
+            nest.broker.stop()
+            await asyncio.sleep(0.05)
+            await nest.broker.start([life.transports[-1] for life in nest.lives])
+            for gate in start.gates.values():
+                gate.limit += 2
+        return start, await start.finish()
+
+    start, reports = run(swarm())
+    assert held(reports) == injected(reports) == 3
+    assert consensus(start.learners) < 1e-3
+
+
+def test_a_name_that_is_online_is_refused_and_its_owner_goes_on(run, monkeypatch):
+    monkeypatch.setattr("gossamer.peer.peer.NAME_GRACE", 0.3)
+
+    async def swarm():
+        nest = Nest(quick(rounds=4))
+        start = Start(nest)
+        await start.wait()
+        double = Nest(nest.settings, nest.broker).start("a")
+        with pytest.raises(PeerError, match=r"peer a: the name is already online.*session"):
+            await double.task
+        return start, await start.finish()
+
+    start, reports = run(swarm())
+    assert held(reports) == 3
+    assert consensus(start.learners) < 1e-3
+
+
+def test_a_name_is_free_again_after_an_error(run):
+    async def swarm():
+        nest = Nest(quick(rounds=2, expect=("a", "nobody"), start_timeout=0.2))
+        with pytest.raises(PeerError, match="nobody did not come online"):
+            await nest.start("a").task
+        return await nest.start("a", settings=quick(rounds=2)).task
+
+    assert run(swarm()).rounds == 2
+
+
+def test_a_crash_inside_training_speaks_through_the_last_will(run):
+    class Broken(Still):
+        def train(self, steps):
+            raise ZeroDivisionError("bad data")
+
+    async def swarm():
+        nest = Nest(quick(rounds=2))
+        with pytest.raises(ZeroDivisionError, match="bad data"):
+            await nest.start("a", Broken(make_learner("a"), 0.0)).task
+        return nest.broker._retained["gossamer/v1/nest/peer/a/status"]
+
+    assert b'"offline"' in run(swarm())
+
+
+@pytest.mark.parametrize("mode", ["rounds", "server"])
+def test_nobody_joins_lockstep_modes_midway_and_nobody_waits_for_who_tries(run, mode):
+    async def swarm():
+        nest = Nest(quick(rounds=4, mode=mode, servers={"global": "a"}))
+        start = Start(nest)
+        await start.wait()
+        with pytest.raises(PeerError, match=f"already training in {mode} mode"):
+            await Nest(nest.settings, nest.broker).start("d").task
+        return await start.finish()
+
+    assert held(run(swarm())) == 3
+
+
+def test_of_two_schemas_the_later_peer_gives_up_and_names_the_field(run):
+    async def swarm():
+        nest = Nest(quick(rounds=4))
+        start = Start(nest)
+        await start.wait()
+        other = make_learner("d", {"global": "4-5-2"})
+        with pytest.raises(PeerError, match=r"model 'global' is not the same as on peer .*field"):
+            await Nest(nest.settings, nest.broker).start("d", other).task
+        return await start.finish()
+
+    assert held(run(swarm())) == 3
+
+
+def test_a_peer_alone_just_learns(run):
+    async def swarm():
+        return await Nest(quick(rounds=3)).start("a").task
+
+    report = run(swarm())
+    assert report.rounds == 3
+    assert report.weight["global"] == [ONE, 0, ONE]

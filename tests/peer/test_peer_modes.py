@@ -1,0 +1,126 @@
+"""Swarms of peers in memory: the three modes, weights, pairs, and a broker that misbehaves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from peer_kit import Nest, Still, consensus, held, injected, make_learner, quick
+
+from gossamer.gossip.memory_transport import FaultPlan, MemoryBroker
+from gossamer.gossip.pushsum import ONE
+from gossamer.models import average
+
+NAMES = ("a", "b", "c", "d")
+FAULTS = FaultPlan(drop=0.1, duplicate=0.1, reorder=0.2, delay=(0, 3))
+SERVERS = {"global": "b"}
+
+
+async def live(mode, *, broker=None, learners=None, names=NAMES, samples=(1,) * 4, **changes):
+    learners = learners or [make_learner(name) for name in names]
+    nest = Nest(
+        quick(mode=mode, expect=names, founder=True, servers=SERVERS, **changes),
+        broker or MemoryBroker(),
+    )
+    for name, learner, count in zip(names, learners, samples, strict=True):
+        nest.start(name, learner, samples=count)
+    return learners, await nest.all()
+
+
+@pytest.mark.parametrize("mode", ["async", "rounds", "server"])
+def test_every_mode_ends_in_agreement_with_all_weight(run, mode):
+    learners, reports = run(live(mode))
+    assert [r.rounds for r in reports] == [6] * 4
+    assert consensus(learners) < 1e-3
+    assert held(reports) == injected(reports) == 4
+    assert all(sum(r.dropped.values()) == 0 for r in reports)
+
+
+@pytest.mark.parametrize("mode", ["async", "rounds", "server"])
+def test_faults_lose_and_double_nothing(run, mode):
+    broker = MemoryBroker(FAULTS, seed=3)
+    learners, reports = run(live(mode, broker=broker))
+    assert broker.counters["drop"]
+    assert broker.counters["duplicate"]
+    assert held(reports) == injected(reports) == 4
+    assert consensus(learners) < 1e-3
+
+
+@pytest.mark.parametrize("mode", ["rounds", "server"])
+def test_lockstep_modes_compute_what_the_arena_computes(run, mode):
+    learners, _ = run(live(mode, broker=MemoryBroker(FAULTS, seed=5)))
+    twins = [make_learner(name) for name in NAMES]
+    for _ in range(6):
+        for twin in twins:
+            twin.train(1)
+        average([twin.network for twin in twins])
+    for learner, twin in zip(learners, twins, strict=True):
+        np.testing.assert_allclose(learner.network.flat, twin.network.flat, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["async", "rounds", "server"])
+def test_weights_by_samples_give_the_weighted_mean(run, mode):
+    learners = [Still(make_learner(n), v) for n, v in zip(NAMES, (0.0, 1.0, 2.0, 5.0), strict=True)]
+    samples = (1, 2, 3, 4)
+    _, reports = run(
+        live(mode, learners=learners, samples=samples, weigh="samples", settle_tolerance=1e-6)
+    )
+    assert held(reports) == 10
+    expected = (0 * 1 + 1 * 2 + 2 * 3 + 5 * 4) / 10
+    for learner in learners:
+        np.testing.assert_allclose(learner.network.read("global"), expected, rtol=1e-4)
+
+
+def test_float16_on_the_wire_still_agrees_and_keeps_the_mean(run):
+    learners = [Still(make_learner(n), v) for n, v in zip(NAMES, (0.1, 1.7, 2.3, 5.9), strict=True)]
+    _, reports = run(live("async", learners=learners, dtype="float16", settle_tolerance=1e-3))
+    assert held(reports) == 4
+    values = np.stack([learner.network.read("global").numpy() for learner in learners])
+    weights = np.array([r.weight["global"][0] / ONE for r in reports])
+    assert abs(weights @ values[:, 0] / 4 - 2.5) < 1e-3
+
+
+@pytest.mark.parametrize("mode", ["async", "rounds", "server"])
+def test_pairs_of_unrelated_models_gossip_too(run, mode):
+    slices = {"left": "2-3-1", "right": "2-3-1"}
+    learners = [make_learner(name, slices, cross=True) for name in NAMES]
+    pair = next(owner for owner in learners[0].network.owners if "&" in owner)
+    servers = {"left": "a", "right": "b", pair: "c"}
+    nest = Nest(quick(mode=mode, expect=NAMES, founder=True, servers=servers))
+
+    async def swarm():
+        for name, learner in zip(NAMES, learners, strict=True):
+            nest.start(name, learner)
+        return await nest.all()
+
+    reports = run(swarm())
+    for vector in ("left", "right", pair):
+        assert consensus(learners, vector) < 1e-3
+        assert held(reports, vector) == injected(reports, vector) == 4
+
+
+def test_a_model_of_two_is_averaged_by_those_two_alone(run):
+    shared = {"global": "4-4-0"}
+    group = {**shared, "group": "0-2-2"}
+    learners = [make_learner(n, group if n in "ab" else shared) for n in NAMES]
+    _, reports = run(live("async", learners=learners))
+    assert held(reports[:2], "group") == 2
+    assert consensus(learners[:2], "group") < 1e-3
+    assert "group" not in reports[2].weight
+
+
+def test_a_ring_agrees_in_rounds_mode(run):
+    learners = [make_learner(name) for name in NAMES]
+
+    async def swarm():
+        nest = Nest(quick())
+        for place, name in enumerate(NAMES):
+            around = (NAMES[place - 1], NAMES[(place + 1) % 4])
+            settings = quick(
+                mode="rounds", expect=NAMES, founder=True, exchanges=20, neighbours=around
+            )
+            nest.start(name, learners[place], settings)
+        return await nest.all()
+
+    reports = run(swarm())
+    assert held(reports) == 4
+    assert consensus(learners) < 1e-5

@@ -1,0 +1,123 @@
+"""The roster: what follows from the cards and statuses of others."""
+
+from __future__ import annotations
+
+import pytest
+
+from gossamer.peer.presence import (
+    JUST_NOW,
+    RETURN_GRACE,
+    Card,
+    Gone,
+    Offline,
+    Online,
+    Roster,
+    Status,
+)
+
+FIELDS = [("layer.weight (global)", [4, 3], "float32")]
+OTHER = [("layer.weight (global)", [5, 3], "float32")]
+
+
+def roster(**options) -> Roster:
+    return Roster("me", {"global": FIELDS}, lease=10.0, **options)
+
+
+def come(r: Roster, session="s1", phase="training", now=0.0, fields=FIELDS, peer="bob"):
+    events = r.card(peer, Card(session, 0.0, 1, {"global": fields}).encode(), now)
+    return events + r.status(peer, Status("online", session, phase).encode(), now)
+
+
+def test_a_peer_counts_once_card_and_status_agree():
+    r = roster()
+    assert r.status("bob", Status("online", "s1").encode(), 0.0) == []
+    assert r.card("bob", Card("s0", 0.0, 1, {"global": FIELDS}).encode(), 0.0) == []
+    card = Card("s1", 0.0, 1, {"global": FIELDS, "foreign": FIELDS}).encode()
+    assert r.card("bob", card, 0.0) == [Online("bob", "s1", ("global",))]
+
+
+def test_the_lease_is_counted_from_the_loss_and_ends_once():
+    r = roster()
+    come(r)
+    assert r.status("bob", Status("offline", "s1").encode(), 5.0) == [Offline("bob")]
+    assert r.awaited() == ["bob"]
+    assert r.tick(17.0) == []
+    assert r.tick(17.6) == [Gone("bob", "s1", None)]
+    assert r.tick(99.0) == []
+    assert r.awaited() == []
+
+
+def test_a_fresh_session_ends_the_old_one_and_its_late_will_is_ignored():
+    r = roster()
+    come(r)
+    assert come(r, "s2") == [Gone("bob", "s1", None), Online("bob", "s2", ("global",))]
+    assert r.status("bob", Status("offline", "s1").encode(), 1.0) == []
+    assert list(r.online()) == ["bob"]
+
+
+def test_a_goodbye_hands_on_the_statement():
+    r = roster()
+    come(r)
+    rows = [["me", "mine", "global", 3, "credited"]]
+    goodbye = Status("left", "s1", "done", "enough", rows)
+    assert r.status("bob", goodbye.encode(), 1.0) == [Gone("bob", "s1", rows)]
+    assert r.online() == {}
+
+
+def test_who_does_not_come_back_with_the_broker_is_offline():
+    r = roster()
+    come(r, peer="bob")
+    come(r, peer="eve")
+    later = JUST_NOW + 1
+    r.reconnected(later)
+    r.status("eve", Status("online", "s1", "training").encode(), later + 1)
+    assert r.tick(later + RETURN_GRACE - 1) == []
+    assert Offline("bob") in r.tick(later + RETURN_GRACE + 1)
+    assert list(r.online()) == ["eve"]
+
+
+def test_who_came_back_before_we_noticed_our_own_return_is_not_doubted():
+    r = roster()
+    come(r, now=10.0)
+    r.reconnected(10.5)
+    assert r.tick(10.5 + 2 * RETURN_GRACE) == []
+
+
+def test_neighbours_of_a_former_life_come_back_or_are_given_up():
+    r = roster()
+    r.remember({"bob": "s1", "eve": "s1"}, 0.0)
+    assert come(r, peer="bob") == [Online("bob", "s1", ("global",))]
+    assert r.tick(13.0) == [Gone("eve", "s1", None)]
+
+
+def test_somebody_through_is_not_waited_for():
+    r = roster()
+    come(r, phase="done")
+    r.status("bob", Status("offline", "s1").encode(), 1.0)
+    assert r.awaited() == []
+
+
+def test_a_different_schema_is_named_and_not_averaged():
+    r = roster()
+    assert come(r, fields=OTHER) == [Online("bob", "s1", ())]
+    assert "shape (4, 3) here and (5, 3) there" in r.mismatches["bob", "global"]
+
+
+def test_only_neighbours_on_the_graph_are_pushed_to():
+    r = roster(neighbours=["eve"])
+    assert come(r, peer="bob") == [Online("bob", "s1", ())]
+    assert come(r, peer="eve") == [Online("eve", "s1", ("global",))]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"{", b"[]", b"null", b'{"state": "sleeping"}', b'{"vectors": 3}', b"\xff\xfe",
+     b'{"state":"online","session":"s","phase":"nowhere","reason":"","statement":[]}',
+     b'{"state":"left","session":"s","phase":"done","reason":"","statement":[3]}'],
+)  # fmt: skip
+def test_nonsense_is_ignored(payload):
+    r = roster()
+    come(r)
+    assert r.status("bob", payload, 1.0) == []
+    assert r.card("bob", payload, 1.0) == []
+    assert list(r.online()) == ["bob"]
