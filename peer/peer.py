@@ -384,10 +384,12 @@ class Peer:
         return any(status.phase != "starting" for status in self._roster.online().values())
 
     def _refuse_mismatch(self) -> None:
-        """Of two peers that cannot average a model, the one that came later gives up."""
+        """Of two peers that cannot average a model, the one that came later gives up; where they
+        expect each other, both do."""
         for (other, vector), difference in self._roster.mismatches.items():
             card = self._roster.all_online().get(other, (None, None))[0]
-            if card is not None and (card.since, other) < (self._since, self.name):
+            came_first = card is not None and (card.since, other) < (self._since, self.name)
+            if came_first or other in self.settings.expect:
                 raise PeerError(
                     f"peer {self.name}: model {vector!r} is not the same as on peer {other}: {difference}"
                 )
@@ -395,13 +397,10 @@ class Peer:
     async def _finish(self) -> None:
         """After training: agree with the neighbours, then wait for what is on its way."""
         if self.settings.mode == "async" and self._engine.shared():
-            await self._enter("settling")
-            await self._settle(self._agreed)
+            await self._agree()
             test = await self._worker.run(self.learner.test)
             self._accuracy = test.accuracy
             await self._publish_record({"accuracy": test.accuracy, "loss": test.mean_loss})
-            await self._enter("done")
-            await self._settle(self._all_agreed)  # others may still need our values to agree
         await self._enter("done")
         deadline = time.monotonic() + self.settings.settle_timeout
         while await self._open() or not await self._all_done():
@@ -411,13 +410,28 @@ class Peer:
                 return
             await self._next_turn()
 
-    async def _settle(self, reached: Callable[[], Awaitable[bool]]) -> None:
-        """Push without training until `reached`, or until it takes too long."""
+    async def _agree(self) -> None:
+        """Push until we agree with what we hear and everybody else does too.
+
+        A peer that agreed may be disturbed again, by mass that comes late (from one who was away, or
+        taken back from one who died): then it takes back its "done", so that nobody leaves too early.
+        """
         deadline = time.monotonic() + self.settings.settle_timeout
-        while not self._leave.is_set() and not await reached():
+        while not self._leave.is_set():
+            await self._enter("settling")
+            await self._push_until(self._agreed, deadline)
+            await self._enter("done")
+            # Others may still need our values to agree.
+            await self._push_until(self._all_done_or_disturbed, deadline)
             if time.monotonic() > deadline:
                 _log.warning("peer %s: stopped settling after a while", self.name)
                 return
+            if not await self._disturbed():
+                return
+
+    async def _push_until(self, reached: Callable[[], Awaitable[bool]], deadline: float) -> None:
+        """Push without training until `reached`, or until it takes too long."""
+        while not self._leave.is_set() and not await reached() and time.monotonic() < deadline:
             await self._worker.run(self._engine.request_push)
             self._wake.set()
             await self._next_turn()
@@ -432,9 +446,14 @@ class Peer:
             or await self._worker.run(self._engine.agrees, self.settings.settle_tolerance)
         )
 
-    async def _all_agreed(self) -> bool:
-        tolerance = self.settings.settle_tolerance
-        return await self._all_done() and await self._worker.run(self._engine.agrees, tolerance)
+    async def _disturbed(self) -> bool:
+        """Whether what we heard lately is farther from our values than agreement allows."""
+        others = self._roster.online()
+        tolerance = 3 * self.settings.settle_tolerance
+        return bool(others) and not await self._worker.run(self._engine.agrees, tolerance)
+
+    async def _all_done_or_disturbed(self) -> bool:
+        return await self._all_done() or await self._disturbed()
 
     async def _all_done(self) -> bool:
         """Whether nobody is left to wait for; who is offline may come back, to finish its training."""

@@ -17,6 +17,8 @@ from gossamer.gossip.pushsum import ONE
 from gossamer.peer.broker import Broker
 from gossamer.peer.checkpoint import load_checkpoint
 
+pytestmark = pytest.mark.live
+
 
 async def chaos(
     broker: Broker,

@@ -21,6 +21,8 @@ from gossamer.gossip.wire import encode
 from gossamer.peer.broker import Broker
 from gossamer.peer.swarm import LocalSwarm
 
+pytestmark = pytest.mark.live
+
 MEGABYTES_50 = 50 * 1024 * 1024
 
 

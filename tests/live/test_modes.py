@@ -18,6 +18,8 @@ from gossamer.peer.host import BrokerAddress
 from gossamer.peer.peer import Peer
 from gossamer.peer.swarm import LocalSwarm
 
+pytestmark = pytest.mark.live
+
 
 async def in_memory(config, tmp_path):
     """Every peer of a config in this process; returns the members and their reports."""
