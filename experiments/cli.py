@@ -119,7 +119,7 @@ def paper_command(
         int | None, typer.Option(min=1, help="Worker processes; one per core if left out.")
     ] = None,
     only: Annotated[
-        str | None, typer.Option(help="Only these lines of the figure, separated by commas.")
+        list[str] | None, typer.Option(help="Only this line of the figure; repeat for more.")
     ] = None,
     out: Out = None,
 ) -> None:
@@ -135,9 +135,11 @@ def paper_command(
         raise ConfigError(f"no reproduction is called {name!r}; there are {', '.join(STUDIES)}")
     study = STUDIES[name]
     known = list(dict.fromkeys(cell.line for cell in study.cells(quick, 0)))
-    wanted = [line.strip() for line in only.split(",")] if only else known
+    wanted = only or known
     if unknown := [line for line in wanted if line not in known]:
-        raise ConfigError(f"{name} has no line {unknown[0]!r}; lines are {', '.join(known)}")
+        raise ConfigError(
+            f"{name} has no line {unknown[0]!r}; lines are {', '.join(map(repr, known))}"
+        )
     folder = out or Path("results/paper") / (f"{name}-quick" if quick else name)
     with console.progress("runs") as bar:
         task = bar.add_task(name, total=None, latest="")

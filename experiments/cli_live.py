@@ -71,6 +71,7 @@ def join_command(
 
     Started again in the same folder after a crash, the peer goes on from its checkpoint.
     """
+    sys.path.insert(0, str(config.parent.resolve()))  # an entry point may stand beside its file
     spec = load_join(config, swarm, name)
     folder = out or Path("results") / f"{swarm}-{spec.name}"
     folder.mkdir(parents=True, exist_ok=True)

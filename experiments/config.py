@@ -192,17 +192,18 @@ def parse_config(table: dict[str, Any], source: str = "config") -> Config:
     try:
         return Config.model_validate(table)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {_first_mistake(error)}") from None
+        raise ConfigError(f"{source}: {first_mistake(error, Config)}") from None
 
 
-def _first_mistake(error: ValidationError) -> str:
+def first_mistake(error: ValidationError, table: type[BaseModel]) -> str:
+    """One sentence about the first mistake that was found in a table."""
     mistakes = error.errors()
     # A misspelt key is reported before the one that is missing because of it.
     mistake = next((m for m in mistakes if m["type"] == "extra_forbidden"), mistakes[0])
     place = [str(step) for step in mistake["loc"]]
     key = ".".join(place)
     if mistake["type"] == "extra_forbidden":
-        known = _known_keys(place[:-1])
+        known = _known_keys(table, place[:-1])
         near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(known)}"
         return f"unknown key {key!r}; {hint}"
@@ -221,8 +222,7 @@ def _plain_words(mistake: ErrorDetails) -> str:
     return f"{mistake['msg'][0].lower()}{mistake['msg'][1:]}, not {given!r}"
 
 
-def _known_keys(place: list[str]) -> list[str]:
-    table: type[BaseModel] = Config
+def _known_keys(table: type[BaseModel], place: list[str]) -> list[str]:
     for step in place:
         if step.isdigit():
             continue

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..peer.host import PeerSpec
 from ..peer.settings import Settings
-from .config import ConfigError, load_config
+from .config import ConfigError, first_mistake, load_config
 
 
 class JoinConfig(BaseModel):
@@ -56,9 +56,7 @@ def load_join(path: Path, swarm: str, name: str | None) -> PeerSpec:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
     except ValidationError as error:
-        mistake = error.errors()[0]
-        key = ".".join(map(str, mistake["loc"]))
-        raise ConfigError(f"{path}: key {key!r}: {mistake['msg'].lower()}") from None
+        raise ConfigError(f"{path}: {first_mistake(error, JoinConfig)}") from None
     if (join.entry is None) == (join.config is None):
         raise ConfigError(f"{path}: give either 'entry' or 'config' (with 'index')")
     name = name or join.name

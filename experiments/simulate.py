@@ -22,7 +22,12 @@ class Simulation:
     @classmethod
     def of(cls, config: Config, source: str = "config") -> Simulation:
         """Build every peer of a config."""
-        return cls(config, Swarm(config, source).members())
+        members = Swarm(config, source).members()
+        if config.topology is not None:
+            from .live import graph_of  # scipy takes a while: only for those who have a graph
+
+            graph_of(config, members, source)
+        return cls(config, members)
 
     def rounds(self) -> Iterator[Round]:
         """Run the config's rounds."""

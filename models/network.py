@@ -74,6 +74,15 @@ class SlicedNetwork:
     def __call__(self, *inputs: Any) -> Any:
         return self.module(*inputs)
 
+    def __repr__(self) -> str:
+        """Which model has which cells, and how many values each owner averages."""
+        models = ", ".join(f"{m} {self.slicing.layout(m).as_slice()}" for m in self.models)
+        owned = ", ".join(
+            f"{owner} {len(self.slicing.coordinates(owner))}" for owner in self.owners
+        )
+        private = len(self.slicing.private)
+        return f"SlicedNetwork({self.peer}: cells {models}; values {owned}, private {private})"
+
     @property
     def models(self) -> tuple[str, ...]:
         """The partial models that this peer implements."""

@@ -112,6 +112,13 @@ class SgdLearner:
             raise ModelError(
                 f"peer {network.peer!r}: {len(train[0])} training inputs with {len(train[1])} labels"
             )
+        if isinstance(optimizer, str) or (optimizer is not None and not callable(optimizer)):
+            raise ModelError(
+                f"optimizer {optimizer!r}: give a function of the parameters, as in "
+                "lambda p: torch.optim.Adam(p, 1e-3)"
+            )
+        for what, (inputs, labels) in (("training", train), ("test", test)):
+            _check_samples(network, what, inputs, labels)
         if isinstance(loss, str) and loss not in LOSSES:
             raise ModelError(f"unknown loss {loss!r}: there are {', '.join(LOSSES)}")
         self.network = network
@@ -184,6 +191,37 @@ class SgdLearner:
         if outputs.shape[1] == 1:
             return int(((outputs[:, 0] > self._threshold) == (labels > 0)).sum())
         return int((outputs.argmax(dim=1) == labels).sum())
+
+
+@torch.no_grad()
+def _check_samples(network: SlicedNetwork, what: str, inputs: Tensor, labels: Tensor) -> None:
+    """Find out now, with the peer's name, what torch would say deep in the first training step."""
+    peer = f"peer {network.peer!r}, {what} samples"
+    if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor):
+        raise ModelError(f"{peer}: give inputs and labels as torch tensors")
+    if inputs.dtype != network.flat.dtype:
+        raise ModelError(f"{peer}: inputs are {inputs.dtype}, the network is {network.flat.dtype}")
+    if labels.dtype != torch.int64 or labels.shape != (len(inputs),):
+        raise ModelError(
+            f"{peer}: labels must be int64 of shape ({len(inputs)},), not {labels.dtype} of shape "
+            f"{tuple(labels.shape)}"
+        )
+    if not len(inputs):
+        return
+    try:
+        training = network.module.training
+        outputs = network.module.eval()(inputs[:1])
+        network.module.train(training)
+    except RuntimeError as error:
+        raise ModelError(
+            f"{peer}: inputs of shape {tuple(inputs.shape[1:])} do not fit the network: {error}"
+        ) from None
+    classes = max(outputs.shape[1], 2)
+    if int(labels.min()) < 0 or int(labels.max()) >= classes:
+        raise ModelError(
+            f"{peer}: labels run from {int(labels.min())} to {int(labels.max())}, but the network's "
+            f"{outputs.shape[1]} outputs allow 0 to {classes - 1}"
+        )
 
 
 def _targets(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -182,13 +182,20 @@ class Engine:
     def agrees(self, tolerance: float) -> bool:
         """Whether, for every vector that has neighbours, the last few values received agree.
 
-        Not while mass is on its way to somebody who is offline: when it is taken back, its old value
-        disturbs the agreement.
+        Values that are on their way must agree too: what is not credited is taken back, and an old
+        value would disturb the agreement.
         """
-        return not self.gossiper.stranded() and all(
-            len(self._recent[vector]) == _RECENT and max(self._recent[vector]) <= tolerance
-            for vector in self.gossiper.vectors
-            if self.gossiper.neighbours(vector)
+        return (
+            not self.gossiper.stranded()
+            and all(
+                len(self._recent[vector]) == _RECENT and max(self._recent[vector]) <= tolerance
+                for vector in self.gossiper.vectors
+                if self.gossiper.neighbours(vector)
+            )
+            and all(
+                _distance(self.network.read(vector).cpu().numpy(), transfer.give.value) <= tolerance
+                for (_, vector), transfer in self.gossiper.ledger.open.items()
+            )
         )
 
     def shared(self) -> bool:
@@ -318,9 +325,7 @@ class Engine:
         mine = self._store.forget()  # as it was when the message was credited
         credited = self.gossiper.counters["credited"] > before
         if credited and isinstance(message, Give) and mine is not None:
-            norm = float(np.linalg.norm(mine))
-            distance = float(np.linalg.norm(mine - message.value)) / (norm or 1.0)
-            self._recent[vector].append(distance)
+            self._recent[vector].append(_distance(mine, message.value))
 
     def _drop(self, cause: str, text: str) -> None:
         self.dropped[cause] += 1
@@ -347,6 +352,11 @@ class Engine:
             "gossip": dict(self.gossiper.counters),
             "dropped": dict(self.dropped),
         }
+
+
+def _distance(mine: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:
+    """How far another value is from ours, relative to ours."""
+    return float(np.linalg.norm(mine - other)) / (float(np.linalg.norm(mine)) or 1.0)
 
 
 class _LastRead:

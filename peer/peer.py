@@ -398,6 +398,8 @@ class Peer:
         """After training: agree with the neighbours, then wait for what is on its way."""
         if self.settings.mode == "async" and self._engine.shared():
             await self._agree()
+            # Who no longer pushes must no longer absorb, or it drains the mass that others mix with.
+            await self._worker.run(self._engine.gossiper.close)
             test = await self._worker.run(self.learner.test)
             self._accuracy = test.accuracy
             await self._publish_record({"accuracy": test.accuracy, "loss": test.mean_loss})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -146,7 +147,7 @@ class LocalSwarm:
             process.terminate()
         code = await process.wait()
         lines = log.read_text("utf-8", errors="replace").strip().splitlines()
-        return code, lines[-1] if lines else ""
+        return code, _telling(lines)
 
     async def _listen(self) -> None:
         """Hand on what peers publish about themselves."""
@@ -169,6 +170,12 @@ class LocalSwarm:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+
+def _telling(lines: Sequence[str]) -> str:
+    """The line of a log that says what went wrong: the last that names an error, else the last."""
+    named = [line for line in lines if re.match(r"[\s|]*(error|[\w.]*(Error|Exception)):", line)]
+    return (named or list(lines) or [""])[-1].lstrip(" |")
 
 
 async def _nothing() -> None:

@@ -78,7 +78,7 @@ def require_models_connected(graph: nx.Graph, members: Members) -> None:
         lines = "\n  ".join(str(reach) for reach in torn)
         raise DisconnectedError(
             f"{len(torn)} of {len(members)} partial models cannot gossip among all their peers:\n  {lines}\n"
-            "Add links between the components, or set bridge = true",
+            "Add links between the components; gossamer.topology.bridge lists the fewest that do",
             torn[0].components,
         )
 

@@ -188,3 +188,36 @@ def test_an_associative_learner_needs_its_network():
     network = SlicedNetwork(mlp("4=3"), {"g": "4-3"})
     with pytest.raises(ModelError, match="needs an AssociativeNetwork, not Sequential"):
         AssociativeLearner(network, torch.zeros(1, 4), (torch.zeros(1, 4), torch.zeros(1, 4)))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (
+            torch.zeros(3, 5),
+            torch.zeros(3, dtype=torch.int64),
+            r"shape \(5,\) do not fit the network",
+        ),
+        (torch.zeros(3, 4).double(), torch.zeros(3, dtype=torch.int64), "inputs are torch.float64"),
+        (torch.zeros(3, 4), torch.zeros(3), "labels must be int64"),
+        (torch.zeros(3, 4), torch.zeros(3, 1, dtype=torch.int64), r"of shape \(3, 1\)"),
+        (
+            torch.zeros(3, 4),
+            torch.tensor([0, 1, 3]),
+            "from 0 to 3, but the network's 3 outputs allow 0 to 2",
+        ),
+        (torch.zeros(3, 4), torch.tensor([0, -1, 2]), "labels run from -1"),
+    ],
+)
+def test_samples_that_do_not_fit_are_refused_before_training(x, y, message):
+    network = SlicedNetwork(mlp("4=3"), {"g": "4-3"}, peer="ann")
+    with pytest.raises(ModelError, match=f"peer 'ann', training samples.*{message}"):
+        SgdLearner(network, (x, y), data())
+    with pytest.raises(ModelError, match=f"peer 'ann', test samples.*{message}"):
+        SgdLearner(network, data(), (x, y))
+
+
+def test_an_optimizer_must_be_a_function():
+    network = SlicedNetwork(mlp("4=3"), {"g": "4-3"}, peer="ann")
+    with pytest.raises(ModelError, match="optimizer 'adam': give a function of the parameters"):
+        SgdLearner(network, data(), data(), optimizer="adam")

@@ -138,3 +138,10 @@ def test_mixed_dtypes_are_refused():
         ModelError, match=r"one dtype and device; these have torch.float32 on cpu, torch.f"
     ):
         SlicedNetwork(module, {"g": "2-2-2"})
+
+
+def test_print_shows_what_went_where():
+    network = SlicedNetwork(mlp("4=3=2"), {"g": "4-2-0"}, peer="ann")
+    assert repr(network) == (
+        "SlicedNetwork(ann: cells g 4-2-0, local-ann 0-1-2; values g 10, local-ann 5, private 8)"
+    )
