@@ -127,7 +127,7 @@ def test_out_chooses_the_folder(gossamer: Callable[..., Result]) -> None:
         ),
         (
             ("paper", "semi-local", "--only", "80, nothing"),
-            "semi-local has no line 'nothing'; lines are no averaging, 100, ",
+            "semi-local has no line 'nothing'; lines are 'no averaging', '100', ",
         ),
         (("data", "minst"), "no data set is called 'minst': did you mean 'mnist'?"),
     ],
