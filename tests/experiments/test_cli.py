@@ -126,7 +126,7 @@ def test_out_chooses_the_folder(gossamer: Callable[..., Result]) -> None:
             "no reproduction is called 'semilocal'; there are averaging-level",
         ),
         (
-            ("paper", "semi-local", "--only", "80, nothing"),
+            ("paper", "semi-local", "--only", "80", "--only", "nothing"),
             "semi-local has no line 'nothing'; lines are 'no averaging', '100', ",
         ),
         (("data", "minst"), "no data set is called 'minst': did you mean 'mnist'?"),
