@@ -50,6 +50,12 @@ class Arena:
     ):
         if not learners:
             raise ModelError("an arena needs at least one learner")
+        names = [learner.network.peer for learner in learners]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ModelError(
+                f"two networks are those of peer {twice[0]!r}: give each its own peer= name, or they "
+                "would average what is private"
+            )
         self._learners = list(learners)
         self._every, self._weights, self._test_every = every, weights, test_every
 

@@ -13,7 +13,7 @@ from gossamer.experiments.arena import Arena
 from gossamer.experiments.build import Member, Swarm
 from gossamer.experiments.config import parse_config
 from gossamer.experiments.simulate import Simulation
-from gossamer.models import Metrics, ModelError
+from gossamer.models import Metrics, ModelError, SgdLearner, SlicedNetwork, mlp
 
 torch.set_num_threads(1)
 
@@ -167,3 +167,16 @@ def test_partial_models_beat_averaging_everything() -> None:
     everything = accuracy([{"name": "global", "layout": "64-40-10"}])
     assert partial > 0.65  # both learn; a tenth is guessing
     assert partial > everything + 0.03
+
+
+def test_two_peers_of_one_name_are_refused() -> None:
+    learners = [
+        SgdLearner(
+            SlicedNetwork(mlp("2=2"), {"g": "2-1"}, peer="ann"),
+            (torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)),
+            (torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)),
+        )
+        for _ in range(2)
+    ]
+    with pytest.raises(ModelError, match="two networks are those of peer 'ann'"):
+        Arena(learners)
