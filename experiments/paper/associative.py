@@ -65,7 +65,7 @@ def _caption(quick: bool) -> str:
         "15 peers, one of three vectors changed for 2 of them. The paper does not give the starting "
         "weights; here they are uniform in [−0.3, 0.3], every peer's own. Complete averaging is the worst, "
         "as in the paper, but partial averaging gains nothing over none, and more mini-batches change "
-        "nothing: no start that was searched shows both of the paper's claims. See associative-starts."
+        "little: no start that was searched shows both of the paper's claims. See associative-starts."
     )
 
 
