@@ -7,6 +7,7 @@ is older has been closed by its sender and may be ignored.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -61,9 +62,9 @@ class Delays:
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
-        self._seen: deque[float] = deque(maxlen=patience.remembered)
+        self._seen: deque[float] = deque()
+        self._sorted: list[float] = []
         self._scale = 1.0
-        self._quantiles: dict[float, float] = {}  # asked for at every tick, changed by answers only
 
     def acknowledged(self, delay: float, attempts: int) -> None:
         """Learn from an acknowledgement that came `delay` after the transfer was first sent.
@@ -72,8 +73,7 @@ class Delays:
         the backed-off wait stays in force until a transfer is answered at its first attempt.
         """
         if attempts == 1:
-            self._seen.append(max(0.0, delay))
-            self._quantiles.clear()
+            self._remember(max(0.0, delay))
             self._scale = 1.0
         else:
             self._scale = max(self._scale, self._patience.backoff ** (attempts - 1))
@@ -90,12 +90,20 @@ class Delays:
         p = self._patience
         return p.recall_factor * max(self._quantile(p.recall_quantile), p.shortest)
 
+    def _remember(self, delay: float) -> None:
+        self._seen.append(delay)
+        insort(self._sorted, delay)
+        if len(self._seen) > self._patience.remembered:
+            del self._sorted[bisect_left(self._sorted, self._seen.popleft())]
+
     def _quantile(self, q: float) -> float:
-        if not self._seen:
+        """The quantile, interpolated; asked for at every tick, so the delays are kept in order."""
+        if not self._sorted:
             return self._patience.first
-        if q not in self._quantiles:
-            self._quantiles[q] = float(np.quantile(self._seen, q))
-        return self._quantiles[q]
+        place = q * (len(self._sorted) - 1)
+        low = int(place)
+        high = min(low + 1, len(self._sorted) - 1)
+        return self._sorted[low] + (place - low) * (self._sorted[high] - self._sorted[low])
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ the same seed and the same tasks give the same deliveries.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
@@ -310,7 +311,8 @@ class MemoryTransport:
             self._inbox.close()
 
     def _set(self, state: Any, cause: str = "") -> None:
-        self.connection = Connection(state, cause)
+        began = time.monotonic() if state == "connecting" else self.connection.since
+        self.connection = Connection(state, cause, began)
         if state in ("lost", "connecting"):
             self._settled.clear()
         else:

@@ -14,17 +14,18 @@ import asyncio
 import contextlib
 import logging
 import ssl
+import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any, Literal, Self, cast
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, Self
 
-import aiomqtt
 import numpy as np
 
 from .mqtt_address import ALWAYS_FATAL, FATAL_AT_FIRST, Address, TlsFiles
+from .mqtt_echo import Echo
 from .mqtt_link import Link
-from .topics import is_state, matches
+from .mqtt_options import MqttOptions
+from .topics import is_gossip, is_state, matches
 from .transport import (
     Connection,
     Hook,
@@ -40,43 +41,17 @@ from .transport import (
 _log = logging.getLogger(__name__)
 _MAX_PACKET = 256 * 1024 * 1024  # what MQTT itself allows
 
-
-@dataclass(frozen=True, slots=True)
-class MqttOptions:
-    """Knobs of the connection.
-
-    version: 5 reports why a broker cut us off and how large a packet may be; 3.1.1 ("3.1.1") is
-        what the embedded broker and old ones speak.
-    connect_timeout: how long the first connection may fail before that is an error. Raise it when
-        broker and peers start together.
-    keepalive: seconds of silence before the link is tested; a dead link is noticed after up to
-        twice that. Lower it on links that die silently, raise it to save a device's battery.
-    first_delay, longest_delay: seconds of the first and longest wait between attempts to reconnect;
-        each is shortened by up to half at random, so that a swarm does not return all at once.
-    max_packet: largest packet to send, when the broker does not say (3.1.1). It must not exceed the
-        broker's own limit, which cuts the connection.
-    max_inbound_messages, max_inbound_bytes: bounds of what waits to be read; see `Inbox`.
-    max_inbound_payload: larger payloads are dropped, and refused beforehand in MQTT 5.
-    max_outbound_bytes: bound of what waits to be written; gossip beyond it is dropped and counted.
-    """
-
-    version: Literal["3.1.1", "5"] = "3.1.1"
-    connect_timeout: float = 10.0
-    keepalive: int = 30
-    first_delay: float = 0.2
-    longest_delay: float = 15.0
-    max_packet: int = 16 * 1024 * 1024
-    max_inbound_messages: int = 1024
-    max_inbound_bytes: int = 64 * 1024 * 1024
-    max_inbound_payload: int = 16 * 1024 * 1024
-    max_outbound_bytes: int = 64 * 1024 * 1024
+__all__ = ["MqttOptions", "MqttTransport"]
 
 
 class MqttTransport:
     """A client of an MQTT broker; see `Transport` for what it does.
 
+    echo: a topic that one of the subscriptions covers. Now and then the transport publishes there, to
+        hear itself: see `Echo`. What arrives on it is not handed on.
+
     `counters` names: inbound-full, inbound-superseded, inbound-too-large, inbound-unsolicited,
-    outbound-offline, outbound-full, outbound-lost, reconnects.
+    outbound-offline, outbound-full, outbound-lost, reconnects, deaf.
     """
 
     def __init__(
@@ -89,6 +64,7 @@ class MqttTransport:
         options: MqttOptions | None = None,
         on_connect: Hook | None = None,
         on_state: StateCallback | None = None,
+        echo: str | None = None,
         seed: int | np.random.Generator | None = None,
     ) -> None:
         self.client_id = client_id
@@ -105,6 +81,7 @@ class MqttTransport:
         self._on_state = on_state
         self._random = np.random.default_rng(seed)
         self._patterns: list[str] = []
+        self._echo = Echo(echo, self.options.keepalive)
         self._inbox = Inbox(
             self.counters, self.options.max_inbound_messages, self.options.max_inbound_bytes
         )
@@ -153,14 +130,14 @@ class MqttTransport:
             started = loop.time()
             self._set("connecting")
             try:
-                lost = await self._live(first)
+                lost = await self._unless_closing(self._live(first))
             except TransportError as failure:
                 lost = failure
             except Exception as failure:  # a hook's own mistake: report it, do not loop on it
                 error = TransportError("hook", f"the on_connect hook failed: {failure!r}")
                 error.__cause__ = failure
                 break
-            if self._closing.is_set():
+            if lost is None or self._closing.is_set():
                 break
             at_first = not first.done()
             if lost.cause in ALWAYS_FATAL or (
@@ -186,6 +163,21 @@ class MqttTransport:
             first.set_exception(error or TransportError("closed", "closed while connecting"))
             first.exception()  # retrieved: nobody may be waiting for it any more
 
+    async def _unless_closing(
+        self, life: Coroutine[Any, Any, TransportError]
+    ) -> TransportError | None:
+        """Why a connection was lost; None if we were told to close, whatever it was busy with."""
+        task = asyncio.ensure_future(life)
+        closing = asyncio.ensure_future(self._closing.wait())
+        try:
+            await asyncio.wait((task, closing), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            closing.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,))
+        return None if task.cancelled() else task.result()
+
     async def _live(self, first: asyncio.Future[None]) -> TransportError:
         """One connection, from its start to its loss; returns why it was lost."""
         link = Link(
@@ -201,9 +193,8 @@ class MqttTransport:
         )
         await link.open()
         try:
-            for pattern in self._patterns:
-                if not await link.alive(link.subscribe(pattern)):
-                    return link.why_lost()
+            if self._patterns and not await link.alive(link.subscribe(self._patterns)):
+                return link.why_lost()
             self._link = link
             if first.done():
                 self.counters["reconnects"] += 1
@@ -212,16 +203,22 @@ class MqttTransport:
                 return link.why_lost()
             if not first.done():
                 first.set_result(None)
-            closing = asyncio.ensure_future(self._closing.wait())
-            await asyncio.wait((closing, link.lost), return_when=asyncio.FIRST_COMPLETED)
-            closing.cancel()
+            listening = asyncio.ensure_future(self._echo.listen(link, self._covered))
+            try:
+                await asyncio.wait((listening, link.lost), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                listening.cancel()
+            if not link.lost.done():
+                self.counters["deaf"] += 1
+                link.give_up("deaf", "takes what we say, but we hear nothing, not even ourselves")
             return link.why_lost()
         finally:
             self._link = None
             await link.close()
 
     def _set(self, state: Any, cause: str = "") -> None:
-        self.connection = Connection(state, cause)
+        began = time.monotonic() if state == "connecting" else self.connection.since
+        self.connection = Connection(state, cause, began)
         if state in ("connecting", "lost"):
             self._settled.clear()
         else:
@@ -285,21 +282,19 @@ class MqttTransport:
             self._patterns.append(pattern)
         link = self._link
         if link is not None:  # else, and if it is lost now, the next connection subscribes
-            await link.alive(link.subscribe(pattern))
+            await link.alive(link.subscribe([pattern]))
 
     def messages(self) -> AsyncIterator[Received]:
         """See `Transport.messages`."""
         return self._inbox.messages()
 
-    def receive(self, message: aiomqtt.Message) -> None:
+    def receive(self, topic: str, payload: bytes | memoryview, retain: bool) -> None:
         """Take what the broker sent (called by the link)."""
-        payload = message.payload
-        if not isinstance(payload, bytes):
-            payload = bytes(cast(Any, payload) or b"")
-        topic = str(message.topic)
-        if not any(matches(pattern, topic) for pattern in self._patterns):
+        if not self._covered(topic):
             # amqtt sends every newcomer what others asked for, and no broker is trusted anyway.
             self.counters["inbound-unsolicited"] += 1
+            return
+        if self._echo.heard(topic):
             return
         if len(payload) > self.options.max_inbound_payload and not is_state(topic):
             self.counters["inbound-too-large"] += 1
@@ -308,7 +303,13 @@ class MqttTransport:
                 self.client_id, len(payload), topic, self.options.max_inbound_payload,
             )  # fmt: skip
             return
-        self._inbox.offer(Received(topic, payload, bool(message.retain)))
+        if not is_gossip(topic):
+            payload = bytes(payload)
+        self._inbox.offer(Received(topic, payload, retain))
+
+    def _covered(self, topic: str) -> bool:
+        """Whether we asked for this topic."""
+        return any(matches(pattern, topic) for pattern in self._patterns)
 
     def _raise_if_over(self) -> None:
         if self._error is not None:

@@ -12,7 +12,8 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Callable, Coroutine
+import threading
+from collections.abc import Coroutine, Sequence
 from typing import Any, Literal, cast
 
 import aiomqtt
@@ -21,6 +22,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from .mqtt_address import Address, explain, explain_alert
+from .mqtt_packets import Deliver, Packets, fits
 from .mqtt_websocket import mend
 from .transport import Payload, TransportError, Will
 
@@ -35,7 +37,7 @@ class Link:
         self,
         address: Address,
         client_id: str,
-        receive: Callable[[aiomqtt.Message], None],
+        receive: Deliver,
         *,
         version: Literal["3.1.1", "5"],
         keepalive: int,
@@ -48,7 +50,9 @@ class Link:
         self.max_packet: int | None = None
         self._address = address
         self._unsent: dict[int, asyncio.Future[bool]] = {}
+        self._patience = 2.0 * keepalive
         self._reason: Any = None
+        self._given_up: TransportError | None = None
         self._complaint = _Complaint()
         properties = None
         if version == "5":
@@ -79,10 +83,13 @@ class Link:
         self._client.pending_calls_threshold = 1 << 30  # we bound them ourselves
         self._paho: paho.Client = self._client._client
         self._paho.connect_timeout = min(5.0, timeout)
+        self._packets: Packets | None = None
+        if address.transport == "tcp" and fits(self._paho):
+            self._packets = Packets(self._paho, receive, version5=version == "5")
         self._listen()
 
     def _listen(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, here = asyncio.get_running_loop(), threading.get_ident()
         connected, disconnected = self._paho.on_connect, self._paho.on_disconnect
         opened = self._paho.on_socket_open
 
@@ -107,6 +114,26 @@ class Link:
             if waiting is not None and not waiting.done():
                 waiting.set_result(True)
 
+        def write() -> None:
+            try:
+                self._paho.loop_write()
+            except Exception as error:
+                _log.debug("%s: cannot write: %r", self._address, error)
+                self.hang_up()
+
+        def watch(sock: Any) -> None:
+            if self._paho.socket() is sock and self._paho.want_write():
+                loop.add_writer(sock.fileno(), write)
+
+        def on_socket_register_write(_client: Any, _data: Any, sock: Any) -> None:
+            # aiomqtt always does this later. By then all may be written, and the socket be closed or
+            # its number be another's.
+            if threading.get_ident() == here:
+                loop.add_writer(sock.fileno(), write)
+            else:
+                loop.call_soon_threadsafe(watch, sock)
+
+        self._paho.on_socket_register_write = on_socket_register_write
         self._paho.on_socket_open = on_socket_open
         self._paho.on_publish = on_publish
         self._paho.on_connect = on_connect
@@ -133,7 +160,9 @@ class Link:
             raise self._explain(error) from error
         except BaseException:
             # Cancelled. The thread that connects cannot be: wait for it, then clean up.
-            await asyncio.wait((connecting,))
+            await asyncio.wait((connecting,), timeout=self._paho.connect_timeout)
+            connecting.cancel()
+            await asyncio.gather(connecting, return_exceptions=True)
             await self.close()
             raise
         # The broker hung up before it answered. aiomqtt would wait for its timeout.
@@ -149,11 +178,23 @@ class Link:
 
     def why_lost(self) -> TransportError:
         """The reason of a loss, as far as anybody said."""
+        if self._given_up is not None:
+            return self._given_up
         code = getattr(self._reason, "value", None)
         return explain(aiomqtt.MqttError("connection lost"), self._address, code)
 
+    def give_up(self, cause: str, text: str) -> None:
+        """Hang up on a broker that is there but does not do its part; `why_lost` then says what."""
+        if not self.lost.done():
+            self._given_up = TransportError(cause, f"{self._address} {text}")
+            self.hang_up()
+
+    def congested(self) -> bool:
+        """Whether bytes wait to be written, so that an answer cannot be expected yet."""
+        return self._paho.want_write()
+
     async def alive(self, work: Coroutine[Any, Any, Any]) -> bool:
-        """Run `work` while the connection lives; False if it was lost before the end."""
+        """Run `work` while the connection lives; False if it was lost, or given up, before the end."""
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait((task, self.lost), return_when=asyncio.FIRST_COMPLETED)
@@ -166,35 +207,46 @@ class Link:
         try:
             task.result()
         except aiomqtt.MqttError as error:
-            _log.debug("%s: %s", self._address, error)
+            # Without an answer nobody knows what the broker thinks we subscribed to: start over.
+            self.give_up("no-answer", f"did not answer a subscription: {error}")
             return False
         return True
 
     async def publish(self, topic: str, payload: Payload, qos: int, retain: bool) -> bool:
         """Send; True when written to the socket (QoS 0) or acknowledged (QoS 1), False if lost.
 
-        aiomqtt's own `publish` makes two tasks for every message; one future will do.
+        A broker that owes an acknowledgement for twice the keepalive is given up. (aiomqtt's own
+        `publish` makes two tasks for every message; one future will do.)
         """
         if self.lost.done():
             return False
-        info = self._paho.publish(topic, cast(Any, payload), qos, retain)
+        if self._packets is not None and not (qos or retain):
+            info = self._packets.publish(topic, payload)
+        else:
+            info = self._paho.publish(topic, cast(Any, payload), qos, retain)
         if info.rc != paho.MQTT_ERR_SUCCESS:
             return False
         if info.is_published():
             return True
         waiting = self._unsent[info.mid] = asyncio.get_running_loop().create_future()
         try:
+            while qos and not waiting.done():
+                await asyncio.wait((waiting,), timeout=self._patience)
+                if not waiting.done() and not self.congested():
+                    self.give_up("no-answer", "did not acknowledge a message")
+                    return False
             return await waiting
         finally:
             self._unsent.pop(info.mid, None)
 
-    async def subscribe(self, pattern: str) -> None:
-        """Subscribe at QoS 1, so that cards and status keep theirs."""
-        codes = await self._client.subscribe(pattern, qos=1)
-        if any(getattr(code, "is_failure", False) for code in codes):
-            raise TransportError(
-                "not-authorised", f"{self._address} refused the subscription to {pattern!r}"
-            )
+    async def subscribe(self, patterns: Sequence[str]) -> None:
+        """Subscribe to all patterns in one packet, at QoS 1, so that cards and status keep theirs."""
+        codes = await self._client.subscribe([(pattern, 1) for pattern in patterns])
+        for pattern, code in zip(patterns, codes, strict=False):
+            if getattr(code, "is_failure", False):
+                raise TransportError(
+                    "not-authorised", f"{self._address} refused the subscription to {pattern!r}"
+                )
 
     def hang_up(self) -> None:
         """Cut the connection without a word. paho notices, and cleans up, in the next turn."""
@@ -222,8 +274,15 @@ class Link:
 class _Sink:
     """What aiomqtt takes for its queue."""
 
-    def __init__(self, receive: Callable[[aiomqtt.Message], None]) -> None:
-        self.put_nowait = receive
+    def __init__(self, receive: Deliver) -> None:
+        self._receive = receive
+
+    def put_nowait(self, message: aiomqtt.Message) -> None:
+        """Hand a message on."""
+        payload = message.payload
+        if not isinstance(payload, bytes):
+            payload = bytes(cast(Any, payload) or b"")
+        self._receive(str(message.topic), payload, bool(message.retain))
 
 
 class _Complaint(logging.Handler):

@@ -112,7 +112,12 @@ def total(masses: Iterable[Mass]) -> tuple[Any, int]:
 
 def is_finite(value: Array) -> bool:
     """Whether every entry is finite; exact numbers (object arrays) always are."""
-    return value.dtype == object or bool(np.isfinite(value).all())
+    if value.dtype == object:
+        return True
+    # One entry that is not finite makes the sum so too; looking at each costs several times as much.
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = value.sum()
+    return bool(np.isfinite(total)) or bool(np.isfinite(value).all())
 
 
 def _ratio(top: int, bottom: int, like: Array) -> Any:

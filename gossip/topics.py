@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
 Kind: TypeAlias = Literal["card", "status", "inbox", "metrics"]
 
 ROOT: Final = "gossamer/v1"
 _NAME = re.compile(r"[A-Za-z0-9._&@-]{1,64}")
+_REMEMBERED = 256  # topics taken apart or put together lately: most messages go the same few ways
 _PLAIN_KINDS: tuple[Kind, ...] = ("card", "status", "metrics")
 
 
@@ -69,6 +71,7 @@ def status(swarm: str, peer: str) -> str:
     return str(Topic(swarm, peer, "status"))
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def inbox(swarm: str, peer: str, vector: str) -> str:
     """Where others send `peer` gossip about `vector`."""
     return str(Topic(swarm, peer, "inbox", vector))
@@ -90,6 +93,7 @@ def inboxes(swarm: str, peer: str) -> str:
     return f"{ROOT}/{check_name('swarm', swarm)}/peer/{check_name('peer', peer)}/inbox/+"
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def parse(topic: str) -> Topic:
     """Take a topic apart. Raises TopicError for anything that is not exactly one of ours."""
     levels = topic.split("/")
@@ -114,6 +118,12 @@ def is_state(topic: str) -> bool:
     return topic.endswith(("/card", "/status"))
 
 
+def is_gossip(topic: str) -> bool:
+    """Whether a topic is somebody's inbox: where parameters travel."""
+    return "/inbox/" in topic
+
+
+@lru_cache(maxsize=_REMEMBERED)
 def matches(pattern: str, topic: str) -> bool:
     """Whether an MQTT subscription pattern (`+` one level, a final `#` the rest) covers a topic."""
     wanted, levels = pattern.split("/"), topic.split("/")

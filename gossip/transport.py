@@ -35,10 +35,13 @@ class TransportError(Exception):
 
 
 class Received(NamedTuple):
-    """One message as it arrived. `retain` says that it was stored before we subscribed."""
+    """One message as it arrived. `retain` says that it was stored before we subscribed.
+
+    A large payload is a view of memory that is the receiver's own: it can be read in place.
+    """
 
     topic: str
-    payload: bytes
+    payload: bytes | memoryview
     retain: bool
 
 
@@ -54,10 +57,15 @@ class Will:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Where a transport stands. `cause` says why it was lost or failed."""
+    """Where a transport stands. `cause` says why it was lost or failed.
+
+    `since` is the time.monotonic() at which the attempt began that this connection came of: whatever
+    was heard earlier came over another one.
+    """
 
     state: Literal["new", "connecting", "connected", "lost", "failed", "closed"]
     cause: str = ""
+    since: float = 0.0
 
 
 class Transport(Protocol):

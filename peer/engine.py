@@ -85,6 +85,9 @@ class Engine:
         """Whether the peer was in the swarm before: a crash or a lost lease lies behind it."""
         self.restored = self._restore()
         """Whether it goes on in the session of its former life."""
+        self.averaged = self._is_averaged()
+        """Whether to go on training, as of the last turn: the round's averaging is over, or, in async
+        mode, neighbours keep up with what is pushed to them. Any thread may look."""
         self._chunker: Chunker | None = None
 
     @property
@@ -132,11 +135,10 @@ class Engine:
         else:
             self.mode.request()
             self.gossiper.tick(time.monotonic())
+        self.averaged = self._is_averaged()
         return metrics
 
-    def averaged(self) -> bool:
-        """Whether to go on training: the round's averaging is over, or, in async mode, neighbours
-        keep up with what is pushed to them."""
+    def _is_averaged(self) -> bool:
         if isinstance(self.mode, RoundsMode | ServerMode):
             return self.round == 0 or self.mode.finished(self.round - 1)
         return self.mode.caught_up(self.gossiper)
@@ -148,7 +150,7 @@ class Engine:
 
     def turn(
         self,
-        arrived: Sequence[tuple[str, bytes]],
+        arrived: Sequence[tuple[str, bytes | memoryview]],
         events: Sequence[Event],
         now: float,
         max_packet: int,
@@ -160,6 +162,7 @@ class Engine:
             self._take(vector, packet, now)
         self._stop_waiting()
         self.gossiper.tick(now)
+        self.averaged = self._is_averaged()
         self._store.forget()  # what a push has read would only take up memory
         messages = self.gossiper.poll()
         if messages:
@@ -301,7 +304,7 @@ class Engine:
                     if moved > self.settings.settle_tolerance:
                         self._recent[vector].clear()  # old mass came back: agree anew
 
-    def _take(self, vector: str, packet: bytes, now: float) -> None:
+    def _take(self, vector: str, packet: bytes | memoryview, now: float) -> None:
         """Put one packet in; whatever is wrong with it is counted and logged, never raised."""
         try:
             whole = self._reassembler.add(packet)

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ..gossip import topics
 from ..gossip.mqtt import MqttOptions, MqttTransport
 from ..gossip.mqtt_address import TlsFiles
 from ..gossip.topics import TopicError
@@ -27,6 +28,9 @@ from .entry import load_entry
 from .errors import PeerError
 from .peer import Connect, Peer, Record, Report
 from .settings import Settings
+
+ECHO = "@echo"
+"""The inbox in which a peer listens for itself; no vector has this name."""
 
 
 @dataclass(frozen=True)
@@ -81,19 +85,33 @@ class HostSpec:
 
 
 def mqtt_connect(broker: BrokerAddress) -> Connect:
-    """Transports for peers of one broker."""
+    """Transports for peers of one broker. Each listens for itself in an inbox of its own."""
+
+    def connect(client_id: str, will: Will, on_connect: Hook) -> Transport:
+        where = topics.parse(will.topic)
+        echo = topics.inbox(where.swarm, where.peer, ECHO)
+        return mqtt_transport(broker, client_id, will=will, on_connect=on_connect, echo=echo)
+
+    return connect
+
+
+def mqtt_transport(
+    broker: BrokerAddress,
+    client_id: str,
+    *,
+    will: Will | None = None,
+    on_connect: Hook | None = None,
+    echo: str | None = None,
+) -> MqttTransport:
+    """A connection to a broker, not opened yet; see MqttTransport."""
     tls = None
     if broker.ca or broker.certificate:
         tls = TlsFiles(_path(broker.ca), _path(broker.certificate), _path(broker.key))
-
-    def connect(client_id: str, will: Will, on_connect: Hook) -> Transport:
-        version = "5" if broker.version == "5" else "3.1.1"
-        options = MqttOptions(version=version, connect_timeout=broker.connect_timeout)
-        return MqttTransport(
-            broker.url, client_id, will=will, tls=tls, options=options, on_connect=on_connect
-        )
-
-    return connect
+    version = "5" if broker.version == "5" else "3.1.1"
+    options = MqttOptions(version=version, connect_timeout=broker.connect_timeout)
+    return MqttTransport(
+        broker.url, client_id, will=will, tls=tls, options=options, on_connect=on_connect, echo=echo
+    )
 
 
 async def run_peer(
@@ -123,10 +141,16 @@ async def run_peer(
             report = await peer.run()
         finally:
             watch.cancel()
-    learner.network.save(folder / f"{spec.name}.safetensors")
-    (folder / f"{spec.name}.report.json").write_text(json.dumps(asdict(report)), encoding="utf-8")
-    (folder / f"{spec.name}.checkpoint").unlink(missing_ok=True)
+    await asyncio.to_thread(_leave_behind, folder, learner, report)
     return report
+
+
+def _leave_behind(folder: Path, learner: Learner, report: Report) -> None:
+    """Write what a peer takes home, then remove the checkpoint that it needs no more."""
+    learner.network.save(folder / f"{report.peer}.safetensors")
+    text = json.dumps(asdict(report))
+    (folder / f"{report.peer}.report.json").write_text(text, encoding="utf-8")
+    (folder / f"{report.peer}.checkpoint").unlink(missing_ok=True)
 
 
 async def run_host(spec: HostSpec) -> list[Report]:

@@ -22,8 +22,6 @@ Phase = Literal["starting", "training", "settling", "done"]
 State = Literal["online", "offline", "left"]
 Statement = list[list[Any]]
 
-JUST_NOW = 5.0
-"""Seconds that may lie between a return to the broker and our noticing it."""
 RETURN_GRACE = 30.0
 """Seconds that a peer has to come back after we did; twice the longest wait between its attempts."""
 
@@ -129,7 +127,7 @@ class Roster:
             entry = self._entry(peer)
             entry.announced, entry.offline_since = session, now
 
-    def card(self, peer: str, payload: bytes, now: float) -> list[Event]:
+    def card(self, peer: str, payload: bytes) -> list[Event]:
         """Take in a card; an empty payload clears it."""
         if peer == self.peer or not payload:
             return []
@@ -138,7 +136,7 @@ class Roster:
             _log.warning("peer %s published a card that cannot be read; it is ignored", peer)
             return []
         self._entry(peer).card = card
-        return self._announce(peer, now)
+        return self._announce(peer)
 
     def status(self, peer: str, payload: bytes, now: float) -> list[Event]:
         """Take in a status."""
@@ -152,8 +150,10 @@ class Roster:
         entry.doubted_since, entry.heard = None, now
         before, entry.status = entry.status, status
         if status.state == "online":
+            if entry.offline_since is not None and entry.announced == status.session:
+                _log.info("peer %s is back", peer)
             entry.offline_since, entry.phase = None, status.phase
-            return self._announce(peer, now)
+            return self._announce(peer)
         was_known = entry.announced is not None
         if status.state == "left":
             entry.announced = None
@@ -169,13 +169,14 @@ class Roster:
                 _log.info("peer %s is offline: %s", peer, status.reason or "connection lost")
         return [Offline(peer)] if was_known else []
 
-    def reconnected(self, now: float) -> None:
+    def reconnected(self, now: float, since: float) -> None:
         """Doubt everybody: a broker that restarted has forgotten who left or died meanwhile.
 
-        Not those heard of just now: they came back before we were through with our own return.
+        Not those heard of over the new connection, which began at `since`: they were there before we
+        were through with our own return.
         """
         for entry in self._entries.values():
-            if entry.announced and entry.offline_since is None and now - entry.heard > JUST_NOW:
+            if entry.announced and entry.offline_since is None and entry.heard < since:
                 entry.doubted_since = now
 
     def tick(self, now: float) -> list[Event]:
@@ -226,7 +227,7 @@ class Roster:
     def _entry(self, peer: str) -> _Entry:
         return self._entries.setdefault(peer, _Entry())
 
-    def _announce(self, peer: str, now: float) -> list[Event]:
+    def _announce(self, peer: str) -> list[Event]:
         """The peer is usable once its card and its status speak of the same session."""
         entry = self._entry(peer)
         card, status = entry.card, entry.status

@@ -50,9 +50,10 @@ class Settings:
     settle_tolerance: float = 1e-4
     """async: after training, gossip goes on until received values differ by less than this (relative)."""
     settle_timeout: float = 30.0
-    """Seconds after which a peer stops settling, whatever it sees."""
+    """Seconds after which a peer stops settling, whatever it sees; they count while no neighbour that
+    is online still trains. Raise it on slow links and busy machines."""
     lease: float = 600.0
     """A peer that was away for longer than this many seconds is given up for good: mass on its way to
     it is taken back, and if it returns, it returns as a newcomer. Raise it for devices that sleep."""
     leave_timeout: float = 15.0
-    """Seconds that a leaving peer tries to hand over its mass."""
+    """Seconds that a leaving peer has to hand over its mass and say goodbye; then it goes anyway."""

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..gossip import topics
-from ..gossip.transport import TransportError, Will
+from ..gossip.transport import TransportError
 from .errors import PeerError
-from .host import BrokerAddress, HostSpec, PeerSpec, mqtt_connect
+from .host import BrokerAddress, HostSpec, PeerSpec, mqtt_transport
 from .peer import Record
 
 _log = logging.getLogger(__name__)
+
+STOP_GRACE = 30.0
+"""Seconds beyond leave_timeout that a process has to end: for a stretch of training, and for its files."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class LocalSwarm:
         self.spec = spec
         self._on_record, self._on_event = on_record, on_event
         self._processes: dict[int, asyncio.subprocess.Process] = {}
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._deserted: set[int] = set()
 
     @property
@@ -75,8 +78,8 @@ class LocalSwarm:
                 self._deserted.add(index)
 
     def stop(self) -> None:
-        """Ask every peer to hand over and leave."""
-        self._stopping = True
+        """Ask every peer to hand over and leave. Who takes far too long is killed."""
+        self._stopping.set()
         for process in self._processes.values():
             if process.returncode is None:
                 process.terminate()
@@ -111,7 +114,7 @@ class LocalSwarm:
         HostSpec(self.spec.broker, str(folder), list(peers)).write(path)
         for attempt in range(self.spec.restarts + 1):
             code, last_line = await self._run_once(index, path)
-            if code == 0 or self._stopping:
+            if code == 0 or self._stopping.is_set():
                 return
             if code == 2:
                 self.stop()
@@ -143,23 +146,41 @@ class LocalSwarm:
                 stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip
         self._processes[index] = process
-        if self._stopping:
+        if self._stopping.is_set():
             process.terminate()
-        code = await process.wait()
+        code = await self._end_of(process, index)
         lines = log.read_text("utf-8", errors="replace").strip().splitlines()
         return code, _telling(lines)
+
+    async def _end_of(self, process: asyncio.subprocess.Process, index: int) -> int:
+        """A process's exit code. Once all are asked to leave, it has its time to leave and no more."""
+        ended = asyncio.ensure_future(process.wait())
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
+            peers = self._groups()[index]
+            patience = max(peer.settings.leave_timeout for peer in peers) + STOP_GRACE
+            if not ended.done():
+                await asyncio.wait((ended,), timeout=patience)
+            if not ended.done():
+                names = ", ".join(peer.name for peer in peers)
+                self._on_event(f"peer {names} did not leave within {patience:g} s; it is killed")
+                process.kill()
+            return await ended
+        finally:
+            ended.cancel()
+            stopping.cancel()
 
     async def _listen(self) -> None:
         """Hand on what peers publish about themselves."""
         swarm = self.spec.swarm
         name = f"watcher-{time.time_ns()}"
-        will = Will(f"gossamer/v1/{swarm}/watcher", b"", retain=False)
-        transport = mqtt_connect(self.spec.broker)(name, will, _nothing)
-        async with transport:
+        echo = topics.metrics(swarm, name)
+        async with mqtt_transport(self.spec.broker, name, echo=echo) as transport:
             await transport.subscribe(topics.every(swarm, "metrics"))
             async for _, payload, _ in transport.messages():
                 try:
-                    record = json.loads(payload)
+                    record = json.loads(bytes(payload))
                 except ValueError:
                     continue
                 if isinstance(record, dict):
@@ -176,7 +197,3 @@ def _telling(lines: Sequence[str]) -> str:
     """The line of a log that says what went wrong: the last that names an error, else the last."""
     named = [line for line in lines if re.match(r"[\s|]*(error|[\w.]*(Error|Exception)):", line)]
     return (named or list(lines) or [""])[-1].lstrip(" |")
-
-
-async def _nothing() -> None:
-    return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -37,24 +38,62 @@ def small_swarm(config: Config, folder: Path, url: str, **settings: Any) -> Swar
 
 
 class Watched:
-    """A swarm that runs while a test interferes; knows the round that each peer has reached."""
+    """A swarm that runs while a test interferes; knows how far each peer is, and how large.
+
+    It reads what the peers write on disk: what they publish may be lost, which is what the tests are
+    about.
+    """
 
     def __init__(self, spec: SwarmSpec):
-        self.rounds: dict[str, int] = {}
+        self._over = False
         self.events: list[str] = []
+        self.records: list[dict[str, Any]] = []
         self.memory: dict[str, list[int]] = {}
-        self.swarm = LocalSwarm(spec, on_record=self._record, on_event=self.events.append)
+        """Resident bytes over time, by peer and process, from joining on: before, torch is loaded."""
+        self.swarm = LocalSwarm(spec, on_record=self.records.append, on_event=self.events.append)
 
-    def _record(self, record: dict[str, Any]) -> None:
-        name = record["peer"]
-        self.rounds[name] = max(record["round"], self.rounds.get(name, 0))
-        pid = self.swarm.pids.get(name)
-        if pid is not None:
-            self.memory.setdefault(f"{name}/{pid}", []).append(resident_bytes(pid))
+    async def run(self) -> None:
+        """Run the swarm to its end, sampling the size of every process."""
+        sampling = asyncio.create_task(self._sample())
+        try:
+            await self.swarm.run()
+        finally:
+            self._over = True
+            sampling.cancel()
+
+    async def _sample(self) -> None:
+        lives: dict[str, list[int]] = {}
+        while True:
+            for name, pid in self.swarm.pids.items():
+                pids = lives.setdefault(name, [])
+                if pid not in pids:
+                    pids.append(pid)
+                size = resident_bytes(pid)
+                if size and self.joined(name) >= len(pids):
+                    self.memory.setdefault(f"{name}/{pid}", []).append(size)
+            await asyncio.sleep(0.5)
+
+    def joined(self, name: str) -> int:
+        """How often a peer has joined: once, and again after every crash."""
+        log = self.swarm.spec.folder / f"host-{name}.log"
+        return log.read_text().count(f"peer {name} joins swarm")
+
+    def round(self, name: str) -> int:
+        """The last round that a peer has trained."""
+        file = self.swarm.spec.folder / f"{name}.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        rounds = [json.loads(line)["round"] for line in lines if line.endswith("}")]
+        return max(rounds, default=0)
+
+    async def returned(self, *names: str) -> None:
+        """Until every named peer, killed once, is back."""
+        await wait_for(lambda: self._over or all(self.joined(name) > 1 for name in names))
+        assert not self._over, f"the swarm ended before {', '.join(names)} came back"
 
     async def reached(self, number: int, *names: str) -> None:
         """Until every named peer has trained that many rounds."""
-        await wait_for(lambda: all(self.rounds.get(name, 0) >= number for name in names))
+        await wait_for(lambda: self._over or all(self.round(name) >= number for name in names))
+        assert not self._over, f"the swarm ended before {', '.join(names)} trained {number} rounds"
 
 
 def resident_bytes(pid: int) -> int:

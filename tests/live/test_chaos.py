@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -18,6 +19,15 @@ from gossamer.peer.broker import Broker
 from gossamer.peer.checkpoint import load_checkpoint
 
 pytestmark = pytest.mark.live
+
+
+async def frozen(pid: int, seconds: float) -> None:
+    """Freeze a process for a while."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 async def chaos(
@@ -34,11 +44,13 @@ async def chaos(
     config = small_config(peers, rounds, mode="async")
     names = [str(index) for index in range(peers)]
     async with FaultyProxy(broker.port, drop=0.1, duplicate=0.1, seed=11) as proxy:
+        # Long limits: a slow machine must not look like a lost peer. Only the dead one is waited for.
         spec = small_swarm(
-            config, folder, proxy.url, lease=40.0, settle_timeout=120.0, settle_tolerance=2e-4
-        )
+            config, folder, proxy.url,
+            lease=90.0, start_timeout=300.0, settle_timeout=1000.0, settle_tolerance=2e-4,
+        )  # fmt: skip
         watched = Watched(spec)
-        task = asyncio.create_task(watched.swarm.run())
+        task = asyncio.create_task(watched.run())
         others = [name for name in names if name != dead]
         try:
             await watched.reached(3, *names)
@@ -47,17 +59,11 @@ async def chaos(
             watched.swarm.desert(dead)
             os.kill(watched.swarm.pids[dead], signal.SIGKILL)
             paused = next(name for name in others if name not in killed)
-            pid = watched.swarm.pids[paused]
-            os.kill(pid, signal.SIGSTOP)
-            try:
-                end = asyncio.create_task(asyncio.sleep(pause))
-                await watched.reached(
-                    6, *(name for name in others if name not in (paused, *killed))
-                )
-                await asyncio.to_thread(broker.restart)
-                await end
-            finally:
-                os.kill(pid, signal.SIGCONT)
+            freeze = asyncio.create_task(frozen(watched.swarm.pids[paused], pause))
+            await watched.reached(6, *(name for name in others if name not in (paused, *killed)))
+            await asyncio.to_thread(broker.restart)
+            await freeze
+            await watched.returned(*killed)
             await watched.reached(10, *others)
             await asyncio.to_thread(broker.restart)
             await task
@@ -86,11 +92,24 @@ def check(folder: Path, watched: Watched, proxy: FaultyProxy, outcome, peers, ki
     assert all(report["weight"]["global"][2] == ONE for report in reports)
     assert peers * ONE - lost <= total <= peers * ONE
 
-    log = "".join(path.read_text() for path in folder.glob("host-*.log"))
+    # Every loss is in the log, with its cause: of packets, of connections, of the dead one.
+    logs = {n: (folder / f"host-{n}.log").read_text() for n in survivors}
+    for name, report in zip(survivors, reports, strict=True):
+        (counted,) = re.findall(rf"peer {name} counted in this life: (.*)", logs[name])
+        losses = {**report["dropped"], **report["transport"]}
+        assert sorted(counted.split(", ")) == sorted(f"{c} {n}" for c, n in losses.items())
+        assert "trying again" in logs[name]  # the broker's absence
+        assert f"peer {dead} is given up: offline for over " in logs[name] or name in killed
+    log = "".join(logs.values())
     for name in (*killed, dead):
         assert f"peer {name} is offline: " in log
-    assert "trying again" in log  # the broker's absence
     assert "Traceback" not in log
+
+    # Nobody was stuck, or went by a time limit: they agreed, said goodbye and were gone.
+    for name in survivors:
+        assert f"peer {name} left swarm small: its training is over\n" in logs[name]
+    for limit in ("stopped settling", "transfers open", "did not take its goodbye", "is killed"):
+        assert limit not in log
     assert sum(
         "was killed by signal 9; it is restarted" in event for event in watched.events
     ) == len(killed)
@@ -98,13 +117,15 @@ def check(folder: Path, watched: Watched, proxy: FaultyProxy, outcome, peers, ki
         f"peer {dead} was killed" in event and "not restarted" in event for event in watched.events
     )
 
+    # Memory stays where it was once training has begun.
+    assert {key.split("/")[0] for key in watched.memory} >= set(survivors)
     for samples in watched.memory.values():
-        if len(samples) > 4:
-            settled = samples[len(samples) // 2]
-            assert samples[-1] < 1.3 * settled + 32e6
+        if len(samples) > 20:
+            early = max(samples[: len(samples) // 2])
+            assert max(samples[len(samples) // 2 :]) < 1.2 * early + 32e6
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(2400)
 def test_sixteen_processes_on_mosquitto_survive_everything(tmp_path, mosquitto):
     killed, dead = ["3", "7"], "11"
     with Broker(kind="mosquitto") as broker:
@@ -112,7 +133,7 @@ def test_sixteen_processes_on_mosquitto_survive_everything(tmp_path, mosquitto):
     check(tmp_path, *result, 16, killed, dead)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(2400)
 def test_six_processes_on_the_embedded_broker_survive_everything(tmp_path):
     killed, dead = ["3"], "5"
     with Broker(kind="amqtt") as broker:

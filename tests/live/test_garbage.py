@@ -108,7 +108,7 @@ async def poisoned(broker: Broker, folder: Path) -> None:
         await asyncio.gather(task, return_exceptions=True)
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["mosquitto", "amqtt"])
 def test_poison_is_counted_logged_and_survived(tmp_path, request, kind):
     if kind == "mosquitto":

@@ -43,7 +43,7 @@ def arena(config):
     return simulation.members, last
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_real_processes_in_rounds_mode_equal_the_arena(tmp_path, mosquitto):
     config = small_config(4, 6, mode="rounds").model_copy(update={"name": "twin"})
     spec = small_swarm(config, tmp_path, mosquitto.url)
@@ -57,7 +57,7 @@ def test_real_processes_in_rounds_mode_equal_the_arena(tmp_path, mosquitto):
         np.testing.assert_allclose(live.network.flat, member.network.flat, atol=1e-5)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_demo_learns_as_well_in_every_mode(tmp_path):
     config = demo_config("partial models")
     _, last = arena(config)  # rounds mode equals it: see above

@@ -28,6 +28,7 @@ def make_learner(
     layout: str = "4=6=2",
     seed: int = 0,
     samples: int = 20,
+    stretch: int = 10,
     cross: bool = False,
     depends: Mapping[str, list[str]] | None = None,
 ) -> SgdLearner:
@@ -40,7 +41,7 @@ def make_learner(
     random = torch.Generator().manual_seed(sum(name.encode()))
     x = torch.randn(samples, inputs, generator=random)
     y = torch.randint(0, outputs, (samples,), generator=random)
-    return SgdLearner(network, (x, y), (x, y), stretch=10, batch=5, rate=0.2, seed=1)
+    return SgdLearner(network, (x, y), (x, y), stretch=stretch, batch=5, rate=0.2, seed=1)
 
 
 class Still:
@@ -78,9 +79,15 @@ class Life:
     peer: Peer
     transports: list[MemoryTransport]
     task: asyncio.Task[Report] = field(init=False)
+    crashed: bool = False
+
+    def trains(self) -> bool:
+        """Whether it has joined, and is not through yet."""
+        return self.peer._member is not None and self.peer._member.phase == "training"
 
     async def crash(self) -> None:
         """End it as kill -9 would: no goodbye, nothing saved, nothing sent from now on."""
+        self.crashed = True
         await self.transports[-1].abort()
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
@@ -121,7 +128,7 @@ class Nest:
 
     async def all(self) -> list[Report]:
         """Wait for every peer that was not crashed."""
-        return [await life.task for life in self.lives if not life.task.cancelled()]
+        return [await life.task for life in self.lives if not life.crashed]
 
 
 def quick(**changes: Any) -> Settings:

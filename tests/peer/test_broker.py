@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -196,3 +197,55 @@ def test_free_ports_differ_from_taken_ones():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         assert free_port() != taken.getsockname()[1]
+
+
+def test_clients_of_the_embedded_broker_that_come_all_at_once_hear_each_other(run):
+    """Each brings a subscription of its own while others are being greeted with what is retained."""
+
+    async def client(broker, number: int) -> int:
+        await asyncio.sleep(0.005 * number)
+        async with MqttTransport(broker.url, f"crowd-{number}") as one:
+            await one.subscribe("crowd/+/status")
+            await one.subscribe(f"crowd/inbox/{number}")
+            await one.publish(f"crowd/{number}/status", b"here", retain=True)
+            await one.publish(f"crowd/inbox/{number}", b"to myself", qos=1)
+            async for topic, _, _ in one.messages():
+                if topic == f"crowd/inbox/{number}":
+                    break
+            return one.counters["reconnects"] + one.counters["inbound-unsolicited"]
+
+    async def scenario():
+        async with Broker(kind="amqtt") as broker:
+            troubles = await asyncio.gather(*(client(broker, number) for number in range(40)))
+            return troubles, broker.log()
+
+    troubles, log = run(scenario())
+    assert troubles == [0] * 40
+    assert "Unhandled exception" not in log
+
+
+def test_a_subscription_of_the_embedded_broker_belongs_to_one_connection(run):
+    """The end of an old connection of the same name takes nothing away from the new one."""
+    from amqtt.session import Session
+
+    from gossamer.peer.embedded_broker import mended_broker
+
+    async def scenario():
+        plugins = {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}}
+        broker = mended_broker({"plugins": plugins})
+        old, new = Session(), Session()
+        old.client_id = new.client_id = "anna"
+        wanted = ("inbox/+", 1)
+        broker._sessions["anna"] = (old, None)
+        assert await broker.add_subscription(wanted, old) == 1
+        broker._sessions["anna"] = (new, None)
+        assert await broker.add_subscription(wanted, new) == 1
+        assert broker._subscriptions["inbox/+"] == [(new, 1)]
+        await broker._del_all_subscriptions(old)
+        assert broker._subscriptions["inbox/+"] == [(new, 1)]
+        assert await broker.add_subscription(wanted, old) == 0x80  # too late
+        assert broker._subscriptions["inbox/+"] == [(new, 1)]
+        await broker._del_all_subscriptions(new)
+        assert "inbox/+" not in broker._subscriptions
+
+    run(scenario())

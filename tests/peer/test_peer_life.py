@@ -96,7 +96,7 @@ class Start:
         await self.lives[name].crash()
 
     def engine(self, name):
-        return self.lives[name].peer._engine
+        return self.lives[name].peer._member.engine
 
     async def finish(self, more: int = 0):
         """Open the gates; `more` ends an endless training after so many rounds."""
@@ -104,7 +104,7 @@ class Start:
             gate.open()
         for life in self.lives.values():
             if more:
-                rounds = life.peer._engine.round + more
+                rounds = life.peer._member.engine.round + more
                 life.peer.settings = replace(life.peer.settings, rounds=rounds)
         return await self.nest.all()
 
@@ -113,7 +113,7 @@ class Start:
         return [life.peer.learner for life in self.lives.values()]
 
     async def given_up(self, name, by="a"):
-        await wait_for(lambda: self.lives[by].peer._roster._entries[name].announced is None)
+        await wait_for(lambda: self.lives[by].peer._member.roster._entries[name].announced is None)
 
 
 def test_a_newcomer_counts_only_after_hearing(run):
@@ -126,7 +126,7 @@ def test_a_newcomer_counts_only_after_hearing(run):
         for gate in gates:
             await gate.wait()
         late = nest.start("d", Still(make_learner("d"), 1000.0))
-        await wait_for(lambda: late.peer._phase == "training")
+        await wait_for(lambda: late.trains())
         for gate in gates:
             gate.open()
         return nest, await nest.all()
@@ -163,7 +163,7 @@ def test_a_crashed_peer_goes_on_from_its_checkpoint(run, tmp_path, mode):
             session = start.engine(victim).session
             await start.crash(victim)
             start.begin(victim, Gate(10**6))
-            await wait_for(lambda v=victim: hasattr(start.lives[v].peer, "_engine"))
+            await wait_for(lambda v=victim: start.lives[v].peer._member is not None)
             assert start.engine(victim).session == session
         return start, await start.finish()
 
@@ -199,7 +199,7 @@ def test_away_for_longer_than_the_lease_a_checkpoint_comes_back_as_a_newcomer(ru
         lost = start.engine("c").gossiper.account("global")
         await start.given_up("c")
         start.begin("c", Gate(10**9))
-        await wait_for(lambda: start.lives["c"].peer._phase == "training")
+        await wait_for(lambda: start.lives["c"].trains())
         assert start.engine("c").session != session
         return await start.finish(more=5), lost
 
@@ -248,8 +248,34 @@ def test_an_outage_shorter_than_the_lease_costs_nothing(run):
     assert consensus(start.learners) < 1e-3
 
 
+def test_who_died_while_the_broker_was_away_is_missed_and_given_up(run, caplog, monkeypatch):
+    """No last will tells of it: the broker was not there to publish one, and has forgotten the rest."""
+    monkeypatch.setattr("gossamer.peer.presence.RETURN_GRACE", 0.2)
+    caplog.set_level(logging.INFO)
+
+    async def swarm():
+        nest = Nest(quick(rounds=10, lease=1.0))
+        start = Start(nest, limit=4)
+        await start.wait()
+        lost = start.engine("c").gossiper.account("global")
+        nest.broker.stop()
+        await start.crash("c")
+        await nest.broker.start([start.lives[name].transports[-1] for name in "ab"])
+        return start, await start.finish(), lost
+
+    start, reports, lost = run(swarm())
+    assert 3 * ONE - lost.held - lost.open <= round(held(reports) * ONE) <= 3 * ONE
+    assert consensus(start.learners[:2]) < 1e-3
+    assert caplog.text.count("peer c is offline: it did not come back with the broker") == 2
+    assert caplog.text.count("peer c is given up") == 2
+    assert "peer a is offline" not in caplog.text
+    for name in TRIO:  # each is greeted once by each of the others
+        assert caplog.text.count(f"peer {name} is online") == 2
+    assert "stopped settling" not in caplog.text
+
+
 def test_a_name_that_is_online_is_refused_and_its_owner_goes_on(run, monkeypatch):
-    monkeypatch.setattr("gossamer.peer.peer.NAME_GRACE", 0.3)
+    monkeypatch.setattr("gossamer.peer.joining.NAME_GRACE", 0.3)
 
     async def swarm():
         nest = Nest(quick(rounds=4))

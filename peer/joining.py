@@ -1,0 +1,102 @@
+"""How a peer comes in: its name must be free, those it expects be there, and the models be the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+
+from .errors import PeerError
+from .membership import Membership
+from .presence import Status
+
+_log = logging.getLogger(__name__)
+
+NAME_GRACE = 5.0
+"""Seconds that a name may stay online under another session before a peer gives it up."""
+
+
+async def join(member: Membership) -> None:
+    """Wait for those we expect, and make sure that we may join."""
+    await _refuse_taken_name(member)
+    _refuse_late_comer(member)
+    member.born = True
+    await member.birth()
+    name, settings, engine = member.name, member.settings, member.engine
+    _log.info("peer %s joins swarm %s in session %s", name, settings.swarm, member.session)
+    await _wait_for_expected(member)
+    _refuse_mismatch(member)
+    if not engine.restored:
+        newcomer = (
+            engine.lived
+            or settings.founder is False
+            or (settings.founder is None and _others_train(member))
+        )
+        await member.worker.run(engine.found, newcomer)
+        if newcomer:
+            _log.info("peer %s joins as a newcomer", name)
+
+
+async def _wait_for_expected(member: Membership) -> None:
+    settings = member.settings
+    deadline = time.monotonic() + settings.start_timeout
+    expected = set() if member.engine.lived else set(settings.expect) - {member.name}
+    while missing := sorted(expected - set(member.roster.all_online())):
+        if time.monotonic() > deadline:
+            raise PeerError(
+                f"peer {member.name}: {', '.join(missing)} did not come online within "
+                f"{settings.start_timeout:g} s; start them, or raise start_timeout"
+            )
+        await member.next_turn()
+    if not expected:
+        await asyncio.sleep(10 * settings.tick)  # let retained cards arrive
+
+
+async def _refuse_taken_name(member: Membership) -> None:
+    """Ask on our own status topic: what is retained there comes before our own question."""
+    question = Status("offline", member.session, reason="asks whether its name is free")
+    grace = time.monotonic() + NAME_GRACE
+    while True:
+        await member.transport.publish(member.topic("status"), question.encode())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(member.asked.wait(), max(0.0, grace - time.monotonic()))
+        await asyncio.sleep(2 * member.settings.tick)  # its owner, if there is one, answers
+        status = member.own_status
+        if status is None or status.state != "online":
+            return
+        if status.session == member.session:
+            return  # our own former life, which the broker has not missed yet
+        if time.monotonic() > grace:
+            raise PeerError(
+                f"peer {member.name}: the name is already online in swarm "
+                f"{member.settings.swarm!r} (session {status.session}); choose another name, or "
+                "stop the other one"
+            )
+        member.asked.clear()
+
+
+def _refuse_late_comer(member: Membership) -> None:
+    mode = member.settings.mode
+    if mode == "async" or member.engine.restored or not _others_train(member):
+        return
+    raise PeerError(
+        f"peer {member.name}: swarm {member.settings.swarm!r} is already training in {mode} mode, "
+        "which nobody can join midway; use async mode, or start together"
+    )
+
+
+def _others_train(member: Membership) -> bool:
+    return any(status.phase != "starting" for status in member.roster.online().values())
+
+
+def _refuse_mismatch(member: Membership) -> None:
+    """Of two peers that cannot average a model, the one that came later gives up; where they expect
+    each other, both do."""
+    for (other, vector), difference in member.roster.mismatches.items():
+        card = member.roster.all_online().get(other, (None, None))[0]
+        came_first = card is not None and (card.since, other) < (member.since, member.name)
+        if came_first or other in member.settings.expect:
+            raise PeerError(
+                f"peer {member.name}: model {vector!r} is not the same as on peer {other}: {difference}"
+            )

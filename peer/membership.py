@@ -1,0 +1,194 @@
+"""What the tasks of one peer share while it is in its swarm: one session, from joining to leaving.
+
+Nobody but `keep_status` waits for the broker to take a status, so that a broker that is away holds up
+neither gossip nor training nor leaving.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..gossip import topics
+from ..gossip.transport import Transport
+from ..gossip.wire import SchemaEntry
+from .engine import Engine
+from .presence import Card, Event, Phase, Roster, Status
+from .settings import Settings
+from .worker import Worker
+
+Record = dict[str, Any]
+
+
+class LeaseOver(Exception):
+    """Out of touch for so long that the others have given this session up."""
+
+
+class Membership:
+    """One session of a peer.
+
+    `transport` is set before anything else is asked of it.
+    """
+
+    transport: Transport
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        engine: Engine,
+        worker: Worker,
+        vectors: dict[str, list[SchemaEntry]],
+        *,
+        samples: int,
+        on_record: Callable[[Record], None],
+    ):
+        self.name, self.settings, self.engine, self.worker = name, settings, engine, worker
+        self.session = engine.session
+        self.roster = Roster(name, vectors, neighbours=settings.neighbours, lease=settings.lease)
+        self.roster.remember(engine.gossiper.known_sessions(), time.monotonic())
+        self.pending: list[tuple[str, bytes | memoryview]] = []
+        """Packets that wait for the next turn, with the vector that each is about."""
+        self.events: list[Event] = []
+        """What became known about the others since the last turn."""
+        self.born = False
+        """Whether the name is ours, and the others may know of us."""
+        self.phase: Phase = "starting"
+        self.since = time.time()
+        self.own_status: Status | None = None
+        """What was last heard on our own status topic, if somebody lives there."""
+        self.asked = asyncio.Event()
+        """Set when our own words on our status topic came back to us."""
+        self.packets = self.bytes = 0
+        self._vectors, self._samples, self._on_record = vectors, samples, on_record
+        self._wake = asyncio.Event()
+        self._turned = asyncio.Condition()
+        self._status_due = asyncio.Event()
+        self._speaking = asyncio.Lock()
+        """Held while card and status are published, so that the last word is the last to arrive."""
+        self._in_touch = _clock()
+
+    def topic(self, kind: topics.Kind) -> str:
+        """One of this peer's own topics."""
+        return str(topics.Topic(self.settings.swarm, self.name, kind))
+
+    # --- presence -------------------------------------------------------------------------------
+
+    def enter(self, phase: Phase) -> None:
+        """Go on to another phase; the others hear of it as soon as the broker does."""
+        self.phase = phase
+        self._status_due.set()
+
+    def contradict(self) -> None:
+        """Say again that we live: somebody said, or asked whether, we do not."""
+        self._status_due.set()
+
+    async def keep_status(self) -> None:
+        """Publish the status whenever it changed. What waited for a broker may be out of date by the
+        time it goes out; then it is due again, and the newest comes last."""
+        while True:
+            await self._status_due.wait()
+            self._status_due.clear()
+            async with self._speaking:
+                if self._in():
+                    await self._publish_status()
+
+    async def birth(self) -> None:
+        """Publish card and status; runs again after every reconnection."""
+        self.roster.reconnected(time.monotonic(), since=self.transport.connection.since)
+        async with self._speaking:
+            if self._in():
+                card = Card(self.session, self.since, self._samples, self._vectors)
+                await self.transport.publish(self.topic("card"), card.encode(), retain=True)
+                await self._publish_status()
+
+    async def goodbye(self, status: Status) -> None:
+        """Take back the card, and publish the last status."""
+        self.born = False  # a reconnection must not bring us back to life
+        async with self._speaking:
+            await self.transport.publish(self.topic("card"), b"", retain=True)
+            await self.transport.publish(self.topic("status"), status.encode(), retain=True)
+
+    def _in(self) -> bool:
+        """Whether to tell the others: else the name may be somebody else's, or the session be over."""
+        return self.born and not self.lease_over()
+
+    async def _publish_status(self) -> None:
+        status = Status("online", self.session, self.phase)
+        await self.transport.publish(self.topic("status"), status.encode(), retain=True)
+
+    async def publish_record(self, values: Record) -> None:
+        """Hand a metrics record on, and tell whoever watches the swarm."""
+        record = {
+            "peer": self.name,
+            "session": self.session,
+            "time": time.time(),
+            "round": self.engine.round,
+            "phase": self.phase,
+            **values,
+            "disagreement": await self.worker.run(self.engine.disagreement),
+            "received": self.engine.received,
+            "packets": self.packets,
+            "bytes": self.bytes,
+            "neighbours": len(self.roster.online()),
+        }
+        self._on_record(record)
+        await self.transport.publish(self.topic("metrics"), json.dumps(record).encode())
+
+    # --- the lease ------------------------------------------------------------------------------
+
+    async def keep_in_touch(self) -> None:
+        """Note when we were last connected; a frozen process or a lost link leaves a gap."""
+        while True:
+            await asyncio.sleep(min(1.0, self.settings.lease / 8))
+            self.check_lease()
+            if self.transport.connection.state == "connected":
+                self._in_touch = _clock()
+
+    def check_lease(self) -> None:
+        """Raise LeaseOver once we are back after too long a time."""
+        if self.lease_over() and self.transport.connection.state == "connected":
+            raise LeaseOver
+
+    def lease_over(self) -> bool:
+        """Whether the others may have given us up."""
+        return _clock() - self._in_touch > self.settings.lease
+
+    # --- turns ----------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Let the next turn begin now, not at the next tick."""
+        self._wake.set()
+
+    async def rest(self) -> None:
+        """Until something is to be done, or a tick has passed."""
+        try:
+            async with asyncio.timeout(self.settings.tick):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+
+    async def turned(self) -> None:
+        """Tell those who wait in `next_turn` that one is over."""
+        async with self._turned:
+            self._turned.notify_all()
+
+    async def next_turn(self) -> None:
+        """Until the next turn is over."""
+        async with self._turned:
+            await self._turned.wait()
+
+    async def until_averaged(self) -> None:
+        """Turn after turn, until the engine says that training may go on."""
+        while not self.engine.averaged:
+            await self.next_turn()
+
+
+def _clock() -> float:
+    """Seconds that go on while the device sleeps, unlike time.monotonic on Linux."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.time() if boot is None else time.clock_gettime(boot)

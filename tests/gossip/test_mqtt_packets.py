@@ -1,0 +1,186 @@
+"""Packets between paho and the socket: the same bytes, the same messages, however they are cut."""
+
+from itertools import pairwise
+
+import numpy as np
+import paho.mqtt.client as paho
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from gossamer.gossip.mqtt_packets import Packets, fits
+
+LARGE = 200_000
+
+
+class Socket:
+    """Takes and gives bytes in the pieces it is told to."""
+
+    def __init__(self, pieces=(), takes=1 << 30):
+        self.pieces, self.takes, self.written = list(pieces), takes, bytearray()
+
+    def recv_into(self, target):
+        if not self.pieces:
+            raise BlockingIOError
+        piece = self.pieces.pop(0)
+        count = min(len(piece), len(target))
+        target[:count] = piece[:count]
+        if piece[count:]:
+            self.pieces.insert(0, piece[count:])
+        return count
+
+    def close(self):
+        pass
+
+    def send(self, data):
+        data = bytes(data)[: self.takes]
+        self.written += data
+        return len(data)
+
+
+def client_on(sock, version=paho.MQTTv311):
+    client = paho.Client(CallbackAPIVersion.VERSION2, "test", protocol=version)
+    client._sock = sock
+    return client
+
+
+def attached(sock, *, version5=False):
+    heard = []
+    client = client_on(sock, paho.MQTTv5 if version5 else paho.MQTTv311)
+    packets = Packets(
+        client, lambda *message: heard.append((message[0], bytes(message[1]), message[2])),
+        version5=version5,
+    )  # fmt: skip
+    return client, packets, heard
+
+
+def message(topic, payload, *, retain=False, version5=False, properties=None):
+    """What paho itself would send, or a broker."""
+    sock = Socket()
+    client = client_on(sock, paho.MQTTv5 if version5 else paho.MQTTv311)
+    client._send_publish(
+        1, topic.encode(), payload, 0, retain, False, paho.MQTTMessageInfo(1), properties
+    )
+    return bytes(sock.written or client._out_packet[0]["packet"])
+
+
+def cut(data, places):
+    edges = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
+    return [data[a:b] for a, b in pairwise(edges) if b > a]
+
+
+def read_all(packets, sock):
+    while sock.pieces:
+        code = packets.read()
+        assert code in (paho.MQTT_ERR_SUCCESS, paho.MQTT_ERR_AGAIN)
+
+
+def test_the_installed_paho_fits():
+    assert fits(paho.Client(CallbackAPIVersion.VERSION2))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    messages=st.lists(
+        st.tuples(
+            st.sampled_from(["a", "swarm/peer/x/inbox/global", "ü"]),
+            st.sampled_from([0, 1, 127, 128, 5000, LARGE]),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    places=st.lists(st.integers(0, 1 << 20), max_size=12),
+    version5=st.booleans(),
+)
+def test_messages_arrive_whole_however_the_stream_is_cut(messages, places, version5):
+    rng = np.random.default_rng(1)
+    sent = [(topic, rng.bytes(size), retain) for topic, size, retain in messages]
+    stream = b"".join(
+        message(topic, payload, retain=retain, version5=version5) for topic, payload, retain in sent
+    )
+    sock = Socket(cut(stream, places))
+    _, packets, heard = attached(sock, version5=version5)
+    read_all(packets, sock)
+    assert heard == sent
+
+
+def test_properties_of_version_5_are_skipped():
+    properties = Properties(PacketTypes.PUBLISH)
+    properties.UserProperty = ("from", "somebody")
+    sock = Socket([message("a", b"payload", version5=True, properties=properties)])
+    _, packets, heard = attached(sock, version5=True)
+    read_all(packets, sock)
+    assert heard == [("a", b"payload", False)]
+
+
+def test_other_packets_go_to_paho():
+    sock = Socket([b"\x40\x02\x00\x07" + message("a", b"x")])  # an acknowledgement of message 7
+    client, packets, heard = attached(sock)
+    acknowledged = []
+    client.on_publish = lambda _client, _data, mid, _code, _properties: acknowledged.append(mid)
+    info = paho.MQTTMessage(7, b"t")
+    info.qos, info.state = 1, paho.mqtt_ms_wait_for_puback
+    client._out_messages[7] = info
+    read_all(packets, sock)
+    assert acknowledged == [7]
+    assert heard == [("a", b"x", False)]
+
+
+@pytest.mark.parametrize("topic", ["a", "abc", "gossamer/v1/s/peer/p/inbox/global"])
+@pytest.mark.parametrize("version5", [False, True])
+def test_large_payloads_are_aligned_and_not_copied(topic, version5):
+    values = np.arange(LARGE // 4, dtype=np.float32)
+    sock = Socket(cut(message(topic, values.tobytes(), version5=version5), [70_000]))
+    client = client_on(sock, paho.MQTTv5 if version5 else paho.MQTTv311)
+    heard = []
+    packets = Packets(client, lambda *found: heard.append(found), version5=version5)
+    read_all(packets, sock)
+    (_, payload, _) = heard[0]
+    assert isinstance(payload, memoryview)
+    array = np.frombuffer(payload, np.float32)
+    assert array.flags.aligned
+    assert array.ctypes.data % 8 == 0
+    assert np.array_equal(array, values)
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b"\x30\xff\xff\xff\xff\x01",  # a length of five digits
+        b"\x30\x03\x00\x09a",  # a topic longer than its packet
+        b"\x30\x04\x00\x02\xff\xfe",  # a topic that is not text
+    ],
+)
+def test_malformed_packets_end_the_connection(stream):
+    _, packets, heard = attached(Socket([stream]))
+    assert packets.read() == paho.MQTT_ERR_PROTOCOL
+    assert heard == []
+
+
+def test_a_cut_off_property_length_ends_the_connection():
+    _, packets, heard = attached(Socket([b"\x30\x04\x00\x01a\xff"]), version5=True)
+    assert packets.read() == paho.MQTT_ERR_PROTOCOL
+    assert heard == []
+
+
+def test_the_end_of_the_stream_is_a_loss():
+    _, packets, _ = attached(Socket([b""]))
+    assert packets.read() == paho.MQTT_ERR_CONN_LOST
+
+
+@pytest.mark.parametrize("version5", [False, True])
+@pytest.mark.parametrize("size", [0, 1, 200, LARGE])
+@pytest.mark.parametrize("takes", [100_000, 1 << 30])
+def test_what_is_written_is_what_paho_would_write(version5, size, takes):
+    payload = np.random.default_rng(0).bytes(size)
+    sock = Socket(takes=takes)
+    client, packets, _ = attached(sock, version5=version5)
+    info = packets.publish("swarm/inbox", payload)
+    while client.want_write():
+        client.loop_write()
+    assert bytes(sock.written) == message("swarm/inbox", payload, version5=version5)
+    assert info.is_published()

@@ -1,0 +1,52 @@
+"""Entry points: `module:function` names, and what is said when they lead nowhere."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from gossamer.peer.entry import load_entry
+from gossamer.peer.errors import PeerError
+
+
+def test_a_function_of_an_installed_module():
+    from gossamer.models import mlp
+
+    assert load_entry("gossamer.models:mlp") is mlp
+
+
+def test_a_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
+    (tmp_path / "my_entry_device.py").write_text("def make(size): return size + 1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    assert load_entry("my_entry_device:make")(2) == 3
+    assert sys.path.count(str(tmp_path)) == 1
+    load_entry("my_entry_device:make")
+    assert sys.path.count(str(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("name", ["", "module", "module:", ":function"])
+def test_what_is_no_name_is_refused(name):
+    with pytest.raises(PeerError, match=r"is not an entry point: write module:function"):
+        load_entry(name)
+
+
+def test_a_module_that_is_not_there_is_named():
+    with pytest.raises(PeerError, match=r"'no_such_module_here' cannot be imported"):
+        load_entry("no_such_module_here:make")
+
+
+def test_a_module_that_needs_another_says_which(tmp_path, monkeypatch):
+    (tmp_path / "needy_entry_device.py").write_text("import not_installed_at_all\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PeerError, match="not_installed_at_all"):
+        load_entry("needy_entry_device:make")
+
+
+@pytest.mark.parametrize("name", ["nothing", "MAX"])
+def test_what_is_no_function_is_named(tmp_path, monkeypatch, name):
+    (tmp_path / "plain_entry_device.py").write_text("MAX = 3\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PeerError, match=f"'plain_entry_device' has no function '{name}'"):
+        load_entry(f"plain_entry_device:{name}")

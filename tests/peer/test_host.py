@@ -1,0 +1,146 @@
+"""A peer's process: its spec, what it leaves behind, how it is told to go, and its exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from peer_kit import make_learner, quick, wait_for
+
+from gossamer.gossip.mqtt import MqttTransport
+from gossamer.gossip.pushsum import ONE
+from gossamer.gossip.transport import Will
+from gossamer.peer.broker import Broker, free_port
+from gossamer.peer.errors import PeerError
+from gossamer.peer.host import (
+    BrokerAddress,
+    HostSpec,
+    PeerSpec,
+    mqtt_connect,
+    run_guarded,
+    run_host,
+    run_peer,
+)
+
+HERE = Path(__file__).parent
+
+
+def peer_spec(name: str, entry: str = "peer_kit:make_learner", **settings) -> PeerSpec:
+    return PeerSpec(name, entry, {"name": name}, quick(**settings))
+
+
+def start(path: Path) -> subprocess.Popen[str]:
+    """The process that a spec file describes; its entry points are in this folder."""
+    command = [sys.executable, "-m", "gossamer.peer", str(path)]
+    return subprocess.Popen(command, cwd=HERE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_spec_survives_its_file(tmp_path):
+    settings = {"neighbours": ("b",), "expect": ("b", "c"), "servers": {"global": "b"}}
+    spec = HostSpec(
+        BrokerAddress("mqtts://broker.lan", ca="ca.pem"),
+        str(tmp_path),
+        [peer_spec("a", **settings)],
+    )
+    spec.write(tmp_path / "host.json")
+    assert HostSpec.read(tmp_path / "host.json") == spec
+
+
+def test_peers_of_one_process_leave_networks_metrics_and_reports(
+    run, tmp_path, brokers, monkeypatch
+):
+    monkeypatch.chdir(HERE)
+    names = ("a", "b")
+    peers = [peer_spec(name, rounds=3, expect=names, founder=True) for name in names]
+    address = BrokerAddress(brokers("amqtt").url)
+    reports = run(run_host(HostSpec(address, str(tmp_path), peers)))
+    assert [report.peer for report in reports] == ["a", "b"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        f"{name}.{what}" for name in names for what in ("jsonl", "report.json", "safetensors")
+    )
+    for report in reports:
+        saved = json.loads((tmp_path / f"{report.peer}.report.json").read_text())
+        assert saved["rounds"] == 3
+        lines = (tmp_path / f"{report.peer}.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        assert [record["round"] for record in records][:3] == [1, 2, 3]
+        make_learner(report.peer).network.load(tmp_path / f"{report.peer}.safetensors")
+    assert sum(sum(report.weight["global"][:2]) for report in reports) == 2 * ONE
+
+
+def test_an_entry_point_that_returns_no_learner_is_named(run, tmp_path):
+    spec = PeerSpec("a", "builtins:dict", {}, quick())
+    connect = mqtt_connect(BrokerAddress("mqtt://127.0.0.1"))
+    with pytest.raises(PeerError, match=r"peer a: builtins:dict returned a dict, not a learner"):
+        run(run_peer(spec, connect, tmp_path, asyncio.Event()))
+
+
+def test_what_no_restart_would_cure_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(HERE)
+    url = f"mqtt://127.0.0.1:{free_port()}"
+    spec = HostSpec(BrokerAddress(url, connect_timeout=0.2), str(tmp_path), [peer_spec("a")])
+    assert run_guarded(spec) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert url in line
+
+
+def test_a_mistake_of_the_learner_is_a_crash_with_its_traceback(tmp_path, brokers, monkeypatch):
+    monkeypatch.chdir(HERE)
+    spec = peer_spec("a", "peer_kit:make_nothing_at_all")
+    address = BrokerAddress(brokers("amqtt").url)
+    assert run_guarded(HostSpec(address, str(tmp_path), [spec])) == 2
+    broken = PeerSpec("a", "peer_kit:make_learner", {"name": "a", "samples": -1}, quick())
+    with pytest.raises(BaseExceptionGroup):
+        run_guarded(HostSpec(address, str(tmp_path), [broken]))
+
+
+def test_connections_of_peers_listen_for_themselves(run):
+    async def made():
+        connect = mqtt_connect(BrokerAddress("mqtt://127.0.0.1"))
+        return connect("a-1", Will("gossamer/v1/garden/peer/a/status", b""), _nothing)
+
+    transport = run(made())
+    assert isinstance(transport, MqttTransport)
+    assert transport._echo._topic == "gossamer/v1/garden/peer/a/inbox/@echo"
+
+
+@pytest.mark.timeout(600)  # torch is loaded twice, on whatever machine this is
+def test_told_to_stop_with_the_broker_gone_a_process_ends_and_says_so(tmp_path):
+    """Two processes on one checkpoint, too: the second has no business there."""
+    with Broker(kind="amqtt") as broker:
+        peer = peer_spec("a", rounds=10**9, leave_timeout=2.0, test_every=10**9)
+        path = tmp_path / "host.json"
+        HostSpec(BrokerAddress(broker.url), str(tmp_path), [peer]).write(path)
+        first = start(path)
+        try:
+            metrics = tmp_path / "a.jsonl"
+            asyncio.run(wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0))
+            second = start(path)
+            _, said = second.communicate(timeout=250)
+            assert second.returncode == 2
+            assert (
+                said.strip().splitlines()[-1].startswith(f"error: {tmp_path}/a.checkpoint: another")
+            )
+            broker.stop()
+            os.kill(first.pid, signal.SIGTERM)
+            _, log = first.communicate(timeout=250)
+        finally:
+            first.kill()
+    assert first.returncode == 0
+    line = (
+        "peer a left swarm nest: it was told to stop; the broker did not take its goodbye within "
+    )
+    assert line in log
+    assert "Traceback" not in log
+    assert json.loads((tmp_path / "a.report.json").read_text())["weight"]["global"][0] == ONE
+
+
+async def _nothing() -> None:
+    return

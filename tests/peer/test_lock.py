@@ -1,0 +1,62 @@
+"""One running peer per checkpoint."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from peer_kit import Nest, Still, make_learner, quick, wait_for
+
+from gossamer.peer.errors import PeerError
+from gossamer.peer.lock import CheckpointLock
+
+
+def test_the_second_is_refused_until_the_first_lets_go(tmp_path):
+    path = tmp_path / "a.checkpoint"
+    first, second = CheckpointLock(path), CheckpointLock(path)
+    first.acquire()
+    with pytest.raises(PeerError, match=r"a\.checkpoint: another running peer uses this"):
+        second.acquire()
+    first.release()
+    second.acquire()
+    second.release()
+    second.release()  # twice does no harm
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_of_a_killed_process_is_free(tmp_path):
+    path = tmp_path / "a.checkpoint"
+    code = (
+        "import os, sys, pathlib\n"
+        "from gossamer.peer.lock import CheckpointLock\n"
+        "CheckpointLock(pathlib.Path(sys.argv[1])).acquire()\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    assert done.returncode == -9
+    assert path.with_name("a.checkpoint.lock").exists()
+    lock = CheckpointLock(path)
+    lock.acquire()
+    lock.release()
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path):
+    with pytest.raises(PeerError, match=r"cannot be locked: No such file or directory; give"):
+        CheckpointLock(tmp_path / "nowhere" / "a.checkpoint").acquire()
+
+
+def test_a_peer_holds_the_lock_while_it_runs(run, tmp_path):
+    path = tmp_path / "a.checkpoint"
+
+    async def swarm():
+        nest = Nest(quick(rounds=10**9))
+        life = nest.start("a", Still(make_learner("a"), 1.0), checkpoint=path)
+        await wait_for(life.trains)
+        with pytest.raises(PeerError, match="another running peer uses this checkpoint"):
+            await Nest(quick(swarm="other")).start("a", checkpoint=path).task
+        life.peer.leave()
+        await life.task
+
+    run(swarm())
+    CheckpointLock(path).acquire()

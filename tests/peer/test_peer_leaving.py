@@ -1,0 +1,111 @@
+"""Whatever a peer is busy with, and whatever became of the broker: asked to leave, it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from peer_kit import Nest, Still, make_learner, quick, wait_for
+
+from gossamer.gossip.pushsum import ONE
+
+PAIR = ("a", "b")
+
+
+def in_phase(nest, phase):
+    members = [life.peer._member for life in nest.lives]
+    return all(member is not None and member.phase == phase for member in members)
+
+
+CASES = {
+    "waiting for others": ("starting", {"expect": ("nobody",)}),
+    "training": ("training", {"rounds": 10**9, "expect": PAIR}),
+    "averaging in lockstep": ("training", {"rounds": 10**9, "mode": "rounds", "expect": PAIR}),
+    "averaging by a server": (
+        "training",
+        {"rounds": 10**9, "mode": "server", "servers": {"global": "a"}, "expect": PAIR},
+    ),
+    "settling": ("settling", {"rounds": 1, "settle_tolerance": -1.0, "expect": PAIR}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_with_the_broker_gone_a_peer_still_leaves(run, caplog, case):
+    caplog.set_level(logging.INFO)
+    phase, changes = CASES[case]
+
+    async def swarm():
+        # Only the time to leave can end this: all other limits are hours away.
+        nest = Nest(
+            quick(leave_timeout=0.5, start_timeout=9e3, settle_timeout=9e3, founder=True, **changes)
+        )
+        for name in PAIR:
+            nest.start(name, Still(make_learner(name), 1.0))
+        await wait_for(lambda: in_phase(nest, phase))
+        await asyncio.sleep(0.05)
+        nest.broker.stop()
+        await asyncio.sleep(0.05)
+        for life in nest.lives:
+            life.peer.leave("it was told to stop")
+        return await nest.all()
+
+    run(swarm())
+    for name in PAIR:
+        line = (
+            f"peer {name} left swarm nest: it was told to stop; the broker did not take its goodbye"
+        )
+        assert line in caplog.text
+
+
+def test_a_broker_that_is_away_holds_up_nothing_but_the_news(run):
+    """Phases change, rounds are trained, and when the broker is back the newest status is there."""
+
+    async def swarm():
+        nest = Nest(quick(rounds=3))
+        life = nest.start("a")
+        await wait_for(life.trains)
+        nest.broker.stop()
+        await wait_for(lambda: life.peer._member.phase == "done")
+        await nest.broker.start([life.transports[-1]])
+        report = await life.task
+        return report, nest.broker._retained["gossamer/v1/nest/peer/a/status"]
+
+    report, status = run(swarm())
+    assert report.rounds == 3
+    assert b'"left"' in status
+    assert b'"done"' in status
+
+
+def test_who_leaves_after_agreement_keeps_what_it_agreed_upon(run):
+    """The other one never stops training, so that the first waits for it, closed."""
+
+    async def swarm():
+        nest = Nest(quick(expect=PAIR, founder=True))
+        one = nest.start("a", settings=quick(rounds=2, expect=PAIR, founder=True))
+        two = nest.start("b", settings=quick(rounds=10**9, expect=PAIR, founder=True))
+        await wait_for(
+            lambda: one.peer._member is not None and one.peer._member.phase == "settling"
+        )
+        two.peer.leave("enough")
+        gone = await two.task
+        return gone, await one.task
+
+    gone, stayed = run(swarm())
+    assert gone.weight["global"][:2] == [0, 0]
+    assert stayed.weight["global"][:2] == [2 * ONE, 0]
+
+
+def test_the_first_reason_to_leave_is_the_one_that_is_told(run, caplog):
+    caplog.set_level(logging.INFO)
+
+    async def swarm():
+        life = Nest(quick(rounds=10**9)).start("a")
+        await wait_for(life.trains)
+        life.peer.leave("the battery is low")
+        life.peer.leave("asked again")
+        return await life.task
+
+    run(swarm())
+    assert "peer a left swarm nest: the battery is low" in caplog.text
+    assert "asked again" not in caplog.text

@@ -1,0 +1,163 @@
+"""A swarm of processes: what is restarted, what is not, and that it always ends.
+
+Most tests put a few lines of shell in the place of the peers' Python: only the supervisor is under test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from peer_kit import quick, wait_for
+
+from gossamer.gossip.pushsum import ONE
+from gossamer.peer import swarm as module
+from gossamer.peer.errors import PeerError
+from gossamer.peer.host import BrokerAddress, PeerSpec
+from gossamer.peer.swarm import LocalSwarm, SwarmSpec
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def spec(tmp_path, brokers):
+    """Three peers in two processes."""
+    names = ("a", "b", "c")
+    peers = [
+        PeerSpec(
+            name,
+            "peer_kit:make_learner",
+            {"name": name},
+            quick(expect=names, founder=True, leave_timeout=0.2),
+        )
+        for name in names
+    ]
+    address = BrokerAddress(brokers("amqtt").url)
+    return SwarmSpec("nest", address, tmp_path / "run", peers, per_process=2, restarts=2)
+
+
+@pytest.fixture
+def pretend(tmp_path, monkeypatch):
+    """Every process runs this shell script instead; $3 is its spec file, $count how often it ran."""
+
+    def put(script: str) -> None:
+        file = tmp_path / "python"
+        head = '#!/bin/sh\necho x >> "$3.count"\ncount=$(wc -l < "$3.count")\n'
+        file.write_text(head + script)
+        file.chmod(0o755)
+        monkeypatch.setattr(module.sys, "executable", str(file))
+
+    real = sys.executable
+    yield put
+    monkeypatch.setattr(module.sys, "executable", real)
+
+
+def fast(monkeypatch) -> None:
+    """No pause before a restart."""
+    sleep = asyncio.sleep
+    monkeypatch.setattr(module.asyncio, "sleep", lambda seconds: sleep(0))
+
+
+def counts(spec) -> list[int]:
+    return [
+        len((spec.folder / f"host-{index}.json.count").read_text().splitlines()) for index in (0, 1)
+    ]
+
+
+@pytest.mark.timeout(600)  # torch is loaded twice, on whatever machine this is
+def test_peers_in_processes_learn_to_the_end_and_are_watched(spec, monkeypatch):
+    monkeypatch.chdir(HERE)
+    records = []
+    patient = [replace(p, settings=replace(p.settings, start_timeout=300.0)) for p in spec.peers]
+    asyncio.run(LocalSwarm(replace(spec, peers=patient), on_record=records.append).run())
+    assert {record["peer"] for record in records} <= {"a", "b", "c"}
+    reports = [json.loads((spec.folder / f"{name}.report.json").read_text()) for name in "abc"]
+    assert [report["rounds"] for report in reports] == [6, 6, 6]
+    assert sum(sum(report["weight"]["global"][:2]) for report in reports) == 3 * ONE
+    log = (spec.folder / "host-0.log").read_text()
+    assert log.count("left swarm nest: its training is over") == 2
+    assert log.count("peer c is online") == 2  # once for each peer of this process
+
+
+def test_a_crashed_process_is_restarted_alone(run, spec, pretend, monkeypatch):
+    fast(monkeypatch)
+    pretend('case "$3.$count" in *host-0.json.1) echo "KeyError: oh" >&2; exit 1;; esac\n')
+    events = []
+    run(LocalSwarm(spec, on_event=events.append).run())
+    assert events == [
+        "peer a, b crashed (exit code 1): KeyError: oh; it is restarted from its checkpoint"
+    ]
+    assert counts(spec) == [2, 1]
+
+
+def test_who_crashes_too_often_ends_the_swarm(run, spec, pretend, monkeypatch):
+    fast(monkeypatch)
+    pretend('case "$3" in *host-0*) exit 3;; esac\nexec sleep 600\n')
+    with pytest.raises(PeerError, match=r"peer a, b crashed 3 times; see .*host-0\.log"):
+        run(LocalSwarm(spec).run())
+    assert counts(spec) == [3, 1]
+
+
+def test_who_cannot_take_part_ends_the_swarm_with_its_own_words(run, spec, pretend):
+    pretend('case "$3" in *host-1*) echo "error: peer c: no" >&2; exit 2;; esac\nexec sleep 600\n')
+    swarm = LocalSwarm(spec)
+    with pytest.raises(PeerError, match=r"^peer c: no$"):
+        run(swarm.run())
+    assert swarm.pids == {}
+
+
+def test_a_deserted_process_is_not_restarted(run, spec, pretend):
+    pretend('case "$3" in *host-1*) exec sleep 600;; esac\n')
+    events = []
+
+    async def scenario():
+        swarm = LocalSwarm(spec, on_event=events.append)
+        task = asyncio.create_task(swarm.run())
+        await wait_for(lambda: "c" in swarm.pids and "a" not in swarm.pids)
+        swarm.desert("c")
+        os.kill(swarm.pids["c"], signal.SIGKILL)
+        await task
+
+    run(scenario())
+    assert events == ["peer c was killed by signal 9; it is not restarted"]
+
+
+def test_stop_ends_all_and_restarts_none(run, spec, pretend):
+    pretend("exec sleep 600\n")
+
+    async def scenario():
+        swarm = LocalSwarm(spec)
+        task = asyncio.create_task(swarm.run())
+        await wait_for(lambda: len(swarm.pids) == 3)
+        swarm.stop()
+        await task
+        return swarm.pids
+
+    assert run(scenario()) == {}
+    assert counts(spec) == [1, 1]
+
+
+def test_who_does_not_leave_in_time_is_killed(run, spec, pretend, monkeypatch):
+    monkeypatch.setattr(module, "STOP_GRACE", 0.1)
+    pretend('trap "" TERM\ntouch "$3.deaf"\nwhile true; do sleep 0.05; done\n')
+    events = []
+
+    async def scenario():
+        swarm = LocalSwarm(spec, on_event=events.append)
+        task = asyncio.create_task(swarm.run())
+        files = [spec.folder / f"host-{index}.json.deaf" for index in (0, 1)]
+        await wait_for(lambda: all(file.exists() for file in files))
+        swarm.stop()
+        await task
+
+    run(scenario())
+    assert sorted(events) == [
+        "peer a, b did not leave within 0.3 s; it is killed",
+        "peer c did not leave within 0.3 s; it is killed",
+    ]
