@@ -1,5 +1,6 @@
 """Who talks to whom: graphs, weights, spectra, schedules and churn."""
 
+from .candidates import Advice, Candidate, advise
 from .check import (
     Bridging,
     Members,
@@ -11,10 +12,12 @@ from .check import (
     subgraphs,
 )
 from .churn import Event, churn, draw_events, read_events, write_events
+from .delay import delayed_matrix, link_delays
 from .errors import DisconnectedError, TopologyError
 from .facts import Facts, facts, model_facts, schedule_rate
 from .files import from_function, load, plain
 from .graphs import Seed
+from .losses import Loss, Point, fewest_to_split, random_loss, without, worst_loss
 from .measure import consensus_errors, contraction, exchanges_to, log_errors
 from .schedule import Schedule, one_peer_exponential, random_matchings, rotating_rings, static
 from .spec import BUILDERS, SCHEDULES, Spec, build, build_schedule, parse
@@ -34,17 +37,22 @@ from .weights import (
 __all__ = [
     "BUILDERS",
     "SCHEDULES",
+    "Advice",
     "Bridging",
+    "Candidate",
     "DisconnectedError",
     "Event",
     "Facts",
+    "Loss",
     "Members",
+    "Point",
     "Reach",
     "Rule",
     "Schedule",
     "Seed",
     "Spec",
     "TopologyError",
+    "advise",
     "bridge",
     "bridged",
     "build",
@@ -55,12 +63,15 @@ __all__ = [
     "components",
     "consensus_errors",
     "contraction",
+    "delayed_matrix",
     "draw_events",
     "edge_weights",
     "effective_diameter",
     "exchanges_to",
     "facts",
+    "fewest_to_split",
     "from_function",
+    "link_delays",
     "load",
     "log_errors",
     "max_degree",
@@ -72,6 +83,7 @@ __all__ = [
     "period_rate",
     "plain",
     "predicted_exchanges",
+    "random_loss",
     "random_matchings",
     "read_events",
     "require_connected",
@@ -85,5 +97,7 @@ __all__ = [
     "uniform_push",
     "weak_spots",
     "with_weights",
+    "without",
+    "worst_loss",
     "write_events",
 ]

@@ -6,7 +6,7 @@ program whose constraints (cuts that some link must cross) are added as they are
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise, permutations
 
@@ -95,12 +95,13 @@ def bridge(graph: nx.Graph, members: Members) -> Bridging:
     }
     if not torn:
         return Bridging((), True)
+    if not graph.is_directed() and _nested([frozenset(part) for part in torn.values()]):
+        return Bridging(tuple(sorted(_chained(graph, torn))), True)
     candidates = _candidates(graph, torn)
     chosen = _least(graph, torn, candidates) if candidates is not None else None
     if chosen is not None:
         return Bridging(tuple(sorted(chosen)), True)
-    edges = _chained(graph, torn)
-    return Bridging(tuple(sorted(edges)), len(torn) == 1 and not graph.is_directed())
+    return Bridging(tuple(sorted(_chained(graph, torn))), False)
 
 
 def bridged(graph: nx.Graph, bridging: Bridging) -> nx.Graph:
@@ -196,20 +197,31 @@ def _open_sides(graph: nx.Graph) -> Iterator[frozenset[int]]:
             yield everybody - inside
 
 
+def _nested(models: Sequence[frozenset[int]]) -> bool:
+    """Whether of any two models one lies inside the other or they share nobody.
+
+    Then each needs one link less than it has parts, smaller ones first: whichever links join a small
+    model, to the larger ones around it they are worth the same. No search is needed.
+    """
+    return all(a <= b or b <= a or not a & b for a, b in combinations(models, 2))
+
+
 def _chained(graph: nx.Graph, torn: Mapping[str, nx.Graph]) -> set[Edge]:
-    """Join each model's parts one after the other, counting links that earlier models brought."""
+    """Join each model's parts one after the other, small models first, counting links already added."""
     added: set[Edge] = set()
-    for part in torn.values():
+    degree = Counter(dict(graph.degree()))
+    for part in sorted(torn.values(), key=len):
         whole = part.copy()
         whole.add_edges_from(edge for edge in added if edge[0] in whole and edge[1] in whole)
         if isinstance(whole, nx.DiGraph):  # a circle through all sources and sinks joins everything
             order = nx.condensation(whole)
             ends = [p for p in order if not (order.in_degree(p) and order.out_degree(p))]
             parts = [order.nodes[p]["members"] for p in ends] if len(order) > 1 else []
+            steps = list(pairwise([*parts, parts[0]])) if len(parts) > 1 else []
         else:
-            parts = components(whole)
-        picks = [min(p, key=lambda peer: (graph.degree(peer), peer)) for p in parts]
-        added.update(pairwise(picks))
-        if whole.is_directed() and len(picks) > 1:
-            added.add((picks[-1], picks[0]))
+            steps = list(pairwise(components(whole)))
+        for here, there in steps:
+            u, v = (min(side, key=lambda peer: (degree[peer], peer)) for side in (here, there))
+            degree.update((u, v))
+            added.add((u, v))
     return added

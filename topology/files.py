@@ -178,6 +178,11 @@ _SUFFIXES = MappingProxyType(
 )
 
 
+def looks_like_file(text: str) -> bool:
+    """Whether a spec names a file: it has a folder in it, or ends as graph files do."""
+    return "/" in text or "\\" in text or Path(text).suffix.lower() in _SUFFIXES
+
+
 def load(path: str | Path, format: str | None = None) -> nx.Graph:
     """Read a graph. `format` (graphml, edges, matrix, npy, json) overrides the file's suffix."""
     path = Path(path)
@@ -199,7 +204,8 @@ def from_function(
 ) -> nx.Graph:
     """Call a user's `module:function` and take the networkx graph that it returns.
 
-    It is given `peers` and `seed` if it has parameters of those names, and `parameters` always.
+    It is given `peers` and `seed` if it has parameters of those names (`n` counts as `peers` where it
+    is asked for, as networkx's generators do), and `parameters` always.
     """
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
@@ -212,13 +218,20 @@ def from_function(
     offered = {"peers": peers, "seed": seed}
     try:
         accepted = inspect.signature(function).parameters
+        if "n" in accepted and accepted["n"].default is inspect.Parameter.empty:
+            offered["n"] = peers
         given |= {
-            key: value for key, value in offered.items() if key in accepted and value is not None
+            key: value
+            for key, value in offered.items()
+            if key in accepted and key not in given and value is not None
         }
         inspect.signature(function).bind(**given)
     except (TypeError, ValueError) as error:
         raise TopologyError(f"{name}: cannot be called with {sorted(given)}: {error}") from error
-    graph = function(**given)
+    try:
+        graph = function(**given)
+    except nx.NetworkXException as error:  # what networkx itself says of bad numbers
+        raise TopologyError(f"{name}: {error}") from error
     if not isinstance(graph, nx.Graph):
         raise TopologyError(f"{name}: returned {type(graph).__name__}, not a networkx graph")
     return plain(graph, name)

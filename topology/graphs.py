@@ -224,6 +224,10 @@ def clusters(
             1 <= links <= pairs,
             f"clusters of {len(here)} and {len(there)} peers have 1 … {pairs} links, not {links}",
         )
+        if links <= min(len(here), len(there)):  # nobody carries two links while others carry none
+            ends = (rng.choice(side, size=links, replace=False).tolist() for side in (here, there))
+            graph.add_edges_from(zip(*ends, strict=True))
+            continue
         for pick in rng.choice(pairs, size=links, replace=False):
             graph.add_edge(here[int(pick) // len(there)], there[int(pick) % len(there)])
     return graph

@@ -1,12 +1,14 @@
 """A graph or a schedule from a config: a name with parameters, short or long.
 
 "regular:4"    "torus"    "clusters:4:2"    "file:swarm.graphml"    "function:mine:graph"
+"swarm.graphml"    "graphs/office.csv"    "networkx:karate_club_graph"    (the same, told by their look)
 {"kind": "regular", "degree": 4}            {"kind": "file", "path": "swarm.csv", "format": "edges"}
 """
 
 import inspect
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
@@ -15,7 +17,7 @@ import networkx as nx
 
 from . import graphs, schedule
 from .errors import TopologyError
-from .files import from_function, load, plain
+from .files import from_function, load, looks_like_file, plain
 from .graphs import Seed
 
 Spec = str | Path | Mapping[str, Any] | nx.Graph
@@ -110,6 +112,12 @@ def parse(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
             return kind, {"path": ":".join(words)}
         if kind == "function":
             return kind, {"name": ":".join(words)}
+        if kind not in BUILDERS and kind not in SCHEDULES:
+            if looks_like_file(spec):
+                return "file", {"path": spec}
+            if len(words) == 1 and words[0].isidentifier():
+                _doubt(kind)
+                return "function", {"name": spec}
         known = BUILDERS | SCHEDULES
         takes = _parameters(_known(kind, known, ("file", "function")))
         if len(words) > len(takes):
@@ -124,6 +132,20 @@ def parse(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if not isinstance(kind, str):
         raise TopologyError(f"topology {dict(spec)!r} needs a kind, such as kind = 'regular'")
     return kind, parameters
+
+
+def _doubt(kind: str) -> None:
+    """Raise for `regulr:x`: nearly a builder's name and no module is a slip, not a user's function."""
+    near = get_close_matches(kind, [*BUILDERS, *SCHEDULES], 1, cutoff=0.8)
+    if near and not _importable(kind):
+        raise TopologyError(f"unknown topology {kind!r}: did you mean {near[0]}?")
+
+
+def _importable(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _known(kind: str, table: Mapping[str, Callable], others: tuple[str, ...]) -> Callable:

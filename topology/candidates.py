@@ -1,0 +1,239 @@
+"""Which graph should a swarm use? Candidates within a budget, ranked by their predicted rate."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import ceil, log
+from types import MappingProxyType
+
+import networkx as nx
+
+from .check import Members, bridge, bridged
+from .errors import DisconnectedError, TopologyError
+from .facts import schedule_rate
+from .graphs import Seed
+from .schedule import Schedule
+from .spec import SCHEDULES, build, build_schedule, parse
+from .spectrum import predicted_exchanges, spectral_gap
+from .structure import Edge, components, weak_spots
+from .weights import mixing_matrix
+
+REASONS = MappingProxyType(
+    {
+        "ring": "news walks from neighbour to neighbour: exchanges grow with n²",
+        "path": "a ring with a link cut: four times slower still",
+        "star": "everything passes through one peer",
+        "torus": "news walks in two directions: exchanges grow with n",
+        "hypercube": "every peer is log2 n hops away: exchanges grow with log n",
+        "clique": "everybody hears everybody: exact in one exchange",
+        "regular": "random links are shortcuts: the gap does not fall as the swarm grows",
+        "erdos-renyi": "random links are shortcuts, but some peers have few of them",
+        "watts-strogatz": "a lattice with a few shortcuts",
+        "barabasi-albert": "hubs shorten the ways, and the links of their neighbours weigh little",
+        "exponential": "links of length 1, 2, 4, …, one way: exchanges grow with log n",
+        "expander": "explicit shortcuts: the gap does not fall as the swarm grows",
+        "clusters": "groups mix fast inside; links between neighbouring groups carry the rest",
+        "one-peer-exponential": "one message per peer and exchange, and every period reaches everybody",
+        "random-matchings": "one message per peer and exchange, to somebody else each time",
+        "rotating-rings": "a ring in a new order each time has no slow direction",
+    }
+)
+"""Why a kind of graph mixes as it does, in one line."""
+
+WINDOW = 16
+"""Steps over which a schedule that draws afresh is rated: its first so many, repeated."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A graph that fits the budget.
+
+    `topology` is what a config writes. `rate` is |λ2| per exchange of the slowest partial model,
+    `sends` the messages of the busiest peer in one exchange, `error` what is left of the
+    disagreement when the byte budget is spent (None without one).
+    """
+
+    topology: str
+    rate: float
+    sends: int
+    messages: float
+    exchanges: float
+    reason: str
+    slowest: str = ""
+    added: tuple[Edge, ...] = ()
+    error: float | None = None
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Candidates, best first, and what did not fit with the reason."""
+
+    ranked: tuple[Candidate, ...]
+    refused: tuple[tuple[str, str], ...] = field(default=())
+
+
+def specs(peers: int, degree: int | None, groups: int = 1) -> Iterator[str]:
+    """Topologies worth asking about, for a swarm of this size and this many links per peer."""
+    links = min(degree if degree is not None else ceil(log(max(peers, 2), 2)), peers - 1)
+    yield from ("ring", "torus", "hypercube", "clique", "exponential", "expander")
+    for count in range(links, 2, -1):
+        if peers * count % 2 == 0 and count < peers:
+            yield f"regular:{count}"
+            break
+    for count in (links // 2 * 2, (links - 2) // 2 * 2):
+        if 4 <= count < peers:
+            yield f"watts-strogatz:{count}:0.3"
+    if groups > 1:  # a link to the next group for everybody, or a few for the whole group
+        size, sides = peers // groups, 1 if groups == 2 else 2
+        for inner, joints in ((links - sides, size), (links - 1, 2), (links - sides, 1)):
+            if inner > 1 and _even(peers, groups, inner):
+                yield f"clusters:{groups}:{joints}:{inner}"
+    yield from (
+        "one-peer-exponential",
+        f"random-matchings:{WINDOW}",
+        f"rotating-rings:{WINDOW}",
+    )
+
+
+def _even(peers: int, groups: int, degree: int) -> bool:
+    sizes = {peers // groups, -(-peers // groups)}
+    return all(size * degree % 2 == 0 and degree < size for size in sizes)
+
+
+def advise(
+    peers: int,
+    degree: int | None = None,
+    *,
+    budget: float | None = None,
+    message: float = 1.0,
+    members: Members | None = None,
+    tolerance: float = 1e-6,
+    seed: Seed = 0,
+    asked: Sequence[str] | None = None,
+) -> Advice:
+    """Rank topologies for `peers` peers.
+
+    degree
+        Messages that a peer may send in one exchange; None leaves them free.
+    budget, message
+        Bytes that a peer may send, on the average, in one averaging, and bytes of one message. With a
+        budget the rank is by the disagreement left when it is spent, else by the rate per exchange.
+    members
+        Partial models that must be connected: torn ones are bridged, within `degree`, and the slowest
+        model counts.
+    """
+    if peers < 2:
+        raise TopologyError(f"a swarm has at least 2 peers, not {peers}")
+    if degree is not None and degree < 1:
+        raise TopologyError(f"degree is a number of links per peer, 1 or more, not {degree}")
+    if budget is not None and budget < message:
+        raise TopologyError(
+            f"a budget of {budget:.3g} bytes is less than one message of {message:.3g}: raise it"
+        )
+    models = {"everybody": range(peers), **(members or {})}
+    ranked: list[Candidate] = []
+    refused: list[tuple[str, str]] = []
+    for spec in asked or specs(peers, degree, max(len(members or {}), 1)):
+        try:
+            ranked.append(_judge(spec, peers, degree, budget, message, models, tolerance, seed))
+        except TopologyError as error:
+            refused.append((spec, " ".join(str(error).split())))
+    # exchanges before rate: an exact schedule has rate 0, and still needs its whole period
+    ranked.sort(key=lambda one: (one.error or 0.0, one.exchanges, round(one.rate, 9), one.messages))
+    return Advice(tuple(ranked), tuple(refused))
+
+
+def _judge(
+    spec: str,
+    peers: int,
+    degree: int | None,
+    budget: float | None,
+    message: float,
+    models: Members,
+    tolerance: float,
+    seed: Seed,
+) -> Candidate:
+    kind, _ = parse(spec)
+    added: tuple[Edge, ...] = ()
+    if kind in SCHEDULES:
+        schedule = build_schedule(spec, peers, seed)
+        sends, per_exchange = _traffic(schedule)
+        _within(sends, degree)
+        slowest, rate = _slowest_on_schedule(schedule, models)
+        exact_after, spots = schedule.period or WINDOW, ""
+    else:
+        graph = build(spec, peers, seed)
+        _within(max(len(graph[peer]) for peer in graph), degree)
+        bridging = bridge(graph, models)
+        graph, added = bridged(graph, bridging), bridging.edges
+        sends = max(len(graph[peer]) for peer in graph)
+        if added:
+            _within(sends, degree, f", {len(added)} of them to join torn models")
+        per_exchange = sum(len(graph[peer]) for peer in graph) / peers
+        slowest, rate = _slowest(graph, models)
+        exact_after = 1
+        edges, cut = weak_spots(graph)
+        spots = (
+            ""
+            if not (edges or cut)
+            else f"; {len(cut)} peers and {len(edges)} links alone can split it"
+        )
+    exact = rate < 1e-12
+    exchanges = float(exact_after) if exact else predicted_exchanges(1.0 - rate, tolerance)
+    error = None
+    if budget is not None:
+        affordable = int(budget // (message * per_exchange))
+        # an exact schedule has averaged nothing for certain before its period is over
+        error = float(affordable < exact_after) if exact else rate**affordable
+    reason = REASONS.get(kind, "") + spots
+    if len(models) > 1 and slowest != "everybody":
+        reason += f"; slowest is {slowest}"
+    return Candidate(
+        spec, rate, sends, exchanges * per_exchange, exchanges, reason, slowest, added, error
+    )
+
+
+def _within(sends: int, degree: int | None, why: str = "") -> None:
+    if degree is not None and sends > degree:
+        raise TopologyError(f"its busiest peer has {sends} links{why}, the budget is {degree}")
+
+
+def _traffic(schedule: Schedule) -> tuple[int, float]:
+    """Messages of the busiest peer in one exchange, and per peer on the average."""
+    most, total = 0, 0
+    steps = schedule.period or WINDOW
+    for step in range(steps):
+        graph = schedule.graph(step)
+        sends = [len(graph[peer]) for peer in graph]
+        most, total = max(most, *sends), total + sum(sends)
+    return most, total / steps / schedule.peers
+
+
+def _slowest(graph: nx.Graph, models: Members) -> tuple[str, float]:
+    rates = {
+        model: 1.0 - spectral_gap(mixing_matrix(graph.subgraph(who)))
+        for model, who in models.items()
+    }
+    slowest = max(rates, key=lambda model: rates[model])
+    return slowest, rates[slowest]
+
+
+def _slowest_on_schedule(schedule: Schedule, models: Members) -> tuple[str, float]:
+    rates: dict[str, float] = {}
+    window = schedule.period or WINDOW
+    for model, who in models.items():
+        chosen = set(who)
+        part = Schedule(
+            len(chosen),
+            lambda step, chosen=chosen: nx.convert_node_labels_to_integers(
+                schedule.graph(step).subgraph(chosen), ordering="sorted"
+            ),
+            schedule.period,
+        )
+        parts = components(part.union(0, window))
+        if len(parts) > 1:
+            raise DisconnectedError(
+                f"{model!r} never meets on it: a schedule cannot be bridged", parts
+            )
+        rates[model] = schedule_rate(part, steps=window)
+    slowest = max(rates, key=lambda model: rates[model])
+    return slowest, rates[slowest]
