@@ -1,0 +1,261 @@
+"""Fusing whole networks: parts are matched from the outputs down, each on what is above it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..errors import ModelError
+from .cells import Atoms, Cells
+from .chain import Chain, Layer, check_alike
+from .layer import Matched, match
+from .options import MatchOptions
+from .state import History
+from .weighting import class_shares, peer_variances
+
+
+@dataclass(frozen=True, eq=False)
+class Past:
+    """What a fusion leaves to the next one: posteriors that become priors (streaming).
+
+    `parts` holds for every hidden part its atoms and how often each peer used each; `top` the sums and
+    precisions of the output layer's values, by name.
+    """
+
+    step: int
+    parts: tuple[tuple[Atoms, np.ndarray], ...]
+    top: Mapping[str, tuple[np.ndarray, np.ndarray]]
+
+    def history(self, part: int, columns: int) -> History:
+        """One part's, with room for the cells that the part above has gained since."""
+        atoms, uses = self.parts[part]
+        more = ((0, 0), (0, columns - atoms.sums.shape[1]))
+        wider = Atoms(np.pad(atoms.sums, more), np.pad(atoms.precisions, more), atoms.counts)
+        return History(wider, uses, self.step + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Fusion:
+    """A fused network and where every peer's cells went.
+
+    chain
+        The fused network.
+    parts
+        The outcome of every hidden part, in the network's order.
+    peers
+        The networks that were fused.
+    past
+        Hand it to the next `fuse` of the same peers when more networks arrive.
+    """
+
+    chain: Chain
+    parts: tuple[Matched, ...]
+    peers: tuple[Chain, ...]
+    past: Past
+
+    @property
+    def objective(self) -> float:
+        """The sum of the parts' final objectives."""
+        return sum(part.objective[-1] for part in self.parts)
+
+    def assignment(self, peer: int) -> tuple[np.ndarray, ...]:
+        """For every hidden part, the fused cell that each of a peer's cells became."""
+        return tuple(part.assignments[peer] for part in self.parts)
+
+    def embed(self, peer: int, chain: Chain | None = None) -> Chain:
+        """A peer's network in the fused shape: the same function, its cells where they were matched.
+
+        Cells that the peer lacks neither feed nor are fed: all their weights are 0. `chain` replaces
+        the peer's network by another of its shape (the same one after more training, say).
+        """
+        source = chain or self.peers[peer]
+        if source.widths != self.peers[peer].widths:
+            raise ModelError(
+                f"peer {peer} has {self.peers[peer].widths} cells, {source.widths} were given"
+            )
+        places = self._places(peer)
+        layers = []
+        for index, layer in enumerate(source.layers):
+            weight = np.zeros((self.chain.widths[index + 1], self.chain.widths[index]))
+            weight[np.ix_(places[index + 1], places[index])] = layer.weight
+            own = {}
+            for name, value in layer.own.items():
+                own[name] = np.zeros(len(weight))
+                own[name][places[index + 1]] = value
+            layers.append(replace(layer, weight=weight, own=own))
+        return Chain(tuple(layers))
+
+    def extract(self, peer: int, chain: Chain | None = None) -> Chain:
+        """The fused network's cells that a peer takes part in, in that peer's own order and width.
+
+        `chain` replaces the fused network by another of its shape (the fused one, trained further).
+        """
+        source = chain or self.chain
+        if source.widths != self.chain.widths:
+            raise ModelError(
+                f"the fused network has {self.chain.widths} cells, {source.widths} were given"
+            )
+        places = self._places(peer)
+        return Chain(
+            tuple(
+                replace(
+                    layer,
+                    weight=layer.weight[np.ix_(places[index + 1], places[index])],
+                    own={name: value[places[index + 1]] for name, value in layer.own.items()},
+                )
+                for index, layer in enumerate(source.layers)
+            )
+        )
+
+    def _places(self, peer: int) -> list[np.ndarray]:
+        inputs, outputs = self.chain.widths[0], self.chain.widths[-1]
+        return [np.arange(inputs), *self.assignment(peer), np.arange(outputs)]
+
+
+def fuse(
+    chains: Sequence[Chain],
+    options: MatchOptions | None = None,
+    *,
+    variances: Sequence[float] | None = None,
+    counts: np.ndarray | None = None,
+    bias_mean: float = 0.0,
+    groups: Sequence[Sequence[np.ndarray]] | None = None,
+    names: Sequence[str] | None = None,
+    past: Past | None = None,
+    seed: int | np.random.Generator = 0,
+) -> Fusion:
+    """Fuse networks that differ in their cells' order, their widths and what they were trained on.
+
+    variances
+        σ² of each peer; raise it for peers whose networks are noisier. Default: `options.variance`.
+    counts
+        Training samples `[peers, outputs]` of every class. A peer then counts for an output by its
+        share of that class: worth many points when peers have different classes.
+    bias_mean
+        The prior mean of biases: what biases started from.
+    groups
+        Labels `[peer][hidden part][cell]`, or None: cells match only within their label.
+    past
+        The `past` of the same peers' last fusion: its posterior is this one's prior, so that networks
+        trained on new samples add to it. Peers keep their places in `chains`.
+    seed
+        Orders the sweeps; see `match`.
+    """
+    options = options or MatchOptions()
+    check_alike(chains, names)
+    spread = peer_variances(chains, options, variances, names)
+    shares = class_shares(chains, counts)
+    rng = np.random.default_rng(seed)
+    first = chains[0]
+    peers = range(len(chains))
+    outputs = first.widths[-1]
+    # Where the outputs of every peer's layer are in the fused network; outputs keep their places.
+    above = [np.arange(outputs) for _ in peers]
+    width, above_precision = outputs, [shares[j] / spread[j] for j in peers]
+    parts: list[Matched] = []
+    top, top_sums = _top(chains, shares / spread[:, None], options, bias_mean, past)
+    layers: list[Layer] = [top]
+    memory: list[tuple[Atoms, np.ndarray]] = []
+    for part in range(first.hidden, 0, -1):
+        below = first.layers[part - 1]
+        mean = _means(chains, part, width, bias_mean)
+        cells = []
+        for j in peers:
+            out = np.zeros((chains[j].layers[part - 1].cells, width))
+            out[:, above[j]] = chains[j].layers[part].weight.T
+            seen = np.zeros(width)
+            seen[above[j]] = above_precision[j]
+            own = _own(chains[j].layers[part - 1])
+            blocks, precision = [own, out], [np.full(own.shape[1], 1 / spread[j]), seen]
+            if part == 1:  # inputs mean the same to all; lower parts are not matched yet
+                blocks.insert(0, chains[j].layers[0].weight)
+                precision.insert(0, np.full(first.widths[0], 1 / spread[j]))
+            group = None if groups is None else np.asarray(groups[j][part - 1])
+            cells.append(Cells(np.hstack(blocks), np.concatenate(precision), group))
+        history = past.history(part - 1, len(mean)) if past else None
+        found = match(cells, options, mean=mean, seed=rng, history=history)
+        inputs = first.widths[0] if part == 1 else 0
+        incoming, own, out = np.split(found.values, [inputs, inputs + len(below.own)], axis=1)
+        layers[0] = replace(layers[0], weight=out.T.copy())
+        layers.insert(
+            0, replace(below, weight=incoming, own=dict(zip(below.own, own.T, strict=True)))
+        )
+        parts.insert(0, found)
+        memory.insert(0, (found.atoms, _uses(found, history)))
+        above = list(found.assignments)
+        width = len(found.atoms)
+        above_precision = [np.full(len(above[j]), 1 / spread[j]) for j in peers]
+    left = Past(past.step + 1 if past else 1, tuple(memory), top_sums)
+    return Fusion(Chain(tuple(layers)), tuple(parts), tuple(chains), left)
+
+
+def _top(
+    chains: Sequence[Chain],
+    precision: np.ndarray,
+    options: MatchOptions,
+    bias_mean: float,
+    past: Past | None,
+) -> tuple[Layer, dict[str, tuple[np.ndarray, np.ndarray]]]:
+    """The output layer's own values; its weights too when no hidden part decides about them."""
+    last = chains[0].layers[-1]
+    kept: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+
+    def read(name: str, values: Sequence[np.ndarray], mean: float) -> np.ndarray:
+        sums = np.einsum("jk,jk...->k...", precision, np.stack(values))
+        amount = precision.sum(0).reshape(-1, *[1] * (sums.ndim - 1))
+        if past is not None:
+            sums, amount = sums + past.top[name][0], amount + past.top[name][1]
+        kept[name] = sums, amount
+        if not options.shrink:
+            return sums / amount
+        prior = options.prior_precision
+        return (sums + mean * prior) / (amount + prior)
+
+    own = {
+        name: read(
+            name,
+            [chain.layers[-1].own[name] for chain in chains],
+            bias_mean if _is_bias(name) else _average(chains, -1, name),
+        )
+        for name in last.own
+    }
+    weight = last.weight
+    if not chains[0].hidden:
+        weight = read(last.weight_name, [chain.layers[-1].weight for chain in chains], 0.0)
+    return replace(last, weight=weight, own=own), kept
+
+
+def _uses(found: Matched, history: History | None) -> np.ndarray:
+    """How often each peer has used each atom, this step included."""
+    uses = np.zeros((len(found.assignments), len(found.atoms)), dtype=np.int64)
+    if history is not None:
+        uses[:, : history.uses.shape[1]] = history.uses
+    for peer, atoms in enumerate(found.assignments):
+        uses[peer, atoms] += 1
+    return uses
+
+
+def _own(layer: Layer) -> np.ndarray:
+    if not layer.own:
+        return np.empty((layer.cells, 0))
+    return np.stack(list(layer.own.values()), axis=1)
+
+
+def _means(chains: Sequence[Chain], part: int, width: int, bias_mean: float) -> np.ndarray:
+    """Prior means of a hidden part's columns: weights 0, biases as told, other values their average."""
+    inputs = chains[0].widths[0] if part == 1 else 0
+    own = [
+        bias_mean if _is_bias(name) else _average(chains, part - 1, name)
+        for name in chains[0].layers[part - 1].own
+    ]
+    return np.concatenate([np.zeros(inputs), own, np.zeros(width)])
+
+
+def _is_bias(name: str) -> bool:
+    return name.rpartition(".")[2] == "bias"
+
+
+def _average(chains: Sequence[Chain], layer: int, name: str) -> float:
+    return float(np.mean([chain.layers[layer].own[name].mean() for chain in chains]))
