@@ -1,0 +1,50 @@
+"""Trust on a broker that is not trusted: identities, invitations, sealed packets, guards on values."""
+
+from .channel import Channel
+from .errors import TrustError
+from .guards import Guards, GuardSettings
+from .identity import Identity, peer_id, public_text, read_public
+from .invitation import (
+    Admission,
+    Terms,
+    endorse,
+    invite,
+    open_ticket,
+    read_terms,
+    save_invitation,
+    save_ticket,
+)
+from .keyring import OVERHEAD, Keyring, Opened
+from .register import Member, Register
+from .revocation import Revocations, revocation_topic
+from .trust import Heard, NoTrust, Trust, Trusting
+
+__all__ = [
+    "OVERHEAD",
+    "Admission",
+    "Channel",
+    "GuardSettings",
+    "Guards",
+    "Heard",
+    "Identity",
+    "Keyring",
+    "Member",
+    "NoTrust",
+    "Opened",
+    "Register",
+    "Revocations",
+    "Terms",
+    "Trust",
+    "TrustError",
+    "Trusting",
+    "endorse",
+    "invite",
+    "open_ticket",
+    "peer_id",
+    "public_text",
+    "read_public",
+    "read_terms",
+    "revocation_topic",
+    "save_invitation",
+    "save_ticket",
+]

@@ -1,0 +1,31 @@
+"""What goes wrong with trust: a cause to count by, and one line that says what to do."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+Cause: TypeAlias = Literal[
+    "malformed",  # not what it claims to be: too short, too long, unreadable
+    "signature",  # signed by another key, for another topic, or changed on the way
+    "identity",  # a key that does not belong to the name it speaks for
+    "uninvited",  # no invitation, or one that the owner did not sign
+    "expired",
+    "used-up",  # an open ticket that as many peers hold as it admits
+    "revoked",
+    "stale",  # older than what is known already
+    "unknown-sender",  # no admitted peer's card of this life is known
+    "not-a-member",  # an admitted peer, but not to this partial model
+    "no-key",  # the partial model's key has not arrived yet
+    "forged",  # sealed with another key, for another place, or changed on the way
+    "replayed",
+    "impersonated",  # a sealed message whose inside names another sender
+    "file",
+]
+
+
+class TrustError(ValueError):
+    """Something that is not trusted, or a file that cannot be; `cause` is a slug to count by."""
+
+    def __init__(self, cause: Cause, message: str) -> None:
+        super().__init__(message)
+        self.cause: Cause = cause

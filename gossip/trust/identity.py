@@ -1,0 +1,188 @@
+"""Who a peer is: an Ed25519 key in a file that only its owner can read, and a name that proves it.
+
+A trusted peer is called `label@id`. The id is the beginning of its public key's SHA-256, so the name
+says by itself which key must sign what is said under it; the label is for people.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from ..topics import check_name
+from .errors import TrustError
+
+ID_LENGTH: Final = 20
+"""Characters of an id: 100 bits. Finding a key for somebody else's id takes 2^100 attempts; two keys of
+one's own with one id (2^50) gain nothing, because peers pin the whole key behind a name."""
+MAX_LABEL: Final = 40
+_HEADER: Final = "gossamer-ed25519-private:"
+
+
+def peer_id(public: bytes) -> str:
+    """The id of a public key: lower-case base32, fit for topics."""
+    digest = hashlib.sha256(b"gossamer identity v1\0" + public).digest()
+    return base64.b32encode(digest).decode().lower()[:ID_LENGTH]
+
+
+def check_key(name: str, public: bytes) -> None:
+    """Raise unless `public` is the key that may speak for `name`."""
+    _, at, known = name.rpartition("@")
+    if not at or known != peer_id(public):
+        raise TrustError("identity", f"{name!r} is not the name of the key {peer_id(public)}")
+
+
+def verify(public: bytes, signature: bytes, data: bytes) -> bool:
+    """Whether `signature` over `data` was made with the private half of `public`."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, data)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A key pair and the label of its holder."""
+
+    label: str
+    public: bytes
+    _private: Ed25519PrivateKey = field(repr=False)
+
+    @classmethod
+    def generate(cls, label: str) -> Identity:
+        """A new identity, unlike any other."""
+        return cls._of(label, Ed25519PrivateKey.generate())
+
+    @classmethod
+    def _of(cls, label: str, private: Ed25519PrivateKey) -> Identity:
+        check_name("peer", label)
+        if "@" in label or len(label) > MAX_LABEL:
+            raise TrustError(
+                "identity", f"the label {label!r} has an @ or over {MAX_LABEL} characters in it"
+            )
+        return cls(label, private.public_key().public_bytes_raw(), private)
+
+    @property
+    def id(self) -> str:
+        """The part of the name that follows from the key."""
+        return peer_id(self.public)
+
+    @property
+    def name(self) -> str:
+        """What the peer is called in topics and messages."""
+        return f"{self.label}@{self.id}"
+
+    def sign(self, data: bytes) -> bytes:
+        """64 bytes that only the holder of this identity can make."""
+        return self._private.sign(data)
+
+    def pair_key(self) -> X25519PrivateKey:
+        """The key behind secrets with other peers that must outlive a restart (see `PrivateRound`)."""
+        kdf = HKDF(SHA256(), 32, salt=None, info=b"gossamer pair key v1")
+        return X25519PrivateKey.from_private_bytes(kdf.derive(self.secret()))
+
+    def secret(self) -> bytes:
+        """The private key; whoever has it is this peer."""
+        return self._private.private_bytes_raw()
+
+    # --- files --------------------------------------------------------------------------------------
+
+    def save(self, path: Path) -> None:
+        """Write the private key to a new file that only this user can read."""
+        write_secret(path, f"{_HEADER}{self.label}:{to_text(self.secret())}\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Identity:
+        """Read a file that `save` wrote; refused if other users can read it too."""
+        text = read_secret(path)
+        label, _, key = text.strip().removeprefix(_HEADER).partition(":")
+        try:
+            if not text.startswith(_HEADER):
+                raise ValueError("it does not start as one")
+            return cls._of(label, Ed25519PrivateKey.from_private_bytes(from_text(key)))
+        except ValueError as error:
+            raise TrustError("file", f"{path}: is not a key file: {error}") from None
+
+    @classmethod
+    def from_secret(cls, label: str, secret: bytes) -> Identity:
+        """The identity of a private key."""
+        return cls._of(label, Ed25519PrivateKey.from_private_bytes(secret))
+
+
+def public_text(public: bytes) -> str:
+    """A public key in the form that people hand to each other."""
+    return f"gossamer-ed25519:{to_text(public)}"
+
+
+def read_public(text: str) -> bytes:
+    """The key in a line that `public_text` made."""
+    try:
+        key = from_text(text.strip().removeprefix("gossamer-ed25519:"))
+        if len(key) != 32:
+            raise ValueError(f"{len(key)} bytes, not 32")
+    except ValueError as error:
+        raise TrustError(
+            "malformed",
+            f"{text.strip()[:80]!r} is not a public key ({error}): `gossamer keygen` prints it",
+        ) from None
+    return key
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Write a new file with rights 0600; an existing one is never overwritten."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise TrustError(
+            "file", f"{path}: is there already; keep it, or move it away and try again"
+        ) from None
+    except OSError as error:
+        raise TrustError("file", f"{path}: cannot be written: {error.strerror}") from None
+    with os.fdopen(handle, "w", encoding="utf-8") as out:
+        os.fchmod(out.fileno(), 0o600)  # whatever the umask says
+        out.write(text)
+
+
+def read_secret(path: Path) -> str:
+    """Read a file that nobody else may read."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            rights = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if rights & 0o077:
+                raise TrustError(
+                    "file",
+                    f"{path}: others can read it (rights {rights:o}): chmod 600 it, or make a new key",
+                )
+            return file.read(65536)
+    except UnicodeDecodeError:
+        raise TrustError("file", f"{path}: is not a key file") from None
+    except OSError as error:
+        raise TrustError("file", f"{path}: cannot be read: {error.strerror}") from None
+
+
+def to_text(data: bytes) -> str:
+    """Bytes as text without spaces or padding."""
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def from_text(text: str) -> bytes:
+    """The bytes that `to_text` wrote; ValueError if it did not."""
+    if not text.isascii():
+        raise ValueError("not base64")
+    return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)

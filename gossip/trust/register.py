@@ -1,0 +1,212 @@
+"""Who is in the swarm: signed cards taken in, papers checked, members named. No IO.
+
+A *card* is published as a signed statement whose head holds what trust needs (key, exchange key of this
+life, paper, session) and whose body is the card that presence reads. A peer that restarts draws a new
+exchange key, so everything sealed for its former life is void.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Final
+
+from .. import topics
+from . import signed
+from .errors import TrustError
+from .identity import Identity, check_key, peer_id
+from .invitation import Admission, Terms, check
+from .revocation import Revocations
+
+MAX_PEERS: Final = 4096
+"""Peers whose cards are kept. Only invited peers get in, so this is a bound, not a policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An admitted peer, as its latest card has it."""
+
+    name: str
+    key: bytes
+    exchange: bytes
+    """Its X25519 key of this life."""
+    pair: bytes
+    """Its X25519 key for secrets that outlive a restart."""
+    session: str
+    since: float
+    issued: float
+    models: frozenset[str]
+    """The partial models that it implements and is admitted to."""
+    terms: Terms
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a peer says of itself in the head of its card."""
+
+    exchange: bytes
+    session: str
+    since: float
+    models: frozenset[str]
+
+
+class Register:
+    """Checks what others publish against the owner's key.
+
+    swarm, owner: which swarm, and the public key that its papers are signed with.
+    revocations: the newest list known from a former life.
+    ticket_holders: who was admitted on which ticket in a former life: see `snapshot`.
+    """
+
+    def __init__(
+        self,
+        swarm: str,
+        owner: bytes,
+        *,
+        revocations: Revocations | None = None,
+        ticket_holders: Mapping[str, list[str]] | None = None,
+    ) -> None:
+        self.swarm, self.owner = swarm, owner
+        self.revocations = revocations or Revocations()
+        self.members: dict[str, Member] = {}
+        self._holders = {paper: dict.fromkeys(ids) for paper, ids in (ticket_holders or {}).items()}
+        self._numbers: dict[str, tuple[bytes, int]] = {}
+
+    def snapshot(self) -> dict[str, list[str]]:
+        """The holders of every ticket, to be kept in the checkpoint."""
+        # Copied first: the peer's own thread asks while the event loop may take in a card.
+        return {paper: list(ids) for paper, ids in list(self._holders.items())}
+
+    # --- cards ----------------------------------------------------------------------------------
+
+    def card(self, peer: str, payload: bytes, now: float) -> tuple[Member, bytes]:
+        """Take in a card published at `peer`'s topic: the member, and the card for presence.
+
+        TrustError, and nothing changed, if it is not signed by that peer, not admitted, or older than
+        the one we have.
+        """
+        head, body = signed.read(payload, topics.card(self.swarm, peer), lambda h: _key(h, peer))
+        member = self._member(peer, head, now)
+        known = self.members.get(peer)
+        if known is not None and (member.issued, member.exchange) < (known.issued, known.exchange):
+            raise TrustError("stale", f"an older card of {peer} than the one that is known")
+        if known is None and len(self.members) >= MAX_PEERS:
+            raise TrustError("used-up", f"over {MAX_PEERS} peers: {peer} is not taken in")
+        if member.terms.kind == "ticket":
+            self._holders.setdefault(member.terms.number, {})[peer_id(member.key)] = None
+        self.members[peer] = member
+        return member, body
+
+    def _member(self, peer: str, head: Mapping[str, Any], now: float) -> Member:
+        try:
+            admission = Admission(bytes(head["paper"]), bytes(head["endorsement"]))
+            exchange, pair = bytes(head["exchange"]), bytes(head["pair"])
+            models = [str(model) for model in head["models"]]
+            since, issued = float(head["since"]), float(head["issued"])
+            session = str(head["session"])
+            if len(exchange) != 32 or len(pair) != 32 or not (isfinite(since) and isfinite(issued)):
+                raise ValueError
+        except (KeyError, TypeError, ValueError):
+            raise TrustError("malformed", f"the card of {peer} lacks what trust needs") from None
+        terms = check(admission, self.owner, self.swarm, head["key"], now)
+        self._allow(peer, head["key"], terms)
+        admitted = frozenset(model for model in models if terms.admits(model))
+        return Member(peer, head["key"], exchange, pair, session, since, issued, admitted, terms)
+
+    def _allow(self, peer: str, key: bytes, terms: Terms) -> None:
+        if self.revocations.names(peer, terms.number):
+            raise TrustError("revoked", f"{peer} or its paper {terms.number} was revoked")
+        holders = self._holders.get(terms.number, {})
+        if terms.kind == "ticket" and peer_id(key) not in holders and len(holders) >= terms.uses:
+            raise TrustError(
+                "used-up", f"ticket {terms.number} admits {terms.uses}, and {peer} is one too many"
+            )
+
+    # --- statuses -------------------------------------------------------------------------------
+
+    def status(self, peer: str, payload: bytes) -> bytes:
+        """The status in a statement published at `peer`'s topic; TrustError if it is not valid.
+
+        A last will is signed beforehand and may come at any time; every other status has a number
+        that rises, so that the broker cannot bring an old one back.
+        """
+        place = topics.status(self.swarm, peer)
+        head, body = signed.read(payload, place, lambda h: _key(h, peer))
+        exchange, number = head.get("exchange"), head.get("number")
+        if not isinstance(exchange, bytes) or not isinstance(number, int):
+            raise TrustError("malformed", f"the status of {peer} lacks what trust needs")
+        member = self.members.get(peer)
+        if member is None or member.exchange != exchange:
+            raise TrustError("unknown-sender", f"a status of {peer}, whose card is not known yet")
+        if head.get("will") is True:
+            return body
+        life, last = self._numbers.get(peer, (b"", -1))
+        if life == exchange and number <= last:
+            raise TrustError("stale", f"an older status of {peer} than the one that is known")
+        self._numbers[peer] = (exchange, number)
+        return body
+
+    # --- who is out -----------------------------------------------------------------------------
+
+    def revoke(self, payload: bytes) -> list[str]:
+        """Take in a list; returns the members that are on it, who are members no more."""
+        new = Revocations.read(payload, self.owner, self.swarm)
+        if new.number <= self.revocations.number:
+            if new.number < self.revocations.number:
+                raise TrustError(
+                    "stale",
+                    f"revocation list {new.number}; number {self.revocations.number} is known",
+                )
+            return []
+        self.revocations = new
+        return self._drop(lambda m: new.names(m.name, m.terms.number))
+
+    def expire(self, now: float) -> list[str]:
+        """Strike off members whose papers have expired; returns them."""
+        return self._drop(lambda m: now >= m.terms.expires)
+
+    def forget(self, peer: str) -> None:
+        """Strike off a peer that left or was given up; its ticket stays used."""
+        self.members.pop(peer, None)
+        self._numbers.pop(peer, None)
+
+    def _drop(self, out: Callable[[Member], bool]) -> list[str]:
+        gone = [name for name, member in self.members.items() if out(member)]
+        for name in gone:
+            self.forget(name)
+        return gone
+
+
+def sign_card(
+    identity: Identity, swarm: str, admission: Admission, claim: Claim, issued: float, body: bytes
+) -> bytes:
+    """A card as it is published; `body` is what presence wants to say."""
+    head = {
+        "key": identity.public,
+        "exchange": claim.exchange,
+        "pair": identity.pair_key().public_key().public_bytes_raw(),
+        "session": claim.session,
+        "since": claim.since,
+        "issued": issued,
+        "models": sorted(claim.models),
+        "paper": admission.paper,
+        "endorsement": admission.endorsement,
+    }
+    return signed.sign(identity, topics.card(swarm, identity.name), head, body)
+
+
+def sign_status(
+    identity: Identity, swarm: str, exchange: bytes, number: int, body: bytes, *, will: bool = False
+) -> bytes:
+    """A status as it is published; numbers of one life rise, a will needs none of its own."""
+    head = {"key": identity.public, "exchange": exchange, "number": number, "will": will}
+    return signed.sign(identity, topics.status(swarm, identity.name), head, body)
+
+
+def _key(head: Mapping[str, Any], peer: str) -> bytes:
+    key = head.get("key")
+    if not isinstance(key, bytes) or len(key) != 32:
+        raise TrustError("malformed", f"what {peer} published names no key")
+    check_key(peer, key)
+    return key

@@ -1,0 +1,365 @@
+"""All of a peer's trust behind one object: what it publishes is signed, what it hears is checked. No IO.
+
+    trust = Trust(identity, admission, owner, swarm="garden", session=…, models=…, since=time.time())
+    publish(card topic, trust.card(body))            # body: what presence wants to say
+    for heard in trust.hear(topic, payload): …       # genuine cards and statuses, for presence
+    packet = trust.seal(receiver, model, chunk)      # before it is published
+    opened = trust.open(model, packet)               # before chunks are put together
+    for receiver, model, packet in trust.tick(): …   # keys, for the receivers' inboxes
+
+`NoTrust` has the same methods and believes everything: for simulations and laboratories.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol
+
+from .. import topics
+from ..messages import Message
+from ..wire import Buffer
+from . import signed
+from .errors import TrustError
+from .identity import Identity
+from .invitation import Admission, check
+from .keyring import OVERHEAD, Keyring, Opened
+from .register import Claim, Register, sign_card, sign_status
+from .revocation import Revocations, revocation_topic
+
+_log = logging.getLogger(__name__)
+
+MAX_EARLY: Final = 64
+MAX_EARLY_BYTES: Final = 16 << 20
+"""Packets kept that came before the key that opens them. More are dropped: their senders repeat them."""
+
+MAX_WAITING: Final = 256
+"""Statuses kept of peers whose card has not arrived yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What presence should know: a genuine card or status, or that a peer is out (body empty)."""
+
+    kind: Literal["card", "status", "out"]
+    peer: str
+    body: bytes = b""
+
+
+class Trusting(Protocol):
+    """What a peer asks of its trust."""
+
+    name: str
+    overhead: int
+    """Bytes that sealing adds to a packet."""
+    counters: Counter[str]
+    """What was refused, by cause."""
+
+    def patterns(self) -> list[str]: ...
+    def card(self, body: bytes) -> bytes: ...
+    def status(self, body: bytes) -> bytes: ...
+    def will(self, body: bytes) -> bytes: ...
+    def hear(self, topic: str, payload: bytes) -> list[Heard]: ...
+    def can_seal(self, receiver: str, model: str) -> bool: ...
+    def seal(self, receiver: str, model: str, packet: bytes) -> bytes | None: ...
+    def open(self, model: str, packet: Buffer) -> Opened | None: ...
+    def early(self) -> list[tuple[str, Buffer]]: ...
+    def genuine(self, opened: Opened, message: Message) -> bool: ...
+    def gone(self, peer: str, session: str) -> None: ...
+    def tick(self) -> tuple[list[tuple[str, str, bytes]], list[Heard]]: ...
+    def snapshot(self) -> dict[str, Any]: ...
+
+
+class Trust:
+    """One life of a peer in a swarm whose owner decides who takes part.
+
+    identity, admission: who the peer is, and the paper that lets it in.
+    owner: the public key of the swarm's owner.
+    session, since: as on the card that presence writes.
+    models: the partial models that the peer implements.
+    memory: the `snapshot` of a former life: tickets' holders and the revocations seen.
+    wall, clock: seconds since 1970, for expiry; and any clock that goes on, for repeats.
+
+    Raises TrustError if this peer's own paper does not let it in.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        admission: Admission,
+        owner: bytes,
+        *,
+        swarm: str,
+        session: str,
+        models: Collection[str],
+        since: float,
+        memory: dict[str, Any] | None = None,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.identity, self.swarm = identity, swarm
+        self.name, self.overhead = identity.name, OVERHEAD
+        self.counters: Counter[str] = Counter()
+        self._admission, self._wall, self._clock = admission, wall, clock
+        self._terms = terms = check(admission, owner, swarm, identity.public, wall())
+        self._out_already = False
+        memory = memory or {}
+        revocations = None
+        if memory.get("revocations"):
+            revocations = Revocations.read(memory["revocations"], owner, swarm)
+        self._list: bytes = memory.get("revocations", b"")
+        self.register = Register(
+            swarm, owner, revocations=revocations, ticket_holders=memory.get("tickets")
+        )
+        if self.register.revocations.names(self.name, terms.number):
+            raise TrustError("revoked", f"{self.name} was revoked: ask the swarm's owner")
+        if refused := sorted(model for model in models if not terms.admits(model)):
+            raise TrustError(
+                "not-a-member",
+                f"{self.name} implements {', '.join(refused)}, which paper {terms.number} does not "
+                "admit it to: ask the owner for one that does, or leave the model out",
+            )
+        self._since, self._session = since, session
+        self.keyring = Keyring(identity, session, since, swarm, frozenset(models))
+        self._models = frozenset(models)
+        self._number = 0
+        self._waiting: dict[str, bytes] = {}
+        self._early: list[tuple[str, Buffer]] = []
+        self._early_bytes = self._epochs = 0
+
+    # --- what we say ----------------------------------------------------------------------------
+
+    def patterns(self) -> list[str]:
+        """Topics to subscribe to besides those of presence and gossip."""
+        return [revocation_topic(self.swarm)]
+
+    def card(self, body: bytes) -> bytes:
+        """Our card, signed, with our paper."""
+        claim = Claim(self.keyring.exchange, self._session, self._since, self._models)
+        return sign_card(self.identity, self.swarm, self._admission, claim, self._wall(), body)
+
+    def status(self, body: bytes) -> bytes:
+        """Our status, signed; it replaces those before it."""
+        self._number += 1
+        return sign_status(self.identity, self.swarm, self.keyring.exchange, self._number, body)
+
+    def will(self, body: bytes) -> bytes:
+        """Our last will, signed beforehand."""
+        return sign_status(self.identity, self.swarm, self.keyring.exchange, 0, body, will=True)
+
+    # --- what we hear ---------------------------------------------------------------------------
+
+    def hear(self, topic: str, payload: bytes) -> list[Heard]:
+        """Take in a card, a status or a revocation list; what is not genuine is counted and logged."""
+        try:
+            if topic == revocation_topic(self.swarm):
+                return self._revocations(payload)
+            where = topics.parse(topic)
+            if where.swarm != self.swarm:
+                raise TrustError("malformed", f"from swarm {where.swarm!r}; this is {self.swarm!r}")
+            if where.kind not in ("card", "status") or not payload:
+                return []  # an empty payload clears a topic: whoever did it, it says nothing
+            if where.peer == self.name:
+                return self._own(where.kind, payload)
+            if where.kind == "status":
+                return self._status(where.peer, payload)
+            return self._card(where.peer, payload)
+        except TrustError as error:
+            self._refused(error, topic)
+        except topics.TopicError as error:
+            self._refused(TrustError("malformed", str(error)), topic)
+        return []
+
+    def _card(self, peer: str, payload: bytes) -> list[Heard]:
+        member, body = self.register.card(peer, payload, self._wall())
+        self.keyring.admit(member, self._clock())
+        heard = [Heard("card", peer, body)]
+        waiting = self._waiting.pop(peer, None)
+        if waiting is not None:
+            heard += self._status(peer, waiting)
+        return heard
+
+    def _status(self, peer: str, payload: bytes) -> list[Heard]:
+        try:
+            return [Heard("status", peer, self.register.status(peer, payload))]
+        except TrustError as error:
+            if error.cause != "unknown-sender":
+                raise
+            self._waiting.pop(peer, None)
+            if len(self._waiting) >= MAX_WAITING:
+                del self._waiting[next(iter(self._waiting))]
+            self._waiting[peer] = payload
+            return []
+
+    def _own(self, kind: str, payload: bytes) -> list[Heard]:
+        """Our own topic: what our key signed says something of our name, in a former life of ours too."""
+        if kind == "card":
+            return []
+        _, body = signed.read(
+            payload, topics.status(self.swarm, self.name), lambda _: self.identity.public
+        )
+        return [Heard("status", self.name, body)]
+
+    def _revocations(self, payload: bytes) -> list[Heard]:
+        if not payload:
+            return []
+        out = self.register.revoke(payload)
+        self._list = payload
+        revoked = self.register.revocations.names(self.name, self._terms.number)
+        return self._out(out, "revoked") + self._out_oneself(revoked)
+
+    def _out(self, peers: list[str], why: str) -> list[Heard]:
+        for peer in peers:
+            _log.warning("peer %s is no longer a member: %s", peer, why)
+            self.keyring.retire(peer, self._clock())
+        return [Heard("out", peer) for peer in peers]
+
+    def _out_oneself(self, out: bool) -> list[Heard]:
+        """Say, once, that this peer itself may take part no longer."""
+        if not out or self._out_already:
+            return []
+        self._out_already = True
+        return [Heard("out", self.name)]
+
+    # --- packets --------------------------------------------------------------------------------
+
+    def can_seal(self, receiver: str, model: str) -> bool:
+        """Whether `seal` would work now; if not, it may when more cards and keys have come."""
+        return self.keyring.can_seal(receiver, model)
+
+    def seal(self, receiver: str, model: str, packet: bytes) -> bytes | None:
+        """A chunk sealed for a member; None, counted, if it cannot be (yet): the ledger repeats it."""
+        try:
+            return self.keyring.seal(receiver, model, packet)
+        except TrustError as error:
+            self._refused(error, f"a packet for {receiver}")
+            return None
+
+    def open(self, model: str, packet: Buffer) -> Opened | None:
+        """The genuine chunk in a packet; None, counted by cause, if there is none."""
+        try:
+            return self.keyring.open(model, packet, self._clock())
+        except TrustError as error:
+            self._refused(error, f"the inbox of {model}")
+            if error.cause == "no-key":
+                self._keep_early(model, packet)
+            return None
+
+    def early(self) -> list[tuple[str, Buffer]]:
+        """Packets to `open` once more, because a key has come since they did: (model, packet)."""
+        epochs = self.keyring.epochs()
+        if epochs == self._epochs:
+            return []
+        self._epochs, self._early_bytes = epochs, 0
+        early, self._early = self._early, []
+        return early
+
+    def _keep_early(self, model: str, packet: Buffer) -> None:
+        size = self._early_bytes + len(packet)
+        if len(self._early) < MAX_EARLY and size <= MAX_EARLY_BYTES:
+            self._early.append((model, packet))
+            self._early_bytes = size
+
+    def genuine(self, opened: Opened, message: Message) -> bool:
+        """Whether a decoded message speaks for the peer that sealed its last chunk, and to us."""
+        if (message.sender, message.session) == (opened.sender, opened.session):
+            return True
+        cause = TrustError(
+            "impersonated", f"{opened.sender} sealed a message that names {message.sender}"
+        )
+        self._refused(cause, f"the inbox of {message.vector}")
+        return False
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def gone(self, peer: str, session: str) -> None:
+        """Note that a session left or was given up: keys that it knew are replaced.
+
+        Not if a newer session of the peer has come meanwhile: that one is a member.
+        """
+        member = self.register.members.get(peer)
+        if member is not None and member.session == session:
+            self.register.forget(peer)
+            self.keyring.retire(peer, self._clock())
+
+    def tick(self) -> tuple[list[tuple[str, str, bytes]], list[Heard]]:
+        """Key messages that are due (receiver, model, packet), and members whose papers expired."""
+        now = self._wall()
+        out = self._out(self.register.expire(now), "its paper has expired")
+        out += self._out_oneself(now >= self._terms.expires)
+        return self.keyring.tick(self._clock()), out
+
+    def snapshot(self) -> dict[str, Any]:
+        """What a next life should remember: `memory`."""
+        return {"tickets": self.register.snapshot(), "revocations": self._list}
+
+    def _refused(self, error: TrustError, where: str) -> None:
+        cause = f"untrusted-{error.cause}"
+        self.counters[cause] += 1
+        count = self.counters[cause]
+        if count & (count - 1) == 0:  # 1, 2, 4, 8, …: a flood cannot flood the log
+            # Keys are always a moment behind those who come and go: that is no attack.
+            _log.log(
+                logging.INFO if error.cause == "no-key" else logging.WARNING,
+                "peer %s refused %s: %s: %s (%d so far)",
+                self.name, where, error.cause, error, count,
+            )  # fmt: skip
+
+
+class NoTrust:
+    """Believes everything: anybody with access to the broker can read, forge and disturb."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.overhead = name, 0
+        self.counters: Counter[str] = Counter()
+
+    def patterns(self) -> list[str]:
+        """Nothing more to hear."""
+        return []
+
+    def card(self, body: bytes) -> bytes:
+        """As it is."""
+        return body
+
+    status = will = card
+
+    def hear(self, topic: str, payload: bytes) -> list[Heard]:
+        """As it is."""
+        where = topics.parse(topic)
+        if where.kind not in ("card", "status"):
+            return []
+        return [Heard(where.kind, where.peer, payload)]
+
+    def can_seal(self, receiver: str, model: str) -> bool:
+        """Always."""
+        return True
+
+    def seal(self, receiver: str, model: str, packet: bytes) -> bytes | None:
+        """As it is."""
+        return packet
+
+    def open(self, model: str, packet: Buffer) -> Opened | None:
+        """As it is, from whomever."""
+        return Opened("", "", packet)
+
+    def early(self) -> list[tuple[str, Buffer]]:
+        """Nothing comes too early."""
+        return []
+
+    def genuine(self, opened: Opened, message: Message) -> bool:
+        """Always."""
+        return True
+
+    def gone(self, peer: str, session: str) -> None:
+        """Need no note."""
+
+    def tick(self) -> tuple[list[tuple[str, str, bytes]], list[Heard]]:
+        """Nothing is ever due."""
+        return [], []
+
+    def snapshot(self) -> dict[str, Any]:
+        """Nothing to remember."""
+        return {}

@@ -1,0 +1,213 @@
+"""Masks that cancel: the average stays, the values are hidden, a vanished neighbour is made up for."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from gossamer.gossip.gossiper import Gossiper
+from gossamer.gossip.memory import MemoryNetwork, introduce, run
+from gossamer.gossip.modes_rounds import RoundsMode
+from gossamer.gossip.private import (
+    MaskPlan,
+    PrivateRound,
+    enter_round,
+    extra_exchanges,
+    leave_round,
+    mask,
+)
+from gossamer.gossip.pushsum import ONE, Mass, total
+from gossamer.gossip.store import DictStore
+
+NAMES = [f"p{i}" for i in range(8)]
+LENGTH = 400
+
+
+def shared(names):
+    pairs = [(a, b) for a in names for b in names if a < b]
+    return {frozenset(pair): hashlib.sha256("".join(pair).encode()).digest() for pair in pairs}
+
+
+def rounds_of(names, common, round=1, **options):
+    return {
+        a: PrivateRound(
+            a, "v", round, {b: common[frozenset((a, b))] for b in names if b != a}, **options
+        )
+        for a in names
+    }
+
+
+def masses(names, dtype=np.float64, seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        name: Mass(rng.standard_normal(LENGTH).astype(dtype), ONE * int(rng.integers(1, 4)))
+        for name in names
+    }
+
+
+def mean(values):
+    found, weight = total(values)
+    return found / weight
+
+
+def test_both_ends_draw_the_same_mask_and_every_use_another():
+    secret = bytes(range(32))
+    base = mask(secret, "v", 1, 0, 1000, 64.0)
+    np.testing.assert_array_equal(base, mask(secret, "v", 1, 0, 1000, 64.0))
+    others = [
+        mask(bytes(32), "v", 1, 0, 1000, 64.0), mask(secret, "w", 1, 0, 1000, 64.0),
+        mask(secret, "v", 2, 0, 1000, 64.0), mask(secret, "v", 1, 1, 1000, 64.0),
+    ]  # fmt: skip
+    for other in others:
+        assert abs(np.corrcoef(base, other)[0, 1]) < 0.15
+
+
+def test_masks_are_exact_bounded_and_uniform():
+    drawn = mask(bytes(32), "v", 1, 0, 100_000, 64.0)
+    np.testing.assert_array_equal(drawn, drawn.astype(np.float32))
+    assert np.abs(drawn).max() <= 64.0
+    assert drawn.mean() == pytest.approx(0, abs=0.5)
+    assert drawn.std() == pytest.approx(64 / np.sqrt(3), rel=0.02)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 2e-5)])
+def test_masks_hide_every_value_and_leave_the_average(dtype, tolerance):
+    true = masses(NAMES, dtype)
+    rounds = rounds_of(NAMES, shared(NAMES))
+    masked = {name: rounds[name].enter(true[name]) for name in NAMES}
+    for name in NAMES:
+        assert masked[name].weight == true[name].weight
+        assert masked[name].value.dtype == dtype
+        assert np.linalg.norm(masked[name].value) > 20 * np.linalg.norm(true[name].value)
+    np.testing.assert_allclose(mean(masked.values()), mean(true.values()), atol=tolerance)
+
+
+def test_a_neighbour_that_knows_its_own_mask_knows_nothing():
+    """What is left after p1 takes its own mask off p0's value has next to no correlation with it."""
+    common = shared(NAMES)
+    true = masses(NAMES)
+    p0 = rounds_of(NAMES, common)["p0"]
+    seen = p0.enter(Mass(true["p0"].value, ONE)).value
+    own = mask(common[frozenset(("p0", "p1"))], "v", 1, 0, LENGTH, 64.0)
+    guess = seen - own
+    assert abs(np.corrcoef(guess, true["p0"].value)[0, 1]) < 0.12  # 400 samples: noise of 0.05
+    everybody = sum(mask(common[frozenset(("p0", b))], "v", 1, 0, LENGTH, 64.0) for b in NAMES[1:])
+    np.testing.assert_allclose(seen - everybody, true["p0"].value, atol=1e-9)
+
+
+def test_rounds_and_attempts_never_reuse_a_mask():
+    common, true = shared(NAMES), masses(NAMES)
+    first = rounds_of(NAMES, common)["p0"]
+    again = first.again()
+    other = rounds_of(NAMES, common, round=2)["p0"]
+    seen = [r.enter(true["p0"]).value for r in (first, again, other)]
+    for a in range(3):
+        for b in range(a):
+            assert np.linalg.norm(seen[a] - seen[b]) > 20 * np.linalg.norm(true["p0"].value)
+
+
+def test_who_vanishes_before_it_gives_is_cancelled():
+    true = masses(NAMES)
+    rounds = rounds_of(NAMES, shared(NAMES))
+    masked = {name: rounds[name].enter(true[name]) for name in NAMES}
+    left = NAMES[:-1]
+    broken = mean([masked[name] for name in left])
+    assert np.abs(broken - mean([true[name] for name in left])).max() > 1.0
+    for _ in range(2):  # told twice, cancelled once
+        masked = {name: rounds[name].cancel("p7", masked[name]) for name in left}
+    np.testing.assert_allclose(
+        mean(masked.values()), mean([true[name] for name in left]), atol=1e-12
+    )
+
+
+def test_who_vanishes_later_is_made_up_for_by_beginning_again():
+    true = masses(NAMES)
+    rounds = rounds_of(NAMES, shared(NAMES))
+    for name in NAMES:
+        rounds[name].enter(true[name])
+    left = NAMES[:-1]
+    again = {name: rounds[name].again(without=["p7"]) for name in left}
+    masked = [again[name].enter(rounds[name].true) for name in left]
+    np.testing.assert_allclose(mean(masked), mean([true[name] for name in left]), atol=1e-12)
+
+
+def test_what_cannot_be_private_is_refused():
+    secret = bytes(32)
+    mass = Mass(np.ones(3), ONE)
+    lonely = PrivateRound("anna", "v", 1, {"ben": secret})
+    with pytest.raises(ValueError, match="a single one would see through its mask"):
+        lonely.enter(mass)
+    two = PrivateRound("anna", "v", 1, {"ben": secret, "carl": secret})
+    with pytest.raises(ValueError, match="has not begun"):
+        _ = two.true
+    two.enter(mass)
+    with pytest.raises(ValueError, match="has begun already"):
+        two.enter(mass)
+    with pytest.raises(ValueError, match="no weight"):
+        PrivateRound("anna", "v", 1, {"ben": secret, "carl": secret}).enter(Mass(np.ones(3), 0))
+    with pytest.raises(ValueError, match="not a power of two"):
+        MaskPlan(scale=100.0)
+    with pytest.raises(ValueError, match="not 32"):
+        mask(b"short", "v", 1, 0, 3, 1.0)
+    half = PrivateRound("anna", "v", 1, {"b": b"1" * 32, "c": b"2" * 32}, MaskPlan(65536.0))
+    with pytest.raises(ValueError, match="masks overflow float16"):
+        half.enter(Mass(np.ones(1000, np.float16), ONE >> 4))
+
+
+def test_the_cost_is_the_logarithm_of_the_scale():
+    assert extra_exchanges(64.0, 4, 1.0, 0.5) == 7
+    assert extra_exchanges(64.0, 4, 1.0, 0.25) == 4
+    with pytest.raises(ValueError, match="rate"):
+        extra_exchanges(64.0, 4, 1.0, 1.0)
+    with pytest.raises(ValueError, match="spread"):
+        extra_exchanges(64.0, 4, 0.0, 0.5)
+
+
+# --- through a gossiper ------------------------------------------------------------------------------
+
+
+def swarm(exchanges, private, vanish=None):
+    """Eight peers, one round of averaging; returns (gossipers, true mean)."""
+    common, true = shared(NAMES), masses(NAMES)
+    gossipers = {}
+    for name in NAMES:
+        store = DictStore({"v": true[name].value})
+        gossipers[name] = Gossiper(name, f"s-{name}", store, mode=RoundsMode(exchanges), seed=1)
+        gossipers[name].inject("v", true[name].weight)
+    introduce(gossipers.values())
+    entered = {}
+    for name, gossiper in gossipers.items():
+        if private:
+            entered[name] = enter_round(
+                gossiper,
+                0,
+                lambda other, me=name: common[frozenset((me, other))],
+                {"v": MaskPlan()},
+            )
+    if vanish is not None:
+        dead = gossipers.pop(vanish)
+        true.pop(vanish)
+        for name, gossiper in gossipers.items():
+            leave_round(gossiper, entered[name], vanish)
+            gossiper.peer_gone(vanish, dead.session)
+    for gossiper in gossipers.values():
+        gossiper.mode.begin_round(gossiper, 0)
+    done = lambda: all(g.mode.finished(0) for g in gossipers.values())  # noqa: E731
+    run(gossipers, MemoryNetwork(0), seconds=60, until=done)
+    assert done()
+    return gossipers, mean(true.values())
+
+
+@pytest.mark.parametrize("vanish", [None, "p3"])
+def test_gossip_with_masks_ends_at_the_same_average(vanish):
+    gossipers, wanted = swarm(12, private=True, vanish=vanish)
+    for gossiper in gossipers.values():
+        np.testing.assert_allclose(gossiper._vault.store.read("v"), wanted, atol=1e-6)
+
+
+def test_plain_gossip_ends_there_too():
+    gossipers, wanted = swarm(12, private=False)
+    for gossiper in gossipers.values():
+        np.testing.assert_allclose(gossiper._vault.store.read("v"), wanted, atol=1e-6)
