@@ -16,13 +16,18 @@ from ..models import ModelError
 from ..peer.broker import BrokerError
 from ..peer.errors import PeerError
 from ..topology import TopologyError
-from . import console
+from . import cli_fuse, cli_virtual, console
 from .arena import Round
 from .bench import main_bench
 from .cli_live import register
+from .cli_topology import register as register_topology
+from .cli_trust import register as register_trust
+from .cli_virtual import simulate_in_virtual_time
 from .config import ConfigError, load_config
 from .data import DataError, load, names
 from .demo import run_demo
+from .fusing.command import paper_fusion
+from .fusing.studies import FUSION_STUDIES
 from .paper import STUDIES, run_study
 from .simulate import Simulation, simulate
 
@@ -91,6 +96,11 @@ def simulate_command(
     """
     settings = load_config(config)
     folder = out or Path("results") / settings.name
+    if settings.sweep:
+        raise ConfigError(f"{config}: key 'sweep': run it with gossamer sweep {config}")
+    if settings.time is not None:
+        simulate_in_virtual_time(settings, str(config), folder, networks=networks)
+        return
     simulation = Simulation.of(settings, str(config))
     with console.progress("rounds") as bar:
         task = bar.add_task(settings.name, total=settings.rounds, latest="")
@@ -112,6 +122,9 @@ def paper_command(
     quick: Annotated[
         bool, typer.Option("--quick", help="A minute on the built-in digits.")
     ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="pfnm-…, magi-…: the paper's size; quick without it.")
+    ] = False,
     runs: Annotated[
         int | None, typer.Option(min=1, help="Seeds per point; the paper's if left out.")
     ] = None,
@@ -128,11 +141,17 @@ def paper_command(
     Interrupted, it goes on where it stopped.
     """
     if name.lower() == "list":
-        rows = [(s.name, s.section, s.title) for s in STUDIES.values()]
+        every = [*STUDIES.values(), *FUSION_STUDIES.values()]
+        rows = [(s.name, s.section, s.title) for s in every]
         console.table("gossamer paper NAME", ["name", "where", "what"], rows)
         return
+    if name in FUSION_STUDIES:
+        paper_fusion(name, full=full, runs=runs, jobs=jobs, only=only, out=out)
+        return
     if name not in STUDIES:
-        raise ConfigError(f"no reproduction is called {name!r}; there are {', '.join(STUDIES)}")
+        raise ConfigError(
+            f"no reproduction is called {name!r}; there are {', '.join([*STUDIES, *FUSION_STUDIES])}"
+        )
     study = STUDIES[name]
     known = list(dict.fromkeys(cell.line for cell in study.cells(quick, 0)))
     wanted = only or known
@@ -210,6 +229,10 @@ def bench_command(
 
 
 register(app)
+cli_fuse.register(app)
+register_topology(app)
+register_trust(app)
+cli_virtual.register(app)
 
 
 def main() -> None:

@@ -9,12 +9,13 @@ from typing import Annotated
 
 import typer
 
+from ..peer.acl import RuleFiles, write_rules
 from ..peer.broker import BrokerError, BrokerSettings, BrokerTls, serve
 from ..peer.certificates import Authority
 from ..peer.host import BrokerAddress, HostSpec, run_guarded
 from . import console
 from .config import ConfigError, load_config
-from .join import load_join
+from .join import Given, load_join
 from .watch import broker_for, draw_swarm, print_outcome, run_live
 
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for results.")]
@@ -48,6 +49,10 @@ def swarm_command(
     """
     settings = load_config(config)
     folder = out or Path("results") / f"{settings.name}-live"
+    if settings.trust.kind == "none":
+        console.err.print("trust is off: whoever reaches the broker can read and forge")
+    else:
+        console.err.print(f"trust: throw-away keys and invitations in {folder / 'trust'}")
     with broker_for(broker) as address:
         if broker is not None:
             address = _address(broker, ca, certificate, key, mqtt)
@@ -65,6 +70,15 @@ def join_command(
     certificate: Certificate = None,
     key: Key = None,
     mqtt: Mqtt = "3.1.1",
+    identity: Annotated[
+        Path | None, typer.Option(help="Our key file (gossamer keygen): the swarm has trust.")
+    ] = None,
+    invitation: Annotated[
+        Path | None, typer.Option(help="The invitation or ticket that the owner sent.")
+    ] = None,
+    owner: Annotated[
+        str | None, typer.Option(help="The owner's public key, gossamer-ed25519:…")
+    ] = None,
     out: Out = None,
 ) -> None:
     """Join a swarm from this device: train on its own data, gossip, take the network home.
@@ -72,7 +86,7 @@ def join_command(
     Started again in the same folder after a crash, the peer goes on from its checkpoint.
     """
     sys.path.insert(0, str(config.parent.resolve()))  # an entry point may stand beside its file
-    spec = load_join(config, swarm, name)
+    spec = load_join(config, swarm, name, Given(identity, invitation, owner))
     folder = out or Path("results") / f"{swarm}-{spec.name}"
     folder.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(
@@ -101,8 +115,25 @@ def broker_command(
     user: Annotated[
         list[str] | None, typer.Option(help="NAME:PASSWORD that may come in; repeat for more.")
     ] = None,
+    acl: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a swarm's rules and passwords into this folder, and keep to them."
+        ),
+    ] = None,
+    swarm: Annotated[str | None, typer.Option(help="--acl: the swarm's name.")] = None,
+    peer: Annotated[
+        list[str] | None, typer.Option(help="--acl: a peer's whole name (label@id); repeat.")
+    ] = None,
+    observer: Annotated[
+        list[str] | None, typer.Option(help="--acl: somebody who may only watch; repeat.")
+    ] = None,
 ) -> None:
-    """Run a broker until Ctrl-C: mosquitto if it is installed, else the embedded one."""
+    """Run a broker until Ctrl-C: mosquitto if it is installed, else the embedded one.
+
+    With --acl every peer has a password, writes under its own name alone and reads its own mail.
+    """
+    rules = _rules(acl, swarm, peer or [], observer or [], embedded, bool(user), port)
     users = dict(_user(each) for each in user or [])
     files = None
     if tls is not None:
@@ -111,7 +142,13 @@ def broker_command(
         files = BrokerTls(authority.certificate, server.certificate, server.key)
         console.out.print(f"peers need: --ca {authority.certificate}", soft_wrap=True)
     settings = BrokerSettings(
-        host=host, port=port, websocket_port=websockets, tls=files, users=users
+        host=host,
+        port=port,
+        websocket_port=websockets,
+        tls=files,
+        users=users,
+        password_file=rules and rules.passwords,
+        acl_file=rules and rules.acl,
     )
     try:
         code = serve(settings, kind="amqtt" if embedded else None)
@@ -119,6 +156,34 @@ def broker_command(
         raise ConfigError(str(error)) from None
     if code:
         raise typer.Exit(code)
+
+
+def _rules(
+    folder: Path | None,
+    swarm: str | None,
+    peers: list[str],
+    observers: list[str],
+    embedded: bool,
+    users: bool,
+    port: int,
+) -> RuleFiles | None:
+    """Write the rules that were asked for, and say where each password is."""
+    if folder is None:
+        if swarm or peers or observers:
+            raise ConfigError("broker: --swarm, --peer and --observer need --acl FOLDER")
+        return None
+    if embedded:
+        raise ConfigError(
+            "broker: the embedded broker cannot keep a swarm's rules: leave --embedded out"
+        )
+    if users:
+        raise ConfigError("broker: --acl makes passwords of its own; leave --user out")
+    if swarm is None or not peers:
+        raise ConfigError("broker: --acl needs --swarm NAME and at least one --peer NAME")
+    files = write_rules(folder, swarm, peers, observers=observers, port=port)
+    for name, path in files.secrets.items():
+        console.out.print(f"password of {name}: {path}", soft_wrap=True)
+    return files
 
 
 def register(app: typer.Typer) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -16,6 +17,8 @@ from pydantic import (
     WrapValidator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
+
+from .config_trust import Trust, TrustTable
 
 
 def _either(text: str) -> WrapValidator:
@@ -37,6 +40,27 @@ Who = Annotated[
     _either("should be a number of peers, a list of peers' numbers, or 'all'"),
 ]
 Topology = Annotated[str | dict[str, Any] | None, _either("should be a graph's name or a table")]
+
+
+def _duration(value: float | str | dict[str, Any]) -> float | str | dict[str, Any]:
+    from .virtual.distributions import TimeError, parse  # scipy: only for those who have [time]
+
+    try:
+        parse(value, "it")
+    except TimeError as error:
+        text = str(error).removeprefix("it: ").removeprefix("it ")
+        raise PydanticCustomError("sentence", "{text}", {"text": text}) from None
+    return value
+
+
+# Seconds that something takes: a number, or a distribution's name with its parameters.
+Duration = Annotated[
+    float | str | dict[str, Any],
+    _either("should be a number of seconds, a distribution such as 'exponential:1', or a table"),
+    AfterValidator(_duration),
+]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Chance = Annotated[float, Field(ge=0, le=1)]
 
 
 class ConfigError(ValueError):
@@ -146,6 +170,57 @@ class Gossip(_Table):
     """Peers that share one process: more saves the memory and start-up time of torch."""
 
 
+class Churn(_Table):
+    """Peers that come and go, by chance or from a trace. Who leaves takes along what it held."""
+
+    trace: str | None = None
+    """A file of lines `step,event,peer[,other]`, beside the config: arrive, leave, link-down, link-up. If
+    left out, events are drawn with the chances below, per step and peer or link."""
+    leave: Chance = 0.01
+    arrive: Chance = 0.1
+    link_down: Chance = 0.0
+    link_up: Chance = 0.5
+    step: Positive = 1.0
+    """Virtual seconds per step."""
+
+
+class Split(_Table):
+    """A partition: for a while nothing passes between some peers and all others."""
+
+    start: Annotated[float, Field(ge=0)]
+    end: Positive
+    peers: Who
+
+
+class Time(_Table):
+    """Virtual time: peers train at their own pace, and what they push is on its way for a while.
+
+    With this table `gossamer simulate` runs peers asynchronously, by push-sum under the rules of live
+    peers, instead of averaging exactly; `exchanges` and `fraction` of [gossip] count. A duration is a
+    number (constant), `uniform:LOW:HIGH`, `exponential:MEAN`, `lognormal:MEDIAN:SIGMA`, `gamma:MEAN:SHAPE`,
+    or a table `{kind = "gamma", mean = 1, shape = 4, fixed = true}`; fixed ones are drawn once for each peer
+    or link and kept.
+    """
+
+    training: Duration = "lognormal:1:0.3"
+    """How long one stretch takes."""
+    delay: Duration = "exponential:0.1"
+    """How long a message is on its way, one way."""
+    seconds: Positive | None = None
+    """When to stop; if left out, after as long as `rounds` stretches take on average."""
+    stragglers: Chance = 0.0
+    """The share of peers that are slow."""
+    slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 10.0
+    """How many times longer a stretch takes them."""
+    loss: Chance = 0.0
+    """The probability that a message, or its answer, is lost."""
+    timeout: Positive | None = None
+    """How long a peer waits for an answer before it settles a transfer; lost mass then returns to it.
+    Ten mean delays if left out."""
+    churn: Churn | None = None
+    partitions: list[Split] = []
+
+
 class Config(_Table):
     """A whole swarm: peers, their data and tasks, the network and its partial models."""
 
@@ -163,14 +238,25 @@ class Config(_Table):
     weights: Literal["peers", "samples"] = "peers"
     """Whether every peer counts the same, or by its number of samples."""
     topology: Topology = None
-    """Who may talk to whom: `ring`, `regular:4`, `file:graph.graphml`, …; everybody if left out. Every
-    partial model must be connected on it. (The arena averages exactly, whatever the graph.)"""
+    """Who may talk to whom: `ring`, `regular:4`, `graph.graphml` (beside this file), `module:function` (as
+    in `networkx:karate_club_graph`), a table `{kind = "clusters", links = 2}`; everybody if left out.
+    Every partial model must be connected on it. `gossamer topology show CONFIG` says how it mixes."""
+    bridge: bool = False
+    """Add the fewest links that join partial models which the topology tears apart, and list them."""
     data: Data = Data()
     tasks: list[TaskEntry] = []
     network: Network = Network()
     models: list[Model] = []
     training: Training = Training()
     gossip: Gossip = Gossip()
+    trust: TrustTable = Trust()
+    """Whom live peers believe: `trust = "swarm"`, or a table; see experiments/config_trust.py."""
+    time: Time | None = None
+    """Virtual time; without this table peers train and average in lockstep."""
+    sweep: dict[str, Any] = {}
+    """What `gossamer sweep` varies: keys of this file with lists of values, as in `training.rate = [0.1,
+    0.3]` or `models.0.layout = ["64-20-0", "64-30-0"]`; every combination is run. `seeds = 5` repeats each
+    with five seeds."""
 
 
 def load_config(path: str | Path) -> Config:
@@ -215,6 +301,8 @@ def _plain_words(mistake: ErrorDetails) -> str:
     match mistake["type"]:
         case "missing":
             return "is missing"
+        case "sentence":
+            return mistake["msg"]
         case "model_type":
             return f"should be a table, not {given!r}"
         case "list_type" if isinstance(given, dict):

@@ -4,14 +4,37 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from ..gossip.trust import Identity, TrustError
 from ..peer.host import PeerSpec
 from ..peer.settings import Settings
 from .config import ConfigError, first_mistake, load_config
+from .config_trust import Trust, named_kind
+
+
+class PeerTrust(Trust):
+    """What a peer proves itself with, and whom it believes. Paths are relative to the peer's file."""
+
+    identity: str | None = None
+    """The peer's key file (`gossamer keygen`). With one, `kind` is "swarm" unless it says otherwise."""
+    invitation: str | None = None
+    """The invitation or ticket that the owner sent."""
+    owner: str | None = None
+    """The owner's public key, `gossamer-ed25519:…`, as `gossamer invite` printed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the command line says of trust; it goes before the file."""
+
+    identity: Path | None = None
+    invitation: Path | None = None
+    owner: str | None = None
 
 
 class JoinConfig(BaseModel):
@@ -45,9 +68,11 @@ class JoinConfig(BaseModel):
     """server mode: the peer that averages each partial model."""
     lease: Annotated[float, Field(gt=0)] = 600.0
     checkpoint: bool = True
+    trust: Annotated[PeerTrust, BeforeValidator(named_kind)] = PeerTrust()
+    """`[trust]`: the peer's key and papers; without it, whoever reaches the broker is believed."""
 
 
-def load_join(path: Path, swarm: str, name: str | None) -> PeerSpec:
+def load_join(path: Path, swarm: str, name: str | None, given: Given | None = None) -> PeerSpec:
     """Read a peer's file into what its process needs."""
     try:
         join = JoinConfig.model_validate(tomllib.loads(path.read_text("utf-8")))
@@ -59,7 +84,8 @@ def load_join(path: Path, swarm: str, name: str | None) -> PeerSpec:
         raise ConfigError(f"{path}: {first_mistake(error, JoinConfig)}") from None
     if (join.entry is None) == (join.config is None):
         raise ConfigError(f"{path}: give either 'entry' or 'config' (with 'index')")
-    name = name or join.name
+    trust = _trust(join.trust, path.parent, given or Given())
+    name = name or join.name or _label(trust["identity"])
     if name is None:
         raise ConfigError(f"{path}: key 'name': a peer needs a name; add it, or use --name")
     if join.entry is not None:
@@ -84,8 +110,40 @@ def load_join(path: Path, swarm: str, name: str | None) -> PeerSpec:
         servers=join.servers,
         expect=tuple(join.expect),
         lease=join.lease,
+        guards=join.trust.guards,
+        private=join.trust.private,
+        dp=join.trust.dp,
+        **trust,
     )
     return PeerSpec(
         name, entry, arguments, settings,
         samples=join.samples, seed=join.seed, checkpoint=join.checkpoint,
     )  # fmt: skip
+
+
+def _trust(table: PeerTrust, folder: Path, given: Given) -> dict[str, Any]:
+    """The settings of trust, from the command line and the file."""
+
+    def place(said: Path | None, written: str | None) -> str | None:
+        if said is not None:
+            return str(said)
+        return None if written is None else str(folder / written)
+
+    identity = place(given.identity, table.identity)
+    implied = identity is not None and "kind" not in table.model_fields_set
+    return {
+        "trust": "swarm" if implied else table.kind,
+        "identity": identity,
+        "invitation": place(given.invitation, table.invitation),
+        "owner": given.owner or table.owner,
+    }
+
+
+def _label(identity: str | None) -> str | None:
+    """What the holder of a key is called."""
+    if identity is None:
+        return None
+    try:
+        return Identity.load(Path(identity)).label
+    except TrustError as error:
+        raise ConfigError(str(error)) from None

@@ -3,36 +3,43 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import networkx as nx
-import numpy as np
 
 from ..models import implementers
 from ..peer.host import BrokerAddress, PeerSpec
 from ..peer.settings import Settings
 from ..peer.swarm import SwarmSpec
-from ..topology import (
-    TopologyError,
-    build,
-    predicted_exchanges,
-    require_models_connected,
-    spectral_gap,
-    uniform_push,
-)
+from ..topology import Bridging, static
 from .build import Member, Swarm
 from .config import Config, ConfigError
+from .graphs.swarm import PUSHES, SwarmGraph, swarm_graph, tell
+from .swarm_papers import make_papers
 
 
 def plan(config: Config, folder: Path, broker: BrokerAddress, source: str = "config") -> SwarmSpec:
-    """Lay out a config's swarm; everything that can be wrong with it is found before it starts."""
+    """Lay out a config's swarm; everything that can be wrong with it is found before it starts.
+
+    With trust the peers' keys and invitations are made, in the folder's `trust`.
+    """
     members = Swarm(config, source).members()
     owners = shared_owners(members)
     graph = graph_of(config, members, source)
+    if config.topology is not None and graph is None:
+        raise ConfigError(
+            f"{source}: key 'topology': this one changes over time, which live peers do not follow; name "
+            "one graph, or run it in the arena with gossamer simulate"
+        )
     names = tuple(member.name for member in members)
+    _check_private(config, owners, source)
+    papers = None
+    if config.trust.kind == "swarm":
+        papers = make_papers(folder / "trust", swarm_name(config), members)
+        names = papers.names
     servers = {
-        owner: members[who[place % len(who)]].name
-        for place, (owner, who) in enumerate(owners.items())
+        owner: names[who[place % len(who)]] for place, (owner, who) in enumerate(owners.items())
     }
     text = json.dumps(config.model_dump(mode="json"))
     gossip = config.gossip
@@ -56,6 +63,13 @@ def plan(config: Config, folder: Path, broker: BrokerAddress, source: str = "con
             founder=True,
             settle_tolerance=gossip.settle_tolerance,
             lease=gossip.lease,
+            trust=config.trust.kind,
+            identity=papers and papers.key(member.name),
+            invitation=papers and papers.invitation(member.name),
+            owner=papers and papers.owner,
+            guards=config.trust.guards,
+            private=config.trust.private,
+            dp=config.trust.dp,
         )
         peers.append(
             PeerSpec(
@@ -83,20 +97,15 @@ def shared_owners(members: list[Member]) -> dict[str, list[int]]:
 
 
 def graph_of(config: Config, members: list[Member], source: str = "config") -> nx.Graph | None:
-    """The config's topology, if it has one; every shared model must be connected on it."""
-    if config.topology is None:
+    """The config's topology, if it has one; every shared model must be connected on it.
+
+    Links that bridging added are listed on the terminal. None too when it changes over time.
+    """
+    found = swarm_graph(config, shared_owners(members), source)
+    if found is None:
         return None
-    try:
-        graph = build(config.topology, config.peers, config.seed)
-        require_models_connected(graph, shared_owners(members))
-    except TopologyError as error:
-        line = " ".join(str(error).split())  # one line, wherever it is shown
-        raise ConfigError(f"{source}: key 'topology': {line}") from None
-    if config.gossip.mode == "server":
-        raise ConfigError(
-            f"{source}: key 'topology': in server mode every peer talks to the servers alone; leave it out"
-        )
-    return graph
+    tell(found)
+    return found.graph
 
 
 def _around(
@@ -113,14 +122,28 @@ def _around(
     return tuple(names[other] for other in graph.neighbors(index)), None
 
 
+def _check_private(config: Config, owners: dict[str, list[int]], source: str) -> None:
+    """Masked models must be there and have enough peers; the rest is each peer's to check."""
+    for model in config.trust.private:
+        if len(owners.get(model, ())) < 3:
+            raise ConfigError(
+                f"{source}: key 'trust.private': {model!r} is not a model that three peers share, and "
+                "fewer see through each other's masks"
+            )
+    if config.trust.private and (config.trust.kind != "swarm" or config.gossip.mode == "async"):
+        raise ConfigError(
+            f"{source}: key 'trust.private': masks need trust = \"swarm\" and the mode rounds or server"
+        )
+
+
 def _exchanges(config: Config, graph: nx.Graph | None, owners: dict[str, list[int]]) -> int:
-    """How many exchanges an averaging needs: what the slowest model's spectrum predicts."""
-    if config.gossip.mode == "async":
-        return 2
-    if graph is None or config.gossip.mode == "server":
-        return 1  # everybody gives everybody an equal part: the mean, at once
-    most = 1.0
-    for who in owners.values():
-        gap = spectral_gap(uniform_push(nx.convert_node_labels_to_integers(graph.subgraph(who))))
-        most = max(most, predicted_exchanges(gap, config.gossip.tolerance))
-    return int(np.ceil(most))
+    """How many exchanges an averaging needs. Masks start values farther apart, by their scale."""
+    if config.trust.private and config.gossip.exchanges is None:
+        farther = 10 * max(config.trust.private.values()) * math.sqrt(config.peers)
+        tolerance = config.gossip.tolerance / max(farther, 1.0)
+        gossip = config.gossip.model_copy(update={"tolerance": tolerance})
+        config = config.model_copy(update={"gossip": gossip})
+    if graph is not None:
+        return SwarmGraph(static(graph), graph, Bridging((), True)).count(config, owners)
+    # everybody gives everybody an equal part: the mean, at once
+    return PUSHES if config.gossip.mode == "async" else 1

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
-from .arena import Arena, Round
+import torch
+
+from ..models import AssociativeNetwork, Layout, ModelError, implementers
+from . import console
+from .arena import Arena, Mixing, Needs, Round, estimate
+from .arena.memory import free_memory
 from .build import Member, Swarm
-from .config import Config
+from .config import Config, ConfigError
 from .results import RecordFile, read_records, write_csv, write_json
 
 
@@ -18,28 +24,66 @@ class Simulation:
 
     config: Config
     members: list[Member]
+    mixing: Mixing | None = None
 
     @classmethod
     def of(cls, config: Config, source: str = "config") -> Simulation:
-        """Build every peer of a config."""
+        """Build every peer of a config, unless it can be told beforehand that they do not fit."""
+        try:
+            expected_needs(config).refuse_beyond(free_memory(torch.device("cpu")))
+        except ModelError as error:
+            raise ConfigError(f"{source}: key 'peers': {error}") from None
         members = Swarm(config, source).members()
-        if config.topology is not None:
-            from .live import graph_of  # scipy takes a while: only for those who have a graph
+        mixing = None
+        if config.topology is not None or config.bridge:
+            from .graphs import mixing_of  # scipy takes a while: only for those who have a graph
 
-            graph_of(config, members, source)
-        return cls(config, members)
+            found = implementers([member.network for member in members])
+            shared = {owner: who for owner, who in found.items() if len(who) > 1}
+            mixing = mixing_of(config, shared, source)
+        return cls(config, members, mixing)
 
-    def rounds(self) -> Iterator[Round]:
-        """Run the config's rounds."""
+    def arena(self) -> Arena:
+        """The members in an arena, ready to run."""
         config = self.config
         weights = [m.samples for m in self.members] if config.weights == "samples" else None
-        arena = Arena(
+        return Arena(
             [member.learner for member in self.members],
             every=config.every,
             weights=weights,
             test_every=config.test_every,
+            mixing=self.mixing,
         )
-        yield from arena.run(config.rounds)
+
+    def rounds(self, arena: Arena | None = None) -> Iterator[Round]:
+        """Run the config's rounds, in a new arena if none is given."""
+        yield from (arena or self.arena()).run(self.config.rounds)
+
+
+def expected_needs(config: Config) -> Needs:
+    """What a config's swarm will need at least, from the config alone: no data is loaded for it."""
+    layout = config.network.layout
+    try:
+        if "<>" in layout:
+            module = AssociativeNetwork(layout)
+            features, parameters = module.hidden.shape[1], 2 * module.hidden.numel()
+        else:
+            cells = Layout.network(layout).cells
+            features = cells[0]
+            parameters = sum((a + 1) * b for a, b in pairwise(cells))
+    except ModelError:
+        features = parameters = 0  # building it says what is wrong, and where
+    peers, data = config.peers, config.data
+    row = 4 * features + 8
+    # A slice of part of a network has an index for every coordinate; a whole network has none.
+    whole = [model.layout for model in config.models] == [layout.replace("=", "-")]
+    return estimate(
+        peers=peers,
+        parameters=parameters,
+        slots={"sgd": 0, "momentum": 1, "adam": 2}[config.training.optimizer],
+        sample_bytes=peers * (data.samples or 0) * row,
+        index_bytes=0 if whole or not config.models else 8 * peers * parameters,
+    )
 
 
 def simulate(
@@ -58,7 +102,9 @@ def simulate(
     try:
         with RecordFile(metrics) as file:
             write_json(out / "config.json", simulation.config.model_dump(mode="json"))
-            for round in simulation.rounds():
+            arena = simulation.arena()
+            console.err.print(str(arena.needs()), soft_wrap=True)
+            for round in simulation.rounds(arena):
                 for member, test in zip(simulation.members, round.tests, strict=False):
                     file.write(
                         {

@@ -117,7 +117,7 @@ class Board:
 
     def update(self, record: Record) -> None:
         """Take in a metrics record."""
-        peer = str(record.get("peer"))
+        peer = str(record.get("peer")).partition("@")[0]  # of a name with a key, the label
         self._latest[peer] = {**self._latest.get(peer, {}), **record}
         self._seen[peer] = time.monotonic()
 

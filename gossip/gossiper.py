@@ -383,18 +383,20 @@ class Gossiper:
             self._receive_give(message)
 
     def _receive_give(self, give: Give) -> None:
-        defect = "leaving" if self.leaving or self.closed else self._vault.defect(give)
+        defect = "leaving" if self.leaving or self.closed else None
         if defect is None and not self.mode.admit(give):
+            # Looked at when its turn has come, so that a mode hears of a refusal at the right time.
             self._held[give.sender, give.vector] = give
             self.counters["held"] += 1
             return
         if defect is None:
-            defect = self._vault.credit(give)
+            defect = self._vault.defect(give) or self._vault.credit(give)
         if defect is None:
             self._decide(give, "credited", "credited")
             self.mode.credited(give)
         else:
             self._decide(give, "void", f"refused-{defect}")
+            self.mode.refused(give)
 
     def _decide(self, message: Give | Recall, verdict: Verdict, cause: str) -> None:
         self.counters[cause] += 1

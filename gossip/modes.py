@@ -28,6 +28,10 @@ class Mode(Protocol):
         """Note that a transfer was credited."""
         ...
 
+    def refused(self, give: Give) -> None:
+        """Note that a transfer was refused: its sender takes the mass back and sends no other."""
+        ...
+
     def returned(self, give: Give) -> None:
         """Note that an own transfer was taken back: refused, recalled, or its receiver is gone."""
         ...
@@ -57,6 +61,9 @@ class ManualMode:
         return True
 
     def credited(self, give: Give) -> None:
+        """Need no note."""
+
+    def refused(self, give: Give) -> None:
         """Need no note."""
 
     def returned(self, give: Give) -> None:

@@ -109,6 +109,10 @@ class RoundsMode:
         if course is not None and give.tag == (course.round, course.at):
             course.missing.discard(give.sender)
 
+    def refused(self, give: Give) -> None:
+        """Wait for its sender no longer: nothing else will come from it in this exchange."""
+        self.credited(give)
+
     def returned(self, give: Give) -> None:
         """Need no note: what came back joins the mass of the exchange under way."""
 

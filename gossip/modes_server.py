@@ -101,8 +101,26 @@ class ServerMode:
             client.given = False
             client.done = max(client.done, number)
 
+    def refused(self, give: Give) -> None:
+        """Average without a refused client; do without a refused mean, whose mass the server keeps."""
+        if give.tag is None:
+            return
+        number, exchange = give.tag
+        if exchange == GATHER and give.vector in self._own:
+            self._own[give.vector].pot.setdefault(give.sender, 0)
+        elif exchange == RETURN and give.vector in self._clients:
+            client = self._clients[give.vector]
+            client.given = False
+            client.done = max(client.done, number)
+
     def returned(self, give: Give) -> None:
-        """End a client's round without a mean: the server refused its mass, or is gone."""
+        """End a client's round without a mean: the server refused its mass, or is gone.
+
+        A server keeps what a client refused for it: it goes back with the next round's mean.
+        """
+        server = self._own.get(give.vector)
+        if server is not None and give.tag is not None and give.tag[1] == RETURN:
+            server.pot[give.receiver] = server.pot.get(give.receiver, 0) + give.weight
         client = self._clients.get(give.vector)
         if client is not None and client.given and give.receiver == client.server:
             client.given = False
@@ -157,6 +175,7 @@ class ServerMode:
             server.closed = server.pot.keys() >= set(gossiper.neighbours(vector))
         if server.closed:
             free = gossiper.free_neighbours(vector, online_only=False)
+            server.pot = {peer: stake for peer, stake in server.pot.items() if stake}
             shares = {peer: server.pot[peer] for peer in free if peer in server.pot}
             if shares and gossiper.push(vector, shares, now, (server.round, RETURN)):
                 for peer in shares:

@@ -110,12 +110,12 @@ def parse(topic: str) -> Topic:
 
 
 def is_state(topic: str) -> bool:
-    """Whether a topic holds state (cards, status), which a transport must never drop.
+    """Whether a topic holds state (cards, status, revocations), which a transport must never drop.
 
     Everything else may be dropped under pressure: the ledger repeats gossip, and metrics are
     telemetry.
     """
-    return topic.endswith(("/card", "/status"))
+    return topic.endswith(("/card", "/status", "/owner/revocations"))
 
 
 def is_gossip(topic: str) -> bool:

@@ -189,9 +189,8 @@ class Inbox:
         """What was queued, in the order of arrival."""
         while True:
             while self._queue:
-                message = self._queue.popleft()
-                self._bytes -= len(message.payload)
-                yield message
+                self._bytes -= len(self._queue[0].payload)
+                yield self._queue.popleft()  # without a name, which would hold on to it
                 await asyncio.sleep(0)  # a full inbox must not starve the other tasks
             if self._closed:
                 if self._error is not None:

@@ -82,6 +82,12 @@ class Broker:
             raise BrokerError(
                 "the embedded broker cannot ask for client certificates: use mosquitto"
             )
+        if self.kind == "amqtt" and (self.settings.acl_file or self.settings.password_file):
+            raise BrokerError(
+                "the embedded broker cannot keep a swarm's rules (--acl): install mosquitto"
+            )
+        if self.settings.users and self.settings.password_file:
+            raise BrokerError("give a broker either users or a password file, not both")
         self._mosquitto = found
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None

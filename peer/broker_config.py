@@ -41,6 +41,8 @@ class BrokerSettings:
     port, websocket_port: 0 takes a free one; websocket_port None means no websockets, and any other
         value the embedded broker.
     users: name to password; empty lets anybody in.
+    password_file, acl_file: instead of users, files that say who may come in and do what (mosquitto);
+        `peer.acl.write_rules` makes them for a swarm.
     max_packet: the largest packet accepted (mosquitto). Raise it for larger chunks; every client
         may make the broker hold one such packet per subscriber, so lower it on small machines.
     max_queued_messages, max_queued_bytes: what mosquitto keeps per slow subscriber at QoS 1.
@@ -51,6 +53,8 @@ class BrokerSettings:
     websocket_port: int | None = None
     tls: BrokerTls | None = None
     users: Mapping[str, str] = field(default_factory=dict, repr=False)
+    password_file: Path | None = None
+    acl_file: Path | None = None
     max_packet: int = 16 * 1024 * 1024
     max_queued_messages: int = 1000
     max_queued_bytes: int = 64 * 1024 * 1024
@@ -79,7 +83,7 @@ def mosquitto_command(
         f"max_packet_size {settings.max_packet}",
         f"max_queued_messages {settings.max_queued_messages}",
         f"max_queued_bytes {settings.max_queued_bytes}",
-        f"allow_anonymous {'false' if settings.users else 'true'}",
+        f"allow_anonymous {'false' if settings.users or settings.password_file else 'true'}",
     ]
     if os.geteuid() == 0:
         # Started by root it becomes user "mosquitto", who cannot read a folder and keys of root's.
@@ -87,6 +91,10 @@ def mosquitto_command(
     if settings.users:
         hashed = "".join(f"{mosquitto_hash(*item)}\n" for item in settings.users.items())
         lines.append(f"password_file {_private(folder / 'passwords', hashed)}")
+    if settings.password_file is not None:
+        lines.append(f"password_file {Path(settings.password_file).resolve()}")
+    if settings.acl_file is not None:
+        lines.append(f"acl_file {Path(settings.acl_file).resolve()}")
     lines += [f"listener {port} {settings.host}", *_mosquitto_tls(settings.tls)]
     config = _private(folder / "mosquitto.conf", "\n".join(lines) + "\n")
     return [executable, "-c", str(config)]

@@ -63,6 +63,8 @@ def _pack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         return {"$dict": [[_pack(k, tensors), _pack(v, tensors)] for k, v in value.items()]}
     if isinstance(value, list | tuple):
         return [_pack(item, tensors) for item in value]
+    if isinstance(value, bytes):
+        return {"$bytes": value.hex()}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"a checkpoint cannot hold a {type(value).__name__}")
@@ -75,6 +77,8 @@ def _unpack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         return value
     if "$tensor" in value:
         return tensors[value["$tensor"]]
+    if "$bytes" in value:
+        return bytes.fromhex(value["$bytes"])
     if "$array" in value:
         return tensors[value["$array"]].numpy()
     return {_unpack(k, tensors): _unpack(v, tensors) for k, v in value["$dict"]}

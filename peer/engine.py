@@ -20,16 +20,21 @@ import torch
 
 from ..gossip.chunks import HEADER_BYTES, Chunker, Reassembler
 from ..gossip.gossiper import Gossiper, new_session
-from ..gossip.messages import Give
+from ..gossip.messages import Give, Message
 from ..gossip.modes_paced import PacedMode
 from ..gossip.modes_rounds import RoundsMode
 from ..gossip.modes_server import ServerMode
 from ..gossip.pushsum import ONE
-from ..gossip.wire import WireError, as_sent, decode, encode, require_schema
+from ..gossip.trust import Guards, NoTrust, Trusting
+from ..gossip.trust.guarded import guard
+from ..gossip.trust.intake import Intake
+from ..gossip.wire import Buffer, as_sent, encode
 from ..models import Learner, Metrics, SlicedNetwork
+from .allocator import give_back
 from .checkpoint import load_checkpoint, save_checkpoint
 from .errors import PeerError
 from .presence import Event, Gone, Offline, Online
+from .privacy import Privacy
 from .settings import Settings
 from .store import NetworkStore, schema_hashes
 
@@ -77,6 +82,18 @@ class Engine:
         self._lossy = None if settings.dtype != "float16" else _as_float16
         self._checkpoint = checkpoint
         self._reassembler = Reassembler()
+        self._guards = None
+        if settings.bounds is not None:
+            self._guards = Guards(settings.bounds, on_change=self._shun)
+        self._privacy = Privacy(name, settings, self.schemas)
+        self._met: dict[str, Online] = {}
+        """The peers that can be reached now, as presence announced them."""
+        self._shunned: set[str] = set()
+        self._waiting: dict[tuple[str, str, type[Message]], Message] = {}
+        """Messages that cannot be sealed yet."""
+        self._memory: dict[str, Any] = {}
+        self.trust: Trusting = NoTrust(name)
+        self.set_trust(self.trust)
         self._store = _LastRead(self.network)
         self._recent: dict[str, deque[float]] = {v: deque(maxlen=_RECENT) for v in self.schemas}
         self._newcomer: set[str] = set()
@@ -88,7 +105,6 @@ class Engine:
         self.averaged = self._is_averaged()
         """Whether to go on training, as of the last turn: the round's averaging is over, or, in async
         mode, neighbours keep up with what is pushed to them. Any thread may look."""
-        self._chunker: Chunker | None = None
 
     @property
     def session(self) -> str:
@@ -96,6 +112,21 @@ class Engine:
         return self.gossiper.session
 
     # --- life -----------------------------------------------------------------------------------
+
+    def set_trust(self, trust: Trusting) -> None:
+        """Seal and open with the trust of a new session."""
+        if trust is not self.trust:
+            self.dropped.update(self.trust.counters)
+        self.trust = trust
+        self._chunker: Chunker | None = None
+        self._intake = Intake(
+            trust, self.schemas,
+            guards=self._guards, reassembler=self._reassembler, drop=self._drop,
+        )  # fmt: skip
+
+    def memory(self) -> dict[str, Any]:
+        """What the trust of a next session should remember of the ones before."""
+        return self.trust.snapshot() or self._memory
 
     def found(self, newcomer: bool) -> None:
         """Let the peer's own weight count: at once, or after hearing from a neighbour."""
@@ -118,6 +149,8 @@ class Engine:
         self.gossiper = self._new_gossiper()
         self.lived, self.restored = True, False
         self._newcomer.clear()
+        self._met.clear()
+        self._waiting.clear()
         self._chunker = None
         for seen in self._recent.values():
             seen.clear()
@@ -128,9 +161,13 @@ class Engine:
         In async mode the pushes are made here and now: mass that arrived while we trained must stay
         for the next stretch. Passed on at once it would travel for ever without learning anything.
         """
+        give_back()  # what the gossip before has freed
+        before = self._privacy.before(self.network)
         metrics = self.learner.train(self.settings.every)
+        self._privacy.release(self.network, before)
         self.round += 1
         if isinstance(self.mode, RoundsMode | ServerMode):
+            self._privacy.enter(self.gossiper, self.round - 1, self.trust)
             self.mode.begin_round(self.gossiper, self.round - 1)
         else:
             self.mode.request()
@@ -140,7 +177,10 @@ class Engine:
 
     def _is_averaged(self) -> bool:
         if isinstance(self.mode, RoundsMode | ServerMode):
-            return self.round == 0 or self.mode.finished(self.round - 1)
+            over = self.round == 0 or self.mode.finished(self.round - 1)
+            if over:
+                self._privacy.over()
+            return over
         return self.mode.caught_up(self.gossiper)
 
     def request_push(self) -> None:
@@ -160,6 +200,10 @@ class Engine:
             self._apply(event)
         for vector, packet in arrived:
             self._take(vector, packet, now)
+        for vector, packet in self.trust.early():
+            self._take(vector, packet, now)
+        if self._guards is not None and self._shunned:
+            self._guards.quarantined(now)  # whose time is over is reinstated
         self._stop_waiting()
         self.gossiper.tick(now)
         self.averaged = self._is_averaged()
@@ -167,16 +211,41 @@ class Engine:
         messages = self.gossiper.poll()
         if messages:
             self.save()
-        if self._chunker is None or self._chunker.limit != max_packet:
-            self._chunker = Chunker(f"{self.name}/{self.session}", max_packet)
+        if self.trust.overhead:
+            messages = self._sealable(messages)
+        limit = max_packet - self.trust.overhead
+        if self._chunker is None or self._chunker.limit != limit:
+            self._chunker = Chunker(f"{self.name}/{self.session}", limit)
         outgoing = []
         for message in messages:
             buffers = encode(message, self.schemas[message.vector], self.settings.dtype)
             packets = self._chunker.split(buffers)
-            if sum(len(buffer) for buffer in buffers) > max_packet - HEADER_BYTES:
+            if self.trust.overhead:
+                sealed = self._seal(message, packets)
+                if sealed is None:
+                    continue  # just now out, or without a key: the ledger repeats or gives up
+                packets = iter(sealed)
+            elif sum(len(buffer) for buffer in buffers) > max_packet - HEADER_BYTES:
                 packets = iter(list(packets))  # a checksum over much: not on the event loop
             outgoing.append(Outgoing(message.receiver, message.vector, packets))
         return outgoing
+
+    def _sealable(self, messages: list[Message]) -> list[Message]:
+        """What can be sealed by now; the newest of the rest waits for its receiver's card or a key."""
+        for message in messages:
+            self._waiting[message.receiver, message.vector, type(message)] = message
+        ready = [at for at in self._waiting if self.trust.can_seal(*at[:2])]
+        return [self._waiting.pop(at) for at in ready]
+
+    def _seal(self, message: Message, packets: Iterator[bytes]) -> list[bytes] | None:
+        """A message's packets as its receiver alone can open them; here, not on the event loop."""
+        sealed = []
+        for packet in packets:
+            closed = self.trust.seal(message.receiver, message.vector, packet)
+            if closed is None:
+                return None
+            sealed.append(closed)
+        return sealed
 
     def disagreement(self) -> dict[str, float]:
         """Per vector that was heard of, the largest relative distance to lately received values."""
@@ -234,6 +303,9 @@ class Engine:
                 "network": self.network.flat,
                 "learner": self.learner.state(),
                 "gossip": self.gossiper.snapshot(values=False),
+                "trust": self.memory(),
+                "releases": self._privacy.count,
+                "guards": self._guards.snapshot(time.monotonic()) if self._guards else {},
             },
         )
 
@@ -252,6 +324,10 @@ class Engine:
         self.network.flat.copy_(torch.as_tensor(tree["network"]))
         self.learner.restore(tree["learner"])
         self.round = tree["round"]
+        self._memory = tree.get("trust", {})
+        self._privacy.restore(tree.get("releases", 0))
+        if self._guards is not None:
+            self._guards.restore(tree.get("guards", {}), time.monotonic())
         away = time.time() - tree["saved"]
         if away > self.settings.lease:
             _log.warning(
@@ -261,17 +337,25 @@ class Engine:
             self.renew()
             return False
         self._newcomer = set(tree["newcomer"])
-        self.gossiper = Gossiper.restore(
-            tree["gossip"], self._store,
-            mode=self.mode, seed=self._rng, lossy=self._lossy,
-        )  # fmt: skip
+        self.gossiper = self._guarded(
+            Gossiper.restore(
+                tree["gossip"], self._store, mode=self.mode, seed=self._rng, lossy=self._lossy
+            )
+        )
         return True
 
     def _new_gossiper(self) -> Gossiper:
-        return Gossiper(
-            self.name, new_session(), self._store,
-            mode=self.mode, seed=self._rng, lossy=self._lossy,
+        return self._guarded(
+            Gossiper(
+                self.name, new_session(), self._store,
+                mode=self.mode, seed=self._rng, lossy=self._lossy,
+            )
         )  # fmt: skip
+
+    def _guarded(self, gossiper: Gossiper) -> Gossiper:
+        if self._guards is not None:
+            guard(gossiper, self._guards, time.monotonic)
+        return gossiper
 
     # --- insides --------------------------------------------------------------------------------
 
@@ -293,10 +377,18 @@ class Engine:
     def _apply(self, event: Event) -> None:
         match event:
             case Online():
-                self.gossiper.peer_online(event.peer, event.session, event.vectors)
+                self._met[event.peer] = event
+                vectors = () if event.peer in self._shunned else event.vectors
+                self.gossiper.peer_online(event.peer, event.session, vectors)
             case Offline():
+                self._met.pop(event.peer, None)
                 self.gossiper.peer_offline(event.peer)
             case Gone():
+                if event.peer in self._met and self._met[event.peer].session == event.session:
+                    del self._met[event.peer]
+                for at in [each for each in self._waiting if each[0] == event.peer]:
+                    del self._waiting[at]
+                self._privacy.gone(self.gossiper, event.peer)
                 before = {v: self.network.read(v).clone() for v in self._recent}
                 self.gossiper.peer_gone(event.peer, event.session, event.statement)
                 for vector, old in before.items():
@@ -304,22 +396,10 @@ class Engine:
                     if moved > self.settings.settle_tolerance:
                         self._recent[vector].clear()  # old mass came back: agree anew
 
-    def _take(self, vector: str, packet: bytes | memoryview, now: float) -> None:
+    def _take(self, vector: str, packet: Buffer, now: float) -> None:
         """Put one packet in; whatever is wrong with it is counted and logged, never raised."""
-        try:
-            whole = self._reassembler.add(packet)
-            if whole is None:
-                return
-            decoded = decode(whole)
-            message = decoded.message
-            if message.vector != vector:
-                raise WireError("garbage", f"a message about {message.vector!r} in the wrong inbox")
-            if vector not in self.schemas:
-                self._drop("unknown-model", f"nobody here implements {vector!r}")
-                return
-            require_schema(decoded, self.schemas[vector])
-        except WireError as error:
-            self._drop(error.cause, str(error))
+        message = self._intake.take(vector, packet, now)
+        if message is None:
             return
         self.received += 1
         before = self.gossiper.counters["credited"]
@@ -327,8 +407,22 @@ class Engine:
         self.gossiper.handle(message, now)
         mine = self._store.forget()  # as it was when the message was credited
         credited = self.gossiper.counters["credited"] > before
+        if credited:
+            self._privacy.credited(message.sender, vector)
         if credited and isinstance(message, Give) and mine is not None:
             self._recent[vector].append(_distance(mine, message.value))
+
+    def _shun(self, peer: str, out: bool) -> None:
+        """Push nothing more to a peer in quarantine until it is reinstated.
+
+        Only where nobody waits for what is pushed: in lockstep modes a peer that was put there
+        wrongly would never finish its round, nor would those who wait for it.
+        """
+        if self.settings.mode != "async":
+            return
+        (self._shunned.add if out else self._shunned.discard)(peer)
+        if peer in self._met:
+            self._apply(self._met[peer])
 
     def _drop(self, cause: str, text: str) -> None:
         self.dropped[cause] += 1
@@ -353,8 +447,13 @@ class Engine:
         return {
             "weight": {v: [a.held, a.open, a.injected] for v, a in accounts.items()},
             "gossip": dict(self.gossiper.counters),
-            "dropped": dict(self.dropped),
+            "privacy": self._privacy.report(),
+            "dropped": dict(self.dropped + self.trust.counters + self._guard_counters()),
         }
+
+    def _guard_counters(self) -> Counter[str]:
+        counted = {} if self._guards is None else self._guards.counters
+        return Counter({f"guards-{cause}": count for cause, count in counted.items()})
 
 
 def _distance(mine: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:

@@ -21,8 +21,10 @@ import torch
 from ..gossip import topics
 from ..gossip.mqtt import MqttOptions, MqttTransport
 from ..gossip.mqtt_address import TlsFiles
+from ..gossip.privacy import ReleasePlan
 from ..gossip.topics import TopicError
 from ..gossip.transport import Hook, Transport, TransportError, Will
+from ..gossip.trust import GuardSettings
 from ..models import Learner, ModelError
 from .entry import load_entry
 from .errors import PeerError
@@ -49,7 +51,8 @@ class BrokerAddress:
 class PeerSpec:
     """One peer of a process: its name, how to build its learner, and where its files go.
 
-    `entry` names a function that is called with `arguments` and returns a Learner.
+    name: also the start of its files' names; with trust, the label of its key.
+    entry: names a function that is called with `arguments` and returns a Learner.
     """
 
     name: str
@@ -141,16 +144,16 @@ async def run_peer(
             report = await peer.run()
         finally:
             watch.cancel()
-    await asyncio.to_thread(_leave_behind, folder, learner, report)
+    await asyncio.to_thread(_leave_behind, folder, spec.name, learner, report)
     return report
 
 
-def _leave_behind(folder: Path, learner: Learner, report: Report) -> None:
+def _leave_behind(folder: Path, name: str, learner: Learner, report: Report) -> None:
     """Write what a peer takes home, then remove the checkpoint that it needs no more."""
-    learner.network.save(folder / f"{report.peer}.safetensors")
+    learner.network.save(folder / f"{name}.safetensors")
     text = json.dumps(asdict(report))
-    (folder / f"{report.peer}.report.json").write_text(text, encoding="utf-8")
-    (folder / f"{report.peer}.checkpoint").unlink(missing_ok=True)
+    (folder / f"{name}.report.json").write_text(text, encoding="utf-8")
+    (folder / f"{name}.checkpoint").unlink(missing_ok=True)
 
 
 async def run_host(spec: HostSpec) -> list[Report]:
@@ -209,6 +212,10 @@ def _settings(table: dict[str, Any]) -> Settings:
     for name in ("neighbours", "sources", "expect"):
         if table[name] is not None:
             table[name] = tuple(table[name])
+    if isinstance(table["guards"], dict):
+        table["guards"] = GuardSettings(**table["guards"])
+    if table["dp"] is not None:
+        table["dp"] = ReleasePlan(**table["dp"])
     return Settings(**table)
 
 

@@ -58,7 +58,7 @@ async def _refuse_taken_name(member: Membership) -> None:
     question = Status("offline", member.session, reason="asks whether its name is free")
     grace = time.monotonic() + NAME_GRACE
     while True:
-        await member.transport.publish(member.topic("status"), question.encode())
+        await member.say(question, retain=False)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(member.asked.wait(), max(0.0, grace - time.monotonic()))
         await asyncio.sleep(2 * member.settings.tick)  # its owner, if there is one, answers

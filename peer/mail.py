@@ -7,9 +7,11 @@ import logging
 import time
 
 from ..gossip import topics
+from ..gossip.trust import Heard
 from .engine import Outgoing
+from .errors import PeerError
 from .membership import Membership
-from .presence import Status
+from .presence import Gone, Status
 
 _log = logging.getLogger(__name__)
 
@@ -25,22 +27,43 @@ async def receive(member: Membership) -> None:
     """Sort what arrives: gossip waits for the next turn, cards and statuses go to the roster."""
     async for topic, payload, _ in member.transport.messages():
         try:
-            where = topics.parse(topic)
+            if topics.is_gossip(topic):
+                _file(member, topics.parse(topic), payload)
+            else:
+                _heed(member, member.trust.hear(topic, bytes(payload)))
         except topics.TopicError:
             member.engine.dropped["topic"] += 1
             continue
-        if where.kind == "inbox" and where.vector is not None:
-            if len(member.pending) < MAX_PENDING:
-                member.pending.append((where.vector, payload))
-            else:
-                member.engine.dropped["busy"] += 1
-        elif where.kind == "card":
-            member.events += member.roster.card(where.peer, bytes(payload))
-        elif where.kind == "status":
-            if where.peer == member.name:
-                _hear_oneself(member, bytes(payload))
-            member.events += member.roster.status(where.peer, bytes(payload), time.monotonic())
+        del payload  # the next message may be long in coming
         member.wake()
+
+
+def _file(member: Membership, where: topics.Topic, payload: bytes | memoryview) -> None:
+    if where.vector is None:
+        return
+    if len(member.pending) < MAX_PENDING:
+        member.pending.append((where.vector, payload))
+    else:
+        member.engine.dropped["busy"] += 1
+
+
+def _heed(member: Membership, heard: list[Heard]) -> None:
+    """Tell the roster what trust believes."""
+    for each in heard:
+        match each.kind:
+            case "card":
+                member.events += member.roster.card(each.peer, each.body)
+            case "status":
+                if each.peer == member.name:
+                    _hear_oneself(member, each.body)
+                member.events += member.roster.status(each.peer, each.body, time.monotonic())
+            case "out" if each.peer == member.name:
+                raise PeerError(
+                    f"peer {member.name}: may take part no longer, its paper was revoked or has "
+                    "expired; ask the swarm's owner"
+                )
+            case "out":
+                member.events += member.roster.expel(each.peer)
 
 
 def _hear_oneself(member: Membership, payload: bytes) -> None:
@@ -70,10 +93,28 @@ async def gossip(member: Membership) -> None:
         member.check_lease()
         now = time.monotonic()
         events, member.events = [*member.events, *member.roster.tick(now)], []
+        for event in events:
+            if isinstance(event, Gone):
+                member.trust.gone(event.peer, event.session)
         arrived, member.pending = member.pending, []
         outgoing = await member.worker.run(member.engine.turn, arrived, events, now, limit)
+        arrived.clear()  # megabytes, which would else be held until the next turn
         await _send(member, outgoing)
+        if member.introduced:
+            await _send_keys(member)
         await member.turned()
+
+
+async def _send_keys(member: Membership) -> None:
+    """What trust has to tell others about keys; and who is out because a paper expired."""
+    keys, out = member.trust.tick()
+    _heed(member, out)
+    for receiver, model, packet in keys:
+        await member.transport.publish(
+            topics.inbox(member.settings.swarm, receiver, model), packet
+        )  # fmt: skip
+        member.packets += 1
+        member.bytes += len(packet)
 
 
 async def _send(member: Membership, outgoing: list[Outgoing]) -> None:

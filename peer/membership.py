@@ -14,6 +14,7 @@ from typing import Any
 
 from ..gossip import topics
 from ..gossip.transport import Transport
+from ..gossip.trust import Trusting
 from ..gossip.wire import SchemaEntry
 from .engine import Engine
 from .presence import Card, Event, Phase, Roster, Status
@@ -30,10 +31,11 @@ class LeaseOver(Exception):
 class Membership:
     """One session of a peer.
 
-    `transport` is set before anything else is asked of it.
+    `transport` and `trust` are set before anything else is asked of it.
     """
 
     transport: Transport
+    trust: Trusting
 
     def __init__(
         self,
@@ -56,6 +58,8 @@ class Membership:
         """What became known about the others since the last turn."""
         self.born = False
         """Whether the name is ours, and the others may know of us."""
+        self.introduced = False
+        """Whether the others can know our card, without which they cannot read what we seal."""
         self.phase: Phase = "starting"
         self.since = time.time()
         self.own_status: Status | None = None
@@ -102,23 +106,29 @@ class Membership:
         async with self._speaking:
             if self._in():
                 card = Card(self.session, self.since, self._samples, self._vectors)
-                await self.transport.publish(self.topic("card"), card.encode(), retain=True)
+                signed = self.trust.card(card.encode())
+                await self.transport.publish(self.topic("card"), signed, retain=True)
                 await self._publish_status()
+                self.introduced = True
 
     async def goodbye(self, status: Status) -> None:
         """Take back the card, and publish the last status."""
         self.born = False  # a reconnection must not bring us back to life
         async with self._speaking:
             await self.transport.publish(self.topic("card"), b"", retain=True)
-            await self.transport.publish(self.topic("status"), status.encode(), retain=True)
+            await self.say(status)
+
+    async def say(self, status: Status, *, retain: bool = True) -> None:
+        """Publish a status under our name, signed where there is trust."""
+        signed = self.trust.status(status.encode())
+        await self.transport.publish(self.topic("status"), signed, retain=retain)
 
     def _in(self) -> bool:
         """Whether to tell the others: else the name may be somebody else's, or the session be over."""
         return self.born and not self.lease_over()
 
     async def _publish_status(self) -> None:
-        status = Status("online", self.session, self.phase)
-        await self.transport.publish(self.topic("status"), status.encode(), retain=True)
+        await self.say(Status("online", self.session, self.phase))
 
     async def publish_record(self, values: Record) -> None:
         """Hand a metrics record on, and tell whoever watches the swarm."""

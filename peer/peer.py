@@ -21,6 +21,7 @@ from ..gossip.transport import Hook, Transport, Will
 from ..gossip.wire import SchemaEntry
 from ..models import Learner
 from . import mail
+from .credentials import Credentials, begin_trust
 from .ending import HAND_OVER_SHARE, Settling, hand_over, say_goodbye
 from .engine import Engine
 from .errors import PeerError
@@ -58,12 +59,15 @@ class Report:
     gossip: dict[str, int]
     dropped: dict[str, int]
     transport: dict[str, int]
+    privacy: dict[str, float]
+    """With differential privacy: epsilon, delta, and the releases that it is made of."""
 
 
 class Peer:
     """One member of a swarm.
 
-    name: unique in the swarm; two peers of one name would take each other's mail.
+    name: unique in the swarm; two peers of one name would take each other's mail. With trust, the
+        label of the peer's key; the attribute `name` is then the whole one, `label@id`.
     learner: what trains the peer's network; see gossamer.models.Learner.
     connect: makes the transport.
     samples: how much the peer counts with `weigh = "samples"`.
@@ -87,7 +91,9 @@ class Peer:
     ):
         topics.check_name("peer", name)
         topics.check_name("swarm", settings.swarm)
-        self.name, self.learner, self.settings = name, learner, settings
+        self._credentials = Credentials.load(name, settings)
+        self.name = name if self._credentials is None else self._credentials.identity.name
+        self.learner, self.settings = learner, settings
         self._connect, self._samples, self._seed = connect, samples, seed
         self._checkpoint, self._on_record = checkpoint, on_record
         self._leave = asyncio.Event()
@@ -141,10 +147,15 @@ class Peer:
             self.name, self.settings, engine, worker, vectors,
             samples=self._samples, on_record=self._on_record,
         )  # fmt: skip
+        member.trust = begin_trust(
+            self._credentials, self.name, self.settings,
+            session=member.session, since=member.since, models=engine.schemas, memory=engine.memory(),
+        )  # fmt: skip
+        await worker.run(engine.set_trust, member.trust)
         will = Status("offline", member.session, reason="connection lost")
         member.transport = self._connect(
             f"{self.name}-{member.session}",
-            Will(member.topic("status"), will.encode()),
+            Will(member.topic("status"), member.trust.will(will.encode())),
             member.birth,
         )
         async with member.transport as transport:
@@ -153,6 +164,7 @@ class Peer:
                     topics.every(self.settings.swarm, "card"),
                     topics.every(self.settings.swarm, "status"),
                     topics.inboxes(self.settings.swarm, self.name),
+                    *member.trust.patterns(),
                 ):
                     await transport.subscribe(pattern)
                 return await self._live(member)

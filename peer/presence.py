@@ -169,6 +169,13 @@ class Roster:
                 _log.info("peer %s is offline: %s", peer, status.reason or "connection lost")
         return [Offline(peer)] if was_known else []
 
+    def expel(self, peer: str) -> list[Event]:
+        """Forget a peer that may take part no longer; its session is gone, whatever it says."""
+        entry = self._entries.pop(peer, None)
+        if entry is None or entry.announced is None:
+            return []
+        return [Gone(peer, entry.announced, None)]
+
     def reconnected(self, now: float, since: float) -> None:
         """Doubt everybody: a broker that restarted has forgotten who left or died meanwhile.
 

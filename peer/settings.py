@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ..gossip.privacy import ReleasePlan
+from ..gossip.trust import GuardSettings
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -57,3 +60,27 @@ class Settings:
     it is taken back, and if it returns, it returns as a newcomer. Raise it for devices that sleep."""
     leave_timeout: float = 15.0
     """Seconds that a leaving peer has to hand over its mass and say goodbye; then it goes anyway."""
+    trust: Literal["none", "swarm"] = "none"
+    """none: whoever reaches the broker is believed, and can read everything. swarm: only peers that the
+    swarm's owner invited take part, and what they send is sealed; see SECURITY.md."""
+    identity: str | None = None
+    """trust: the peer's key file (`gossamer keygen`)."""
+    invitation: str | None = None
+    """trust: the invitation or ticket that lets it in (`gossamer invite`)."""
+    owner: str | None = None
+    """trust: the public key of the swarm's owner, `gossamer-ed25519:…`."""
+    guards: GuardSettings | Literal["off"] | None = None
+    """Bounds on what others may send. None: the usual ones with trust (but not with `private`, whose
+    masks look like attacks), none without it."""
+    private: Mapping[str, float] = field(default_factory=dict)
+    """Lockstep modes with trust: partial models whose values are masked while they are averaged, and the
+    masks' scale, a power of two well above the values. Raise `exchanges` with it."""
+    dp: ReleasePlan | None = None
+    """Differential privacy of everything that is trained; the report then states epsilon."""
+
+    @property
+    def bounds(self) -> GuardSettings | None:
+        """The guards' bounds, if there are any."""
+        if self.guards is None:
+            return GuardSettings() if self.trust == "swarm" and not self.private else None
+        return None if self.guards == "off" else self.guards

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,21 @@ def network(peer: str) -> SlicedNetwork:
 
 
 class IdleLearner:
-    """Waits for its turn instead of training, and says when the averaging after it is over."""
+    """Waits for its turn instead of training, and says when the averaging after it is over.
 
-    def __init__(self, peer: str, folder: Path | None):
+    Without a folder there are no turns: a stretch takes `pause` seconds.
+    """
+
+    def __init__(self, peer: str, folder: Path | None, pause: float = 0.0):
         self.network = network(peer)
-        self._folder = folder
+        self._folder, self._pause = folder, pause
         self._turn = -1
 
     def train(self, steps: int) -> Metrics:
         """Change nothing."""
-        if self._folder is not None:
+        if self._folder is None:
+            time.sleep(self._pause)
+        else:
             if self._turn < 0:
                 say_through(self._folder, "peers", -1, self.network.peer)
             self._turn += 1
@@ -47,6 +53,6 @@ class IdleLearner:
         """Take over nothing."""
 
 
-def make_learner(peer: str, folder: str | None) -> IdleLearner:
-    """The entry point of the benchmark's peers; without a folder it never waits."""
-    return IdleLearner(peer, None if folder is None else Path(folder))
+def make_learner(peer: str, folder: str | None, pause: float = 0.0) -> IdleLearner:
+    """The entry point of the benchmark's peers."""
+    return IdleLearner(peer, None if folder is None else Path(folder), pause)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 import threading
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 from ...peer.broker import Broker, find_mosquitto
+from ...peer.host import BrokerAddress, PeerSpec
+from ...peer.settings import Settings
+from ...peer.swarm import LocalSwarm, SwarmSpec
 from .harness import Row
 from .throughput import NO_BROKER, VALUE_BYTES, Traffic, live_peers
 
@@ -17,6 +22,7 @@ FEW, MANY = 5, 13
 """Peers in one process. The slope between the two leaves out what a process costs by itself."""
 _SAMPLE_SECONDS = 0.02
 _TIMEOUT = 180.0
+_STRETCHES, _WARM, _STRETCH_SECONDS = 12, 4, 1.0
 
 
 def memory() -> list[Row]:
@@ -28,22 +34,72 @@ def memory() -> list[Row]:
     if find_mosquitto() is None:
         return [Row("memory per peer", "MB", None, None, None, note=NO_BROKER)]
     few, many = _resident(FEW), _resident(MANY)
-    rows = []
-    for index, what in enumerate(("at rest", "gossiping")):
-        slope = (many[index] - few[index]) / (MANY - FEW)
-        rows.append(
-            Row(
-                f"memory per peer, {what}",
-                "MB",
-                slope / 1e6,
-                VALUE_BYTES / 1e6,
-                slope / VALUE_BYTES,
-                wanted=4.0,
-                sense="at most",
-                note="ratio: copies of its parameters",
+    calm = (_learning(FEW), _learning(MANY))
+    return [
+        _row("at rest", few[0], many[0], wanted=4.0),
+        _row("learning, a push each second", *calm, wanted=4.0),
+        _row("gossiping without pause", few[1], many[1], wanted=None),
+    ]
+
+
+def _row(what: str, few: float, many: float, wanted: float | None) -> Row:
+    slope = (many - few) / (MANY - FEW)
+    return Row(
+        f"memory per peer, {what}",
+        "MB",
+        slope / 1e6,
+        VALUE_BYTES / 1e6,
+        slope / VALUE_BYTES,
+        wanted=wanted,
+        sense="at most",
+        note="ratio: copies of its parameters",
+    )
+
+
+def _learning(peers: int) -> float:
+    """Bytes of a process whose peers train and push at a usual pace, in async mode."""
+    traffic = Traffic(peers=peers)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gossamer-bench-")))
+        broker = stack.enter_context(Broker(kind="mosquitto"))
+        settings = Settings(
+            swarm="bench", rounds=_STRETCHES, expect=tuple(traffic.names), founder=True,
+            settle_timeout=5.0,
+        )  # fmt: skip
+        specs = [
+            PeerSpec(
+                name,
+                "gossamer.experiments.bench.idle:make_learner",
+                {"peer": name, "folder": None, "pause": _STRETCH_SECONDS},
+                replace(settings, neighbours=traffic.neighbours(index)),
+                checkpoint=False,
             )
+            for index, name in enumerate(traffic.names)
+        ]
+        swarm = LocalSwarm(
+            SwarmSpec("bench", BrokerAddress(broker.url), folder, specs, peers, restarts=0)
         )
-    return rows
+        samples: list[int] = []
+
+        async def watch() -> None:
+            running = asyncio.create_task(swarm.run())
+            while not running.done():
+                await asyncio.sleep(_SAMPLE_SECONDS)
+                if all(_rounds(folder, name) >= _WARM for name in traffic.names) and swarm.pids:
+                    if any(_rounds(folder, name) >= _STRETCHES for name in traffic.names):
+                        swarm.stop()
+                        break
+                    samples.append(rss(next(iter(swarm.pids.values()))))
+            await running
+
+        asyncio.run(watch())
+    return median(samples)
+
+
+def _rounds(folder: Path, name: str) -> int:
+    """How many rounds a peer has reported so far."""
+    file = folder / f"{name}.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
 def _resident(peers: int) -> tuple[float, float]:

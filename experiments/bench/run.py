@@ -10,16 +10,28 @@ from pathlib import Path
 from .. import console
 from ..config import ConfigError
 from ..results import write_json
+from .arena import arena
 from .codec import codec
 from .harness import HEADER, Row, cells
+from .matching import matching
 from .memory import memory
+from .scale import scale
 from .throughput import checkpoint, throughput
+from .topology import topology
+from .trust import trust
+from .virtual import virtual
 
 BENCHMARKS: Mapping[str, Callable[[], list[Row]]] = {
     "codec": codec,
     "throughput": throughput,
     "checkpoint": checkpoint,
     "memory": memory,
+    "arena": arena,
+    "scale": scale,
+    "matching": matching,
+    "topology": topology,
+    "virtual": virtual,
+    "trust": trust,
 }
 RESULTS = Path("results/bench.json")
 

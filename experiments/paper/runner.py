@@ -1,22 +1,15 @@
-"""Running a study: side by side in worker processes, resumable, every finished run on disk at once."""
+"""Running a study: a sweep of the paper's own grid, and its figure."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-from collections.abc import Callable, Generator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
-from ..config import ConfigError
 from ..figures import draw_lines
-from ..results import Record, RecordFile, read_records, write_csv, write_json
-from .study import Cell, Point, Study, lines, points, run_cell
+from ..results import Record, write_csv, write_json
+from ..sweep_outcome import stackable
+from ..sweep_run import Runs
+from .study import Cell, Point, Study, lines, points, run_cells
 
 
 def run_study(
@@ -37,57 +30,13 @@ def run_study(
     """
     seeds = range(runs or (study.quick_runs if quick else study.runs))
     cells = [cell for seed in seeds for cell in study.cells(quick, seed) if select(cell)]
-    wanted = {cell.key for cell in cells}
-    path = out / "runs.jsonl"
-    records = {r["key"]: r for r in read_records(path) if r.get("key") in wanted}
-    left = [cell for cell in cells if cell.key not in records]
-    on_start(len(records), len(cells))
+    grid = Runs(cells, out / "runs.jsonl")
     try:
-        # Closed at once when interrupted: left to the garbage collector, it would first run them all.
-        with (
-            RecordFile(path, fresh=False) as file,
-            closing(_in_parallel(left, jobs or os.cpu_count() or 1)) as finished,
-        ):
-            for record in finished:
-                records[record["key"]] = record
-                file.write(record)
-                on_record(record)
+        grid.go(run_cells, batches=stackable, jobs=jobs, on_start=on_start, on_record=on_record)
     finally:
-        ordered = [records[cell.key] for cell in cells if cell.key in records]
-        summary = points(ordered)
+        summary = points(grid.records())
         files = _report(study, summary, out, quick=quick) if summary else []
     return summary, files
-
-
-def _in_parallel(cells: list[Cell], jobs: int) -> Generator[Record, None, None]:
-    """Yield records as they are finished; the rest is cancelled when the caller stops."""
-    if not cells:
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(cells)), context, initializer=_prepare_worker) as pool:
-        waiting: set[Future[Record]] = {pool.submit(run_cell, cell) for cell in cells}
-        try:
-            while waiting:
-                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield future.result()
-        except BrokenProcessPool:
-            raise ConfigError(
-                "a worker process was killed, perhaps for lack of memory: finished runs are kept, "
-                "start again with fewer --jobs"
-            ) from None
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _prepare_worker() -> None:
-    """Threads inside one product fight with the other workers for the same cores.
-
-    Ctrl-C reaches workers too: they end at once and without a word, for the parent says what there is
-    to say.
-    """
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _report(study: Study, summary: list[Point], out: Path, *, quick: bool) -> list[Path]:

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from gossamer.experiments import sweep_run
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.config import Config, Data, Model, Network, Training
 from gossamer.experiments.paper import STUDIES, Cell, Study, run_study, runner
 from gossamer.experiments.paper.study import lines, points, run_cell
 from gossamer.experiments.results import read_records
 from gossamer.experiments.simulate import Simulation
+from gossamer.experiments.sweep_outcome import stackable
 
 torch.set_num_threads(1)
 
@@ -59,12 +61,15 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
     """The cells that were really run; here in this process, since starting others takes seconds."""
     seen: list[Cell] = []
 
-    def serially(cells: Sequence[Cell], jobs: int) -> Any:
-        for cell in cells:
-            seen.append(cell)
-            yield run_cell(cell)
+    def serially(run: Any, batches: Sequence[list[Cell]], jobs: int) -> Any:
+        for batch in batches:
+            for cell in batch:
+                seen.append(cell)
+                yield run([cell])
 
-    monkeypatch.setattr(runner, "_in_parallel", serially)
+    monkeypatch.setattr(sweep_run, "in_parallel", serially)
+    # Every cell by itself, so that a test can count them.
+    monkeypatch.setattr(runner, "stackable", sweep_run.one_by_one)
     return seen
 
 
@@ -191,6 +196,14 @@ def test_worker_processes_get_the_same_numbers(tmp_path: Path) -> None:
     )
     expected = [run_cell(cell) for cell in tiny_cells(True, 0) if cell.line == "fast"]
     assert sorted(found, key=str) == sorted(expected, key=str)
+
+
+def test_the_papers_own_size_is_one_command() -> None:
+    study = STUDIES["averaging-level"]
+    cells = [cell for seed in range(study.runs) for cell in study.cells(False, seed)]
+    assert len(cells) == len({cell.key for cell in cells}) == 10 * 6 * 7
+    # Large networks: a worker process for each, so that an interruption loses little.
+    assert all(len(batch) == 1 for batch in stackable(cells))
 
 
 # The paper's own settings, written out from its text

@@ -205,3 +205,21 @@ def test_exchanges_for_a_tolerance() -> None:
     assert exchanges_for(1e-3, 0.0) == 1
     with pytest.raises(ValueError, match="between 0 and 1"):
         exchanges_for(1e-3, 1.0)
+
+
+@pytest.mark.parametrize("delay", [(0.0, 0.0), (0.0, 0.08)], ids=["prompt", "slow"])
+def test_a_refused_transfer_does_not_hold_up_its_round(delay: tuple[float, float]) -> None:
+    world = World(nx.complete_graph(4), 3, faults=FaultPlan(delay=delay))
+    odd = Gossiper("3", "s3", DictStore({"v": np.ones(5)}), mode=world.modes["3"], patience=QUICK)
+    odd.inject("v", FINE)
+    world.peers["3"] = odd  # five values where the others have three: nobody can take them
+    introduce(world.peers.values())
+    for number in range(2):
+        world.round(number)
+    run(world.peers, world.network, start=world.now, seconds=1)  # the last answers arrive
+    for peer in world.peers.values():
+        assert peer.counters["refused-wrong-length"] >= 6
+    assert sum(peer.weight("v") for peer in world.peers.values()) == 4 * FINE
+    mean = world.start[:3].mean(axis=0)
+    near = np.array([world.peers[f"{n}"]._vault.store.read("v") for n in range(3)])
+    assert np.abs(near - mean).max() < np.abs(world.start[:3] - mean).max()

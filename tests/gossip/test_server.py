@@ -10,6 +10,7 @@ import pytest
 from gossamer.gossip.gossiper import Gossiper
 from gossamer.gossip.ledger import Patience
 from gossamer.gossip.memory import FaultPlan, MemoryNetwork, introduce, run
+from gossamer.gossip.messages import Give
 from gossamer.gossip.modes_server import ServerMode
 from gossamer.gossip.pushsum import ONE
 from gossamer.gossip.store import DictStore
@@ -157,3 +158,47 @@ def test_a_refused_client_is_not_left_waiting() -> None:
         assert world.modes[name].finished(0)
     assert world.peers["p2"].counters["acknowledged-void"] == 1
     assert world.peers["p2"].weight("a") >= ONE * 3
+
+
+def refuse(world: World, receiver: str, sender: str, vector: str) -> None:
+    """Let one peer find something wrong with whatever another gives it."""
+    vault = world.peers[receiver]._vault
+    examine = vault.defect
+
+    def defect(give: Give) -> str | None:
+        wrong = (give.sender, give.vector) == (sender, vector)
+        return "weight" if wrong else examine(give)
+
+    vault.defect = defect
+
+
+def test_a_server_averages_without_a_client_that_it_refuses() -> None:
+    world = World()
+    refuse(world, "p0", "p3", "a")
+    for number in range(2):
+        world.begin(number)
+        assert world.run(number, seconds=10)  # nobody closes the round by hand
+    rest = ["p0", "p1", "p2"]
+    assert all(world.value(n, "a") == world.mean("a", rest) for n in rest)
+    assert world.value("p3", "a") == world.start["p3"]["a"]
+    assert world.peers["p3"].weight("a") == ONE * 4
+    assert all(world.value(n, "b") == world.mean("b", list(world.peers)) for n in world.peers)
+
+
+def test_a_client_that_refuses_the_mean_goes_on_and_gets_its_weight_back() -> None:
+    world = World()
+    vault = world.peers["p3"]._vault
+    examine = vault.defect
+    refuse(world, "p3", "p0", "a")
+    world.begin(0)
+    assert world.run(0, seconds=10)
+    world.now = run(world.peers, world.network, start=world.now, seconds=1)
+    assert world.peers["p3"].weight("a") == 0
+    assert world.peers["p0"].weight("a") == ONE * (1 + 4)
+    vault.defect = examine
+    world.begin(1)
+    assert world.run(1, seconds=10)
+    world.now = run(world.peers, world.network, start=world.now, seconds=1)
+    everyone = list(world.peers)
+    assert world.peers["p3"].weight("a") == ONE * 4
+    assert all(world.value(n, "a") == world.mean("a", everyone) for n in everyone)

@@ -9,6 +9,7 @@ import pytest
 from blockbuster import blockbuster_ctx
 from peer_kit import Nest, make_learner, quick
 
+from gossamer.gossip.trust import intake as intake_module
 from gossamer.peer import engine as engine_module
 from gossamer.peer.engine import Engine
 
@@ -30,8 +31,9 @@ def test_nothing_heavy_runs_on_the_loop(run, tmp_path, monkeypatch, mode):
 
     for name in HEAVY:
         watch(Engine, name)
-    for name in ("encode", "decode", "save_checkpoint", "load_checkpoint", "schema_hashes"):
+    for name in ("encode", "save_checkpoint", "load_checkpoint", "schema_hashes"):
         watch(engine_module, name)
+    watch(intake_module, "decode")
     learners = [make_learner("a"), make_learner("b")]
     for learner in learners:
         watch(type(learner), "test")

@@ -1,0 +1,7 @@
+"""The arena: a whole swarm in one process, its peers stacked in one tensor; one seed, one result."""
+
+from .arena import Arena, Round
+from .memory import Needs, Term, estimate
+from .mixing import ExactMean, Gossip, Mixing
+
+__all__ = ["Arena", "ExactMean", "Gossip", "Mixing", "Needs", "Round", "Term", "estimate"]

@@ -1,0 +1,201 @@
+"""Rounds of a whole swarm: train, average, test, repeat."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...models import Learner, Metrics, ModelError
+from .averaging import Averager
+from .group import Group, Task
+from .grouping import form, sort
+from .memory import Needs, free_memory, needs_of
+from .mixing import ExactMean, Mixing
+from .shards import OneMachine, Shards
+from .stack import Alone, Stack
+from .workers import Workers, processors
+
+
+@dataclass(frozen=True)
+class Round:
+    """What the swarm knew after a round; `tests` has one entry per peer, or none if not tested."""
+
+    index: int
+    training: tuple[Metrics, ...]
+    tests: tuple[Metrics, ...]
+
+    @property
+    def accuracy(self) -> float:
+        """The mean over peers of the accuracy on their own tests (NaN if not tested)."""
+        return (
+            float(np.mean([test.accuracy for test in self.tests])) if self.tests else float("nan")
+        )
+
+
+class Arena:
+    """Runs learners round by round.
+
+        for round in Arena(learners).run(30):
+            print(round.index, round.accuracy)
+
+    Learners with equal networks and settings are stacked: their parameters become the rows of one
+    tensor, and training is a few batched products for all of them. Results are those of a loop over the
+    learners, to rounding. The learners stay yours: `learner.network` shows what was learned (it *is* its
+    row of the stack), and `train`, `test`, `state` and `restore` go on working. Learners that cannot be
+    stacked (your own kinds, unusual optimizers, modules with buffers) run one after the other.
+
+    every
+        Stretches that each learner trains between two averagings.
+    weights
+        One number per learner (sample counts, say); by default all count the same.
+    test_every
+        Rounds between two tests. The last round is always tested.
+    mixing
+        How peers average: `ExactMean()`, the default, or `Gossip(graph)`.
+    device
+        Where the stacks live, as in "cuda"; by default where the networks are. On another device than
+        theirs, networks are written back after each round.
+    threads
+        Peers trained side by side; by default one per core (in a worker process of multiprocessing,
+        one). The result does not depend on it.
+    memory
+        Bytes that may be taken; by default what is free. An arena that needs more is refused, by the
+        name of the largest term; `needs()` tells it all.
+    """
+
+    def __init__(
+        self,
+        learners: Sequence[Learner],
+        *,
+        every: int = 1,
+        weights: Sequence[float] | None = None,
+        test_every: int = 1,
+        mixing: Mixing | None = None,
+        device: str | torch.device | None = None,
+        threads: int | None = None,
+        memory: int | None = None,
+        shards: Shards | None = None,
+    ):
+        if not learners:
+            raise ModelError("an arena needs at least one learner")
+        names = Counter(learner.network.peer for learner in learners)
+        if twice := sorted(name for name, count in names.items() if count > 1):
+            raise ModelError(
+                f"two networks are those of peer {twice[0]!r}: give each its own peer= name, or they "
+                "would average what is private"
+            )
+        if threads is not None and threads < 1:
+            raise ModelError(f"{threads} threads: an arena needs at least one")
+        self._learners = list(learners)
+        self._every, self._test_every = every, test_every
+        self._threads = threads or processors()
+        self._device = _device(device)
+        kinds = sort(self._learners)
+        home = self._learners[0].network.flat.device
+        where = self._device or home
+        self._needs = needs_of(kinds, self._learners, self._threads, moved=where != home)
+        self._needs.refuse_beyond(memory if memory is not None else free_memory(where))
+        self._groups: list[Group] = [form(kind, self._learners, self._device) for kind in kinds]
+        self._averager = Averager(
+            [learner.network for learner in self._learners],
+            self._rows(),
+            mixing or ExactMean(),
+            weights,
+            shards or OneMachine(),
+        )
+        self._workers: Workers | None = None
+
+    def __repr__(self) -> str:
+        """How many learners were stacked, and in how many stacks."""
+        stacks = [group for group in self._groups if group.stacked]
+        stacked = sum(len(group.places) for group in stacks)
+        rest = len(self._learners) - stacked
+        return (
+            f"Arena({stacked} learners in {len(stacks)} stack{'s' * (len(stacks) != 1)}"
+            f"{f', {rest} one by one' if rest else ''}; {self._needs})"
+        )
+
+    def needs(self) -> Needs:
+        """The memory that this arena takes, term by term."""
+        return self._needs
+
+    def run(self, rounds: int) -> Iterator[Round]:
+        """Train and average `rounds` times, yielding after each; stop iterating to stop early.
+
+        Learners may be read between two rounds. Whoever changes their networks, optimizers or rates
+        then does it in place; what was replaced is taken in when `run` is called again.
+        """
+        for group in self._groups:
+            group.refresh()
+        for index in range(1, rounds + 1):
+            training = self.train()
+            self.average()
+            tested = index % self._test_every == 0 or index == rounds
+            tests = self.test() if tested else ()
+            for group in self._groups:
+                group.publish()
+            yield Round(index, training, tests)
+
+    def train(self) -> tuple[Metrics, ...]:
+        """Every learner's training of one round; `run` does this, then `average`, then `test`."""
+        metrics = self._measure([(group, group.train(self._every)) for group in self._groups])
+        for group in self._groups:
+            group.trained(self._every)
+        return metrics
+
+    def average(self) -> None:
+        """One averaging of every partial model."""
+        workers = self._working()
+        for tasks in self._averager.tasks():
+            workers.run(tasks)
+
+    def test(self) -> tuple[Metrics, ...]:
+        """Every learner's test."""
+        return self._measure([(group, group.test()) for group in self._groups])
+
+    def release(self) -> None:
+        """Give every network memory of its own again, before it is copied or sent elsewhere."""
+        for group in self._groups:
+            group.release()
+
+    def _measure(self, work: Sequence[tuple[Group, list[Task]]]) -> tuple[Metrics, ...]:
+        found: dict[int, Metrics] = {}
+        stacked = [task for group, tasks in work if group.stacked for task in tasks]
+        for measured in self._working().run(stacked):
+            found.update(measured)
+        # A user's own learner may share what is not made for threads, torch's generator for one.
+        for task in (task for group, tasks in work if not group.stacked for task in tasks):
+            found.update(task())
+        return tuple(found[place] for place in range(len(self._learners)))
+
+    def _rows(self) -> list[tuple[Stack | Alone, int]]:
+        """For every learner the stack that has its network, and the row."""
+        rows: dict[int, tuple[Stack | Alone, int]] = {}
+        for group in self._groups:
+            place = iter(group.places)
+            for stack in group.stacks:
+                rows.update({next(place): (stack, row) for row in range(len(stack.networks))})
+        return [rows[place] for place in range(len(self._learners))]
+
+    def _working(self) -> Workers:
+        if self._workers is None:
+            self._workers = Workers(self._threads)
+        return self._workers
+
+
+def _device(name: str | torch.device | None) -> torch.device | None:
+    if name is None:
+        return None
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ModelError(f"unknown device {str(name)!r}: say cpu, cuda or cuda:1") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError(
+            f"device {str(name)!r}: this torch sees no such device; leave it out for the CPU"
+        )
+    return device

@@ -1,0 +1,163 @@
+"""Matching cells to convergence, against the same in plain loops; and how it grows with the width.
+
+It runs in a process of its own, where numpy has one thread: on a busy machine a product of this size
+waits longer for its second thread than it computes, and numpy takes no advice once it is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from ...models.matching import Cells, MatchOptions, match
+from .harness import Row, alternate
+
+PEERS, INPUTS, OUTPUTS = 10, 784, 10
+WIDTHS = (50, 100, 200, 400, 800)
+_REPEATS = 1  # after one that warms up; the loops take seconds
+
+
+def matching() -> list[Row]:
+    """The ratio at 100 cells, then seconds from 50 to 800 cells."""
+    one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    answer = subprocess.run(
+        [sys.executable, "-c", f"from {__name__} import tell; tell()"],
+        env={**os.environ, **one},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    records = json.loads(answer.stdout)
+    return [Row(**{key: record[key] for key in record if key != "met"}) for record in records]
+
+
+def measure() -> list[Row]:
+    """What the other process does."""
+    peers = planted(100)
+    found: dict[str, list[np.ndarray]] = {}
+
+    def products() -> None:
+        found["products"] = list(match(peers).assignments)
+
+    def loops() -> None:
+        found["loops"] = looped(peers)
+
+    mine, plain = alternate(products, loops, repeats=_REPEATS)
+    if not _same_partition(found["products"], found["loops"]):
+        raise AssertionError("the loops and the products found different partitions")
+    fast = match(peers)
+    rows = [
+        Row(
+            f"matching, {PEERS} peers, {INPUTS} inputs, 100 cells, to convergence",
+            "s",
+            mine,
+            plain,
+            plain / mine,
+            20.0,
+            note=f"baseline: plain loops; {len(fast.atoms)} atoms, {fast.sweeps} sweeps",
+        )
+    ]
+    first = None
+    for width in WIDTHS:
+        cells = planted(width)
+        started = time.perf_counter()
+        grown = match(cells, MatchOptions(limit=None))
+        seconds = time.perf_counter() - started
+        first = first or seconds
+        rows.append(
+            Row(
+                f"matching, {width} cells",
+                "s",
+                seconds,
+                first,
+                seconds / first,
+                note=f"ratio: against {WIDTHS[0]} cells; {len(grown.atoms)} atoms, {grown.sweeps} sweeps",
+            )
+        )
+    return rows
+
+
+def planted(width: int, seed: int = 0) -> list[Cells]:
+    """Peers that each have a noisy two thirds of common cells, in an order of their own."""
+    rng = np.random.default_rng(seed)
+    common = rng.normal(size=(width * 3 // 2, INPUTS + 1 + OUTPUTS)) * 0.15
+    found = []
+    for _ in range(PEERS):
+        mine = common[rng.permutation(len(common))[:width]]
+        found.append(Cells.of(mine + 0.05 * rng.normal(size=mine.shape)))
+    return found
+
+
+def looped(peers: list[Cells], sweeps: int = 20) -> list[np.ndarray]:
+    """The same algorithm as one writes it down: a loop over cells, a loop over atoms, sums afresh."""
+    options = MatchOptions()
+    prior, count = options.prior_precision, len(peers)
+    assigned: list[np.ndarray | None] = [None] * count
+    rng = np.random.default_rng(0)
+
+    def step(j: int) -> bool:
+        sums: dict[int, np.ndarray] = {}
+        totals: dict[int, np.ndarray] = {}
+        members: dict[int, int] = {}
+        for k, labels in enumerate(assigned):
+            if k == j or labels is None:
+                continue
+            for cell, atom in enumerate(labels):
+                a = int(atom)
+                value = peers[k].values[cell] * peers[k].precision
+                sums[a] = sums[a] + value if a in sums else value
+                totals[a] = totals[a] + peers[k].precision if a in totals else peers[k].precision
+                members[a] = members.get(a, 0) + 1
+        atoms = sorted(sums)
+        cells = peers[j].values
+        fresh = min(len(cells), max((options.limit or 10**9) - len(atoms), 1))
+        cost = np.empty((len(cells), len(atoms) + fresh))
+        before = {a: np.sum(sums[a] ** 2 / (prior + totals[a])) for a in atoms}
+        for row, cell in enumerate(cells):
+            value = cell * peers[j].precision
+            for column, a in enumerate(atoms):
+                after = np.sum((sums[a] + value) ** 2 / (prior + totals[a] + peers[j].precision))
+                odds = math.log(members[a] / (count - members[a]))
+                cost[row, column] = -(after - before[a]) - 2 * odds
+            alone = np.sum(value**2 / (prior + peers[j].precision))
+            for rank in range(fresh):
+                cost[row, len(atoms) + rank] = (
+                    -alone - 2 * math.log(options.mass / count) + 2 * math.log(rank + 1)
+                )
+        _, columns = linear_sum_assignment(cost)
+        free = max(atoms, default=-1) + 1
+        labels = np.array([atoms[c] if c < len(atoms) else free + c for c in columns])
+        old, assigned[j] = assigned[j], labels
+        if old is None:
+            return True
+        known = set(atoms)
+        return any(
+            int(a) != int(b) and (int(a) in known or int(b) in known)
+            for a, b in zip(old, labels, strict=True)
+        )
+
+    for j in range(count):
+        step(j)
+    for _ in range(sweeps):
+        changed = [step(int(j)) for j in rng.permutation(count)]
+        if not any(changed):
+            break
+    return [labels for labels in assigned if labels is not None]
+
+
+def _same_partition(one: list[np.ndarray], two: list[np.ndarray]) -> bool:
+    """Whether the same cells are together, whatever the atoms are called."""
+    pairs = np.unique(np.stack([np.concatenate(one), np.concatenate(two)], axis=1), axis=0)
+    return len(pairs) == len(np.unique(pairs[:, 0])) == len(np.unique(pairs[:, 1]))
+
+
+def tell() -> None:
+    """Measure, and print the rows as JSON."""
+    print(json.dumps([row.record() for row in measure()]))

@@ -1,0 +1,106 @@
+"""Sealing and opening a round's messages, against the round itself: training and exchanging them."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from ...gossip import topics
+from ...gossip.chunks import Chunker, Reassembler
+from ...gossip.messages import Give
+from ...gossip.pushsum import ONE, Mass, absorb
+from ...gossip.trust import OVERHEAD, Admission, Identity, Trust, invite
+from ...gossip.wire import decode, encode
+from ...models import SgdLearner
+from .codec import PARAMETERS
+from .harness import Row, alternate
+from .idle import network
+
+MESSAGES = 2
+"""What a live peer sends, and receives, after a stretch of training in async mode."""
+STRETCH = 500
+"""Samples of that stretch: the paper's smaller mini-batch."""
+_LIMIT = 4 << 20
+_SCHEMA = "0" * 16
+
+
+def trust() -> list[Row]:
+    """A round without the broker's own time, which only makes the part of trust look larger."""
+    anna, ben = _pair()
+    value = np.random.default_rng(0).standard_normal(PARAMETERS).astype(np.float32)
+    give = Give("global", anna.name, "s", 1, ben.name, "s", ONE, value)
+    sending, receiving = Chunker(f"{anna.name}/s", _LIMIT - OVERHEAD), Reassembler()
+    packets = list(sending.split(encode(give, _SCHEMA)))
+    learner = _learner()
+    mass = Mass(value, ONE)
+
+    def sealing() -> None:
+        for _ in range(MESSAGES):
+            for packet in packets:
+                sealed = anna.seal(ben.name, "global", packet)
+                assert sealed is not None
+                assert ben.open("global", sealed) is not None
+
+    def round() -> None:
+        learner.train(1)
+        for _ in range(MESSAGES):
+            for packet in sending.split(encode(give, _SCHEMA)):
+                whole = receiving.add(packet)
+                assert whole is not None
+                message = decode(whole).message
+                assert isinstance(message, Give)
+                absorb(mass, Mass(message.value, message.weight))
+
+    extra, plain = alternate(sealing, round)
+    whole = extra + plain
+    return [
+        Row(
+            "sealing in a round",
+            "ms",
+            1e3 * extra,
+            1e3 * whole,
+            extra / whole,
+            wanted=0.1,
+            sense="at most",
+            note=f"{MESSAGES} messages each way, {STRETCH} samples trained",
+        ),
+        Row(
+            "seal + open one message",
+            "GB/s",
+            MESSAGES * value.nbytes / extra / 1e9,
+            None,
+            None,
+            note="authenticated by the pair's key: no signature per message",
+        ),
+    ]
+
+
+def _pair() -> tuple[Trust, Trust]:
+    """Two members of a group who have its key."""
+    owner = Identity.generate("owner")
+    people = []
+    for label in ("anna", "ben"):
+        identity = Identity.generate(label)
+        paper = Admission(invite(owner, "bench", identity.public))
+        people.append(
+            Trust(
+                identity, paper, owner.public,
+                swarm="bench", session="s", models=["global"], since=time.time(),
+            )
+        )  # fmt: skip
+    for one, other in (people, people[::-1]):
+        other.hear(topics.card("bench", one.name), one.card(b"{}"))
+    for one in (*people, *people):
+        for receiver, model, packet in one.tick()[0]:
+            next(each for each in people if each.name == receiver).open(model, packet)
+    return people[0], people[1]
+
+
+def _learner() -> SgdLearner:
+    generator = torch.Generator().manual_seed(0)
+    data = torch.rand(STRETCH, 784, generator=generator)
+    labels = torch.randint(10, (STRETCH,), generator=generator)
+    samples = (data, labels)
+    return SgdLearner(network("anna"), samples, samples, stretch=STRETCH, rate=0.1, seed=0)

@@ -1,0 +1,79 @@
+"""Push-sum in virtual time: what an event costs, and how that grows with the swarm."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
+
+from ...topology import build
+from ..virtual import Conditions, PushSumSwarm, parse
+from ..virtual.peak import peak_memory
+from .harness import Row, alternate
+
+FEW, MANY, MOST = 1_000, 10_000, 100_000
+COORDINATES = 100
+_EVENTS = 60_000  # per repetition, about
+
+
+def virtual() -> list[Row]:
+    """Microseconds per event of 10,000 peers against 1,000, and 100,000 peers with their memory."""
+    large, small = Meter(MANY), Meter(FEW)
+    seconds = alternate(large, small)
+    many, few = (
+        1e6 * taken / meter.events for taken, meter in zip(seconds, (large, small), strict=True)
+    )
+    context = multiprocessing.get_context("spawn")  # a process of its own has a peak of its own
+    with ProcessPoolExecutor(1, context) as pool:
+        rate, peak = pool.submit(largest, MOST).result()
+    note = f"{1e6 / many:,.0f} events/s; baseline: {FEW:,} peers, {1e6 / few:,.0f} events/s"
+    return [
+        Row(
+            f"virtual time, {MANY:,} peers", "µs/event", many, few, many / few, 1.5, "at most", note
+        ),
+        Row(
+            f"virtual time, {MOST:,} peers",
+            "µs/event",
+            1e6 / rate,
+            few,
+            1e6 / rate / few,
+            note=f"{rate:,.0f} events/s, peak memory {peak / 1e6:,.0f} MB",
+        ),
+    ]
+
+
+class Meter:
+    """A swarm that goes on a little with every call; `events` is the mean number of events of a call."""
+
+    def __init__(self, peers: int, events: int = _EVENTS):
+        self._swarm = swarm(peers)
+        self._seconds = events / (2 * peers)  # a push and an arrival per peer and second
+        self._calls = 0
+
+    def __call__(self) -> None:
+        self._calls += 1
+        for _ in self._swarm.run(self._seconds):
+            pass
+
+    @property
+    def events(self) -> float:
+        """Events per call."""
+        return self._swarm.events / self._calls
+
+
+def swarm(peers: int) -> PushSumSwarm:
+    """Random numbers on a random 4-regular graph; pauses and delays are exponential."""
+    values = np.random.default_rng(0).standard_normal((peers, COORDINATES))
+    conditions = Conditions(training=parse("exponential:1"), delay=parse("exponential:0.5"))
+    return PushSumSwarm(values, build("regular:4", peers, 0), conditions)
+
+
+def largest(peers: int, seconds: float = 5.0) -> tuple[float, int]:
+    """Events per second of a large swarm, and the most bytes that the process held."""
+    made = swarm(peers)
+    started = time.perf_counter()
+    for _ in made.run(seconds):
+        pass
+    return made.events / (time.perf_counter() - started), peak_memory()

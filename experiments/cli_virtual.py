@@ -1,0 +1,154 @@
+"""Commands for virtual time and for sweeps."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import console
+from .config import Config, load_config
+from .results import Record, write_csv
+from .sweep import axes_of, expand
+from .sweep_outcome import run_cells, stackable
+from .sweep_report import HEADER, combine, report, show
+from .sweep_run import Runs
+
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for results.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("sweep")(sweep_command)
+    app.command("virtual")(virtual_command)
+
+
+def sweep_command(
+    config: Annotated[Path, typer.Argument(help="A TOML file with a sweep table.")],
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Worker processes; one per core if left out.")
+    ] = None,
+    out: Out = None,
+) -> None:
+    """Run every combination of a config's sweep table, side by side, and tabulate them.
+
+    Interrupted, it goes on where it stopped.
+    """
+    settings = load_config(config)
+    cells = expand(settings, str(config))
+    keys = [key for key in axes_of(settings, str(config)) if key != "seed"]
+    folder = out or Path("results/sweep") / settings.name
+    grid = Runs(cells, folder / "runs.jsonl")
+    with console.progress("runs") as bar:
+        task = bar.add_task(settings.name, total=None, latest="")
+
+        def finished(record: Record) -> None:
+            values = ", ".join(show(value) for value in record["settings"].values())
+            bar.update(task, advance=1, latest=f"{values}: {record['accuracy']:.3f}")
+
+        try:
+            grid.go(
+                run_cells,
+                batches=stackable,
+                jobs=jobs,
+                on_start=lambda done, total: bar.update(task, completed=done, total=total),
+                on_record=finished,
+            )
+        finally:
+            found = combine(grid.records())
+            files = report(found, folder, settings.name)
+    console.table(settings.name, [*keys, *HEADER], [one.row() for one in found])
+    console.wrote([folder / "runs.jsonl", *files])
+
+
+def simulate_in_virtual_time(
+    settings: Config, source: str, folder: Path, *, networks: bool
+) -> None:
+    """What `gossamer simulate` does with a config that has a [time] table."""
+    from .virtual.report import simulate_in_time
+
+    with console.progress("seconds") as bar:
+        task = bar.add_task(settings.name, total=None, latest="")
+        files = simulate_in_time(
+            settings,
+            folder,
+            source,
+            networks=networks,
+            threads=os.cpu_count() or 1,
+            on_start=lambda seconds: bar.update(task, total=round(seconds)),
+            on_test=lambda tested: bar.update(
+                task,
+                completed=round(tested.time),
+                latest=f"accuracy {tested.metrics.accuracy:.3f}",
+            ),
+        )
+    console.wrote([folder / "metrics.jsonl", *files])
+
+
+def virtual_command(
+    peers: Annotated[int, typer.Option(min=2, help="Peers.")] = 1000,
+    coordinates: Annotated[int, typer.Option(min=1, help="Numbers that each of them has.")] = 100,
+    seconds: Annotated[float, typer.Option(help="Virtual seconds.")] = 60.0,
+    topology: Annotated[str, typer.Option(help="Who may talk to whom.")] = "regular:4",
+    pause: Annotated[
+        str, typer.Option(help="Time between two pushes: exponential:1, uniform:0.5:1.5, …")
+    ] = "exponential:1",
+    delay: Annotated[str, typer.Option(help="Time that a message takes.")] = "exponential:0.5",
+    stragglers: Annotated[float, typer.Option(help="Share of peers ten times slower.")] = 0.0,
+    loss: Annotated[float, typer.Option(help="Share of messages that are lost.")] = 0.0,
+    fanout: Annotated[int, typer.Option(min=1, help="Neighbours that share in a push.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Threads; the result is the same.")] = 1,
+    seed: Annotated[int, typer.Option(help="The seed of everything random.")] = 0,
+    out: Out = None,
+) -> None:
+    """Average random numbers by push-sum in virtual time, with peers that learn nothing.
+
+    Prints how far estimates are from the average, and what the simulation cost.
+    """
+    import numpy as np
+
+    from ..topology import build
+    from .figures import canvas, save
+    from .virtual import Conditions, PushSumSwarm, TimeError, parse
+    from .virtual.peak import peak_memory
+
+    if not 0 < seconds < float("inf"):
+        raise TimeError(f"--seconds is {seconds:g}, it must be positive")
+    conditions = Conditions(
+        parse(pause, "--pause"), parse(delay, "--delay"), stragglers=stragglers, loss=loss
+    )
+    graph = build(topology, peers, seed)
+    values = np.random.default_rng(seed).standard_normal((peers, coordinates))
+    swarm = PushSumSwarm(values, graph, conditions, fanout=fanout, seed=seed, threads=threads)
+    before, started = swarm.total(), time.perf_counter()
+    samples = []
+    with console.progress("virtual seconds") as bar:
+        task = bar.add_task("push-sum", total=round(seconds), latest="")
+        for sample in swarm.run(seconds, seconds / 20):
+            samples.append(sample)
+            bar.update(task, completed=round(sample.time), latest=f"error {sample.error:.2e}")
+    taken = time.perf_counter() - started
+    folder = out or Path("results/virtual")
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [(f"{s.time:g}", f"{s.error:.4g}", s.events) for s in samples]
+    write_csv(folder / "error.csv", ["time", "error", "events"], rows)
+    figure, axes = canvas(f"{peers} peers, {topology}; pause {pause}, delay {delay}, loss {loss:g}")
+    axes.semilogy([s.time for s in samples], [s.error for s in samples], marker="o")
+    axes.set(title="push-sum in virtual time", xlabel="virtual time", ylabel="consensus error")
+    files = save(figure, folder / "error")
+    drift = np.abs(swarm.total()[0] - before[0]).max() / np.abs(before[0]).max()
+    facts = [
+        ("peers × coordinates", f"{peers} × {coordinates}"),
+        ("events", f"{swarm.events}"),
+        ("events per second", f"{swarm.events / taken:.0f}"),
+        ("microseconds per event", f"{1e6 * taken / max(swarm.events, 1):.2f}"),
+        ("error at the end", f"{samples[-1].error:.3g}"),
+        ("weight gained or lost", f"{swarm.total()[1] - before[1]}"),
+        ("sum gained or lost, relative", f"{drift:.1g}"),
+        ("peak memory of the process", f"{peak_memory() / 1e6:.0f} MB"),
+    ]
+    console.table("push-sum in virtual time", ["what", "value"], facts)
+    console.wrote([folder / "error.csv", *files])

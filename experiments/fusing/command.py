@@ -1,0 +1,69 @@
+"""`gossamer paper pfnm-…` and `magi-…`: run what is not yet on disk, then tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .. import console
+from ..config import ConfigError
+from ..results import Record
+from ..sweep_run import Runs
+from .report import show, write_report
+from .studies import FUSION_STUDIES
+from .study import FusionStudy, run_all
+
+
+def run_fusion_study(
+    study: FusionStudy,
+    out: Path,
+    *,
+    full: bool,
+    seeds: int | None = None,
+    jobs: int | None = None,
+    only: list[str] | None = None,
+) -> tuple[list[Record], list[Path]]:
+    """Run and report; interrupted, it keeps what is finished and goes on from there next time.
+
+    `only` names panels of the study.
+    """
+    count = seeds or (study.seeds if full else study.quick_seeds)
+    runs = [run for seed in range(count) for run in study.runs(full, seed)]
+    panels = list(dict.fromkeys(run.panel for run in runs))
+    if only and (unknown := [name for name in only if name not in panels]):
+        raise ConfigError(
+            f"{study.name} has no panel {unknown[0]!r}; panels are {', '.join(map(repr, panels))}"
+        )
+    grid = Runs([run for run in runs if not only or run.panel in only], out / "runs.jsonl")
+    files: list[Path] = []
+    try:
+        with console.progress("runs") as bar:
+            task = bar.add_task(study.name, total=None, latest="")
+            grid.go(
+                run_all,
+                jobs=jobs,
+                on_start=lambda done, total: bar.update(task, completed=done, total=total),
+                on_record=lambda record: bar.update(
+                    task, advance=1, latest=f"{record['panel']}, seed {record['seed']}"
+                ),
+            )
+    finally:
+        if records := grid.records():
+            files = write_report(study, records, out, full=full)
+    return records, files
+
+
+def paper_fusion(
+    name: str,
+    *,
+    full: bool,
+    runs: int | None,
+    jobs: int | None,
+    only: list[str] | None,
+    out: Path | None,
+) -> None:
+    """The command behind `gossamer paper NAME` for the studies of matching."""
+    study = FUSION_STUDIES[name]
+    folder = out or Path("results/paper") / (name if full else f"{name}-quick")
+    records, files = run_fusion_study(study, folder, full=full, seeds=runs, jobs=jobs, only=only)
+    show(study, records)
+    console.wrote([folder / "runs.jsonl", *files])

@@ -1,0 +1,255 @@
+"""Drawing a graph: peers coloured by group, links by what they carry, weak spots marked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib import colors
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
+from matplotlib.lines import Line2D
+from matplotlib.patches import FancyArrowPatch
+
+from ..figures import COLOURS, MARKERS
+from .places import Places, nearest
+
+LABELLED = 64
+"""Peers up to which each is named on the picture."""
+GROUPS = 16
+"""Groups up to which each has a colour and marker of its own in the legend."""
+
+PEER, WEAK, ADDED = COLOURS[0], COLOURS[1], COLOURS[2]
+# Greys from light to black: shares are told apart without colour, and group colours stay free.
+SHARES = colors.LinearSegmentedColormap.from_list("shares", ["#D0D0D0", "#202020"])
+SIDE = 5.6 * 72  # the map's side in points (it is never drawn smaller)
+MARGIN = 0.06
+
+
+@dataclass(frozen=True)
+class Map:
+    """Everything a picture of a graph shows; peers are numbered by their place in `places`."""
+
+    places: Places
+    links: Sequence[tuple[int, int]]
+    shares: Sequence[float]
+    directed: bool = False
+    labels: Sequence[str] = ()
+    groups: Sequence[str] = ()
+    cut_links: frozenset[tuple[int, int]] = frozenset()
+    bridge_peers: frozenset[int] = frozenset()
+    added: frozenset[tuple[int, int]] = frozenset()
+
+    @property
+    def peers(self) -> int:
+        """How many peers there are."""
+        return len(self.places)
+
+
+def diameter(places: Places) -> float:
+    """A peer's size in points: the largest at which no two touch."""
+    return min(24.0, max(1.6, 0.85 * nearest(places) * SIDE / (1 + 2 * MARGIN)))
+
+
+def draw_map(axes: Axes, shown: Map, legend: bool = True) -> None:
+    """Draw a graph on square axes without ticks."""
+    axes.set_axis_off()
+    axes.set_aspect("equal")
+    axes.set(xlim=(-MARGIN, 1 + MARGIN), ylim=(-MARGIN, 1 + MARGIN))
+    _draw_links(axes, shown)
+    _draw_peers(axes, shown)
+    if shown.peers <= LABELLED:
+        _draw_labels(axes, shown)
+    if legend:
+        _draw_legend(axes, shown)
+
+
+def _draw_links(axes: Axes, shown: Map) -> None:
+    if not shown.links:
+        return
+    ends = np.array([(shown.places[u], shown.places[v]) for u, v in shown.links])
+    shares = np.array(shown.shares, dtype=float)
+    norm = _norm(shares)
+    # many links: thinner and fainter, so that the peers still stand out
+    crowd = max(len(ends), 1)
+    width = float(np.clip(30.0 / np.sqrt(crowd), 0.25, 1.2))
+    faint = float(np.clip(12.0 / np.sqrt(crowd), 0.15, 0.9))
+    tints = SHARES(norm(shares))
+    between = _between_groups(shown)
+    marked = {*shown.cut_links, *shown.added, *between}
+    plain = [i for i, link in enumerate(shown.links) if link not in marked]
+    if shown.directed and shown.peers <= LABELLED:
+        for i in plain:
+            _arrow(axes, ends[i], tints[i], diameter(shown.places) / 2 + 1, width)
+    else:
+        axes.add_collection(
+            LineCollection(
+                list(ends[plain]), colors=tints[plain], linewidths=width, alpha=faint, zorder=1
+            )
+        )
+    styles = ((between, "#606060", "-"), (shown.added, ADDED, ":"), (shown.cut_links, WEAK, "--"))
+    for marks, colour, style in styles:
+        chosen = [i for i, link in enumerate(shown.links) if link in marks]
+        axes.add_collection(
+            LineCollection(
+                list(ends[chosen]),
+                colors=colour,
+                linewidths=1.2 if style == "-" else 2.0,
+                linestyles=style,
+                zorder=2,
+            )
+        )
+
+
+def _between_groups(shown: Map) -> set[tuple[int, int]]:
+    """Links that join groups, when they are few among many: the picture must not lose them."""
+    if not shown.groups or shown.directed or len(shown.links) < 500:
+        return set()
+    found = {(u, v) for u, v in shown.links if shown.groups[u] != shown.groups[v]}
+    return found - shown.cut_links - shown.added if len(found) <= 100 else set()
+
+
+def _arrow(axes: Axes, ends: Places, tint: Any, gap: float, width: float) -> None:
+    axes.add_patch(
+        FancyArrowPatch(
+            tuple(ends[0]), tuple(ends[1]), arrowstyle="-|>", mutation_scale=8, shrinkA=gap,
+            shrinkB=gap, linewidth=width, color=tint, connectionstyle="arc3,rad=0.08", zorder=1,
+        )
+    )  # fmt: skip
+
+
+def _norm(shares: np.ndarray) -> colors.Normalize:
+    low, high = float(shares.min()), float(shares.max())
+    if high - low < 1e-9:  # all equal: the middle of the scale
+        return colors.Normalize(low - 1, high + 1)
+    return colors.Normalize(low, high)
+
+
+def looks(groups: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """A colour and a marker for each group; more groups than the legend can hold share one look."""
+    names = sorted(set(groups), key=_natural)
+    if len(names) > GROUPS:
+        return dict.fromkeys(names, (PEER, "o"))
+    # vermilion marks weak spots, black and grey are links: five colours are left
+    free = [COLOURS[i] for i in (0, 4, 2, 3, 5)]
+    return {
+        name: (free[i % len(free)], MARKERS[i // len(free) % len(MARKERS)])
+        for i, name in enumerate(names)
+    }
+
+
+def _natural(name: str) -> tuple[int, str]:
+    return (len(name), name) if name.isdecimal() else (10**6, name)
+
+
+def _draw_peers(axes: Axes, shown: Map) -> None:
+    size = diameter(shown.places)
+    groups = list(shown.groups) or ["peer"] * shown.peers
+    edge = 0.0 if shown.peers > 2000 else 0.8
+    for name, (colour, marker) in looks(groups).items():
+        mine = [i for i in range(shown.peers) if groups[i] == name]
+        axes.scatter(
+            shown.places[mine, 0], shown.places[mine, 1], s=size**2, c=colour, marker=marker,
+            edgecolors="white", linewidths=edge, zorder=3,
+        )  # fmt: skip
+    weak = sorted(shown.bridge_peers)
+    axes.scatter(
+        shown.places[weak, 0], shown.places[weak, 1], s=(1.15 * size) ** 2, facecolors="none",
+        edgecolors=WEAK, linewidths=2.2 if size > 8 else 1.2, zorder=4,
+    )  # fmt: skip
+
+
+def _draw_labels(axes: Axes, shown: Map) -> None:
+    size = diameter(shown.places)
+    labels = list(shown.labels) or [str(i) for i in range(shown.peers)]
+    if max(map(len, labels)) <= 3:  # numbers stand inside
+        known, groups = looks(shown.groups), shown.groups or [""] * shown.peers
+        for (x, y), label, group in zip(shown.places, labels, groups, strict=True):
+            axes.text(
+                x, y, label, ha="center", va="center_baseline", fontsize=min(9.0, 0.46 * size),
+                color=_readable(known.get(group, (PEER, ""))[0]), fontweight="bold", zorder=5,
+            )  # fmt: skip
+        return
+    taken = [(x - size / 2, y - size / 2, x + size / 2, y + size / 2) for x, y in _points(shown)]
+    for (x, y), place, label in zip(_points(shown), shown.places, labels, strict=True):
+        wide, tall, away = 4.6 * len(label), 10.0, size / 2 + 2
+        spots = [
+            (x - wide / 2, y - away - tall), (x - wide / 2, y + away), (x + away, y - tall / 2),
+            (x - away - wide, y - tall / 2), (x + away * 0.7, y - away - tall * 0.6),
+            (x - away * 0.7 - wide, y - away - tall * 0.6), (x + away * 0.7, y + away * 0.6),
+            (x - away * 0.7 - wide, y + away * 0.6),
+        ]  # fmt: skip
+        boxes = [(left, low, left + wide, low + tall) for left, low in spots]
+        best = min(range(len(boxes)), key=lambda i: (_clashes(boxes[i], taken), i))
+        taken.append(boxes[best])
+        left, low = spots[best]
+        axes.annotate(
+            label, place, xytext=(left - x, low - y + 1), textcoords="offset points", fontsize=8,
+            zorder=5, bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.5},
+        )  # fmt: skip
+
+
+def _readable(background: str) -> str:
+    """Black or white, whichever stands out."""
+    red, green, blue = colors.to_rgb(background)
+    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
+
+
+def _points(shown: Map) -> Places:
+    return shown.places * SIDE / (1 + 2 * MARGIN)
+
+
+def _clashes(box: tuple[float, ...], taken: Sequence[tuple[float, ...]]) -> float:
+    """How much of a box others cover already, and how far it sticks out of the map."""
+    left, low, right, high = box
+    over = sum(
+        max(0.0, min(right, r) - max(left, x)) * max(0.0, min(high, h) - max(low, y))
+        for x, y, r, h in taken
+    )
+    side = SIDE / (1 + 2 * MARGIN)
+    rim = MARGIN * side
+    out = max(0.0, -rim - left) + max(0.0, right - side - rim)
+    return over + 20 * out
+
+
+def _draw_legend(axes: Axes, shown: Map) -> None:
+    figure = axes.figure
+    entries: list[Line2D] = []
+    known = looks(shown.groups)
+    if shown.groups and len(known) <= GROUPS:
+        entries += [
+            Line2D([], [], linestyle="", marker=marker, color=colour, markersize=8, label=name)
+            for name, (colour, marker) in known.items()
+        ]
+    else:
+        entries.append(Line2D([], [], linestyle="", marker="o", color=PEER, label="peer"))
+    shares = np.array(shown.shares, dtype=float)
+    even = len(shares) > 0 and np.ptp(shares) < 1e-9
+    if even:
+        text = f"link, share {shares[0]:.3g}"
+        entries.append(Line2D([], [], color=SHARES(0.5), linewidth=1.2, label=text))
+    if shown.cut_links:
+        text = f"cut link ({len(shown.cut_links)}): its loss splits the swarm"
+        entries.append(Line2D([], [], color=WEAK, linestyle="--", linewidth=2, label=text))
+    if shown.bridge_peers:
+        text = f"bridge peer ({len(shown.bridge_peers)}): its loss splits the swarm"
+        entries.append(
+            Line2D([], [], linestyle="", marker="o", markerfacecolor="none", markeredgewidth=2,
+                   color=WEAK, markersize=9, label=text)
+        )  # fmt: skip
+    if shown.added:
+        text = f"link added by bridging ({len(shown.added)})"
+        entries.append(Line2D([], [], color=ADDED, linestyle=":", linewidth=2, label=text))
+    axes.legend(
+        handles=entries, title="group" if shown.groups and len(known) <= GROUPS else None,
+        loc="upper center", bbox_to_anchor=(0.5, 0.0), frameon=False, fontsize=9,
+        ncols=1 if len(entries) <= 3 else 2 if len(entries) <= 8 else 4,
+    )  # fmt: skip
+    if len(shares) and not even and figure is not None:
+        figure.colorbar(
+            ScalarMappable(_norm(shares), SHARES), ax=axes, shrink=0.5, pad=0.01, aspect=30,
+            label="share of a peer's mass that a link carries per exchange",
+        )  # fmt: skip

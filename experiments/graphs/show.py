@@ -1,0 +1,253 @@
+"""`gossamer topology show`: a graph's facts and its picture."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from dataclasses import asdict, dataclass
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...topology import (
+    Facts,
+    Rule,
+    facts,
+    log_errors,
+    mixing_matrix,
+    model_facts,
+    predicted_exchanges,
+    schedule_rate,
+)
+from ...topology.errors import name_peers
+from ..results import write_json
+from .given import Given, groups_of
+from .swarm import describe_bridging, name_links
+
+SUMMARY = 1000
+"""From so many peers on the picture has degrees and errors beside the map."""
+LINES = 40_000
+"""Links drawn at most; of more, every so many-th."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a graph's file `topology.json` holds, and the rows of the tables on the terminal."""
+
+    rows: list[tuple[str, str]]
+    models: list[tuple[str, ...]]
+    record: dict[str, Any]
+
+
+MODEL_HEADER = ["partial model", "peers", "links", "gap", "exchanges", "cut links", "bridge peers"]
+
+
+def examine(
+    given: Given,
+    rule: Rule = "auto",
+    tolerance: float = 1e-6,
+    group: str | None = None,
+) -> Shown:
+    """Everything that `show` says about a graph; a disconnected one raises with its components."""
+    graph = given.graph
+    whole = facts(graph, rule, tolerance, what=given.name)
+    rows = _time_rows(given, rule, tolerance) if given.changes else _rate_rows(whole, rule)
+    rows = [*_size_rows(given, whole), *rows, *_shape_rows(whole)]
+    if given.added.edges:
+        rows.append(("added links", describe_bridging(given.added)))
+    models = []
+    if given.models and not given.changes:
+        for model, found in model_facts(graph, given.models, rule, tolerance).items():
+            models.append(_model_row(model, found))
+    return Shown(rows, models, _record(given, whole, rule, group))
+
+
+def show(shown: Shown, folder: Path) -> list[Path]:
+    """Leave `topology.json` and the picture drawn from it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "topology.json", shown.record)
+    return [folder / "topology.json", *draw_show(folder)]
+
+
+def number(value: float) -> str:
+    """A figure for a table: four digits, or whole when large."""
+    if not isfinite(value):
+        return "never"
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
+
+
+def _size_rows(given: Given, whole: Facts) -> list[tuple[str, str]]:
+    links = f"{whole.links:,} {'one-way' if whole.directed else 'two-way'}"
+    degrees = f"{whole.least_degree} to {whole.most_degree}, mean {whole.mean_degree:.3g}"
+    return [
+        ("peers", f"{whole.peers:,}"),
+        ("links", links + (f" in {given.window} steps" if given.changes else "")),
+        ("links per peer", degrees),
+    ]
+
+
+def _rate_rows(whole: Facts, rule: Rule) -> list[tuple[str, str]]:
+    used = rule if rule != "auto" else "push" if whole.directed else "metropolis"
+    return [
+        ("weights", used),
+        ("spectral gap", f"{whole.gap:.6g}"),
+        ("error per exchange", f"× {whole.second:.6g}"),
+        (f"exchanges to {whole.tolerance:g}", number(whole.exchanges)),
+        ("messages until then", number(whole.messages)),
+    ]
+
+
+def _time_rows(given: Given, rule: Rule, tolerance: float) -> list[tuple[str, str]]:
+    rate = schedule_rate(given.schedule, rule, given.window)
+    exact = rate < 1e-12
+    exchanges = given.window if exact else predicted_exchanges(1.0 - rate, tolerance)
+    period = given.schedule.period
+    return [
+        ("period", f"{period} steps" if period else f"none; judged over {given.window} steps"),
+        (
+            "error per exchange",
+            "exact after one period" if exact else f"× {rate:.6g} over a period",
+        ),
+        (f"exchanges to {tolerance:g}", number(exchanges)),
+        ("messages until then", number(exchanges * given.messages())),
+    ]
+
+
+def _shape_rows(whole: Facts) -> list[tuple[str, str]]:
+    links, peers = whole.cut_edges, whole.bridge_peers
+    return [
+        ("effective diameter", f"{whole.effective_diameter:.3g} hops for 90 % of pairs"),
+        ("cut links", f"{len(links)}: {name_links(links)}" if links else "none"),
+        ("bridge peers", f"{len(peers)}: {name_peers(peers)[1:-1]}" if peers else "none"),
+    ]
+
+
+def _model_row(model: str, found: Facts) -> tuple[str, ...]:
+    return (
+        model, str(found.peers), str(found.links), f"{found.gap:.4g}", number(found.exchanges),
+        str(len(found.cut_edges)), str(len(found.bridge_peers)),
+    )  # fmt: skip
+
+
+def _record(given: Given, whole: Facts, rule: Rule, group: str | None) -> dict[str, Any]:
+    from .places import places  # scipy's trees: only for those who draw
+
+    graph = given.graph
+    nodes = sorted(graph.nodes)
+    index = {node: i for i, node in enumerate(nodes)}
+    matrix = mixing_matrix(graph, rule)
+    links = sorted((index[u], index[v]) for u, v in graph.edges)
+    shares = np.asarray(matrix[[v for _, v in links], [u for u, _ in links]]).ravel()
+    groups = groups_of(given, group)
+    labels = [str(graph.nodes[node].get("label", node)) for node in nodes]
+    record = {
+        "name": given.name,
+        "facts": _plain(asdict(whole)),
+        "directed": whole.directed,
+        "changes": given.changes,
+        "places": places(graph).round(5).tolist(),
+        "links": links,
+        "shares": shares.round(9).tolist(),
+        "labels": labels,
+        "groups": [groups[node] for node in nodes] if groups else [],
+        "added": [[index[u], index[v]] for u, v in given.added.edges],
+        "degrees": [len(graph[node]) for node in nodes],
+    }
+    if len(nodes) >= SUMMARY:
+        logs = log_errors(matrix, int(min(max(whole.exchanges, 10), 300)))
+        record["log_errors"] = [round(x, 6) if isfinite(x) else None for x in logs.tolist()]
+    return record
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity."""
+    return {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in values.items()}
+
+
+def draw_show(folder: Path) -> list[Path]:
+    """The picture of a `topology.json`: a map, and for large graphs a summary beside it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from ..figures import save
+    from .drawing import LABELLED, draw_map
+
+    record = json.loads((folder / "topology.json").read_text("utf-8"))
+    count = len(record["places"])
+    large = count >= SUMMARY
+    figure = Figure(figsize=(11.5 if large else 8.2, 8.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(2, 2 if large else 1, width_ratios=[2.2, 1] if large else [1])
+    axes = figure.add_subplot(grid[:, 0])
+    found = map_of(record)
+    draw_map(axes, found)
+    known = record["facts"]
+    size = f"{count:,} peers, {known['links']:,} links"
+    pace = f"gap {known['gap']:.4g}, {number(known['exchanges'] or inf)} exchanges to {known['tolerance']:g}"
+    told = f"{size} in all its steps" if record["changes"] else f"{size}, {pace}"
+    figure.suptitle(f"{textwrap.shorten(record['name'], 70)}\n{told}", fontsize=12)
+    if large:
+        _draw_degrees(figure.add_subplot(grid[0, 1]), record)
+        _draw_errors(figure.add_subplot(grid[1, 1]), record)
+    drawn = len(found.links)
+    notes = [f"{drawn:,} of {known['links']:,} links drawn"] if drawn < known["links"] else []
+    if count > LABELLED:
+        notes.append(f"more than {LABELLED} peers are not numbered")
+    if notes:
+        figure.supxlabel("; ".join(notes), fontsize=8, color="#444444", x=0.02, ha="left")
+    return save(figure, folder / "topology")
+
+
+def map_of(record: dict[str, Any]) -> Any:
+    """The map that a `topology.json` describes; very many links are thinned out evenly."""
+    from .drawing import Map
+
+    links = [(u, v) for u, v in record["links"]]
+    every = -(-len(links) // LINES)
+    known = record["facts"]
+    cut = {tuple(link) for link in known["cut_edges"]}
+    return Map(
+        places=np.array(record["places"]),
+        links=links[::every],
+        shares=record["shares"][::every],
+        directed=record["directed"],
+        labels=record["labels"],
+        groups=record["groups"],
+        cut_links=frozenset(link for link in links if link in cut or link[::-1] in cut),
+        bridge_peers=frozenset(known["bridge_peers"]),
+        added=frozenset((u, v) for u, v in record["added"]),
+    )
+
+
+def _draw_degrees(axes: Any, record: dict[str, Any]) -> None:
+    from ..figures import COLOURS
+
+    degrees = np.array(record["degrees"])
+    low, high = int(degrees.min()), int(degrees.max())
+    edges = np.arange(low - 0.5, high + 1.5, max(1, (high - low) // 40))
+    axes.hist(degrees, bins=edges, color=COLOURS[0], edgecolor="white", linewidth=0.4)
+    axes.set(title="links per peer", xlabel="links", ylabel="peers")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    if low == high:
+        axes.set_xticks([low])
+        axes.set_xlim(low - 2, low + 2)
+
+
+def _draw_errors(axes: Any, record: dict[str, Any]) -> None:
+    from ..figures import COLOURS
+
+    logs = [x for x in record["log_errors"] if x is not None]
+    second = 1.0 - record["facts"]["gap"]
+    steps = np.arange(len(logs))
+    axes.semilogy(steps, np.exp(logs), color=COLOURS[0], label="measured, random start")
+    axes.semilogy(
+        steps, np.maximum(second, 1e-300) ** steps, color=COLOURS[7], linestyle="--",
+        label="predicted, slowest start",
+    )  # fmt: skip
+    axes.set(title="disagreement", xlabel="exchange", ylabel="of the first")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2))

@@ -1,0 +1,201 @@
+"""A config's `topology`: the graph of a swarm, bridged if asked, and how each partial model mixes on it.
+
+Live peers and the arena both read it here, so that one config means one graph.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import networkx as nx
+import numpy as np
+
+from ...topology import (
+    Bridging,
+    Members,
+    Schedule,
+    Spec,
+    TopologyError,
+    bridge,
+    bridged,
+    build,
+    build_schedule,
+    predicted_exchanges,
+    require_connected,
+    require_models_connected,
+    schedule_rate,
+    spectral_gap,
+    static,
+    uniform_push,
+)
+from ...topology.spec import SCHEDULES, parse
+from .. import console
+from ..config import Config, ConfigError
+
+if TYPE_CHECKING:
+    from ..arena import Gossip
+
+
+@dataclass(frozen=True)
+class SwarmGraph:
+    """Who may talk to whom in one swarm.
+
+    `graph` is None when it changes over time; `added` lists the links that bridging brought.
+    """
+
+    schedule: Schedule
+    graph: nx.Graph | None
+    added: Bridging
+
+    def count(self, config: Config, models: Members) -> int:
+        """Exchanges per averaging: the config's, else what the slowest model's spectrum predicts."""
+        if config.gossip.exchanges is not None:
+            return config.gossip.exchanges
+        if config.gossip.mode == "async":
+            return PUSHES
+        tolerance, most = config.gossip.tolerance, 1.0
+        for who in models.values():
+            if self.graph is not None:
+                gap = spectral_gap(uniform_push(_part(self.graph, who)))
+                most = max(most, predicted_exchanges(gap, tolerance))
+            else:
+                part = _scheduled(self.schedule, who)
+                window = part.period or WINDOW
+                rate = schedule_rate(part, "push", window)
+                exact = window if rate < 1e-12 else predicted_exchanges(1.0 - rate, tolerance)
+                most = max(most, exact)
+        return int(np.ceil(most))
+
+
+PUSHES = 2
+"""Pushes of an async peer after each round, unless told otherwise."""
+
+WINDOW = 64
+"""Steps over which a schedule without a period is judged."""
+
+
+def swarm_graph(config: Config, models: Members, source: str = "config") -> SwarmGraph | None:
+    """The graph that `topology` names, or None. `models` says which peers share which partial model.
+
+    Every model must be connected on it (a schedule's over one period), or is bridged if `bridge` is
+    set; errors name the file, the key and the peers. Files and modules may stand beside the config.
+    """
+    if config.topology is None:
+        if config.bridge:
+            raise ConfigError(f"{source}: key 'bridge': there is no 'topology' to add links to")
+        return None
+    if config.gossip.mode == "server":
+        raise ConfigError(
+            f"{source}: key 'topology': in server mode every peer talks to the servers alone; leave it out"
+        )
+    folder = Path(source).parent
+    try:
+        with beside(folder):
+            return _swarm_graph(config, found_beside(config.topology, folder), models)
+    except TopologyError as error:
+        line = " ".join(str(error).split())  # one line, wherever it is shown
+        raise ConfigError(f"{source}: key 'topology': {line}") from None
+
+
+def mixing_of(config: Config, models: Members, source: str = "config") -> Gossip | None:
+    """How the arena averages on the config's topology: `Arena(learners, mixing=…)`; None: exactly.
+
+    The exchanges of one averaging are those of live peers in `rounds` mode, shares included, so that
+    the arena and a live swarm compute the same. For `async`, as many synchronous ones as a live peer
+    makes pushes stand in. Links that bridging added are listed on the terminal.
+    """
+    from ..arena import Gossip  # torch: only for those who run it
+
+    found = swarm_graph(config, models, source)
+    if found is None:
+        return None
+    tell(found)
+    graph = found.schedule if found.graph is None else found.graph
+    return Gossip(graph, exchanges=found.count(config, models))
+
+
+def tell(found: SwarmGraph) -> None:
+    """List on the terminal what bridging added, if anything."""
+    if found.added.edges:
+        console.out.print(describe_bridging(found.added), soft_wrap=True)
+
+
+def describe_bridging(added: Bridging) -> str:
+    """One line: which links were added, and whether fewer could do."""
+    links = ", ".join(f"{u}–{v}" for u, v in added.edges)
+    count = f"{len(added.edges)} link{'s' * (len(added.edges) != 1)}"
+    proof = "the fewest that do" if added.least else "perhaps not the fewest: too many to try"
+    return f"bridged: {count} added to join torn partial models ({proof}): {links}"
+
+
+def found_beside(spec: Spec, folder: Path) -> Spec:
+    """The spec with a file's path completed when the file stands in `folder`."""
+    if isinstance(spec, str):
+        spec = spec.strip()
+    if not isinstance(spec, str | Mapping):
+        return spec
+    kind, parameters = parse(spec)
+    path = parameters.get("path")
+    if kind == "file" and isinstance(path, str) and (folder / path).is_file():
+        return {"kind": "file", **parameters, "path": str(folder / path)}
+    return spec
+
+
+@contextmanager
+def beside(folder: Path) -> Iterator[None]:
+    """Let a `module:function` be imported from `folder` or from where the command was started."""
+    added = [str(folder.resolve()), str(Path.cwd())]
+    sys.path[:0] = added
+    try:
+        yield
+    finally:
+        for path in added:
+            sys.path.remove(path)
+
+
+def _swarm_graph(config: Config, spec: Spec, models: Members) -> SwarmGraph:
+    kind = "" if isinstance(spec, nx.Graph | Path) else parse(spec)[0]
+    if kind in SCHEDULES:
+        schedule = build_schedule(spec, config.peers, config.seed)
+        union = schedule.union(0, schedule.period or WINDOW)
+        if config.bridge:
+            raise TopologyError(f"{kind} changes over time: it cannot be bridged; drop 'bridge'")
+        require_models_connected(union, models)
+        return SwarmGraph(schedule, None, Bridging((), True))
+    graph = build(spec, config.peers, config.seed)
+    added = bridge(graph, models) if config.bridge else Bridging((), True)
+    graph = bridged(graph, added) if added.edges else graph
+    try:
+        require_models_connected(graph, models)
+    except TopologyError as error:
+        raise TopologyError(f"{error}, and bridge = true adds them") from None
+    return SwarmGraph(static(graph), graph, added)
+
+
+def _part(graph: nx.Graph, who: object) -> nx.Graph:
+    return nx.convert_node_labels_to_integers(graph.subgraph(who), ordering="sorted")
+
+
+def _scheduled(schedule: Schedule, who: object) -> Schedule:
+    chosen = frozenset(who)  # pyright: ignore[reportArgumentType]
+    return Schedule(len(chosen), lambda step: _part(schedule.graph(step), chosen), schedule.period)
+
+
+def require_whole(graph: nx.Graph, name: str) -> None:
+    """Raise with the components and the way out when a graph is in parts."""
+    try:
+        require_connected(graph, name)
+    except TopologyError as error:
+        raise TopologyError(f"{error} (--bridge)") from None
+
+
+def name_links(links: Iterable[tuple[int, int]], limit: int = 8) -> str:
+    """Write links for a table: `0–4, 3–7`, or the first few and how many follow."""
+    known = sorted(links)
+    more = f", … {len(known) - limit} more" if len(known) > limit else ""
+    return ", ".join(f"{u}–{v}" for u, v in known[:limit]) + more

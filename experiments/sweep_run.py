@@ -1,0 +1,142 @@
+"""Running many runs: side by side in worker processes, each finished one on disk at once, resumable."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
+from pathlib import Path
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+import torch
+
+from .config import ConfigError
+from .results import Record, RecordFile, read_records
+
+
+class Keyed(Protocol):
+    """Anything that names itself by all that decides its result."""
+
+    @property
+    def key(self) -> str:
+        """The name."""
+        ...
+
+
+C = TypeVar("C", bound=Keyed)
+Run: TypeAlias = Callable[[list[C], int], list[Record]]
+"""(cells of a batch, threads) → a record for each."""
+
+
+def one_by_one(cells: list[C]) -> list[list[C]]:
+    """Batches of one."""
+    return [[cell] for cell in cells]
+
+
+class Runs(Generic[C]):
+    """The records of a grid of runs, kept in a JSONL file.
+
+        runs = Runs(cells, folder / "runs.jsonl")
+        try:
+            runs.go(run_cells, on_record=print)
+        finally:
+            report(runs.records())      # whatever is finished, also when interrupted
+
+    Interrupt it when you like, by Ctrl-C or by killing it: every finished run is in the file, and runs
+    whose key is in the file are not run again. Records of other keys in the file are left alone.
+    """
+
+    def __init__(self, cells: Sequence[C], path: Path):
+        self._cells, self._path = list({cell.key: cell for cell in cells}.values()), path
+        wanted = {cell.key for cell in cells}
+        self._records = {r["key"]: r for r in read_records(path) if r.get("key") in wanted}
+
+    def records(self) -> list[Record]:
+        """What is finished, in the order of the cells."""
+        known = self._records
+        return [known[cell.key] for cell in self._cells if cell.key in known]
+
+    def go(
+        self,
+        run: Run[C],
+        *,
+        batches: Callable[[list[C]], list[list[C]]] = one_by_one,
+        jobs: int | None = None,
+        on_start: Callable[[int, int], None] = lambda done, total: None,
+        on_record: Callable[[Record], None] = lambda _: None,
+    ) -> None:
+        """Run what is left.
+
+        run: what a worker does with a batch, and the number of threads it may use: a record for each
+            cell, with the cell's "key" in it. A function of a module, since workers import it.
+        batches: which cells go to a worker together, to be run in one stack.
+        jobs: worker processes, one per core if left out.
+        """
+        # Batches are those of a run from the beginning, whatever is left of them: who shares a stack may
+        # change the last bit of a sum, and an interruption must not change a result.
+        left = [
+            batch
+            for batch in batches(self._cells)
+            if any(cell.key not in self._records for cell in batch)
+        ]
+        on_start(len(self._records), len(self._cells))
+        # Closed at once when interrupted: left to the garbage collector, it would first run them all.
+        with (
+            RecordFile(self._path, fresh=False) as file,
+            closing(in_parallel(run, left, jobs or os.cpu_count() or 1)) as finished,
+        ):
+            for records in finished:
+                for record in records:
+                    if record["key"] in self._records:
+                        continue
+                    self._records[record["key"]] = record
+                    file.write(record)
+                    on_record(record)
+
+
+def in_parallel(
+    run: Run[C], batches: list[list[C]], jobs: int
+) -> Generator[list[Record], None, None]:
+    """Yield records as they are finished; the rest is cancelled when the caller stops."""
+    if not batches:
+        return
+    context = multiprocessing.get_context("spawn")
+    workers = min(jobs, len(batches))
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    with ProcessPoolExecutor(workers, context, initializer=_prepare_worker) as pool:
+        waiting: set[Future[list[Record]]] = {pool.submit(run, batch, threads) for batch in batches}
+        try:
+            while waiting:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+        except BrokenProcessPool:
+            raise ConfigError(
+                "a worker process was killed, perhaps for lack of memory: finished runs are kept, "
+                "start again with fewer --jobs"
+            ) from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _prepare_worker() -> None:
+    """Threads inside one product fight with the other workers for the same cores.
+
+    Ctrl-C reaches workers too: they end at once and without a word, for the parent says what there is
+    to say. If the parent is killed, nobody wants what they compute.
+    """
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, name="end with parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

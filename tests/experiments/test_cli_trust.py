@@ -1,0 +1,175 @@
+"""`gossamer keygen`, `invite`, `revoke` and `study`, as a person would use them."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from gossamer.experiments import byzantine_study, private_study
+from gossamer.experiments.cli_trust import register
+from gossamer.experiments.config import ConfigError
+from gossamer.gossip.trust import Admission, Identity, Revocations, revocation_topic
+from gossamer.gossip.trust.invitation import check
+
+app = typer.Typer()
+register(app)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Small matrices: threads only get in each other's way."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def gossamer(*words):
+    """Run a command; its output, or the one-line error that `main` would print."""
+    result = CliRunner().invoke(app, list(words))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def keygen(label):
+    output = gossamer("keygen", label)
+    return re.search(r"gossamer-ed25519:\S+", output).group()
+
+
+def test_from_keys_to_papers(here):
+    keygen("owner")
+    anna = keygen("anna")
+    assert (here / "anna.key").stat().st_mode & 0o777 == 0o600
+    output = gossamer(
+        "invite", "--owner", "owner.key", "--swarm", "garden", "--peer", anna,
+        "--model", "global", "--model", "blue", "-o", "anna.invitation",
+    )  # fmt: skip
+    assert "for garden, admits to blue, global" in output
+    owner, identity = Identity.load(here / "owner.key"), Identity.load(here / "anna.key")
+    assert identity.label == "anna"
+    admission = Admission.load(here / "anna.invitation", identity)
+    assert check(admission, owner.public, "garden", identity.public).models == {"global", "blue"}
+    gossamer("invite", "--owner", "owner.key", "--swarm", "garden", "--uses", "3", "-o", "ticket")
+    ticket = Admission.load(here / "ticket", identity)
+    assert check(ticket, owner.public, "garden", identity.public).uses == 3
+
+
+def test_a_list_of_revocations_only_grows(here):
+    keygen("owner")
+    revoke = ("revoke", "--owner", "owner.key", "--swarm", "garden")
+    assert "list 1: 1 peers, 0 papers" in gossamer(*revoke, "--peer", "ben@abc")
+    assert "list 2: 2 peers, 1 papers" in gossamer(*revoke, "--peer", "xyz", "--paper", "0a")
+    owner = Identity.load(here / "owner.key")
+    saved = Revocations.load(here / "garden.revocations", owner.public, "garden")
+    assert (saved.number, saved.peers, saved.papers) == (2, {"abc", "xyz"}, {"0a"})
+    assert "list 2: 2 peers" in gossamer(*revoke)  # again, as it is
+
+
+def test_a_list_is_published_and_retained(here, mosquitto, run):
+    keygen("owner")
+    gossamer(
+        "revoke", "--owner", "owner.key", "--swarm", "garden",
+        "--peer", "ben@abc", "--broker", mosquitto.url,
+    )  # fmt: skip
+
+    async def retained():
+        from gossamer.gossip.mqtt import MqttTransport
+
+        async with MqttTransport(mosquitto.url, "reader") as transport:
+            await transport.subscribe(revocation_topic("garden"))
+            async for message in transport.messages():
+                return message
+        return None
+
+    message = run(retained())
+    owner = Identity.load(here / "owner.key")
+    assert message.retain
+    assert Revocations.read(message.payload, owner.public, "garden").peers == {"abc"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["keygen", "owner"], "owner.key: is there already"),
+        (
+            ["invite", "--owner", "none.key", "--swarm", "g", "--uses", "1", "-o", "x"],
+            "cannot be read",
+        ),
+        (
+            ["invite", "--owner", "owner.key", "--swarm", "g", "-o", "x"],
+            "either --peer KEY or --uses N",
+        ),
+        (
+            ["invite", "--owner", "owner.key", "--swarm", "g", "--peer", "zzz", "-o", "x"],
+            "'zzz' is not a public key",
+        ),
+        (["revoke", "--owner", "owner.key", "--swarm", "g"], "nothing to revoke"),
+        (["study", "nothing"], "there are private and byzantine"),
+    ],
+)
+def test_mistakes_are_one_clear_line(here, words, message):
+    keygen("owner")
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        gossamer(*words)
+    assert "\n" not in str(error.value)
+
+
+def test_another_owners_list_is_not_continued(here):
+    keygen("owner")
+    gossamer("revoke", "--owner", "owner.key", "--swarm", "garden", "--peer", "a")
+    (here / "owner.key").rename(here / "old.key")
+    keygen("owner")
+    with pytest.raises(ConfigError, match=r"garden\.revocations: is not this owner's list"):
+        gossamer("revoke", "--owner", "owner.key", "--swarm", "garden", "--peer", "b")
+
+
+# --- studies -----------------------------------------------------------------------------------------
+
+
+def test_private_averaging_hides_what_plain_shows():
+    setting = private_study.Setting(peers=20, degree=6, trials=1000, exchanges=50)
+    (plain, private), floor = private_study.study(setting)
+    assert plain.first == pytest.approx(1.0, abs=1e-9)
+    assert plain.everything == pytest.approx(1.0, abs=1e-6)
+    assert private.first < 0.1
+    assert private.everything < floor + 0.1  # no more than the average itself tells
+    assert private.error < 1e-6
+    assert plain.exchanges < private.exchanges <= 50
+
+
+def test_without_masks_the_study_would_notice(monkeypatch):
+    """The curious neighbour does find what is there to be found."""
+    monkeypatch.setattr(private_study, "enter_round", lambda *_: {})
+    setting = private_study.Setting(peers=12, degree=4, trials=1000, exchanges=5)
+    (_, private), _ = private_study.study(setting)
+    assert private.first == pytest.approx(1.0, abs=1e-9)
+
+
+def test_guards_bear_an_attack_that_ruins_the_unguarded():
+    setting = byzantine_study.Setting(peers=8, hostile=1, rounds=6)
+    (finding,) = byzantine_study.study(setting, attacks=["sign flipped"])
+    assert finding.wronged == 0
+    assert finding.guarded >= finding.clean - 0.03
+    assert finding.unguarded < finding.clean - 0.1
+
+
+def test_results_are_shown_and_written(here, monkeypatch):
+    found = byzantine_study.Finding("sign flipped", 0.86, 0.1, 0.7, quarantined=9, wronged=1)
+    monkeypatch.setattr(byzantine_study, "study", lambda *_, **__: [found])
+    output = gossamer("study", "byzantine", "-o", "out")
+    assert re.search(r"sign flipped .* 0\.860 .* 0\.100 .* 0\.700 .* NO .* 1", output)
+    (row,) = json.loads((here / "out" / "byzantine.json").read_text())
+    assert (row["clean"], row["guarded"], row["covered"]) == (0.86, 0.7, False)

@@ -1,0 +1,277 @@
+"""Studies of matching: baselines, pairing, and a runner that goes on where it stopped."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gossamer.experiments import sweep_run
+from gossamer.experiments.bench import matching as bench
+from gossamer.experiments.config import ConfigError
+from gossamer.experiments.fusing.baselines import answers, average, distill, dp_means
+from gossamer.experiments.fusing.command import run_fusion_study
+from gossamer.experiments.fusing.local import accuracy, chain_of, fresh, logits, train
+from gossamer.experiments.fusing.methods import METHODS, Outcome, Peers, magi
+from gossamer.experiments.fusing.report import show
+from gossamer.experiments.fusing.setting import Setting, deal
+from gossamer.experiments.fusing.streaming import run_stream
+from gossamer.experiments.fusing.studies import FUSION_STUDIES
+from gossamer.experiments.fusing.study import (
+    FusionStudy,
+    Run,
+    differences,
+    marks,
+    run_all,
+)
+from gossamer.models import ModelError
+from gossamer.models.matching import match
+
+torch.set_num_threads(1)
+
+SMALL = Setting("digits", peers=3, layers=1, width=12, alpha=0.5, epochs=2)
+
+
+@pytest.fixture(scope="module")
+def peers() -> Peers:
+    found = Peers(SMALL)
+    assert len(found.own) == 3
+    return found
+
+
+def test_every_sample_is_dealt_once_and_the_seed_decides() -> None:
+    for alpha in (None, 0.2):
+        setting = replace(SMALL, alpha=alpha, peers=7)
+        one, two = deal(setting), deal(setting)
+        assert sum(len(share.y) for share in one.shares) == 1400
+        assert len(one.test_y) == 397
+        assert all(torch.equal(a.x, b.x) for a, b in zip(one.shares, two.shares, strict=True))
+        other = deal(replace(setting, seed=1))
+        assert not torch.equal(one.shares[0].y, other.shares[0].y)
+    even = deal(replace(SMALL, alpha=None, peers=7)).counts
+    assert (even.max(axis=0) - even.min(axis=0) <= 1).all()
+
+
+def test_unknown_data_is_named() -> None:
+    with pytest.raises(ModelError, match="'cifar' here; there are mnist-5k, digits, mnist"):
+        Setting("cifar")
+
+
+def test_the_answers_are_torchs(peers: Peers) -> None:
+    module = fresh("64=12=10", 3)
+    x = peers.dealt.test_x
+    assert torch.allclose(logits(chain_of(module), x).float(), module(x), atol=1e-5)
+    two = torch.tensor([[0.1, 0.9], [0.8, 0.2]])
+    assert accuracy(two, torch.tensor([1, 1])) == 0.5
+    assert accuracy(torch.tensor([[0.3], [-0.3]]), torch.tensor([1, 0])) == 1.0
+
+
+def test_the_average_of_equal_networks_is_themselves(peers: Peers) -> None:
+    chain = peers.own[0]
+    mean = average([chain, chain], np.array([1, 3]))
+    assert all(
+        np.allclose(a.weight, b.weight) for a, b in zip(mean.layers, chain.layers, strict=True)
+    )
+    pulled = average(peers.own[:2], np.array([1.0, 3.0])).layers[0].weight
+    own = [chain.layers[0].weight for chain in peers.own[:2]]
+    assert np.allclose(pulled, 0.25 * own[0] + 0.75 * own[1])
+
+
+def test_a_weighted_ensemble_hears_only_who_saw_the_class(peers: Peers) -> None:
+    x = peers.dealt.test_x[:5]
+    counts = np.zeros((3, 10))
+    counts[0, :5] = 1
+    counts[2, 5:] = 1
+    found = answers(peers.own, x, counts)
+    each = [torch.softmax(logits(chain, x), dim=1) for chain in peers.own]
+    assert torch.allclose(found[:, :5], each[0][:, :5])
+    assert torch.allclose(found[:, 5:], each[2][:, 5:])
+    assert torch.allclose(answers(peers.own, x), sum(each) / 3)  # type: ignore[arg-type]
+
+
+def test_clusters_of_copies_are_the_network_itself(peers: Peers) -> None:
+    """Three copies have a third of their cells' number of distinct ones: DP-means finds them."""
+    chain = peers.own[0]
+    counts = np.ones((3, 10))
+    found = dp_means([chain] * 3, counts)
+    x = peers.dealt.test_x
+    assert found.widths == chain.widths
+    assert torch.allclose(logits(found, x), logits(chain, x), atol=1e-6)
+
+
+def test_a_distilled_network_learns_from_the_answers_alone(peers: Peers) -> None:
+    """It imitates networks trained on labels that it never sees: here, wrong ones."""
+    shares = peers.dealt.shares
+    wrong = [replace_labels(share, 0) for share in shares]
+    teacher = [
+        chain_of(train(fresh("64=12=10", j), s, epochs=3, seed=j)) for j, s in enumerate(wrong)
+    ]
+    student = distill(teacher, shares, "64=16=10", epochs=2, seed=0)
+    assert (logits(student, peers.dealt.test_x).argmax(dim=1) == 0).double().mean() > 0.9
+
+
+def replace_labels(share: Any, label: int) -> Any:
+    return replace(share, y=torch.full_like(share.y, label))
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "distillation"])
+def test_every_method_has_an_outcome(name: str, peers: Peers) -> None:
+    found = METHODS[name](peers)
+    assert 0.05 < found.accuracy <= 1
+    assert found.cells >= 12
+    assert found.parameters >= 12 * 75
+    if name.startswith(("PFNM", "MAGI")):
+        assert 12 <= found.cells <= 36
+
+
+def test_a_stream_gives_every_step_and_method() -> None:
+    found = run_stream(replace(SMALL, epochs=1), 3)
+    assert list(found) == [1, 2, 3]
+    assert set(found[1]) == {"PFNM streaming", "ensemble", "weighted ensemble", "local"}
+    sizes = [found[step]["PFNM streaming"].cells for step in found]
+    assert sizes == sorted(sizes)  # atoms are never forgotten
+    with pytest.raises(ValueError, match="one hidden part"):
+        run_stream(replace(SMALL, layers=2), 3)
+
+
+def tiny(full: bool, seed: int) -> list[Run]:
+    methods = ("PFNM", magi(0.1))
+    return [
+        Run(panel, x, replace(SMALL, peers=x, epochs=1, seed=seed), methods)
+        for panel in ("left", "right")
+        for x in (2, 3)
+    ]
+
+
+TINY = FusionStudy(
+    name="tiny",
+    title="Tiny",
+    section="nowhere",
+    x_label="peers",
+    runs=tiny,
+    caption=lambda full: "full" if full else "quick",
+    seeds=3,
+    quick_seeds=2,
+    measures=("accuracy",),
+    printed={("left", 2, "PFNM"): 50.0},
+)
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+    """The runs that were really run; here in this process, since starting others takes seconds."""
+    seen: list[Run] = []
+
+    def serially(run: Callable[[list[Run], int], Any], batches: list[list[Run]], jobs: int) -> Any:
+        for batch in batches:
+            seen.extend(batch)
+            yield run(batch, 1)
+
+    monkeypatch.setattr(sweep_run, "in_parallel", serially)
+    return seen
+
+
+def test_a_study_goes_on_where_it_stopped(
+    tmp_path: Path, ran: list[Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    records, files = run_fusion_study(TINY, tmp_path, full=False, seeds=1)
+    assert len(records) == len(ran) == 4
+    records, files = run_fusion_study(TINY, tmp_path, full=False)
+    assert len(records) == len(ran) == 8  # the four of the first seed were not run again
+    names = {file.name for file in files}
+    assert {"summary.csv", "differences.csv", "figure-left-accuracy.png"} <= names
+    assert all(file.exists() for file in files)
+    with (tmp_path / "summary.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    first = rows[0]
+    assert (first["panel"], first["peers"], first["method"], first["seeds"]) == (
+        "left", "2", "PFNM", "2",
+    )  # fmt: skip
+    assert first["accuracy, paper"] == "0.5000"
+    show(TINY, records)
+    shown = capsys.readouterr().out
+    assert "paired differences" in shown
+    assert "50.0" in shown
+
+
+def test_only_one_panel_can_be_asked_for(tmp_path: Path, ran: list[Run]) -> None:
+    run_fusion_study(TINY, tmp_path, full=False, seeds=1, only=["right"])
+    assert {run.panel for run in ran} == {"right"}
+    with pytest.raises(ConfigError, match="no panel 'middle'; panels are 'left', 'right'"):
+        run_fusion_study(TINY, tmp_path, full=False, only=["middle"])
+
+
+def record(seed: int, **accuracies: float) -> dict[str, Any]:
+    return {
+        "panel": "p",
+        "seed": seed,
+        "outcomes": [
+            {"x": 1, "method": name.replace("MAGI", "MAGI λ=0.1"), "accuracy": value,
+             "cells": 10 * (seed + 1), "parameters": 5}
+            for name, value in accuracies.items()
+        ],
+    }  # fmt: skip
+
+
+def test_means_and_standard_errors() -> None:
+    (mark,) = marks([record(0, PFNM=0.6), record(1, PFNM=0.8)])
+    assert (mark.seeds, mark.accuracy, mark.cells) == (2, pytest.approx(0.7), 15)
+    assert mark.error == pytest.approx(0.1)  # sd 0.1414 over √2
+
+
+def test_differences_are_paired_by_seed() -> None:
+    """Seeds that differ by 20 points hide nothing: MAGI gains one point on each of them."""
+    (found,) = differences(
+        [
+            record(0, PFNM=0.6, MAGI=0.61),
+            record(1, PFNM=0.8, MAGI=0.81),
+            record(2, PFNM=0.7, MAGI=0.71),
+        ]
+    )
+    assert found.points == pytest.approx(1.0)
+    assert found.error == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", list(FUSION_STUDIES))
+def test_studies_are_well_formed(name: str) -> None:
+    study = FUSION_STUDIES[name]
+    for full in (False, True):
+        runs = [run for seed in range(2) for run in study.runs(full, seed)]
+        assert len({run.key for run in runs}) == len(runs)
+        assert all(method in METHODS for run in runs for method in run.methods)
+        assert all(full or run.setting.data == "digits" for run in runs)
+        assert study.caption(full)
+    panels = {(run.panel, run.x) for run in study.runs(True, 0)}
+    assert all((panel, x) in panels for panel, x, _ in study.printed)
+
+
+def test_the_papers_sizes_are_the_papers() -> None:
+    peers = [run.x for run in FUSION_STUDIES["pfnm-figure2"].runs(True, 0)]
+    assert peers == [2, 5, 10, 15, 20, 25, 30] * 2
+    depths = [run.setting.layers for run in FUSION_STUDIES["pfnm-figure4"].runs(True, 0)]
+    assert depths == [1, 2, 3, 4, 5, 6] * 2
+    assert {run.steps for run in FUSION_STUDIES["pfnm-streaming"].runs(True, 0)} == {15}
+
+
+def test_a_worker_returns_what_it_was_given() -> None:
+    run = tiny(False, 0)[0]
+    (found,) = run_all([run])
+    assert found["key"] == run.key
+    outcome = Outcome(**{k: found["outcomes"][0][k] for k in ("accuracy", "cells", "parameters")})
+    assert 0 <= outcome.accuracy <= 1
+
+
+def test_the_benchmarks_loops_find_the_same_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "INPUTS", 20)
+    peers = [bench.Cells.of(peer.values * 3) for peer in bench.planted(6)]
+    found = list(match(peers).assignments)
+    slow = bench.looped(peers)
+    assert bench._same_partition(found, slow)
+    slow[0] = slow[0][::-1].copy()
+    assert not bench._same_partition(found, slow)

@@ -1,0 +1,215 @@
+"""`gossamer topology …` as a person meets it: tables, files, and one line about what was wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+
+from gossamer.experiments import cli
+from gossamer.topology import build, facts
+
+torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Result:
+    code: object
+    out: str
+    err: str
+
+
+@pytest.fixture
+def topology(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Result]:
+    """Runs `gossamer topology …` in this process, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*arguments: str) -> Result:
+        monkeypatch.setattr(sys, "argv", ["gossamer", "topology", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return Result(stop.value.code, *capsys.readouterr())
+
+    return run
+
+
+def test_show_tells_the_facts_and_draws_them(
+    topology: Callable[..., Result], tmp_path: Path
+) -> None:
+    result = topology("show", "networkx:karate_club_graph", "-o", "club")
+    assert result.code == 0
+    known = facts(build(nx.karate_club_graph()))
+    assert f"{known.gap:.6g}" in result.out
+    assert "1: 0–11" in result.out  # the only cut link
+    record = json.loads((tmp_path / "club/topology.json").read_text())
+    assert record["facts"]["exchanges"] == known.exchanges
+    assert set(record["groups"]) == {"Mr. Hi", "Officer"}
+    assert len(record["links"]) == 78
+    for name in ("topology.png", "topology.svg"):
+        assert (tmp_path / "club" / name).stat().st_size > 5000
+
+
+def test_show_of_a_config_lists_every_partial_model(
+    topology: Callable[..., Result], tmp_path: Path
+) -> None:
+    (tmp_path / "two.toml").write_text(
+        'name = "two"\npeers = 6\ntopology = "ring"\n[data]\nsamples = 5\n'
+        '[network]\nlayout = "64=4=10"\n'
+        '[[models]]\nname = "all"\nlayout = "64-4-0"\n'
+        '[[models]]\nname = "half"\nlayout = "0-0-10"\npeers = 3\n'
+    )
+    result = topology("show", "two.toml", "-o", "two")
+    assert result.code == 0
+    assert "each partial model on its own subgraph" in result.out
+    record = json.loads((tmp_path / "two/topology.json").read_text())
+    assert record["groups"] == ["half"] * 3 + ["no group"] * 3
+
+
+def test_show_of_a_schedule_is_about_its_period(topology: Callable[..., Result]) -> None:
+    result = topology("show", "one-peer-exponential", "--peers", "8")
+    assert result.code == 0
+    assert "exact after one period" in result.out
+    assert "3 steps" in result.out
+
+
+def test_show_of_many_peers_has_a_summary(topology: Callable[..., Result], tmp_path: Path) -> None:
+    assert topology("show", "regular:3", "--peers", "1000", "-o", "many").code == 0
+    words = (tmp_path / "many/topology.svg").read_text()
+    for word in ("links per peer", "disagreement", "more than 64 peers are not numbered"):
+        assert word in words
+
+
+def test_compare_predicts_measures_and_learns(
+    topology: Callable[..., Result], tmp_path: Path
+) -> None:
+    names = ["ring", "torus", "one-peer-exponential"]
+    result = topology("compare", *names, "--peers", "16", "--rounds", "12", "-o", "c")
+    assert result.code == 0
+    record = json.loads((tmp_path / "c/compare.json").read_text())
+    found = {graph["name"]: graph for graph in record["graphs"]}
+    assert list(found) == names
+    for graph in found.values():
+        assert graph["name"] in result.out
+        assert graph["learning"][-1]["megabytes"] <= record["budget_bytes"] / 1e6 * 1.0001
+        assert graph["measured"] <= graph["predicted"]
+    assert np.log(found["ring"]["measured_rate"]) == pytest.approx(
+        np.log(found["ring"]["rate"]), rel=0.05
+    )
+    assert found["one-peer-exponential"]["measured"] == 4
+    assert found["ring"]["messages_per_exchange"] == 32
+    last = {name: graph["learning"][-1]["accuracy"] for name, graph in found.items()}
+    assert last["ring"] < last["one-peer-exponential"]  # who mixes badly knows less
+    assert (tmp_path / "c/compare.png").stat().st_size > 5000
+
+
+def test_compare_without_learning(topology: Callable[..., Result], tmp_path: Path) -> None:
+    result = topology("compare", "ring", "clique", "--no-learn", "-o", "c")
+    assert result.code == 0
+    assert "accuracy" not in result.out
+    assert (tmp_path / "c/compare.svg").exists()
+
+
+def test_stress_says_what_breaks_first(topology: Callable[..., Result], tmp_path: Path) -> None:
+    result = topology("stress", "clusters:2:1", "--peers", "12", "-o", "s")
+    assert result.code == 0
+    assert "First to break: the worst links. 1 link of 31 splits the swarm: without " in result.out
+    record = json.loads((tmp_path / "s/stress.json").read_text())
+    assert [(loss["how"], loss["kind"]) for loss in record["losses"]] == [
+        ("random", "peers"),
+        ("worst", "peers"),
+        ("random", "links"),
+        ("worst", "links"),
+    ]
+    assert record["losses"][3]["first_split"] == 1 / 31
+    factors = {slow["trouble"]: slow["factor"] for slow in record["slowdowns"]}
+    assert factors["links late by up to 4"] > factors["links late by up to 1"] > 1
+    assert (tmp_path / "s/stress.png").stat().st_size > 5000
+
+
+def test_advise_ranks_with_reasons(topology: Callable[..., Result], tmp_path: Path) -> None:
+    result = topology("advise", "--peers", "32", "--degree", "5", "--groups", "4", "-o", "a")
+    assert result.code == 0
+    record = json.loads((tmp_path / "a/advice.json").read_text())
+    best = record["ranked"][0]["topology"]
+    assert f'in a config: topology = "{best}"' in result.out
+    assert f"{best}: {record['ranked'][0]['reason']}" in result.out
+    assert "not clique: its busiest peer has 31 links, the budget is 5" in result.out
+    assert (tmp_path / "a/advice.png").stat().st_size > 5000
+
+
+def test_a_graph_in_parts_is_bridged_on_request(
+    topology: Callable[..., Result], tmp_path: Path
+) -> None:
+    (tmp_path / "parts.edges").write_text("0 1\n1 2\n3 4\n5 6\n")
+    result = topology("show", "parts.edges")
+    assert (result.code, result.out) == (2, "")
+    assert "parts.edges is not connected: 3 components: {0, 1, 2}; {3, 4}; {5, 6}" in result.err
+    assert "--bridge" in result.err
+    result = topology("show", "parts.edges", "--bridge", "-o", "p")
+    assert result.code == 0
+    assert "bridged: 2 links added" in result.out
+    assert len(json.loads((tmp_path / "p/topology.json").read_text())["added"]) == 2
+
+
+FILES = {
+    "loop.edges": "0 1\n1 1\n",
+    "torn.edges": "0 1\n2 3\n",
+    "broken.graphml": "<graphml>\n<oops\n",
+    "heavy.edges": "0 1 0.7\n1 2 0.6\n",
+    "small.csv": "0,1,1\n1,0,1\n1,1,0\n",
+    "odd.json": '{"nodes": [\n}',
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("show", "torn.edges"), r"torn.edges is not connected: 2 components: {0, 1}; {2, 3}"),
+        (("show", "loop.edges"), "loop.edges, line 2: '1 1': a self-loop; remove it"),
+        (
+            ("show", "heavy.edges", "--weights", "edges"),
+            "peer 1 sends away 1.3 of its mass: the weights of its edges must sum to at most 1",
+        ),
+        (("show", "small.csv", "--peers", "5"), "fewer peers than the swarm: 3, not 5"),
+        (("show", "broken.graphml"), "broken.graphml, line 2: not XML"),
+        (("show", "odd.json"), "odd.json, line 2: not JSON"),
+        (("show", "none.graphml"), "none.graphml: cannot read it"),
+        (("show", "regulr:4"), "unknown topology 'regulr': did you mean regular?"),
+        (("show", "regulr:x"), "unknown topology 'regulr': did you mean regular?"),
+        (("show", "no_such_module:graph"), "no_such_module:graph: cannot import it"),
+        (("show", "ring", "--weights", "even"), "--weights 'even': use auto, metropolis"),
+        (("show", "ring", "--tolerance", "2"), "--tolerance 2: give a share of the first"),
+        (("compare", "ring", "small.csv"), "ring has 16, small.csv has 3 peers"),
+        (("compare", "ring", "ring"), "the same graph was named twice"),
+        (("compare", *["ring"] * 9), "9 graphs: one picture tells at most 8 apart"),
+        (("stress", "rotating-rings"), "rotating-rings changes over time: stress takes one graph"),
+        (
+            ("stress", "regular:4", "--peers", "3000"),
+            "3000 peers: attacks are played through up to",
+        ),
+        (("advise", "--peers", "9", "--groups", "2,3"), "sizes sum to 5, not to 9 peers"),
+        (("advise", "--peers", "9", "--groups", "x"), "--groups 'x': give a number of groups"),
+        (("advise", "--peers", "9", "--groups", "7"), "--groups 7: 9 peers form 1 … 4 groups"),
+        (("advise", "--peers", "1"), "at least 2 peers, not 1"),
+    ],
+)
+def test_bad_input_is_one_line(
+    topology: Callable[..., Result], tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    result = topology(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert message in " ".join(result.err.replace("\n", " ").split())
+    assert "Traceback" not in result.err
+    assert not (tmp_path / "results").exists()

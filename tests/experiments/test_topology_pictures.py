@@ -1,0 +1,141 @@
+"""Pictures of graphs: nobody on top of anybody, every word inside, colours that all can tell apart."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import combinations
+from pathlib import Path
+
+import networkx as nx
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from gossamer.experiments import figures
+from gossamer.experiments.figures import COLOURS
+from gossamer.experiments.graphs.drawing import diameter, looks
+from gossamer.experiments.graphs.given import take
+from gossamer.experiments.graphs.places import places
+from gossamer.experiments.graphs.show import draw_show, examine, show
+from gossamer.topology import build
+
+KINDS = [
+    "regular:4",
+    "clusters:4",
+    "barabasi-albert:1",
+    "star",
+    "clique",
+    "exponential",
+    "geographic",
+]
+
+
+def drawn(name: str, peers: int | None, folder: Path, patch: pytest.MonkeyPatch) -> Figure:
+    kept: list[Figure] = []
+    patch.setattr(figures, "save", lambda figure, path: kept.append(figure) or [])
+    show(examine(take(name, peers)), folder)
+    kept[0].draw_without_rendering()
+    return kept[0]
+
+
+def scattered(axes: Axes) -> list[PathCollection]:
+    """The dots of a picture: one collection per group, then the rings around bridge peers."""
+    return [c for c in axes.collections if isinstance(c, PathCollection)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("peers", [16, 256])
+def test_peers_and_labels_never_overlap(
+    kind: str, peers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = drawn(kind, peers, tmp_path, monkeypatch)
+    axes = figure.axes[0]
+    spots = np.concatenate([np.asarray(dots.get_offsets()) for dots in scattered(axes)])
+    spots = np.unique(np.asarray(spots).round(5), axis=0)
+    assert len(spots) == peers
+    pixels = axes.transData.transform(spots)
+    nearest = min(np.linalg.norm(a - b) for a, b in combinations(pixels, 2))
+    size = diameter(places(build(kind, peers))) * figure.dpi / 72
+    assert size <= nearest + 1  # a peer is no wider than the way to its neighbour
+    assert size >= 4  # and still to be seen
+    if peers > 64:
+        assert not axes.texts
+        return
+    assert {text.get_text() for text in axes.texts} == {str(peer) for peer in range(peers)}
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+
+
+def test_names_stand_beside_their_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = drawn("networkx:florentine_families_graph", None, tmp_path, monkeypatch)
+    axes = figure.axes[0]
+    assert "Medici" in {text.get_text() for text in axes.texts}
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert len(boxes) == 15
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+    for box in boxes:
+        assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+
+
+@pytest.mark.parametrize("peers", [16, 256])
+def test_title_and_legend_are_inside(
+    peers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = drawn("barabasi-albert:1", peers, tmp_path, monkeypatch)
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    told = " ".join(text.get_text() for text in legend.get_texts())
+    assert "cut link" in told
+    assert "bridge peer" in told
+    box = legend.get_window_extent()
+    assert box.x0 >= 0
+    assert box.y0 >= -1  # half a pixel is rounding
+    title = figure.get_suptitle()
+    assert f"{peers} peers" in title
+    assert figure._suptitle.get_window_extent().x0 >= 0  # type: ignore[attr-defined]
+
+
+def test_weak_spots_are_the_ones_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = drawn("networkx:karate_club_graph", None, tmp_path, monkeypatch)
+    rings = scattered(figure.axes[0])[-1]
+    assert to_hex(rings.get_edgecolor()[0]).upper() == COLOURS[1]
+    record = json.loads((tmp_path / "topology.json").read_text())
+    assert np.allclose(rings.get_offsets(), [record["places"][0]])  # peer 0, nobody else
+
+
+def test_groups_have_safe_looks_of_their_own() -> None:
+    found = looks([str(i) for i in range(12)])
+    assert len(set(found.values())) == 12
+    assert {colour for colour, _ in found.values()} <= set(COLOURS) - {COLOURS[1]}
+    assert len(set(looks([str(i) for i in range(40)]).values())) == 1  # too many for a legend
+
+
+def test_the_same_graph_is_the_same_picture(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        show(examine(take("watts-strogatz", 30)), tmp_path / name)
+    assert (tmp_path / "one/topology.svg").read_bytes() == (
+        tmp_path / "two/topology.svg"
+    ).read_bytes()
+    before = (tmp_path / "one/topology.png").read_bytes()
+    draw_show(tmp_path / "one")  # from the file alone
+    assert (tmp_path / "one/topology.png").read_bytes() == before
+    words = set(re.findall(r"<!-- (.*?) -->", (tmp_path / "one/topology.svg").read_text()))
+    assert "watts-strogatz" in words
+
+
+def test_places_follow_the_graphs_own_or_its_hops() -> None:
+    own = build("geographic", 40, seed=2)
+    want = np.array([own.nodes[i]["pos"] for i in range(40)])
+    found = places(own)
+    assert np.corrcoef(want[:, 0], found[:, 0])[0, 1] > 0.95
+    ring = places(build("ring", 24))
+    steps = np.linalg.norm(ring - np.roll(ring, 1, axis=0), axis=1)
+    assert steps.max() < 1.5 * steps.min()  # a ring is drawn as one
+    apart = places(nx.disjoint_union(nx.cycle_graph(5), nx.cycle_graph(5)))
+    assert np.isfinite(apart).all()
+    assert ring.min() >= -1e-9
+    assert ring.max() <= 1 + 1e-9

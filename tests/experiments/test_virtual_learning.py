@@ -1,0 +1,228 @@
+"""Learning in virtual time: the config's switch, its files, and what the seed decides."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gossamer.experiments.config import ConfigError, parse_config
+from gossamer.experiments.results import read_records
+from gossamer.experiments.virtual.learning import LearningSwarm, Reading
+from gossamer.experiments.virtual.report import curve, simulate_in_time, summarise
+from gossamer.gossip import ONE
+
+torch.set_num_threads(1)
+
+TIME = {"training": "lognormal:1:0.3", "delay": "exponential:0.3"}
+
+
+def table(**changed: Any) -> dict[str, Any]:
+    base: dict[str, Any] = {
+        "name": "tiny",
+        "peers": 6,
+        "rounds": 10,
+        "test_every": 2,
+        "data": {"samples": 60, "test": 60},
+        "tasks": [{"kind": "swap", "labels": [8, 9], "peers": 2}],
+        "network": {"layout": "64=12=10"},
+        "models": [
+            {"name": "global", "layout": "64-10-10"},
+            {"name": "pair", "layout": "0-1-0", "peers": [0, 1], "depends": ["global"]},
+        ],
+        "training": {"stretch": 60, "rate": 0.3},
+        "time": TIME,
+    }
+    return base | changed
+
+
+def learn(threads: int = 1, **changed: Any) -> tuple[LearningSwarm, list[Reading]]:
+    tests: list[Reading] = []
+    swarm = LearningSwarm(parse_config(table(**changed)), threads=threads, on_test=tests.append)
+    swarm.run()
+    return swarm, tests
+
+
+def last(tests: list[Reading]) -> dict[int, float]:
+    return {tested.peer: tested.metrics.accuracy for tested in tests}
+
+
+def test_peers_learn_together() -> None:
+    swarm, together = learn(rounds=30)
+    _, alone = learn(rounds=30, models=[])
+    assert sum(last(together).values()) / 6 > sum(last(alone).values()) / 6 + 0.03
+    times = [tested.time for tested in together if tested.peer == 3]
+    assert times == sorted(times)
+    assert times[-1] == swarm.seconds
+    assert len(times) > 10
+
+
+def test_only_those_who_implement_a_model_share_it() -> None:
+    swarm, _ = learn()
+    lanes = {lane.shared.name: set(lane.stores) for lane in swarm.swarm.lanes}
+    assert lanes == {"global": set(range(6)), "pair": {0, 1}}
+
+
+def test_mass_is_conserved_while_peers_learn() -> None:
+    swarm, _ = learn(time=TIME | {"loss": 0.3})
+    for lane in swarm.swarm.lanes:
+        name = lane.shared.name
+        accounts = [gossiper.account(name) for gossiper in lane.gossipers.values()]
+        credited = sum(g.counters["credited"] for g in lane.gossipers.values())
+        assert credited > 3
+        # What is open at its sender may be credited already: the answer is still on its way.
+        open_ = sum(
+            transfer.give.weight
+            for gossiper in lane.gossipers.values()
+            for transfer in gossiper.ledger.open.values()
+            if lane.gossipers[int(transfer.give.receiver)].ledger.verdict(
+                gossiper.peer, gossiper.session, name
+            )
+            != (transfer.give.sequence, "credited")
+        )
+        assert sum(account.held for account in accounts) + open_ == len(accounts) * ONE
+
+
+def test_without_gossip_a_stretch_is_a_plain_stretch() -> None:
+    """Adding what a stretch changed must be what training in place is."""
+    quiet = TIME | {"delay": "constant:1000", "training": "constant:1"}
+    swarm, _ = learn(time=quiet, rounds=4)
+    fresh = LearningSwarm(parse_config(table(time=quiet, rounds=4)))
+    for member, other in zip(swarm.members, fresh.members, strict=True):
+        rounds = 3  # the fourth stretch ends with the run, not before it
+        other.learner.train(rounds)
+        assert torch.equal(member.network.flat, other.network.flat)
+
+
+TROUBLE = TIME | {
+    "loss": 0.2,
+    "stragglers": 0.2,
+    "slowdown": 4,
+    "churn": {"leave": 0.05, "arrive": 0.4},
+    "partitions": [{"start": 2, "end": 5, "peers": 3}],
+}
+
+
+def test_threads_change_nothing_and_seeds_do() -> None:
+    one, tests = learn(time=TROUBLE)
+    two, same = learn(time=TROUBLE, threads=3)
+    assert tests == same
+    for member, other in zip(one.members, two.members, strict=True):
+        assert torch.equal(member.network.flat, other.network.flat)
+    assert learn(time=TROUBLE, seed=1)[1] != tests
+
+
+def test_weights_may_count_samples() -> None:
+    swarm, _ = learn(weights="samples", rounds=2)
+    assert set(swarm.swarm.lanes[0].shared.weights.values()) == {60 * ONE}
+
+
+def test_float16_on_the_wire_loses_no_weight() -> None:
+    swarm, tests = learn(gossip={"dtype": "float16"})
+    assert all(0.1 <= accuracy <= 1 for accuracy in last(tests).values())
+    held = sum(g.account("global").held for g in swarm.swarm.lanes[0].gossipers.values())
+    assert 0 < held <= 6 * ONE
+
+
+def test_files(tmp_path: Path) -> None:
+    config = parse_config(table(time=TROUBLE))
+    seen: list[Reading] = []
+    files = simulate_in_time(config, tmp_path, networks=True, on_test=seen.append)
+    names = {"summary.csv", "accuracy.png", "accuracy.svg"}
+    assert {file.name for file in files} == names | {f"peer-{i}.safetensors" for i in range(6)}
+    assert parse_config(json.loads((tmp_path / "config.json").read_text())) == config
+    records = list(read_records(tmp_path / "metrics.jsonl"))
+    assert [(r["time"], r["round"], int(r["peer"])) for r in records] == [
+        (t.time, t.round, t.peer) for t in seen
+    ]
+    assert "virtual time" in (tmp_path / "accuracy.svg").read_text()
+    with (tmp_path / "summary.csv").open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["peer", "task", "rounds", "accuracy"]
+    assert {row[0]: row[3] for row in rows} == {
+        str(peer): f"{accuracy:.4f}"
+        for peer, accuracy in last(sorted(seen, key=lambda t: t.time)).items()
+    }
+
+
+def test_interrupted_keeps_what_was_tested(tmp_path: Path) -> None:
+    count = 0
+
+    def stop(tested: Reading) -> None:
+        nonlocal count
+        count += 1
+        if count == 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate_in_time(parse_config(table()), tmp_path, threads=2, on_test=stop)
+    assert len(list(read_records(tmp_path / "metrics.jsonl"))) == 8
+    assert (tmp_path / "accuracy.png").exists()
+
+
+def test_a_curve_shows_the_latest_tests() -> None:
+    found = curve({"a": [(1.0, 1, 0.5), (3.0, 2, 0.7)], "b": [(2.0, 1, 0.1)]})
+    assert found[1.0] == [0.5]
+    assert found[2.0] == [0.5, 0.1]
+    assert found[3.0] == [0.7, 0.1]
+
+
+def test_nothing_tested_nothing_drawn(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    assert summarise(tmp_path, "tiny") == []
+
+
+def test_a_churn_trace_is_read_beside_the_config(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("2,leave,5\n4,arrive,5\n", "utf-8")
+    config = parse_config(table(time=TIME | {"churn": {"trace": "trace.csv", "step": 0.5}}))
+    swarm = LearningSwarm(config, str(tmp_path / "config.toml"))
+    assert swarm.world.ends[5, 0] == 1.0
+    assert swarm.world.starts[5, 1] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("time", "message"),
+    [
+        (
+            {"training": "lognorml:1:1"},
+            "key 'time.training': unknown distribution 'lognorml'; did you mean",
+        ),
+        ({"delay": -1}, "key 'time.delay': value is -1"),
+        ({"delay": "uniform:1"}, "write uniform:low:high"),
+        ({"delay": [1]}, "key 'time.delay': should be a number of seconds"),
+        ({"seconds": -3.0}, "key 'time.seconds': input should be greater than 0, not -3.0"),
+        ({"timeout": 0.0}, "key 'time.timeout'"),
+        ({"los": 0.1}, "unknown key 'time.los'; did you mean 'loss'?"),
+        ({"churn": {"leav": 0.1}}, "unknown key 'time.churn.leav'; did you mean 'leave'?"),
+        ({"partitions": {"start": 1}}, "write [[partitions]]"),
+    ],
+)
+def test_mistakes_in_the_table_are_named(time: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(table(time=time), "swarm.toml")
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("swarm.toml: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"gossip": {"mode": "rounds"}}, "key 'gossip.mode': virtual time is for mode = 'async'"),
+        ({"time": TIME | {"churn": {"trace": "none.csv"}}}, "key 'time.churn': "),
+        (
+            {"time": TIME | {"partitions": [{"start": 1, "end": 2, "peers": [77]}]}},
+            "names peer 77, but peers are 0 to 5",
+        ),
+        ({"topology": "one-peer-exponential"}, "key 'topology'"),
+    ],
+)
+def test_mistakes_that_need_the_swarm_are_named(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        LearningSwarm(parse_config(table(**changed)), "swarm.toml")
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("swarm.toml: ")
