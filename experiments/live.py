@@ -26,12 +26,15 @@ def plan(config: Config, folder: Path, broker: BrokerAddress, source: str = "con
     """
     members = Swarm(config, source).members()
     owners = shared_owners(members)
-    graph = graph_of(config, members, source)
-    if config.topology is not None and graph is None:
-        raise ConfigError(
-            f"{source}: key 'topology': this one changes over time, which live peers do not follow; name "
-            "one graph, or run it in the arena with gossamer simulate"
-        )
+    found = swarm_graph(config, owners, source)
+    if found is not None:
+        tell(found)
+        if found.graph is None and config.gossip.mode != "async":
+            raise ConfigError(
+                f"{source}: key 'topology': this one changes over time, which live peers follow in async "
+                "mode only; name one graph, or run it in the arena with gossamer simulate"
+            )
+    graph = None if found is None else found.union()
     names = tuple(member.name for member in members)
     _check_private(config, owners, source)
     papers = None
@@ -58,6 +61,7 @@ def plan(config: Config, folder: Path, broker: BrokerAddress, source: str = "con
             dtype=gossip.dtype,
             neighbours=neighbours,
             sources=sources,
+            turns=_turns(found, names, index),
             servers=servers,
             expect=names,
             founder=True,
@@ -120,6 +124,19 @@ def _around(
             tuple(names[other] for other in graph.predecessors(index)),
         )
     return tuple(names[other] for other in graph.neighbors(index)), None
+
+
+def _turns(
+    found: SwarmGraph | None, names: tuple[str, ...], index: int
+) -> tuple[tuple[str, ...], ...]:
+    """Whom a peer gives to, step after step, where the graph changes over time."""
+    if found is None or found.graph is not None:
+        return ()
+    graphs = (found.schedule.graph(step) for step in range(found.steps))
+    return tuple(
+        tuple(names[other] for other in graph.neighbors(index)) if index in graph else ()
+        for graph in graphs
+    )
 
 
 def _check_private(config: Config, owners: dict[str, list[int]], source: str) -> None:

@@ -83,6 +83,8 @@ def run_live(
             with Live(board.table(), console=console.err, refresh_per_second=4) as live:
                 asyncio.run(_run(swarm, live, board))
                 live.update(board.table())
+            if not console.err.is_terminal:
+                console.err.print()  # the table's last line has no end there
     return collect(config, spec, events)
 
 

@@ -243,6 +243,11 @@ class Gossiper:
         """Return the neighbours, online or not, that a vector may be pushed to, sorted by name."""
         return self._neighbours.sharing(vector)
 
+    def reachable_neighbours(self, vector: str) -> list[str]:
+        """Return the neighbours that a vector may be pushed to and that are online now."""
+        sharing = self._neighbours.sharing(vector)
+        return [peer for peer in sharing if self._neighbours.reachable(peer)]
+
     def free_neighbours(self, vector: str, *, online_only: bool = True) -> list[str]:
         """Return the neighbours to which no transfer of this vector is open."""
         return [

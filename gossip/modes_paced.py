@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,8 @@ class PacedMode(ManualMode):
         only the weight that is held, so what is on its way learns nothing: raise it from 0 only where
         links are slow and training is not.
     floor: do not push while a share or the rest would fall below this weight.
+    turns: for graphs that change over time: the neighbours that push after push may be given to, over and
+        over. A turn in which nobody can be reached passes.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class PacedMode(ManualMode):
         ahead: int = 0,
         backlog: int = 2,
         floor: int = FLOOR,
+        turns: Sequence[Collection[str]] = (),
     ) -> None:
         if fanout < 1:
             raise ValueError(f"paced mode: fanout is {fanout}, must be at least 1")
@@ -48,6 +52,8 @@ class PacedMode(ManualMode):
         self.backlog, self.floor = backlog, floor
         self._requested = 0
         self._owed: Counter[str] = Counter()
+        self._turns = [frozenset(turn) for turn in turns]
+        self._turn: Counter[str] = Counter()
 
     def request(self) -> None:
         """Ask for one more push of every vector."""
@@ -71,6 +77,12 @@ class PacedMode(ManualMode):
 
     def _push(self, gossiper: Gossiper, vector: str, now: float) -> bool:
         free = gossiper.free_neighbours(vector)
+        if self._turns:
+            whose = self._turns[self._turn[vector] % len(self._turns)]
+            free = [peer for peer in free if peer in whose]
+            if not free and not whose.intersection(gossiper.reachable_neighbours(vector)):
+                self._turn[vector] += 1
+                return True
         if not free:
             return False
         chosen = gossiper.rng.permutation(len(free))[: self.fanout]
@@ -81,4 +93,5 @@ class PacedMode(ManualMode):
             share = portion(weight, self.fraction) // len(chosen)
         if min(share, weight - share * len(chosen)) < self.floor:
             return False
+        self._turn[vector] += 1
         return gossiper.push(vector, {free[index]: share for index in chosen}, now)

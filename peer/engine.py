@@ -363,7 +363,9 @@ class Engine:
         settings = self.settings
         match settings.mode:
             case "async":
-                return PacedMode(settings.exchanges, fraction=settings.fraction)
+                return PacedMode(
+                    settings.exchanges, fraction=settings.fraction, turns=settings.turns
+                )
             case "rounds":
                 sources = None
                 if settings.sources is not None:

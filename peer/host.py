@@ -212,6 +212,7 @@ def _settings(table: dict[str, Any]) -> Settings:
     for name in ("neighbours", "sources", "expect"):
         if table[name] is not None:
             table[name] = tuple(table[name])
+    table["turns"] = tuple(tuple(turn) for turn in table["turns"])
     if isinstance(table["guards"], dict):
         table["guards"] = GuardSettings(**table["guards"])
     if table["dp"] is not None:

@@ -39,6 +39,8 @@ class Settings:
     """Peers to talk to; None talks to everybody who implements the same model."""
     sources: tuple[str, ...] | None = None
     """rounds mode on a directed graph: peers to hear from, where they are not the neighbours."""
+    turns: tuple[tuple[str, ...], ...] = ()
+    """async, on a graph that changes over time: the neighbours of one push after the other, in turn."""
     servers: Mapping[str, str] = field(default_factory=dict)
     """server mode: the peer that averages each partial model."""
     expect: tuple[str, ...] = ()

@@ -52,6 +52,15 @@ class SwarmGraph:
     graph: nx.Graph | None
     added: Bridging
 
+    @property
+    def steps(self) -> int:
+        """After how many steps the graphs repeat, or how many are taken for all if they never do."""
+        return self.schedule.period or WINDOW
+
+    def union(self) -> nx.Graph:
+        """All links that there ever are."""
+        return self.schedule.union(0, self.steps) if self.graph is None else self.graph
+
     def count(self, config: Config, models: Members) -> int:
         """Exchanges per averaging: the config's, else what the slowest model's spectrum predicts."""
         if config.gossip.exchanges is not None:

@@ -15,7 +15,7 @@ from gossamer.experiments.config import Config, ConfigError
 from gossamer.experiments.graphs import mixing_of, swarm_graph, take
 from gossamer.experiments.live import graph_of, plan, shared_owners
 from gossamer.models import average
-from gossamer.peer.host import BrokerAddress
+from gossamer.peer.host import BrokerAddress, HostSpec
 from gossamer.topology import Schedule, build, predicted_exchanges, spectral_gap, uniform_push
 
 torch.set_num_threads(1)
@@ -150,10 +150,24 @@ def test_schedules_are_for_the_arena(tmp_path: Path) -> None:
     list(Arena(learners, mixing=mixing).run(2))
     found = np.stack([learner.network.read("all").numpy() for learner in learners])
     assert np.abs(found - found.mean(axis=0)).max() < 1e-4
-    with pytest.raises(ConfigError, match="changes over time, which live peers do not follow"):
+    with pytest.raises(
+        ConfigError, match="changes over time, which live peers follow in async mode only"
+    ):
         plan(swarm, tmp_path, NOWHERE)
     with pytest.raises(ConfigError, match="cannot be bridged"):
         swarm_graph(config(topology="random-matchings:8", bridge=True), EVERYBODY)
+
+
+def test_async_peers_follow_a_schedule_turn_by_turn(tmp_path: Path) -> None:
+    spec = plan(config(topology="one-peer-exponential"), tmp_path, NOWHERE)
+    count = len(spec.peers)
+    hops = [1 << hop for hop in range((count - 1).bit_length())]
+    for index, peer in enumerate(spec.peers):
+        to = [str((index + hop) % count) for hop in hops]
+        assert peer.settings.turns == tuple((name,) for name in to)
+        assert set(peer.settings.neighbours or ()) == set(to)
+    HostSpec(NOWHERE, str(tmp_path), spec.peers).write(tmp_path / "host.json")
+    assert HostSpec.read(tmp_path / "host.json").peers[0].settings == spec.peers[0].settings
 
 
 @pytest.mark.parametrize(

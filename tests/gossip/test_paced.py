@@ -1,0 +1,78 @@
+"""Pushes at the pace of training, on graphs that change from push to push."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gossamer.gossip.gossiper import Gossiper
+from gossamer.gossip.memory import introduce
+from gossamer.gossip.messages import Give
+from gossamer.gossip.modes_paced import PacedMode
+from gossamer.gossip.pushsum import ONE
+from gossamer.gossip.store import DictStore
+
+
+def peers(turns: dict[str, list[list[str]]], values: dict[str, float]) -> dict[str, Gossiper]:
+    made = {}
+    for name, value in values.items():
+        store = DictStore({"v": np.full(2, value)})
+        made[name] = Gossiper(name, f"s{name}", store, mode=PacedMode(turns=turns.get(name, ())))
+        made[name].inject("v", ONE)
+    introduce(list(made.values()))
+    return made
+
+
+def push_all(swarm: dict[str, Gossiper], now: float) -> list[tuple[str, str]]:
+    """One request of everybody, delivered at once; who gave to whom."""
+    for peer in swarm.values():
+        peer.mode.request()
+        peer.tick(now)
+    pushed = []
+    waiting = [message for peer in swarm.values() for message in peer.poll()]
+    while waiting:
+        for message in waiting:
+            if isinstance(message, Give):
+                pushed.append((message.sender, message.receiver))
+            swarm[message.receiver].handle(message, now)
+        waiting = [message for peer in swarm.values() for message in peer.poll()]
+    return pushed
+
+
+def test_turns_are_taken_one_after_the_other() -> None:
+    swarm = peers({"a": [["b"], ["c"], ["b", "c"]]}, {"a": 0.0, "b": 1.0, "c": 2.0})
+    given = [dict(push_all(swarm, float(step)))["a"] for step in range(6)]
+    assert given[:2] == given[3:5] == ["b", "c"]
+    assert {given[2], given[5]} <= {"b", "c"}
+
+
+def test_one_peer_exponential_averages_exactly_after_two_pushes_of_four() -> None:
+    names = "abcd"
+    turns = {
+        name: [[names[(place + hop) % 4]] for hop in (1, 2)] for place, name in enumerate(names)
+    }
+    swarm = peers(turns, dict(zip(names, (0.0, 4.0, 8.0, 12.0), strict=True)))
+    for step in range(2):
+        push_all(swarm, float(step))
+    for peer in swarm.values():
+        np.testing.assert_allclose(peer._vault.store.read("v"), 6.0, rtol=1e-12)
+        assert peer.weight("v") == ONE
+
+
+def test_a_turn_of_somebody_who_cannot_be_reached_passes() -> None:
+    swarm = peers({"a": [["b"], ["c"]]}, {"a": 0.0, "b": 1.0, "c": 2.0})
+    swarm["a"].peer_offline("b")
+    given = [
+        [to for sender, to in push_all(swarm, float(step)) if sender == "a"] for step in (0, 1)
+    ]
+    assert given == [[], ["c"]]
+
+
+def test_a_busy_neighbour_is_waited_for() -> None:
+    swarm = peers({"a": [["b"], ["b"], ["c"]]}, {"a": 0.0, "b": 1.0, "c": 2.0})
+    a = swarm["a"]
+    for now in (0.0, 0.01):
+        a.mode.request()
+        a.tick(now)
+    first = [message.receiver for message in a.poll() if isinstance(message, Give)]
+    assert first == ["b"]  # the second push is for b too, and b has not answered yet
+    assert a.account("v").open == ONE // 2
