@@ -79,7 +79,10 @@ def _hear_oneself(member: Membership, payload: bytes) -> None:
     if not (own and status.state == "offline"):  # our question, or our last will
         member.own_status = status
     if status.state == "online" and not own and member.born:
-        _log.warning("peer %s: somebody else came online under this name", member.name)
+        member.engine.dropped["name-taken"] += 1
+        count = member.engine.dropped["name-taken"]
+        if count & (count - 1) == 0:  # 1, 2, 4, 8, …: a flood cannot flood the log
+            _log.warning("peer %s: somebody else came online under this name", member.name)
     if status.state == "offline" and member.born:
         # A late last will of ours, or somebody who asks whether the name is free.
         member.contradict()

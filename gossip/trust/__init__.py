@@ -17,7 +17,8 @@ from .invitation import (
 from .keyring import OVERHEAD, Keyring, Opened
 from .register import Member, Register
 from .revocation import Revocations, revocation_topic
-from .trust import Heard, NoTrust, Trust, Trusting
+from .trust import Trust
+from .trusting import Heard, NoTrust, Trusting
 
 __all__ = [
     "OVERHEAD",

@@ -53,7 +53,8 @@ class GuardSettings:
     """The most weight that one transfer may carry, in peers' worth of ours. Raise it if peers count by
     very different numbers of samples."""
     rate: float = 50.0
-    """Messages per second that a sender may keep up. Raise it for very short rounds."""
+    """Messages per second that a sender may keep up. A message counts once if it takes up to 64 packets,
+    and once for every 64 if it takes more. Raise it for very short rounds."""
     burst: float = 200.0
     """Messages that it may send at once."""
     strikes: int = 5
@@ -106,19 +107,20 @@ class Guards:
 
     # --- messages -------------------------------------------------------------------------------
 
-    def allow(self, sender: str, now: float) -> bool:
-        """Whether one more message of this sender may be looked at; if not, drop it unanswered.
+    def allow(self, sender: str, now: float, share: float = 1.0) -> bool:
+        """Whether one more packet of this sender may be looked at; if not, drop it unanswered.
 
-        Ask after a packet was opened and before it is decoded. Its sender repeats what was dropped.
+        share: the part of a message that the packet is. Ask after it was opened and before it is
+        decoded. Its sender repeats what was dropped.
         """
         record = self._record(sender, now)
         limits = self.settings
         gained = max(0.0, now - record.filled) * limits.rate
         record.tokens, record.filled = min(limits.burst, record.tokens + gained), now
-        if record.tokens < 1:
+        if record.tokens < share:
             self.counters["rate"] += 1
             return False
-        record.tokens -= 1
+        record.tokens -= share
         return True
 
     def inspect(self, give: Give, own: Array, held: int, worth: int, now: float) -> Give | str:

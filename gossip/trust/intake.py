@@ -6,13 +6,20 @@ for the peer that sealed it? Whatever fails is counted by cause, through `drop`,
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping
+from typing import Final
 
-from ..chunks import Reassembler
+from ..chunks import HEADER_BYTES, Reassembler
 from ..messages import Message
 from ..wire import Buffer, WireError, decode, require_schema
 from .guards import Guards
-from .trust import Trusting
+from .trusting import Trusting
+
+_COUNT = struct.Struct("<I")
+_COUNT_AT: Final = 28  # in a chunk's header
+MIN_SHARE: Final = 1 / 64
+"""What one packet counts for at least, however many chunks it says that its message has."""
 
 
 class Intake:
@@ -41,7 +48,8 @@ class Intake:
         if opened is None:
             return None
         known = opened.sender  # nobody in particular, without trust
-        if known and self.guards is not None and not self.guards.allow(known, now):
+        share = message_share(opened.packet)
+        if known and self.guards is not None and not self.guards.allow(known, now, share):
             self._drop("rate", f"{opened.sender} sends faster than its bound")
             return None
         try:
@@ -60,3 +68,14 @@ class Intake:
             self._drop(error.cause, str(error))
             return None
         return message if self.trust.genuine(opened, message) else None
+
+
+def message_share(packet: Buffer) -> float:
+    """The part of a message that a chunk is, so that rates count messages: large ones are no floods.
+
+    Not below MIN_SHARE: a member who says that its messages have a million chunks gains little by it.
+    """
+    if len(packet) < HEADER_BYTES:
+        return 1.0
+    (count,) = _COUNT.unpack_from(packet, _COUNT_AT)
+    return max(MIN_SHARE, 1 / max(count, 1))

@@ -7,7 +7,7 @@ exchange key, so everything sealed for its former life is void.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Final
@@ -197,10 +197,26 @@ def sign_card(
 
 
 def sign_status(
-    identity: Identity, swarm: str, exchange: bytes, number: int, body: bytes, *, will: bool = False
+    identity: Identity,
+    swarm: str,
+    exchange: bytes,
+    number: int,
+    body: bytes,
+    *,
+    will: bool = False,
+    answers: Iterable[bytes] = (),
 ) -> bytes:
-    """A status as it is published; numbers of one life rise, a will needs none of its own."""
-    head = {"key": identity.public, "exchange": exchange, "number": number, "will": will}
+    """A status as it is published; numbers of one life rise, a will needs none of its own.
+
+    answers: other lives under the same name that were heard before: see `OwnName`.
+    """
+    head = {
+        "key": identity.public,
+        "exchange": exchange,
+        "number": number,
+        "will": will,
+        "answers": list(answers),
+    }
     return signed.sign(identity, topics.status(swarm, identity.name), head, body)
 
 

@@ -7,7 +7,7 @@
     opened = trust.open(model, packet)               # before chunks are put together
     for receiver, model, packet in trust.tick(): …   # keys, for the receivers' inboxes
 
-`NoTrust` has the same methods and believes everything: for simulations and laboratories.
+`NoTrust` has the same methods and believes everything: see trusting.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final
 
 from .. import topics
 from ..messages import Message
@@ -27,8 +26,10 @@ from .errors import TrustError
 from .identity import Identity
 from .invitation import Admission, check
 from .keyring import OVERHEAD, Keyring, Opened
+from .own_name import OwnName
 from .register import Claim, Register, sign_card, sign_status
 from .revocation import Revocations, revocation_topic
+from .trusting import Heard
 
 _log = logging.getLogger(__name__)
 
@@ -38,39 +39,6 @@ MAX_EARLY_BYTES: Final = 16 << 20
 
 MAX_WAITING: Final = 256
 """Statuses kept of peers whose card has not arrived yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """What presence should know: a genuine card or status, or that a peer is out (body empty)."""
-
-    kind: Literal["card", "status", "out"]
-    peer: str
-    body: bytes = b""
-
-
-class Trusting(Protocol):
-    """What a peer asks of its trust."""
-
-    name: str
-    overhead: int
-    """Bytes that sealing adds to a packet."""
-    counters: Counter[str]
-    """What was refused, by cause."""
-
-    def patterns(self) -> list[str]: ...
-    def card(self, body: bytes) -> bytes: ...
-    def status(self, body: bytes) -> bytes: ...
-    def will(self, body: bytes) -> bytes: ...
-    def hear(self, topic: str, payload: bytes) -> list[Heard]: ...
-    def can_seal(self, receiver: str, model: str) -> bool: ...
-    def seal(self, receiver: str, model: str, packet: bytes) -> bytes | None: ...
-    def open(self, model: str, packet: Buffer) -> Opened | None: ...
-    def early(self) -> list[tuple[str, Buffer]]: ...
-    def genuine(self, opened: Opened, message: Message) -> bool: ...
-    def gone(self, peer: str, session: str) -> None: ...
-    def tick(self) -> tuple[list[tuple[str, str, bytes]], list[Heard]]: ...
-    def snapshot(self) -> dict[str, Any]: ...
 
 
 class Trust:
@@ -126,6 +94,7 @@ class Trust:
         self.keyring = Keyring(identity, session, since, swarm, frozenset(models))
         self._models = frozenset(models)
         self._number = 0
+        self._own_name = OwnName(self.keyring.exchange)
         self._waiting: dict[str, bytes] = {}
         self._early: list[tuple[str, Buffer]] = []
         self._early_bytes = self._epochs = 0
@@ -137,14 +106,18 @@ class Trust:
         return [revocation_topic(self.swarm)]
 
     def card(self, body: bytes) -> bytes:
-        """Our card, signed, with our paper."""
+        """Our card, signed, with our paper. From now on the name is ours."""
+        self._own_name.ours = True
         claim = Claim(self.keyring.exchange, self._session, self._since, self._models)
         return sign_card(self.identity, self.swarm, self._admission, claim, self._wall(), body)
 
     def status(self, body: bytes) -> bytes:
         """Our status, signed; it replaces those before it."""
         self._number += 1
-        return sign_status(self.identity, self.swarm, self.keyring.exchange, self._number, body)
+        return sign_status(
+            self.identity, self.swarm, self.keyring.exchange, self._number, body,
+            answers=self._own_name.met,
+        )  # fmt: skip
 
     def will(self, body: bytes) -> bytes:
         """Our last will, signed beforehand."""
@@ -195,13 +168,13 @@ class Trust:
             return []
 
     def _own(self, kind: str, payload: bytes) -> list[Heard]:
-        """Our own topic: what our key signed says something of our name, in a former life of ours too."""
+        """Our own topic: what another life of ours says there, if it lives."""
         if kind == "card":
             return []
-        _, body = signed.read(
+        head, body = signed.read(
             payload, topics.status(self.swarm, self.name), lambda _: self.identity.public
         )
-        return [Heard("status", self.name, body)]
+        return [Heard("status", self.name, body)] if self._own_name.hear(head, body) else []
 
     def _revocations(self, payload: bytes) -> list[Heard]:
         if not payload:
@@ -301,65 +274,10 @@ class Trust:
         self.counters[cause] += 1
         count = self.counters[cause]
         if count & (count - 1) == 0:  # 1, 2, 4, 8, …: a flood cannot flood the log
-            # Keys are always a moment behind those who come and go: that is no attack.
+            # Keys are always a moment behind those who come and go, and whoever crashed left a status
+            # behind: that is no attack.
             _log.log(
-                logging.INFO if error.cause == "no-key" else logging.WARNING,
+                logging.INFO if error.cause in ("no-key", "unanswered") else logging.WARNING,
                 "peer %s refused %s: %s: %s (%d so far)",
                 self.name, where, error.cause, error, count,
             )  # fmt: skip
-
-
-class NoTrust:
-    """Believes everything: anybody with access to the broker can read, forge and disturb."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.overhead = name, 0
-        self.counters: Counter[str] = Counter()
-
-    def patterns(self) -> list[str]:
-        """Nothing more to hear."""
-        return []
-
-    def card(self, body: bytes) -> bytes:
-        """As it is."""
-        return body
-
-    status = will = card
-
-    def hear(self, topic: str, payload: bytes) -> list[Heard]:
-        """As it is."""
-        where = topics.parse(topic)
-        if where.kind not in ("card", "status"):
-            return []
-        return [Heard(where.kind, where.peer, payload)]
-
-    def can_seal(self, receiver: str, model: str) -> bool:
-        """Always."""
-        return True
-
-    def seal(self, receiver: str, model: str, packet: bytes) -> bytes | None:
-        """As it is."""
-        return packet
-
-    def open(self, model: str, packet: Buffer) -> Opened | None:
-        """As it is, from whomever."""
-        return Opened("", "", packet)
-
-    def early(self) -> list[tuple[str, Buffer]]:
-        """Nothing comes too early."""
-        return []
-
-    def genuine(self, opened: Opened, message: Message) -> bool:
-        """Always."""
-        return True
-
-    def gone(self, peer: str, session: str) -> None:
-        """Need no note."""
-
-    def tick(self) -> tuple[list[tuple[str, str, bytes]], list[Heard]]:
-        """Nothing is ever due."""
-        return [], []
-
-    def snapshot(self) -> dict[str, Any]:
-        """Nothing to remember."""
-        return {}

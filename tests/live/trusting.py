@@ -22,7 +22,7 @@ from gossamer.gossip.trust import Identity, Revocations, Trusting, revocation_to
 from gossamer.models import Metrics
 from gossamer.peer.host import BrokerAddress, mqtt_connect
 from gossamer.peer.membership import Membership
-from gossamer.peer.peer import Peer, Report
+from gossamer.peer.peer import Connect, Peer, Report
 
 PAIR = Model(name="pair", layout="0-2-4", peers=[0, 1])
 
@@ -86,8 +86,16 @@ class Patient(Gate):
 class Swarmlet:
     """A config's peers as tasks of this event loop."""
 
-    def __init__(self, config: Config, folder: Path, url: str, **settings: Any):
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        url: str,
+        connect: Connect | None = None,
+        **settings: Any,
+    ):
         self.config, self.folder, self.url = config, folder, url
+        self._connect = connect or mqtt_connect(BrokerAddress(url))
         self.spec = plan(config, folder, BrokerAddress(url))
         self.swarm = self.spec.swarm
         self.members = Swarm(config).members()
@@ -102,7 +110,7 @@ class Swarmlet:
             one.name,
             learner or self.members[index].learner,
             replace(one.settings, tick=0.02, **self._settings),
-            mqtt_connect(BrokerAddress(self.url)),
+            self._connect,
             seed=one.seed,
             checkpoint=self.folder / f"{one.name}.checkpoint" if checkpoint else None,
         )
@@ -175,9 +183,9 @@ class Outsider:
             for where, what in self.react(topic, data):
                 await self.say(where, what)
 
-    async def say(self, topic: str, payload: bytes) -> None:
+    async def say(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         self._said.add(payload)
-        await self._transport.publish(topic, payload)
+        await self._transport.publish(topic, payload, retain=retain)
 
 
 def windows(data: bytes, step: int = 1) -> set[bytes]:
