@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, List, Tuple  # noqa: UP035  TorchScript reads these
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,14 +71,14 @@ def activate(z: Tensor, kind: int, slope: Tensor) -> Tensor:
 
 @_script
 def forward(
-    values: List[Tensor], layers: List[List[int]], x: Tensor, first: Tensor, before: List[Tensor]
-) -> List[Tensor]:
+    values: list[Tensor], layers: list[list[int]], x: Tensor, first: Tensor, before: list[Tensor]
+) -> list[Tensor]:
     """Every layer's activations. `first`: what layer 0 gives before its activation, unless empty.
 
     `before` receives, for every layer, what a PReLU was given.
     """
     nothing = x.new_empty([0])
-    found: List[Tensor] = []
+    found: list[Tensor] = []
     for index, layer in enumerate(layers):
         if index == 0 and first.numel() > 0:
             z = first
@@ -102,22 +102,22 @@ def loss_slope(outputs: Tensor, goals: Tensor, loss: int) -> Tensor:
 
 @_script
 def step(
-    values: List[Tensor],
-    layers: List[List[int]],
+    values: list[Tensor],
+    layers: list[list[int]],
     x: Tensor,
     goals: Tensor,
     loss: int,
     mean: bool,
     rate: float,
-    gradients: List[Tensor],
+    gradients: list[Tensor],
     first: Tensor,
-) -> Tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """One step; the outputs, and how the loss changed with what layer 0 gave before its activation.
 
     With a rate, values descend at once and no gradient is written down; with rate 0 gradients go into
     `gradients`. With `first`, layer 0 is left to the caller.
     """
-    before: List[Tensor] = []
+    before: list[Tensor] = []
     seen = forward(values, layers, x, first, before)
     outputs = seen[-1]
     slope = loss_slope(outputs, goals, loss)
@@ -170,17 +170,17 @@ def step(
 
 @_script
 def descend(
-    values: List[Tensor],
-    layers: List[List[int]],
+    values: list[Tensor],
+    layers: list[list[int]],
     pool: Tensor,
     index: Tensor,
     goals: Tensor,
-    ends: List[int],
+    ends: list[int],
     together: int,
     loss: int,
     mean: bool,
     rate: float,
-) -> List[Tensor]:
+) -> list[Tensor]:
     """A whole stretch of plain descent; the outputs of every step.
 
     index, goals: [peers, samples(, classes)]. ends: where each step ends. together: steps deferred
@@ -188,8 +188,8 @@ def descend(
     """
     many = index.size(0) > 1
     nothing = pool.new_empty([0])
-    none: List[Tensor] = []
-    seen: List[Tensor] = []
+    none: list[Tensor] = []
+    seen: list[Tensor] = []
     at = 0
     for block in range((len(ends) + together - 1) // together):
         steps = ends[block * together : (block + 1) * together]

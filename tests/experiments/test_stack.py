@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -409,3 +413,26 @@ def test_a_learning_rate_schedule_is_followed() -> None:
             learner.optimizer.param_groups[0]["lr"] = 0.05 / (index + 2)  # type: ignore[union-attr]
     for a, b in zip(mine, plain, strict=True):
         torch.testing.assert_close(a.network.flat, b.network.flat, rtol=0, atol=1e-5)
+
+
+def test_the_kernel_runs_without_torchscript_too() -> None:
+    code = (
+        "from test_stack import perceptrons\n"
+        "from gossamer.experiments.arena import Arena, kernel\n"
+        "assert not hasattr(kernel.descend, 'graph')\n"
+        "for layout in ('6=8=5=4', '300=120=4'):\n"
+        "    learners = perceptrons(3, layout); list(Arena(learners).run(3))\n"
+        "    print(*(float(learner.network.flat.double().norm()) for learner in learners))"
+    )
+    folder = Path(__file__).parent
+    answer = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder, env=os.environ | {"PYTORCH_JIT": "0"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    plain = [float(word) for word in answer.stdout.split()]
+    scripted: list[float] = []
+    for layout in ("6=8=5=4", "300=120=4"):
+        learners = perceptrons(3, layout)
+        list(Arena(learners).run(3))
+        scripted += [float(learner.network.flat.double().norm()) for learner in learners]
+    assert plain == pytest.approx(scripted, rel=1e-6)
