@@ -48,6 +48,11 @@ def swarm_command(
     restarted. Ctrl-C lets the peers hand over and leave.
     """
     settings = load_config(config)
+    if settings.time is not None or settings.sweep:
+        raise ConfigError(
+            f"{config}: [time] and [sweep] are for gossamer simulate and gossamer sweep; leave them out "
+            "for live peers"
+        )
     folder = out or Path("results") / f"{settings.name}-live"
     if settings.trust.kind == "none":
         console.err.print("trust is off: whoever reaches the broker can read and forge")

@@ -11,6 +11,7 @@ import ctypes
 import sys
 import threading
 import time
+from functools import cache
 from typing import Any
 
 SECONDS_BETWEEN = 0.5
@@ -38,6 +39,7 @@ def give_back() -> bool:
     return True
 
 
+@cache
 def _glibc() -> Any | None:
     if not sys.platform.startswith("linux"):
         return None

@@ -9,11 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from cli_kit import Result, runner
 
 from gossamer.experiments import cli
 from gossamer.experiments.config import ConfigError
@@ -34,29 +34,13 @@ layout = "64=4=10"
 """
 
 
-@dataclass(frozen=True)
-class Result:
-    code: object
-    out: str
-    err: str
-
-
 @pytest.fixture
 def gossamer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Result]:
     """Runs the command in this process, in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
     (tmp_path / "tiny.toml").write_text(TINY)
-
-    def run(*arguments: str) -> Result:
-        monkeypatch.setattr(sys, "argv", ["gossamer", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return Result(stop.value.code, *capsys.readouterr())
-
-    return run
+    return runner(tmp_path, monkeypatch, capsys)
 
 
 def commands() -> list[str]:
@@ -241,3 +225,13 @@ def test_ctrl_c_keeps_what_was_computed(tmp_path: Path) -> None:
     assert "Traceback" not in err
     assert len((tmp_path / "out" / "summary.csv").read_text().splitlines()) == 1 + 2
     assert (tmp_path / "out" / "accuracy.png").exists()
+
+
+@pytest.mark.parametrize("table", ["[time]", "[sweep]\nseed = [0, 1]"])
+def test_live_peers_refuse_what_is_for_simulations(gossamer, tmp_path: Path, table: str):
+    (tmp_path / "live.toml").write_text(f"{TINY}\n{table}\n")
+    found = gossamer("swarm", "live.toml")
+    assert found.code == 2
+    assert "[time] and [sweep] are for gossamer simulate and gossamer sweep" in " ".join(
+        found.err.split()
+    )

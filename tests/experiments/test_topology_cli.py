@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import networkx as nx
 import numpy as np
 import pytest
 import torch
+from cli_kit import Result, runner
 
-from gossamer.experiments import cli
 from gossamer.topology import build, facts
 
 torch.set_num_threads(1)
-
-
-@dataclass(frozen=True)
-class Result:
-    code: object
-    out: str
-    err: str
 
 
 @pytest.fixture
@@ -31,16 +22,7 @@ def topology(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Result]:
     """Runs `gossamer topology …` in this process, in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def run(*arguments: str) -> Result:
-        monkeypatch.setattr(sys, "argv", ["gossamer", "topology", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return Result(stop.value.code, *capsys.readouterr())
-
-    return run
+    return runner(tmp_path, monkeypatch, capsys, "topology")
 
 
 def test_show_tells_the_facts_and_draws_them(

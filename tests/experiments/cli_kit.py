@@ -1,0 +1,36 @@
+"""The command in this process: what it printed, and how it ended."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gossamer.experiments import cli
+
+
+@dataclass(frozen=True)
+class Result:
+    code: object
+    out: str
+    err: str
+
+
+def runner(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *command: str,
+) -> Callable[..., Result]:
+    """Runs `gossamer COMMAND …` in a folder of its own."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*arguments: str) -> Result:
+        monkeypatch.setattr(sys, "argv", ["gossamer", *command, *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return Result(stop.value.code, *capsys.readouterr())
+
+    return run
