@@ -39,6 +39,11 @@ def _script(function: Callable[..., Any]) -> Callable[..., Any]:
 @_script
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x · weightᵀ + bias; an empty bias is none."""
+    if x.dim() == 3 and weight.size(1) < 16:
+        # Batched products with few columns are slow, with few rows they are not: the same, transposed.
+        if bias.numel() == 0:
+            return torch.matmul(weight, x.mT).mT
+        return torch.baddbmm(bias.mT, weight, x.mT).mT
     if bias.numel() == 0:
         return torch.matmul(x, weight.mT)
     if x.dim() == 3:
