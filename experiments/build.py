@@ -191,14 +191,16 @@ class Swarm:
                 parts = partition.by_group(train.group, peers, size, generator)
         self._train: list[Samples] = []
         self._test: list[Samples] = []
+        shared = dataset.test
+        if shared is not None:  # taken once: peers look at the same memory
+            shared = shared.take(range(min(data.test or len(shared), len(shared))))
         for index, part in enumerate(parts):
-            if dataset.test is None:
+            if shared is None:
                 kept = stream(seed, "held out", index)
                 part, held = partition.split(part, data.test or 0.2, kept)
                 self._test.append(train.take(held))
             else:
-                test = dataset.test
-                self._test.append(test.take(range(min(data.test or len(test), len(test)))))
+                self._test.append(shared)
             if data.samples is not None:
                 part = part[: data.samples]
             self._train.append(train.take(part))

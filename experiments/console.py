@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -17,8 +19,14 @@ from rich.progress import (
 )
 from rich.table import Table
 
+WIDE = 160
+"""Columns where nobody looks on: in a file or a pipe, rows should stay on their lines."""
+
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
+for _console in (out, err):
+    if not _console.is_terminal and "COLUMNS" not in os.environ:
+        _console.width = WIDE
 
 
 def progress(what: str) -> Progress:
@@ -39,7 +47,7 @@ def progress(what: str) -> Progress:
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table; numbers stand right."""
-    shown = Table(title=title, title_justify="left", title_style="bold")
+    shown = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for index, name in enumerate(header):
         numeric = bool(rows) and all(_is_number(str(row[index])) for row in rows)
         shown.add_column(name, justify="right" if numeric else "left")

@@ -63,16 +63,18 @@ def alternate(
 
 
 def cells(row: Row) -> Sequence[str]:
-    """A row as the table shows it."""
-    claim = "" if row.wanted is None else f"{row.sense} {row.wanted:g}"
+    """A row as the table shows it; the note stands below the name."""
+    sign = "≥" if row.sense == "at least" else "≤"
+    claim = "" if row.wanted is None else f"{sign} {row.wanted:g}"
     verdict = {None: "", True: "yes", False: "NO"}[row.met]
+    what = f"{row.name}\n  {row.note}" if row.note else row.name
     return [
-        row.name, _number(row.measured), _number(row.baseline), row.unit, _number(row.ratio),
-        claim, verdict, row.note,
+        what, _number(row.measured), _number(row.baseline), row.unit, _number(row.ratio), claim,
+        verdict,
     ]  # fmt: skip
 
 
-HEADER = ["what", "measured", "baseline", "unit", "ratio", "wanted", "met", "note"]
+HEADER = ["what", "measured", "baseline", "unit", "ratio", "wanted", "met"]
 
 
 def _number(value: float | None) -> str:

@@ -24,7 +24,7 @@ from ..results import RecordFile, read_records
 from .harness import Row
 
 SIZES = {"small": (16, 64, 256, 1024, 4096, 10_000), "large": (16, 64, 256, 1000)}
-ROUNDS = 3
+ROUNDS = 8
 OWN = 60
 """Samples that each peer holds."""
 RESULTS = Path("results/scale")
@@ -82,9 +82,9 @@ def small(peers: int) -> Arena:
 
 
 def large(peers: int) -> Arena:
-    """The paper's network on MNIST: 10 steps of 10, summed, then the mean at level 80."""
+    """The paper's network on MNIST: 50 steps of 10, summed, then the mean at level 80."""
     learners = _learners(
-        "mnist", peers, "784=300=100=10", {"global": "784-240-80-8"}, stretch=100, batch=10, rate=0.1,
+        "mnist", peers, "784=300=100=10", {"global": "784-240-80-8"}, stretch=500, batch=10, rate=0.1,
         reduction="sum",
     )  # fmt: skip
     return Arena(learners, mixing=ExactMean())
