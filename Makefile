@@ -35,6 +35,8 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("gossamer needs Python 3.11 or newer, not " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@# Networks to find parts in, for tests only; without torchvision, which the tests do without.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt timm
 	@touch $(READY)
 
 clean:

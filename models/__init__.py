@@ -8,14 +8,17 @@ from .errors import ModelError
 from .graph import ModelGraph, pair_name
 from .initial import Start
 from .layout import Layout
-from .learner import Learner, Metrics
+from .learner import Learner, Metrics, Weighted
 from .network import SlicedNetwork
 from .networks import mlp
+from .permuting import permute
+from .ready import NETWORKS, cnn1d, lstm_classifier, resnet, small_cnn, unet, vit
 from .seeds import stream
 from .sgd import SgdLearner, cross_entropy, squared_error
 from .slicing import Slicing
 
 __all__ = [
+    "NETWORKS",
     "Anatomy",
     "AssociativeLearner",
     "AssociativeNetwork",
@@ -30,14 +33,22 @@ __all__ = [
     "SlicedNetwork",
     "Slicing",
     "Start",
+    "Weighted",
     "average",
+    "cnn1d",
     "cross_entropy",
     "dense_axes",
     "discover",
     "implementers",
+    "lstm_classifier",
     "mlp",
     "pair_name",
+    "permute",
+    "resnet",
+    "small_cnn",
     "sparse_vectors",
     "squared_error",
     "stream",
+    "unet",
+    "vit",
 ]

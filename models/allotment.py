@@ -1,35 +1,40 @@
-"""Giving cells to partial models: layouts, explicit indices, and whatever is left over."""
+"""Giving cells to partial models: layouts, shares, explicit indices, and whatever is left over."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from .anatomy import Anatomy
 from .errors import ModelError
 from .layout import Layout
+from .shares import Share, is_share, take_shares
 
-# A slice is a layout (`"784-250-80-10"`), or the peer's own cell indices for every part.
-SliceSpec = str | Layout | Sequence[Sequence[int]] | Mapping[str, Sequence[int]]
+# A slice is a layout (`"784-250-80-10"`), a share (`0.8`, `{"*": 0.8, "head": 0}`), or the peer's own
+# cell indices for every part.
+SliceSpec = str | Layout | Share | Sequence[Sequence[int]] | Mapping[str, Sequence[int]]
 
 
 def allot(
     anatomy: Anatomy, slices: Mapping[str, SliceSpec], rest: str | None
 ) -> dict[str, tuple[np.ndarray, ...]]:
-    """Give every cell to one model: explicit indices first, then layouts, then the rest."""
+    """Give every cell to one model: explicit indices first, then layouts, then shares, then the rest."""
     if not slices and rest is None:
         raise ModelError("a network needs at least one slice")
     free = [np.ones(part.cells, dtype=bool) for part in anatomy.parts]
     allotted: dict[str, tuple[np.ndarray, ...]] = {}
     holder: list[dict[int, str]] = [{} for _ in anatomy.parts]
+    shares: dict[str, Any] = {model: spec for model, spec in slices.items() if is_share(spec)}
     for model, spec in slices.items():
-        if not isinstance(spec, str | Layout):
+        if model not in shares and not isinstance(spec, str | Layout):
             allotted[model] = _explicit(anatomy, model, spec, free, holder)
     for model, spec in slices.items():
         if isinstance(spec, str | Layout):
             layout = Layout.slice(spec) if isinstance(spec, str) else spec
             allotted[model] = _first_free(anatomy, model, layout, free)
+    allotted |= take_shares(anatomy, shares, free)
     left = tuple(np.flatnonzero(mask) for mask in free)
     if any(len(cells) for cells in left):
         if rest is None:
@@ -71,7 +76,7 @@ def _first_free(
 def _explicit(
     anatomy: Anatomy,
     model: str,
-    spec: Sequence[Sequence[int]] | Mapping[str, Sequence[int]],
+    spec: Any,
     free: list[np.ndarray],
     holder: list[dict[int, str]],
 ) -> tuple[np.ndarray, ...]:
@@ -81,6 +86,12 @@ def _explicit(
             raise ModelError(
                 f"model {model!r}: the network has no part {unknown[0]!r}; parts are {', '.join(names)}"
             )
+        for name, cells in spec.items():
+            if isinstance(cells, int | float):
+                raise ModelError(
+                    f"model {model!r}: part {name!r} is given as a share ({cells}) and others as lists of "
+                    "cells; use one or the other"
+                )
         lists = [spec.get(name, ()) for name in names]
     else:
         lists = list(spec)

@@ -7,13 +7,18 @@ matrix, a convolution kernel flattened into a dense layer, or four stacked LSTM 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
 from .errors import ModelError
+
+Buffers = Literal["average", "local", "recompute"]
+"""What peers do with batch statistics."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +33,19 @@ class Part:
 class ParameterMap:
     """One parameter tensor: for every axis the cell that each index touches, or None for no cell.
 
-    Cells are numbered through the whole network: `Anatomy.first(part)` plus the index in the part.
+    Cells are numbered through the whole network: `Anatomy.firsts[part]` plus the index in the part.
+
+    cell
+        For a parameter none of whose axes has cells (a scalar): the cell it belongs to.
+    private
+        Nobody averages it, whatever its cells (norms under FedBN).
     """
 
     name: str
     shape: tuple[int, ...]
     axes: tuple[np.ndarray | None, ...]
+    cell: int | None = None
+    private: bool = False
 
     @property
     def size(self) -> int:
@@ -43,15 +55,30 @@ class ParameterMap:
 
 @dataclass(frozen=True, eq=False)
 class Anatomy:
-    """Parts in order, and every parameter in the order of `module.named_parameters()`."""
+    """Parts in order, and every parameter in the order of `module.named_parameters()`.
+
+    buffers
+        Statistics that have a value per cell (batch norm's), like parameters.
+    ends
+        Names of the parts that are inputs or outputs of the network, whose cells mean something by
+        their place; by default the first part and the last.
+    """
 
     parts: tuple[Part, ...]
     parameters: tuple[ParameterMap, ...]
+    buffers: tuple[ParameterMap, ...] = ()
+    ends: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
         if duplicates := _repeated([part.name for part in self.parts]):
             raise ModelError(f"two parts are named {duplicates[0]!r}")
-        for parameter in self.parameters:
+        if self.ends is None and self.parts:
+            object.__setattr__(self, "ends", frozenset((self.parts[0].name, self.parts[-1].name)))
+        for parameter in (*self.parameters, *self.buffers):
+            if parameter.cell is not None and any(axis is not None for axis in parameter.axes):
+                raise ModelError(
+                    f"parameter {parameter.name!r} has cells on its axes, so it cannot have one of its own"
+                )
             lengths = tuple(
                 size if axis is None else len(axis)
                 for size, axis in zip(parameter.shape, parameter.axes, strict=True)
@@ -61,7 +88,7 @@ class Anatomy:
                     f"parameter {parameter.name!r} has shape {parameter.shape}, but its cells were "
                     f"given for {lengths}"
                 )
-            if all(axis is None for axis in parameter.axes):
+            if parameter.cell is None and all(axis is None for axis in parameter.axes):
                 raise ModelError(
                     f"parameter {parameter.name!r} touches no cell, so nothing says who averages it; "
                     "give it one value per cell (nn.PReLU takes num_parameters=cells)"
@@ -85,6 +112,31 @@ class Anatomy:
     def size(self) -> int:
         """The length of the flat parameter vector."""
         return sum(parameter.size for parameter in self.parameters)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Equal for anatomies that say the same, so that peers can share what follows from them."""
+        found = hashlib.blake2b(repr([(part.name, part.cells) for part in self.parts]).encode())
+        for one in self.parameters:
+            found.update(repr((one.name, one.shape, one.cell, one.private)).encode())
+            for axis in one.axes:
+                found.update(b"-" if axis is None else np.ascontiguousarray(axis).tobytes())
+        return found.digest()
+
+    def with_buffers(self, how: Buffers) -> Anatomy:
+        """The anatomy for one way of treating statistics: see SlicedNetwork."""
+        if how == "average":
+            return replace(self, parameters=self.parameters + self.buffers, buffers=())
+        if how == "local":
+            norms = {one.name.rpartition(".")[0] for one in self.buffers}
+            parameters = tuple(
+                replace(one, private=True) if one.name.rpartition(".")[0] in norms else one
+                for one in self.parameters
+            )
+            return replace(self, parameters=parameters)
+        if how == "recompute":
+            return self
+        raise ModelError(f"buffers {how!r} is unknown; there are average, local, recompute")
 
     def cells(self, part: int) -> np.ndarray:
         """The numbers of a part's cells: what to put on an axis that the part spans."""

@@ -17,13 +17,13 @@ def average(networks: Sequence[SlicedNetwork], weights: Sequence[float] | None =
     say) gives one positive number per network; by default all count the same. Coordinates that one
     network alone owns, and private ones, are left bit for bit as they were.
     """
-    shares = _check_weights(networks, weights)
+    shares = check_weights(networks, weights)
     for owner, members in implementers(networks).items():
         if len(members) < 2:
             continue
         first = networks[members[0]]
         for index in members[1:]:
-            _check_schema(owner, first, networks[index])
+            check_schema(owner, first, networks[index])
         values = []
         for index in members:
             values.append(networks[index].read(owner))
@@ -48,9 +48,10 @@ def implementers(networks: Sequence[SlicedNetwork]) -> dict[str, list[int]]:
     return dict(sorted(found.items()))
 
 
-def _check_weights(
+def check_weights(
     networks: Sequence[SlicedNetwork], weights: Sequence[float] | None
 ) -> Sequence[float]:
+    """One positive weight per network; raises, naming the peer, for anything else."""
     if weights is None:
         return [1.0] * len(networks)
     if len(weights) != len(networks):
@@ -61,7 +62,8 @@ def _check_weights(
     return weights
 
 
-def _check_schema(owner: str, one: SlicedNetwork, other: SlicedNetwork) -> None:
+def check_schema(owner: str, one: SlicedNetwork, other: SlicedNetwork) -> None:
+    """Raise, naming the first block that differs, unless two networks may average `owner`."""
     mine, theirs = one.slicing.schema(owner), other.slicing.schema(owner)
     if mine == theirs:
         return

@@ -1,14 +1,14 @@
 """Finding the parts of a network.
 
-A chain of Linear layers is read off the module itself. Any other module says what it is made of by
-carrying an `anatomy()` method, or by the `anatomy` argument of SlicedNetwork.
+A chain of Linear layers is read off the module itself. Any other module is traced with an example
+input (parts/), or says what it is made of by carrying an `anatomy()` method.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from .anatomy import Anatomy, ParameterMap, Part, dense_axes
 from .errors import ModelError
@@ -18,15 +18,32 @@ from .errors import ModelError
 _PER_CELL = (nn.PReLU,)
 
 
-def discover(module: nn.Module) -> Anatomy:
-    """The anatomy of a module: its own word for it if it has one, else a chain of Linear layers."""
+def discover(
+    module: nn.Module,
+    example: Tensor | tuple[Tensor, ...] | None = None,
+    *,
+    parts: Mapping[str, Sequence[str]] | None = None,
+    channels: int | None = None,
+    check: bool = True,
+) -> Anatomy:
+    """The anatomy of a module: its own word for it, a chain of Linear layers, or what a trace finds.
+
+    Modules that are no chain need an `example` input; it and the other arguments are explained at
+    `gossamer.models.parts.find`.
+    """
     declare = getattr(module, "anatomy", None)
     if callable(declare):
         anatomy = declare()
         if not isinstance(anatomy, Anatomy):
             raise ModelError(f"{type(module).__name__}.anatomy() must return an Anatomy")
-    else:
+    elif example is None:
         anatomy = _linear_chain(module)
+    else:
+        anatomy = None if parts else _chain_or_none(module)
+        if anatomy is None:
+            from .parts import find  # only here: most peers know their parts without a trace
+
+            anatomy = find(module, example, parts=parts, channels=channels, check=check)
     given = {name: tuple(value.shape) for name, value in module.named_parameters()}
     known = {parameter.name: parameter.shape for parameter in anatomy.parameters}
     if list(given.items()) != list(known.items()):
@@ -36,6 +53,13 @@ def discover(module: nn.Module) -> Anatomy:
             f"shapes; look at {missing[0]!r}"
         )
     return anatomy
+
+
+def _chain_or_none(module: nn.Module) -> Anatomy | None:
+    try:
+        return _linear_chain(module)
+    except ModelError:
+        return None
 
 
 def _linear_chain(module: nn.Module) -> Anatomy:
@@ -55,8 +79,9 @@ def _linear_chain(module: nn.Module) -> Anatomy:
         elif any(True for _ in layer.parameters()):
             if not (isinstance(layer, _PER_CELL) or getattr(layer, "per_cell", False)):
                 raise ModelError(
-                    f"{where}: only Linear layers and per-cell activations are found by themselves; give "
-                    "the module an anatomy() method that says which cells each parameter touches"
+                    f"{where}: only Linear layers and per-cell activations are found by themselves; pass "
+                    "an example input (example=x) to have the module traced, or give it an anatomy() "
+                    "method that says which cells each parameter touches"
                 )
             if not parts:
                 raise ModelError(f"{where} stands before the first Linear layer")

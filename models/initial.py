@@ -14,7 +14,11 @@ from .slicing import Slicing
 
 @dataclass(frozen=True)
 class Start:
-    """How weights are drawn. Biases start at 0; other per-cell values keep the module's own constant.
+    """How weights are drawn.
+
+    Biases start at 0; norm gains, slopes, statistics and whatever else has one value per cell keep the
+    module's own constant. Tokens and places that are constant stay so; otherwise they and embeddings are
+    drawn with rows of length about `gain`.
 
     kind, gain
         `normal` draws N(0, (gain/√fan_in)²), `uniform` draws from ±gain/√fan_in.
@@ -59,14 +63,28 @@ def _scales(anatomy: Anatomy, current: np.ndarray, start: Start) -> tuple[np.nda
     for parameter in anatomy.parameters:
         first = anatomy.offsets[parameter.name]
         span = slice(first, first + parameter.size)
-        if len(parameter.shape) > 1:
-            scale[span] = _spread(parameter, start)
+        constant = parameter.size > 0 and bool((current[span] == current[first]).all())
+        if _is_weight(parameter):
+            scale[span] = _spread(int(np.prod(parameter.shape[1:], dtype=np.int64)), start)
             base[span] = start.shift
-        elif (current[span] == current[first]).all():
+        elif _is_bias(parameter):
+            continue
+        elif constant:
             base[span] = current[first]  # PReLU slopes, norm gains: the module knows best
+        elif len(parameter.shape) > 1:
+            scale[span] = _spread(parameter.shape[-1], start)
     return scale, base
 
 
-def _spread(parameter: ParameterMap, start: Start) -> float:
-    fan_in = int(np.prod(parameter.shape[1:], dtype=np.int64))
+def _is_weight(parameter: ParameterMap) -> bool:
+    """Whether it leads to the cells of its first axis: dense, convolution, gates, attention."""
+    return len(parameter.shape) > 1 and parameter.axes[0] is not None
+
+
+def _is_bias(parameter: ParameterMap) -> bool:
+    """By name: a layer of one cell has a bias that looks as constant as a gain."""
+    return len(parameter.shape) == 1 and "bias" in parameter.name.rpartition(".")[2]
+
+
+def _spread(fan_in: int, start: Start) -> float:
     return start.gain / np.sqrt(fan_in) if start.by_fan_in else start.gain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -57,3 +58,11 @@ class Learner(Protocol):
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from where `state` was taken."""
         ...
+
+
+@runtime_checkable
+class Weighted(Protocol):
+    """A learner that must know how much of each average its peer holds: whoever runs it says so."""
+
+    weight_of: Callable[[str], float]
+    """The weight that the peer holds of a partial model now, in peers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from .allotment import SliceSpec
-from .anatomy import Anatomy
+from .anatomy import Anatomy, Buffers
 from .discovery import discover
 from .errors import ModelError
 from .graph import ModelGraph
@@ -33,9 +34,22 @@ class SlicedNetwork:
         network(x)                        # the module's own forward
 
     module
-        Chains of Linear layers are understood as they are; other modules carry an `anatomy()`.
+        Chains of Linear layers are understood as they are; other modules are traced with `example`, or
+        carry an `anatomy()`.
     slices, graph, cross
         See Slicing.
+    example, parts, channels, check
+        An example input for modules whose parts must be found, and help for the search: see
+        `gossamer.models.parts.find`. Peers of one architecture may pass `anatomy=discover(module, x)`
+        instead, found once.
+    buffers
+        What happens to batch norm's statistics. `average`: they follow their cells, and are averaged
+        with the weights that gossip gives to everything else (means of means and of variances; the
+        spread of the peers' means is not added to the variance). `local`: they and their norm's gains
+        and biases stay with the peer (FedBN). `recompute`: they are the peer's own, and the learner
+        takes them anew from its samples before it tests. Counters always stay local. Where slices are
+        partial, prefer `recompute` or `local`: a shared cell hears private cells too, so what it does
+        differs from peer to peer, and averaged statistics fit nobody well.
     peer
         The peer's name: it seeds private values and appears in errors. Use one name per peer.
     rest
@@ -56,15 +70,24 @@ class SlicedNetwork:
         rest: str | None = "local-{peer}",
         cross: bool = False,
         anatomy: Anatomy | None = None,
+        example: Tensor | tuple[Tensor, ...] | None = None,
+        parts: Mapping[str, Sequence[str]] | None = None,
+        channels: int | None = None,
+        check: bool = True,
+        buffers: Buffers = "average",
         seed: int | None = None,
         start: Start | None = None,
     ):
         self.module = module
         self.peer = peer
-        anatomy = anatomy or discover(module)
+        self.buffers: Buffers = buffers
+        if anatomy is None:
+            anatomy = discover(module, example, parts=parts, channels=channels, check=check)
+        anatomy = anatomy.with_buffers(buffers)
         name = rest.replace("{peer}", peer) if rest is not None else None
         self.slicing = Slicing(anatomy, slices, graph=graph, rest=name, cross=cross)
-        self.flat = _flatten(module)
+        self.flat = torch.cat([value.detach().reshape(-1) for value in self._tensors()])
+        self.rebind(self.flat)
         self._where = {owner: self._place(owner) for owner in self.slicing.owners}
         if seed is not None:
             current = self.flat.double().cpu().numpy()
@@ -115,6 +138,42 @@ class SlicedNetwork:
         else:
             self.flat.scatter_(0, where, values.to(self.flat))
 
+    def rebind(self, flat: Tensor) -> None:
+        """Make `flat`, which holds the network's values, the memory of its parameters and statistics."""
+        self.flat = flat
+        offset = 0
+        for value in self._tensors():
+            value.data = flat[offset : offset + value.numel()].view(value.shape)
+            offset += value.numel()
+
+    def own_buffers(self) -> dict[str, Tensor]:
+        """The buffers that are not in the flat tensor: counters, and statistics that are not averaged."""
+        shared = self.slicing.anatomy.offsets
+        return {name: v for name, v in self.module.named_buffers() if name not in shared}
+
+    @torch.no_grad()
+    def recompute(self, inputs: Tensor, batch: int = 250) -> None:
+        """Take batch norm's statistics anew from `inputs`: plain means over batches, no momentum."""
+        if not len(inputs):
+            raise ModelError(f"peer {self.peer!r} has no samples to recompute its statistics from")
+        norms = [one for one in self.module.modules() if isinstance(one, _BatchNorm)]
+        kept = [(one.momentum, one.training) for one in norms]
+        training = self.module.training
+        self.module.eval()
+        try:
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum = None  # torch's word for a plain mean
+                norm.train()
+            # Batches of about equal size: a last one of a single sample has no variance.
+            for some in inputs.tensor_split(-(-len(inputs) // batch)):
+                self.module(some)
+        finally:
+            self.module.train(training)
+            for norm, (momentum, was) in zip(norms, kept, strict=True):
+                norm.momentum = momentum
+                norm.train(was)
+
     def check_finite(self, owner: str, values: Tensor) -> None:
         """Raise, naming peer, model and parameter, if a value of `owner` is NaN or infinite."""
         bad = torch.nonzero(~torch.isfinite(values))
@@ -150,6 +209,19 @@ class SlicedNetwork:
                 )
         self.module.load_state_dict(state)
 
+    def _tensors(self) -> list[Tensor]:
+        """What the flat tensor holds, in its order."""
+        tensors: dict[str, Tensor] = dict(self.module.named_parameters())
+        tensors |= dict(self.module.named_buffers())
+        chosen = [tensors[one.name] for one in self.slicing.anatomy.parameters]
+        kinds = {(value.dtype, value.device) for value in chosen}
+        if len(kinds) != 1:
+            raise ModelError(
+                f"a sliced network's parameters share one dtype and device; these have "
+                f"{', '.join(sorted(f'{dtype} on {device}' for dtype, device in kinds)) or 'none'}"
+            )
+        return chosen
+
     def _find(self, owner: str) -> slice | Tensor:
         if owner not in self._where:
             self.slicing.where(owner)  # raises, naming the owners there are
@@ -158,20 +230,3 @@ class SlicedNetwork:
     def _place(self, owner: str) -> slice | Tensor:
         where = self.slicing.where(owner)
         return where if isinstance(where, slice) else torch.from_numpy(where).to(self.flat.device)
-
-
-def _flatten(module: nn.Module) -> Tensor:
-    """Move a module's parameters into one tensor, of which they become views."""
-    parameters = list(module.parameters())
-    kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
-    if len(kinds) != 1:
-        raise ModelError(
-            f"a sliced network's parameters share one dtype and device; these have "
-            f"{', '.join(sorted(f'{dtype} on {device}' for dtype, device in kinds)) or 'none'}"
-        )
-    flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
-    offset = 0
-    for parameter in parameters:
-        parameter.data = flat[offset : offset + parameter.numel()].view(parameter.shape)
-        offset += parameter.numel()
-    return flat

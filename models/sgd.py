@@ -139,7 +139,8 @@ class SgdLearner:
         while left:
             # Batches end with their stretch, so that averaging falls where it was asked for.
             within = (left - 1) % self.stretch + 1
-            inputs, labels = self._take(min(self.batch, within))
+            chosen = self.draw(min(self.batch, within))
+            inputs, labels = self.samples[0][chosen], self.samples[1][chosen]
             outputs = self.network.module(inputs)
             losses = self.loss(outputs, labels)
             self.optimizer.zero_grad(set_to_none=True)
@@ -152,7 +153,13 @@ class SgdLearner:
 
     @torch.no_grad()
     def test(self) -> Metrics:
-        """Accuracy and loss on the held-out samples."""
+        """Accuracy and loss on the held-out samples.
+
+        With `buffers="recompute"`, batch statistics are first taken anew from the training samples:
+        averaging has moved the weights under them.
+        """
+        if self.network.buffers == "recompute":
+            self.network.recompute(self.samples[0])
         self.network.module.eval()
         inputs, labels = self.held_out
         total = Metrics()
@@ -164,27 +171,38 @@ class SgdLearner:
         return total
 
     def state(self) -> dict[str, Any]:
-        """The optimizer's state, the samples still to come this epoch, and the random state."""
-        return {
-            "optimizer": deepcopy(self.optimizer.state_dict()),
+        """The optimizer's state, the samples to come this epoch, the random state, own statistics."""
+        state: dict[str, Any] = {
+            "optimizer": _copied(self.optimizer.state_dict()),
             "order": self._order.clone(),
             "generator": self._generator.get_state(),
         }
+        if own := self.network.own_buffers():
+            state["buffers"] = {name: value.clone() for name, value in own.items()}
+        return state
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from where `state` was taken."""
         self.optimizer.load_state_dict(state["optimizer"])
         self._order = state["order"].clone()
         self._generator.set_state(state["generator"])
+        for name, value in self.network.own_buffers().items():
+            if name in state.get("buffers", {}):
+                value.copy_(state["buffers"][name])
 
-    def _take(self, count: int) -> tuple[Tensor, Tensor]:
-        """The next samples of the epoch; a batch may span the end of one epoch and the next."""
-        inputs, labels = self.samples
-        while len(self._order) < count:
-            fresh = torch.randperm(len(labels), generator=self._generator)
-            self._order = torch.cat([self._order, fresh])
-        chosen, self._order = self._order[:count], self._order[count:]
-        return inputs[chosen], labels[chosen]
+    def draw(self, count: int) -> Tensor:
+        """The indices of the next `count` samples, which count as seen.
+
+        Every epoch is a fresh permutation; a batch may span the end of one epoch and the next.
+        """
+        order = self._order
+        if len(order) < count:
+            samples = len(self.samples[1])
+            fresh = -(-(count - len(order)) // samples)
+            epochs = (torch.randperm(samples, generator=self._generator) for _ in range(fresh))
+            order = torch.cat([order, *epochs])
+        self._order = order[count:]
+        return order[:count]
 
     def _right(self, outputs: Tensor, labels: Tensor) -> int:
         """How many samples are right: the most active output wins."""
@@ -199,7 +217,8 @@ def _check_samples(network: SlicedNetwork, what: str, inputs: Tensor, labels: Te
     peer = f"peer {network.peer!r}, {what} samples"
     if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor):
         raise ModelError(f"{peer}: give inputs and labels as torch tensors")
-    if inputs.dtype != network.flat.dtype:
+    # Integers are tokens for an embedding, whatever the network computes in.
+    if inputs.is_floating_point() and inputs.dtype != network.flat.dtype:
         raise ModelError(f"{peer}: inputs are {inputs.dtype}, the network is {network.flat.dtype}")
     if labels.dtype != torch.int64 or labels.shape != (len(inputs),):
         raise ModelError(
@@ -222,6 +241,17 @@ def _check_samples(network: SlicedNetwork, what: str, inputs: Tensor, labels: Te
             f"{peer}: labels run from {int(labels.min())} to {int(labels.max())}, but the network's "
             f"{outputs.shape[1]} outputs allow 0 to {classes - 1}"
         )
+
+
+def _copied(value: Any) -> Any:
+    """A deep copy that takes of every tensor only what it shows, not all the memory behind it."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copied(item) for item in value)
+    return deepcopy(value)
 
 
 def _targets(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
+import hashlib
 from collections.abc import Mapping
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from .allotment import SliceSpec, allot
-from .anatomy import Anatomy, ParameterMap
+from .anatomy import Anatomy
 from .errors import ModelError
-from .graph import ModelGraph, check_name
+from .graph import ModelGraph, check_name, pair_name
 from .layout import Layout
+from .ownership import Ownership, own
 
 # What an owner averages, block by block: a parameter's name, then the model and the number of entries
 # on each of its axes.
 Schema = tuple[tuple[str, tuple[tuple[str, int], ...]], ...]
-
-_PRIVATE = -1
 
 
 class Slicing:
@@ -25,7 +25,8 @@ class Slicing:
 
     slices
         For every partial model that the peer implements, the cells it gives to it: a layout, which
-        takes the first free cells of every part, or explicit indices per part (a list of lists, or a
+        takes the first free cells of every part; a share (0.8) of every hidden part, or shares by part
+        (`{"*": 0.8, "head": 0}`, see allotment.py); or explicit indices per part (a list of lists, or a
         dict from part name to list). The order of explicit indices matters: the k-th cell of a slice is
         averaged with the k-th cell of the same slice on every other peer.
     graph
@@ -53,7 +54,11 @@ class Slicing:
         self.cells = allot(anatomy, slices, rest)
         self._check_models(rest)
         self.models: tuple[str, ...] = tuple(sorted(self.cells))
-        self._coordinates, self._schemas = self._own()
+        self._owned = self._own()
+        self._coordinates = {
+            pair_name(self.models[index] for index in owner): where
+            for owner, where in self._owned.coordinates.items()
+        }
         self.owners: tuple[str, ...] = tuple(sorted(name for name in self._coordinates if name))
         """Models, and pairs of models with `cross`, that own at least one coordinate."""
 
@@ -76,8 +81,17 @@ class Slicing:
 
     def schema(self, owner: str) -> Schema:
         """What `owner` averages, block by block: equal on two peers iff they may average it."""
-        self.coordinates(owner)
-        return self._schemas[owner]
+        self.where(owner)
+        number = {model: index for index, model in enumerate(self.models)}
+        blocks = self._owned.blocks[tuple(sorted(number[model] for model in owner.split("&")))]
+        return tuple(
+            (
+                block.parameter,
+                tuple((self.models[index], count) for index, count in block.axes)
+                + ((("", block.free),) if block.free > 1 else ()),
+            )
+            for block in blocks
+        )
 
     def layout(self, model: str) -> Layout:
         """The cells per part of one of the peer's slices."""
@@ -99,98 +113,28 @@ class Slicing:
                     f"give {lacking[0]!r} a slice too"
                 )
 
-    def _own(self) -> tuple[dict[str, slice | np.ndarray], dict[str, Schema]]:
-        """Coordinates and schema of every owner; the private ones are under the empty name."""
-        model_of, rank_of, part_of = self._cell_facts()
-        names: list[str] = []
-        found: dict[str, list[np.ndarray]] = {}
-        schemas: dict[str, list[tuple[str, tuple[tuple[str, int], ...]]]] = {}
-        for parameter in self.anatomy.parameters:
-            spans = [axis for axis in parameter.axes if axis is not None]
-            orders = [_canonical(axis, model_of, part_of, rank_of) for axis in spans]
-            models = [model_of[axis[order]] for axis, order in zip(spans, orders, strict=True)]
-            owner_of = self._owner_table(len(spans), names)
-            owners = owner_of[np.ix_(*models)]
-            where = _permuted_coordinates(parameter, self.anatomy.offsets[parameter.name], orders)
-            # Axes without cells come last in `where`, so one owner mask serves all of them.
-            for owner in np.unique(owners):
-                name = "" if owner == _PRIVATE else names[owner]
-                found.setdefault(name, []).append(where[owners == owner].ravel())
-            for block in itertools.product(*(np.unique(axis) for axis in models)):
-                owner = owner_of[block]
-                if owner != _PRIVATE:
-                    sizes = tuple(
-                        (self.models[model], int((axis == model).sum()))
-                        for model, axis in zip(block, models, strict=True)
-                    )
-                    rest = _cell_free(parameter)
-                    schemas.setdefault(names[owner], []).append(
-                        (parameter.name, sizes + ((("", rest),) if rest > 1 else ()))
-                    )
-        return (
-            {name: _compact(np.concatenate(pieces)) for name, pieces in found.items()},
-            {name: tuple(blocks) for name, blocks in schemas.items()},
+    def _own(self) -> Ownership:
+        """Who owns what, by numbers of models; shared by all peers that are cut alike."""
+        cells = [self.cells[model] for model in self.models]
+        below = tuple(
+            tuple(self.graph.depends(lower, higher) for higher in self.models)
+            for lower in self.models
         )
-
-    def _cell_facts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For every cell: its model's index in `self.models`, its rank in the slice, its part."""
-        total = int(self.anatomy.firsts[-1])
-        model_of, rank_of = np.zeros(total, np.int64), np.zeros(total, np.int64)
-        part_of = np.repeat(np.arange(len(self.anatomy.parts)), np.diff(self.anatomy.firsts))
-        for index, model in enumerate(self.models):
-            for part, cells in enumerate(self.cells[model]):
-                numbers = self.anatomy.firsts[part] + cells
-                model_of[numbers] = index
-                rank_of[numbers] = np.arange(len(cells))
-        return model_of, rank_of, part_of
-
-    def _owner_table(self, axes: int, names: list[str]) -> np.ndarray:
-        """Owner of a coordinate by the models of its cells; `names` grows with owners not yet seen."""
-        table = np.full((len(self.models),) * axes, _PRIVATE, dtype=np.int64)
-        for block in np.ndindex(table.shape):
-            owner = self.graph.owner({self.models[index] for index in block}, cross=self.cross)
-            if owner is not None:
-                if owner not in names:
-                    names.append(owner)
-                table[block] = names.index(owner)
-        return table
+        key = (self.anatomy.digest, _digest(cells), below, self.cross)
+        found = _SHARED.get(key)
+        if found is None:
+            found = _SHARED[key] = own(self.anatomy, cells, below, cross=self.cross)
+        return found
 
 
-def _compact(coordinates: np.ndarray) -> slice | np.ndarray:
-    """A slice where it says the same: it copies faster, and takes no memory."""
-    first = int(coordinates[0])
-    whole = np.array_equal(coordinates, np.arange(first, first + len(coordinates)))
-    return slice(first, first + len(coordinates)) if whole else coordinates
+# Peers that are cut alike share their coordinates, which would be most of the memory of a large swarm.
+_SHARED: WeakValueDictionary[tuple[object, ...], Ownership] = WeakValueDictionary()
 
 
-def _canonical(
-    axis: np.ndarray, model_of: np.ndarray, part_of: np.ndarray, rank_of: np.ndarray
-) -> np.ndarray:
-    """Order an axis by model name, part, rank in the slice, then by repetition of the same cell.
-
-    None of these depends on the peer's own cell indices, which is what makes coordinates comparable.
-    """
-    by_cell = np.argsort(axis, kind="stable")
-    grouped = axis[by_cell]
-    starts = np.flatnonzero(np.r_[True, grouped[1:] != grouped[:-1]])
-    counts = np.diff(np.r_[starts, len(axis)])
-    repeat = np.empty(len(axis), np.int64)
-    repeat[by_cell] = np.arange(len(axis)) - np.repeat(starts, counts)
-    return np.lexsort((repeat, rank_of[axis], part_of[axis], model_of[axis]))
-
-
-def _permuted_coordinates(
-    parameter: ParameterMap, offset: int, orders: list[np.ndarray]
-) -> np.ndarray:
-    """Flat coordinates of a parameter, cell axes first and permuted, cell-free axes last."""
-    where = offset + np.arange(parameter.size, dtype=np.int64).reshape(parameter.shape)
-    spanned = [index for index, axis in enumerate(parameter.axes) if axis is not None]
-    free = [index for index, axis in enumerate(parameter.axes) if axis is None]
-    return where.transpose(*spanned, *free)[np.ix_(*orders)]
-
-
-def _cell_free(parameter: ParameterMap) -> int:
-    sizes = [
-        size for size, axis in zip(parameter.shape, parameter.axes, strict=True) if axis is None
-    ]
-    return int(np.prod(sizes, dtype=np.int64))
+def _digest(cells: list[tuple[np.ndarray, ...]]) -> bytes:
+    found = hashlib.blake2b()
+    for parts in cells:
+        for part in parts:
+            found.update(len(part).to_bytes(8, "little"))
+            found.update(np.ascontiguousarray(part, np.int64).tobytes())
+    return found.digest()

@@ -87,18 +87,7 @@ def draw(learners: Sequence[SgdLearner], count: int) -> Tensor:
 
     The learners' orders and generators move on with it, so that training can go on without the arena.
     """
-    return torch.stack([_draw(learner, count) for learner in learners])
-
-
-def _draw(learner: SgdLearner, count: int) -> Tensor:
-    order = learner._order
-    if len(order) < count:
-        samples = len(learner.samples[1])
-        fresh = -(-(count - len(order)) // samples)
-        epochs = (torch.randperm(samples, generator=learner._generator) for _ in range(fresh))
-        order = torch.cat([order, *epochs])
-    learner._order = order[count:]
-    return order[:count]
+    return torch.stack([learner.draw(count) for learner in learners])
 
 
 def batches(stretch: int, batch: int, stretches: int) -> list[tuple[int, int]]:

@@ -28,7 +28,7 @@ class Stack:
         for row, network in zip(self.values, self.networks, strict=True):
             row.copy_(network.flat)
             if self.shared:
-                rebind(network, row)
+                network.rebind(row)
 
     def refresh(self) -> None:
         """Take in again what was given other memory since, by another arena or by a user."""
@@ -37,7 +37,7 @@ class Stack:
                 row.copy_(network.flat)
             elif network.flat.data_ptr() != row.data_ptr():
                 row.copy_(network.flat)
-                rebind(network, row)
+                network.rebind(row)
 
     def publish(self) -> None:
         """Let networks that live on another device see what was learned."""
@@ -52,7 +52,7 @@ class Stack:
         self.publish()
         if self.shared:
             for network in self.networks:
-                rebind(network, network.flat.clone())
+                network.rebind(network.flat.clone())
 
 
 class Alone:
@@ -65,13 +65,3 @@ class Alone:
     def values(self) -> Tensor:
         """The network's own flat tensor, wherever it is now."""
         return self.networks[0].flat[None]
-
-
-def rebind(network: SlicedNetwork, flat: Tensor) -> None:
-    """Make `flat`, which holds the network's values, the memory of its parameters."""
-    network.flat = flat
-    offset = 0
-    for parameter in network.module.parameters():
-        size = parameter.numel()
-        parameter.data = flat[offset : offset + size].view(parameter.shape)
-        offset += size

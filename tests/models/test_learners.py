@@ -51,7 +51,7 @@ def test_a_stretch_counts_samples_and_epochs_visit_every_sample():
     mine.loss = lambda o, y, inner=mine.loss: (seen.append(len(y)), inner(o, y))[1]
     assert mine.train(2).samples == 14
     assert seen == [3, 3, 1, 3, 3, 1], "batches end with their stretch"
-    order = torch.cat([mine._take(1)[1] for _ in range(26)])
+    order = torch.cat([mine.samples[1][mine.draw(1)] for _ in range(26)])
     assert len(order) == 26
     assert len(mine._order) == 0, "14 + 26 samples are one epoch of 40"
 
