@@ -15,6 +15,7 @@ credit only if nobody was ever told of it.
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from .compress import Links, Packed, PackError
 from .ledger import Delays, Edge, Ledger, Patience, Transfer
 from .messages import Ack, Give, Message, Recall, Tag, Verdict
 from .modes import ManualMode, Mode
@@ -58,8 +60,10 @@ class Gossiper:
     mode: when and to whom to push; by default only when the driver says so.
     seed: an int or a numpy Generator.
     patience: when to repeat and recall transfers.
-    lossy: what a receiver will read of a value that is sent, if the wire or a compressor changes it:
-        called as lossy(vector, value). What is lost then stays in this peer.
+    lossy: what a receiver will read of a value that is sent, if the wire changes it: called as
+        lossy(vector, value). What is lost then stays in this peer.
+    links: compresses what is sent and unpacks what arrives; by default sends plain values. Its
+        references are not part of a snapshot: a restored peer begins with none.
 
     `counters` counts what happened, by cause; nothing that arrives in a message ever raises.
     """
@@ -74,6 +78,7 @@ class Gossiper:
         seed: int | np.random.Generator = 0,
         patience: Patience | None = None,
         lossy: Callable[[str, Array], Array] | None = None,
+        links: Links | None = None,
     ) -> None:
         self.mode: Mode = mode if mode is not None else ManualMode()
         self.rng = np.random.default_rng(seed)
@@ -85,6 +90,7 @@ class Gossiper:
         self._neighbours = Neighbours()
         self._delays = Delays(patience or Patience())
         self._lossy = lossy
+        self.links = links if links is not None else Links()
         self._held: dict[Edge, Give] = {}
         self._outbox: list[Message] = []
 
@@ -109,6 +115,10 @@ class Gossiper:
         """Return the weight held for a vector, without open transfers."""
         return self._vault.weights[self._known(vector)]
 
+    def value(self, vector: str) -> Array:
+        """Return the value of a vector, not to be changed."""
+        return self._vault.store.read(self._known(vector))
+
     def account(self, vector: str) -> Account:
         """Return where the weight of a vector is, as this peer's books have it."""
         in_transfers = (t.give.weight for t in self.ledger.open.values() if t.give.vector == vector)
@@ -123,12 +133,23 @@ class Gossiper:
         self._vault.inject(self._known(vector), weight, after_hearing=after_hearing)
 
     def push(
-        self, vector: str, shares: Mapping[str, int], now: float, tag: Tag | None = None
+        self,
+        vector: str,
+        shares: Mapping[str, int],
+        now: float,
+        tag: Tag | None = None,
+        *,
+        plain: bool = False,
+        whole: bool = False,
     ) -> bool:
         """Give `shares` (neighbour: weight units) of a vector away, in one split of one value.
 
         Returns False, and counts it, if the own value is not finite. A neighbour that is unknown or
         busy, or shares beyond the held weight, are the caller's mistake: ValueError.
+
+        plain: compress nothing, so that nothing stays behind: for a peer that is about to leave.
+        whole: give these very shares, also where a compressor lets little of the value through; else
+            they shrink with it, which keeps values from growing.
         """
         free = self.free_neighbours(self._known(vector), online_only=False)
         for peer, share in shares.items():
@@ -138,14 +159,13 @@ class Gossiper:
                 )
             if share < 1:
                 raise ValueError(f"push {vector!r} to {peer!r}: share {share} must be at least 1")
-        value = self._vault.take(vector, sum(shares.values()), self._lossy)
-        if value is None:
+        taken = self._take(vector, shares, plain, whole)
+        if taken is None:
             self.counters["own-value-not-finite"] += 1
             return False
-        for peer, share in shares.items():
-            neighbour = self._neighbours.get(peer)
-            assert neighbour is not None
-            self.ledger.debit(vector, peer, neighbour.session, share, value, now, tag)
+        for peer, (value, packed, share) in taken.items():
+            session = self._session_of(peer)
+            self.ledger.debit(vector, peer, session, share, value, now, tag, packed)
             self._outbox.append(self.ledger.open[peer, vector].give)
         self.counters["push"] += len(shares)
         return True
@@ -233,6 +253,7 @@ class Gossiper:
                     self.counters["taken-back"] += 1
                     self._take_back(give)
         self._neighbours.retire(peer, session)
+        self.links.lost(peer)
         self.mode.gone(peer)
 
     def known_sessions(self) -> dict[str, str]:
@@ -281,6 +302,22 @@ class Gossiper:
             self._handle_ack(message, now)
         else:
             self._receive(message)
+
+    def unpacked(self, give: Give) -> Give | str:
+        """Return a transfer that has just arrived with its value, or the cause why that cannot be had.
+
+        For drivers that want to see a compressed value; `handle` does this by itself, and refuses what
+        cannot be unpacked, so that its sender takes its mass back.
+        """
+        if give.packed is None or give.value.size or give.vector not in self._vault.weights:
+            return give
+        try:
+            ours = self.ledger.open.get((give.sender, give.vector))
+            size = self._vault.size(give.vector)
+            value = self.links.unpack(give, size, None if ours is None else ours.give)
+        except PackError as error:
+            return error.cause
+        return dataclasses.replace(give, value=value)
 
     def tick(self, now: float) -> None:
         """Let time pass: repeat or recall what is unanswered, hand over, or let the mode push."""
@@ -333,6 +370,7 @@ class Gossiper:
         seed: int | np.random.Generator = 0,
         patience: Patience | None = None,
         lossy: Callable[[str, Array], Array] | None = None,
+        links: Links | None = None,
     ) -> Gossiper:
         """Continue from a snapshot, in the same session; open transfers are sent again.
 
@@ -345,8 +383,9 @@ class Gossiper:
             )
         books = Ledger.restore(snapshot["ledger"])
         gossiper = cls(
-            books.peer, books.session, store, mode=mode, seed=seed, patience=patience, lossy=lossy
-        )
+            books.peer, books.session, store,
+            mode=mode, seed=seed, patience=patience, lossy=lossy, links=links,
+        )  # fmt: skip
         gossiper.ledger = books
         gossiper._vault.restore(snapshot["vault"])
         gossiper._neighbours.gone = {(peer, session) for peer, session in snapshot["gone"]}
@@ -364,6 +403,27 @@ class Gossiper:
                 f"peer {self.peer!r} has no vector {vector!r}, only {list(self.vectors)}"
             )
         return vector
+
+    def _take(
+        self, vector: str, shares: Mapping[str, int], plain: bool, whole: bool
+    ) -> Mapping[str, tuple[Array, Packed | None, int]] | None:
+        """Debit shares of a vector: what each receiver will read, how it travels, and its share."""
+        links = self.links
+        if plain or links.pipeline is None:
+            self._vault.settle(vector)
+            value = self._vault.take(vector, sum(shares.values()), self._lossy)
+            return None if value is None else {p: (value, None, s) for p, s in shares.items()}
+        return self._vault.take_packed(
+            vector,
+            shares,
+            lambda peer, value: links.pack(vector, peer, self._session_of(peer), value, self.rng),
+            whole=whole,
+        )
+
+    def _session_of(self, peer: str) -> str:
+        neighbour = self._neighbours.get(peer)
+        assert neighbour is not None
+        return neighbour.session
 
     def _receive(self, message: Give | Recall) -> None:
         if message.receiver_session != self.session:
@@ -388,6 +448,8 @@ class Gossiper:
             self._receive_give(message)
 
     def _receive_give(self, give: Give) -> None:
+        found = self.unpacked(give)  # at once: what it refers to may be forgotten before its turn
+        give = give if isinstance(found, str) else found
         defect = "leaving" if self.leaving or self.closed else None
         if defect is None and not self.mode.admit(give):
             # Looked at when its turn has come, so that a mode hears of a refusal at the right time.
@@ -395,9 +457,12 @@ class Gossiper:
             self.counters["held"] += 1
             return
         if defect is None:
-            defect = self._vault.defect(give) or self._vault.credit(give)
+            defect = found if isinstance(found, str) else self._vault.defect(give)
+        if defect is None:
+            defect = self._vault.credit(give)
         if defect is None:
             self._decide(give, "credited", "credited")
+            self.links.credited(give)
             self.mode.credited(give)
         else:
             self._decide(give, "void", f"refused-{defect}")
@@ -429,6 +494,7 @@ class Gossiper:
             self.counters["bad-verdict"] += 1
             return
         self.ledger.close(edge)
+        self.links.settled(transfer.give, credited=ack.verdict == "credited")
         self.counters[f"acknowledged-{ack.verdict}"] += 1
         if transfer.opened is not None:
             self._delays.acknowledged(now - transfer.opened, transfer.attempts)
@@ -470,4 +536,4 @@ class Gossiper:
             free = self.free_neighbours(vector)
             if self.weight(vector) and free:
                 heir = free[self.rng.integers(len(free))]
-                self.push(vector, {heir: self.weight(vector)}, now)
+                self.push(vector, {heir: self.weight(vector)}, now, plain=True)

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from .compress.packed import Packed
 from .messages import Give, Tag, Verdict
 
 Edge: TypeAlias = tuple[str, str]
@@ -137,6 +138,7 @@ class Ledger:
         value: np.ndarray[Any, Any],
         now: float,
         tag: Tag | None = None,
+        packed: Packed | None = None,
     ) -> Transfer:
         """Open a transfer; the caller has taken its mass from what it holds."""
         edge = (receiver, vector)
@@ -154,6 +156,7 @@ class Ledger:
             weight,
             value,
             tag,
+            packed,
         )
         self.open[edge] = Transfer(give, now, now)
         return self.open[edge]
@@ -188,7 +191,10 @@ class Ledger:
                     yield sender, session, vector, sequence, verdict
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the books as plain data; transfers that share a value share it here too."""
+        """Return the books as plain data; transfers that share a value share it here too.
+
+        A compressed value is kept as its receiver reads it, and sent again as that.
+        """
         arrays: dict[int, np.ndarray[Any, Any]] = {}
         index: dict[int, int] = {}
         rows: list[list[Any]] = []

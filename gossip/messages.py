@@ -15,6 +15,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from .compress.packed import Packed
+
 Tag: TypeAlias = tuple[int, int]
 """(round, exchange) of a synchronous schedule; asynchronous gossip has no tag."""
 
@@ -24,7 +26,11 @@ Verdict: TypeAlias = Literal["credited", "void"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Give:
-    """Mass on its way: `weight` units at `value`. The sender has already debited itself."""
+    """Mass on its way: `weight` units at `value`. The sender has already debited itself.
+
+    packed: the value as it travels, where it is compressed. One that has just arrived has no `value`
+        yet (an empty array): `Gossiper.unpacked` has what it takes.
+    """
 
     vector: str
     sender: str
@@ -35,6 +41,7 @@ class Give:
     weight: int
     value: np.ndarray[Any, Any]
     tag: Tag | None = None
+    packed: Packed | None = None
 
 
 @dataclass(frozen=True, slots=True)

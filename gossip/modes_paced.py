@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from .drift import Drift
 from .modes import ManualMode
 from .pushsum import FLOOR, portion
 
@@ -31,6 +32,7 @@ class PacedMode(ManualMode):
     floor: do not push while a share or the rest would fall below this weight.
     turns: for graphs that change over time: the neighbours that push after push may be given to, over and
         over. A turn in which nobody can be reached passes.
+    drift: skips a push of what has hardly moved since the last one.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class PacedMode(ManualMode):
         backlog: int = 2,
         floor: int = FLOOR,
         turns: Sequence[Collection[str]] = (),
+        drift: Drift | None = None,
     ) -> None:
         if fanout < 1:
             raise ValueError(f"paced mode: fanout is {fanout}, must be at least 1")
@@ -54,10 +57,13 @@ class PacedMode(ManualMode):
         self._owed: Counter[str] = Counter()
         self._turns = [frozenset(turn) for turn in turns]
         self._turn: Counter[str] = Counter()
+        self._drift = drift
 
-    def request(self) -> None:
-        """Ask for one more push of every vector."""
+    def request(self, *, anyway: bool = False) -> None:
+        """Ask for one more push of every vector; `anyway`, from now on, however little they moved."""
         self._requested += 1
+        if anyway:
+            self._drift = None
 
     def caught_up(self, gossiper: Gossiper) -> bool:
         """Whether neighbours keep up with what is pushed to them; if not, a driver trains later.
@@ -94,4 +100,9 @@ class PacedMode(ManualMode):
         if min(share, weight - share * len(chosen)) < self.floor:
             return False
         self._turn[vector] += 1
+        if self._drift is not None:
+            value = gossiper.value(vector)
+            if self._drift.small(vector, value):
+                self._drift.skip(vector, len(chosen), value.size)
+                return True
         return gossiper.push(vector, {free[index]: share for index in chosen}, now)

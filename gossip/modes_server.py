@@ -168,7 +168,7 @@ class ServerMode:
             client.done = client.round
         elif client.server in gossiper.free_neighbours(vector, online_only=False):
             tag = (client.round, GATHER)
-            client.given = gossiper.push(vector, {client.server: weight}, now, tag)
+            client.given = gossiper.push(vector, {client.server: weight}, now, tag, whole=True)
 
     def _step_server(self, gossiper: Gossiper, vector: str, server: _Server, now: float) -> None:
         if not server.closed:
@@ -177,7 +177,8 @@ class ServerMode:
             free = gossiper.free_neighbours(vector, online_only=False)
             server.pot = {peer: stake for peer, stake in server.pot.items() if stake}
             shares = {peer: server.pot[peer] for peer in free if peer in server.pot}
-            if shares and gossiper.push(vector, shares, now, (server.round, RETURN)):
+            back = (server.round, RETURN)
+            if shares and gossiper.push(vector, shares, now, back, whole=True):
                 for peer in shares:
                     del server.pot[peer]
             if not server.pot:

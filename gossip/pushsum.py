@@ -68,7 +68,7 @@ def split(mass: Mass, share: int, sent: Array | None = None) -> tuple[Mass, Mass
 def remainder(value: Array, sent: Array, given: int, kept: int) -> Array:
     """Return the value to keep so that kept·result + given·sent = (kept + given)·value."""
     lost = np.subtract(value, sent, dtype=value.dtype, casting="same_kind")
-    lost *= _ratio(given, kept, lost)
+    lost *= as_factor(given, kept, lost)
     lost += value
     return lost
 
@@ -85,7 +85,7 @@ def absorb(mass: Mass, other: Mass) -> Mass:
     if mass.weight == 0:
         return Mass(other.value.astype(mass.value.dtype, casting="same_kind"), weight)
     step = np.subtract(other.value, mass.value, dtype=mass.value.dtype, casting="same_kind")
-    step *= _ratio(other.weight, weight, step)
+    step *= as_factor(other.weight, weight, step)
     step += mass.value
     return Mass(step, weight)
 
@@ -105,7 +105,7 @@ def total(masses: Iterable[Mass]) -> tuple[Any, int]:
     weight = 0
     for mass in masses:
         if mass.weight:
-            vector = vector + mass.value * _ratio(mass.weight, 1, mass.value)
+            vector = vector + mass.value * as_factor(mass.weight, 1, mass.value)
             weight += mass.weight
     return vector, weight
 
@@ -120,6 +120,6 @@ def is_finite(value: Array) -> bool:
     return bool(np.isfinite(total)) or bool(np.isfinite(value).all())
 
 
-def _ratio(top: int, bottom: int, like: Array) -> Any:
+def as_factor(top: int, bottom: int, like: Array) -> Any:
     """top/bottom as a number that keeps the dtype of `like` when multiplied with it."""
     return Fraction(top, bottom) if like.dtype == object else top / bottom

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from .compress.packed import Packed
 from .messages import Give
-from .pushsum import MAX_WEIGHT, Array, Mass, absorb, is_finite, split
+from .pushsum import MAX_WEIGHT, Array, Mass, absorb, as_factor, is_finite, portion, split
 from .store import Store
 
 
@@ -21,6 +22,8 @@ class Vault:
         self.weights: dict[str, int] = dict.fromkeys(self.vectors, 0)
         self.injected: dict[str, int] = dict.fromkeys(self.vectors, 0)
         self._promised: dict[str, int] = {}
+        self.residue: dict[str, Array] = {}
+        """Sums (weight · value) that compressors left behind; they join the next mass that comes in."""
         # Read once: a store may have to gather a vector, and its shape never changes in a session.
         self._kinds = {v: (own.shape, own.dtype) for v in self.vectors for own in [store.read(v)]}
 
@@ -49,6 +52,49 @@ class Vault:
             self.store.write(vector, kept.value)
         self.weights[vector] = kept.weight
         return given.value
+
+    def settle(self, vector: str) -> None:
+        """Let a residue join the mass that is held, if any is."""
+        if self.weights[vector] and vector in self.residue:
+            self._set(vector, self._mass(vector))
+
+    def take_packed(
+        self,
+        vector: str,
+        shares: Mapping[str, int],
+        pack: Callable[[str, Array], tuple[Array, Packed, float] | None],
+        *,
+        whole: bool,
+    ) -> dict[str, tuple[Array, Packed | None, int]] | None:
+        """Debit shares whose values are compressed: per receiver what it reads, how it is sent, its share.
+
+        Shares shrink with the part of the value that comes through, unless they shall stay `whole`.
+
+        What they lose, Σ share · (value − sent), stays here as a residue and joins the next mass that
+        comes in. Put into the kept value at once it would be multiplied by share / kept, and the peer
+        would train on that; later it meets more weight.
+        """
+        value = np.array(self.store.read(vector))
+        if not is_finite(value):
+            return None
+        if sum(shares.values()) > self.weights[vector]:
+            raise ValueError(f"push {vector!r}: shares exceed a weight of {self.weights[vector]}")
+        lost = np.zeros_like(value)
+        sent: dict[str, tuple[Array, Packed | None, int]] = {}
+        for receiver, asked in shares.items():
+            read, packed, part = pack(receiver, value) or (value, None, 1.0)
+            share = asked if whole else max(1, portion(asked, part))
+            read.setflags(write=False)
+            lost += np.subtract(value, read, dtype=value.dtype) * as_factor(share, 1, value)
+            sent[receiver] = read, packed, share
+            self.weights[vector] -= share
+        if lost.any():
+            self.residue[vector] = self.residue.get(vector, 0) + lost
+        return sent
+
+    def size(self, vector: str) -> int:
+        """How many values a vector has."""
+        return self._kinds[vector][0][0]
 
     def defect(self, give: Give) -> str | None:
         """Say what is wrong with a transfer, apart from values that are not finite."""
@@ -84,6 +130,7 @@ class Vault:
             "weights": dict(self.weights),
             "injected": dict(self.injected),
             "promised": dict(self._promised),
+            "residue": dict(self.residue),
             "values": stored,
         }
 
@@ -105,10 +152,14 @@ class Vault:
         self.weights = dict(data["weights"])
         self.injected = dict(data["injected"])
         self._promised = dict(data["promised"])
+        self.residue = {v: np.array(each) for v, each in data.get("residue", {}).items()}
 
     def _mass(self, vector: str) -> Mass:
         return Mass(self.store.read(vector), self.weights[vector])
 
     def _set(self, vector: str, mass: Mass) -> None:
-        self.store.write(vector, mass.value)
+        value = mass.value
+        if self.residue and mass.weight and vector in self.residue:
+            value = value + self.residue.pop(vector) * as_factor(1, mass.weight, value)
+        self.store.write(vector, value)
         self.weights[vector] = mass.weight

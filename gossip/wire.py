@@ -8,7 +8,8 @@ Layout of an encoded message (all integers little-endian):
     2 bytes   length of the msgpack header
     header    a flat map of the message's fields, the schema hash and the value's dtype and length
     padding   zero bytes up to a multiple of 8, so that the value is aligned for numpy
-    value     raw values; absent in messages that carry none
+    value     raw values; absent in messages that carry none. With the dtype "packed", a compressed
+              value (compress/packed.py), which its receiver unpacks when it knows what to expect
 
 Decoding executes nothing, allocates no more than it was handed, and leaves the value where it was
 received: the array is a read-only view. Whatever is wrong with the bytes, `decode` raises
@@ -21,12 +22,13 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
 import msgpack
 import numpy as np
 
+from .compress.packed import Packed, PackError
 from .messages import Ack, Give, Message, Recall
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -52,6 +54,8 @@ MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
 MAX_HEADER_BYTES: Final = 2048
 MAX_NAME: Final = 64
 MAX_WEIGHT_BYTES: Final = 64
+PACKED: Final = "packed"
+_NOTHING: Final = np.empty(0, dtype=np.float32)
 
 _PREFIX = struct.Struct("<4sBBH")
 _ALIGN = 8
@@ -76,7 +80,7 @@ class Decoded:
 
     message: Message
     schema: str
-    dtype: WireDtype | None
+    dtype: WireDtype | Literal["packed"] | None
 
 
 # --- schemas ---------------------------------------------------------------------------------
@@ -157,17 +161,22 @@ def encode(message: Message, schema: str, dtype: WireDtype = "float32") -> list[
     buffers: list[Buffer] = []
     match message:
         case Give():
-            value = as_sent(message.value, dtype)
+            if message.packed is None:
+                value = as_sent(message.value, dtype)
+                kind, length = dtype, value.size
+                buffers.append(value.view(np.uint8).data)
+            else:
+                kind, length = PACKED, message.packed.length
+                buffers += message.packed.buffers()
             header |= {
                 "kind": "give",
                 "seq": message.sequence,
                 "to_session": message.receiver_session,
                 "weight": _pack_weight(message.weight),
                 "tag": list(message.tag) if message.tag is not None else None,
-                "dtype": dtype,
-                "length": value.size,
+                "dtype": kind,
+                "length": length,
             }
-            buffers.append(value.view(np.uint8).data)
         case Ack():
             header |= {
                 "kind": "ack",
@@ -210,13 +219,19 @@ def decode(data: Buffer, max_bytes: int = MAX_MESSAGE_BYTES) -> Decoded:
         raise WireError("unknown-kind", f"unknown kind of message {header.get('kind')!r}")
     _check_header(header)
     body = view[start:]
-    value, dtype = None, None
+    value, dtype, packed = None, None, None
     if header["kind"] == "give":
         dtype = header["dtype"]
-        value = _read_value(body, dtype, header["length"])
+        if dtype == PACKED:
+            value, packed = _NOTHING, _read_packed(body, header["length"])
+        else:
+            value = _read_value(body, dtype, header["length"])
     elif len(body):
         raise WireError("trailing", f"{len(body)} bytes after a message that carries no value")
-    return Decoded(make(header, value), header["schema"], dtype)
+    message = make(header, value)
+    if packed is not None and isinstance(message, Give):
+        message = replace(message, packed=packed)
+    return Decoded(message, header["schema"], dtype)
 
 
 def _read_header(view: memoryview) -> tuple[int, dict[str, Any]]:
@@ -263,6 +278,13 @@ def _read_value(body: memoryview, dtype: str, length: int) -> np.ndarray[Any, An
     return value
 
 
+def _read_packed(body: memoryview, length: int) -> Packed:
+    try:
+        return Packed.parse(body, length)
+    except PackError as error:
+        raise WireError("garbage", str(error)) from None
+
+
 def _pack_weight(weight: int) -> bytes:
     if weight < 0:
         raise ValueError(f"a transfer's weight cannot be negative: {weight}")
@@ -307,7 +329,7 @@ _FIELDS: dict[str, dict[str, Callable[[object], bool]]] = {
     | {
         "weight": lambda value: isinstance(value, bytes) and 1 <= len(value) <= MAX_WEIGHT_BYTES,
         "tag": _is_tag,
-        "dtype": lambda value: isinstance(value, str) and value in _DTYPES,
+        "dtype": lambda value: isinstance(value, str) and (value in _DTYPES or value == PACKED),
         "length": _is_count,
     },
     "ack": _COMMON | {"verdict": lambda value: value in ("credited", "void")},

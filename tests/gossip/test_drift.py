@@ -1,0 +1,66 @@
+"""Pushes of what has hardly moved are skipped, counted, and made anyway when peers must agree."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from gossamer.gossip.compress import Traffic
+from gossamer.gossip.drift import Drift
+from gossamer.gossip.gossiper import Gossiper
+from gossamer.gossip.modes_paced import PacedMode
+from gossamer.gossip.pushsum import ONE
+from gossamer.gossip.store import DictStore
+
+
+def peer(bound):
+    traffic = defaultdict(Traffic)
+    mode = PacedMode(2, drift=Drift(bound, traffic))
+    store = DictStore({"v": np.ones(100), "w": np.ones(10)})
+    gossiper = Gossiper("a", "s", store, mode=mode)
+    for vector in ("v", "w"):
+        gossiper.inject(vector, ONE)
+    for other in "bcde":
+        gossiper.peer_online(other, f"s-{other}", ["v", "w"])
+    return gossiper, mode, store, traffic
+
+
+def pushed(gossiper, mode, **how) -> list[str]:
+    mode.request(**how)
+    gossiper.tick(0.0)
+    return sorted(message.vector for message in gossiper.poll())
+
+
+def test_a_vector_is_pushed_first_and_again_when_it_has_moved():
+    gossiper, mode, store, traffic = peer(0.05)
+    assert pushed(gossiper, mode) == ["v", "v", "w", "w"]
+    assert pushed(gossiper, mode) == []
+    store.write("v", np.full(100, 1.04))
+    assert pushed(gossiper, mode) == []
+    store.write("v", np.full(100, 1.06))
+    assert pushed(gossiper, mode) == ["v", "v"]
+    assert traffic["v"].skipped == 4
+    assert traffic["v"].skipped_bytes == 4 * 4 * 100
+    assert traffic["v"].saved == 1600
+    assert traffic["w"].skipped == 6
+
+
+def test_bounds_by_model():
+    gossiper, mode, _, traffic = peer({"w": 0.05})
+    pushed(gossiper, mode)
+    assert pushed(gossiper, mode) == ["v", "v"]
+    assert set(traffic) == {"w"}
+
+
+def test_peers_that_must_agree_push_anyway():
+    gossiper, mode, _, _ = peer(0.05)
+    pushed(gossiper, mode)
+    assert pushed(gossiper, mode, anyway=True) == ["v", "v", "w", "w"]
+
+
+@pytest.mark.parametrize("bound", [-0.1, float("nan"), float("inf"), {"v": -1.0}])
+def test_bounds_must_be_distances(bound):
+    with pytest.raises(ValueError, match=r"drift( of 'v')? is .*as in 0.05"):
+        Drift(bound, {})
