@@ -19,6 +19,7 @@ from .fusing.files import (
     NetworkFile,
     check_target,
     model_groups,
+    network_files,
     read_counts,
     read_network,
     write_network,
@@ -29,7 +30,10 @@ ACTIVATIONS = ("relu", "sigmoid", "tanh", "none")
 
 
 def fuse_command(
-    files: Annotated[list[Path], typer.Argument(help="Networks as safetensors, of one depth.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Networks as safetensors, of one depth; or a swarm's results folder."),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The fused network.")],
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
     variance: Annotated[
@@ -68,9 +72,11 @@ def fuse_command(
     """Fuse networks whose cells are in another order, or of other widths, into one.
 
     Cells of different networks that do the same become one cell; the others are kept. The files may
-    come from `gossamer swarm`, `gossamer join`, or from any torch network of dense layers.
+    come from `gossamer swarm`, `gossamer join`, or from any torch network of dense layers. A folder
+    stands for all networks in it: a finished swarm becomes one network.
     """
     check_target(out, force=force)
+    files = network_files(files, out)
     given = variance or [1.0]
     options = MatchOptions(
         variance=given[0] if len(given) == 1 else 1.0,

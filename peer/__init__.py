@@ -4,7 +4,7 @@ from .broker import Broker, BrokerError, BrokerSettings
 from .errors import PeerError
 from .host import BrokerAddress, HostSpec, PeerSpec, mqtt_connect
 from .peer import Peer, Report
-from .settings import Settings
+from .settings import Matching, Settings
 from .swarm import LocalSwarm, SwarmSpec
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "BrokerSettings",
     "HostSpec",
     "LocalSwarm",
+    "Matching",
     "Peer",
     "PeerError",
     "PeerSpec",

@@ -25,18 +25,21 @@ from ..gossip.modes_paced import PacedMode
 from ..gossip.modes_rounds import RoundsMode
 from ..gossip.modes_server import ServerMode
 from ..gossip.pushsum import ONE
-from ..gossip.trust import Guards, NoTrust, Trusting
+from ..gossip.trust import NoTrust, Trusting
 from ..gossip.trust.guarded import guard
 from ..gossip.trust.intake import Intake
 from ..gossip.wire import Buffer, as_sent, encode
-from ..models import Learner, Metrics, SlicedNetwork
+from ..models import Learner, Metrics, Weighted
 from .allocator import give_back
+from .arrival import Arrival, PeerGuards
 from .checkpoint import load_checkpoint, save_checkpoint
+from .compression import Compression
 from .errors import PeerError
+from .matched_store import MatchedStore
 from .presence import Event, Gone, Offline, Online
 from .privacy import Privacy
 from .settings import Settings
-from .store import NetworkStore, schema_hashes
+from .store import schema_hashes
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +74,8 @@ class Engine:
     ):
         self.name, self.learner, self.settings = name, learner, settings
         self.network = learner.network
-        self.schemas = schema_hashes(self.network)
+        self.store = MatchedStore(self.network, settings.matching, trained=settings.trained)
+        self.schemas = schema_hashes(self.network, self.store.common)
         self.weight = ONE * (samples if settings.weigh == "samples" else 1)
         self.round = 0
         """Rounds trained so far."""
@@ -84,8 +88,14 @@ class Engine:
         self._reassembler = Reassembler()
         self._guards = None
         if settings.bounds is not None:
-            self._guards = Guards(settings.bounds, on_change=self._shun)
+            self._guards = PeerGuards(settings.bounds, on_change=self._shun)
+            self._guards.weight = self.weight
         self._privacy = Privacy(name, settings, self.schemas)
+        self.compression = Compression(
+            name, settings,
+            {vector: self.store.entries(vector) for vector in self.schemas},
+            {vector: self.store.read(vector).size for vector in self.schemas},
+        )  # fmt: skip
         self._met: dict[str, Online] = {}
         """The peers that can be reached now, as presence announced them."""
         self._shunned: set[str] = set()
@@ -94,14 +104,15 @@ class Engine:
         self._memory: dict[str, Any] = {}
         self.trust: Trusting = NoTrust(name)
         self.set_trust(self.trust)
-        self._store = _LastRead(self.network)
         self._recent: dict[str, deque[float]] = {v: deque(maxlen=_RECENT) for v in self.schemas}
-        self._newcomer: set[str] = set()
+        self._arrival = Arrival(name, settings, self.store, learner, self.weight)
         self.mode = self._make_mode()
         self.lived = False
         """Whether the peer was in the swarm before: a crash or a lost lease lies behind it."""
         self.restored = self._restore()
         """Whether it goes on in the session of its former life."""
+        if isinstance(learner, Weighted):
+            learner.weight_of = lambda vector: self.gossiper.weight(vector) / ONE
         self.averaged = self._is_averaged()
         """Whether to go on training, as of the last turn: the round's averaging is over, or, in async
         mode, neighbours keep up with what is pushed to them. Any thread may look."""
@@ -130,13 +141,12 @@ class Engine:
 
     def found(self, newcomer: bool) -> None:
         """Let the peer's own weight count: at once, or after hearing from a neighbour."""
-        for vector in self.gossiper.vectors:
-            if self.gossiper.account(vector).injected or vector in self._newcomer:
-                continue
-            self.gossiper.inject(vector, self.weight, after_hearing=newcomer)
-            if newcomer:
-                self._newcomer.add(vector)
+        self._arrival.begin(self.gossiper, newcomer)
         self.save()
+
+    def counts(self) -> bool:
+        """Whether the peer's own weight counts in everything that it shares."""
+        return all(self.gossiper.account(vector).injected for vector in self.gossiper.vectors)
 
     def renew(self) -> None:
         """Start a new session with the values of the old one, whose mass counts no more."""
@@ -148,7 +158,7 @@ class Engine:
         self.mode = self._make_mode()
         self.gossiper = self._new_gossiper()
         self.lived, self.restored = True, False
-        self._newcomer.clear()
+        self._arrival.renew()
         self._met.clear()
         self._waiting.clear()
         self._chunker = None
@@ -186,7 +196,8 @@ class Engine:
     def request_push(self) -> None:
         """Async mode: push every vector once more, without training."""
         if isinstance(self.mode, PacedMode):
-            self.mode.request()
+            self.compression.links.dense = True  # nobody trains: agree, and leave
+            self.mode.request(anyway=True)
 
     def turn(
         self,
@@ -204,10 +215,10 @@ class Engine:
             self._take(vector, packet, now)
         if self._guards is not None and self._shunned:
             self._guards.quarantined(now)  # whose time is over is reinstated
-        self._stop_waiting()
+        self._arrival.look(self.gossiper)
         self.gossiper.tick(now)
         self.averaged = self._is_averaged()
-        self._store.forget()  # what a push has read would only take up memory
+        self.store.forget()  # what a push has read would only take up memory
         messages = self.gossiper.poll()
         if messages:
             self.save()
@@ -219,6 +230,7 @@ class Engine:
         outgoing = []
         for message in messages:
             buffers = encode(message, self.schemas[message.vector], self.settings.dtype)
+            self.compression.sent(message, buffers)
             packets = self._chunker.split(buffers)
             if self.trust.overhead:
                 sealed = self._seal(message, packets)
@@ -265,7 +277,7 @@ class Engine:
                 if self.gossiper.neighbours(vector)
             )
             and all(
-                _distance(self.network.read(vector).cpu().numpy(), transfer.give.value) <= tolerance
+                _distance(self.store.read(vector), transfer.give.value) <= tolerance
                 for (_, vector), transfer in self.gossiper.ledger.open.items()
             )
         )
@@ -299,8 +311,9 @@ class Engine:
                 "saved": time.time(),
                 "schemas": self.schemas,
                 "round": self.round,
-                "newcomer": sorted(self._newcomer),
+                "newcomer": self._arrival.snapshot(),
                 "network": self.network.flat,
+                "store": self.store.snapshot(),
                 "learner": self.learner.state(),
                 "gossip": self.gossiper.snapshot(values=False),
                 "trust": self.memory(),
@@ -322,6 +335,7 @@ class Engine:
             )
         self.lived = True
         self.network.flat.copy_(torch.as_tensor(tree["network"]))
+        self.store.restore(tree["store"])
         self.learner.restore(tree["learner"])
         self.round = tree["round"]
         self._memory = tree.get("trust", {})
@@ -336,19 +350,25 @@ class Engine:
             )  # fmt: skip
             self.renew()
             return False
-        self._newcomer = set(tree["newcomer"])
+        self._arrival.restore(tree["newcomer"])
         self.gossiper = self._guarded(
             Gossiper.restore(
-                tree["gossip"], self._store, mode=self.mode, seed=self._rng, lossy=self._lossy
+                tree["gossip"],
+                self.store,
+                mode=self.mode,
+                seed=self._rng,
+                lossy=self._lossy,
+                links=self.compression.links,
             )
         )
         return True
 
     def _new_gossiper(self) -> Gossiper:
+        self.compression.links.forget()
         return self._guarded(
             Gossiper(
-                self.name, new_session(), self._store,
-                mode=self.mode, seed=self._rng, lossy=self._lossy,
+                self.name, new_session(), self.store,
+                mode=self.mode, seed=self._rng, lossy=self._lossy, links=self.compression.links,
             )
         )  # fmt: skip
 
@@ -364,8 +384,9 @@ class Engine:
         match settings.mode:
             case "async":
                 return PacedMode(
-                    settings.exchanges, fraction=settings.fraction, turns=settings.turns
-                )
+                    settings.exchanges, fraction=settings.fraction, turns=settings.turns,
+                    drift=self.compression.drift(),
+                )  # fmt: skip
             case "rounds":
                 sources = None
                 if settings.sources is not None:
@@ -391,10 +412,10 @@ class Engine:
                 for at in [each for each in self._waiting if each[0] == event.peer]:
                     del self._waiting[at]
                 self._privacy.gone(self.gossiper, event.peer)
-                before = {v: self.network.read(v).clone() for v in self._recent}
+                before = {v: self.store.read(v) for v in self._recent}
                 self.gossiper.peer_gone(event.peer, event.session, event.statement)
                 for vector, old in before.items():
-                    moved = float((self.network.read(vector) - old).norm() / (old.norm() or 1.0))
+                    moved = _distance(old, self.store.read(vector))
                     if moved > self.settings.settle_tolerance:
                         self._recent[vector].clear()  # old mass came back: agree anew
 
@@ -404,10 +425,13 @@ class Engine:
         if message is None:
             return
         self.received += 1
+        if isinstance(message, Give):
+            unpacked = self.gossiper.unpacked(message)
+            message = message if isinstance(unpacked, str) else unpacked
         before = self.gossiper.counters["credited"]
-        self._store.forget()
+        self.store.forget()
         self.gossiper.handle(message, now)
-        mine = self._store.forget()  # as it was when the message was credited
+        mine = self.store.forget()  # as it was when the message was credited
         credited = self.gossiper.counters["credited"] > before
         if credited:
             self._privacy.credited(message.sender, vector)
@@ -434,15 +458,6 @@ class Engine:
                 "peer %s dropped a message: %s: %s (%d so far)", self.name, cause, text, count
             )
 
-    def _stop_waiting(self) -> None:
-        """A newcomer whom nobody can tell anything counts by itself."""
-        for vector in sorted(self._newcomer):
-            if self.gossiper.weight(vector):
-                self._newcomer.discard(vector)
-            elif not self.gossiper.neighbours(vector):
-                self._newcomer.discard(vector)
-                self.gossiper.inject(vector, self.weight)
-
     def report(self) -> dict[str, Any]:
         """Where the weight is and what was counted, as JSON-friendly data."""
         accounts = {v: self.gossiper.account(v) for v in self.gossiper.vectors}
@@ -450,6 +465,7 @@ class Engine:
             "weight": {v: [a.held, a.open, a.injected] for v, a in accounts.items()},
             "gossip": dict(self.gossiper.counters),
             "privacy": self._privacy.report(),
+            "compression": self.compression.report(),
             "dropped": dict(self.dropped + self.trust.counters + self._guard_counters()),
         }
 
@@ -461,25 +477,6 @@ class Engine:
 def _distance(mine: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:
     """How far another value is from ours, relative to ours."""
     return float(np.linalg.norm(mine - other)) / (float(np.linalg.norm(mine)) or 1.0)
-
-
-class _LastRead:
-    """A network's store that remembers the vector read last: gathering one again is not cheap."""
-
-    def __init__(self, network: SlicedNetwork):
-        self._store = NetworkStore(network)
-        self._last: np.ndarray[Any, Any] | None = None
-        self.names, self.write = self._store.names, self._store.write
-
-    def read(self, name: str) -> np.ndarray[Any, Any]:
-        """Gather, and remember."""
-        self._last = self._store.read(name)
-        return self._last
-
-    def forget(self) -> np.ndarray[Any, Any] | None:
-        """Return what was read last, once."""
-        last, self._last = self._last, None
-        return last
 
 
 def _as_float16(_vector: str, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

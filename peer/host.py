@@ -25,11 +25,12 @@ from ..gossip.privacy import ReleasePlan
 from ..gossip.topics import TopicError
 from ..gossip.transport import Hook, Transport, TransportError, Will
 from ..gossip.trust import GuardSettings
-from ..models import Learner, ModelError
+from ..models import Learner, ModelError, Start
+from .arrival import load_trained
 from .entry import load_entry
 from .errors import PeerError
 from .peer import Connect, Peer, Record, Report
-from .settings import Settings
+from .settings import Matching, Settings
 
 ECHO = "@echo"
 """The inbox in which a peer listens for itself; no vector has this name."""
@@ -53,6 +54,8 @@ class PeerSpec:
 
     name: also the start of its files' names; with trust, the label of its key.
     entry: names a function that is called with `arguments` and returns a Learner.
+    network: a safetensors file whose values the learner's network starts from: one trained before, if
+        `settings.trained`.
     """
 
     name: str
@@ -62,6 +65,7 @@ class PeerSpec:
     samples: int = 1
     seed: int = 0
     checkpoint: bool = True
+    network: str | None = None
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,8 @@ async def run_peer(
         raise PeerError(
             f"peer {spec.name}: {spec.entry} returned a {type(made).__name__}, not a learner"
         )
+    if spec.network is not None:
+        await asyncio.to_thread(load_trained, learner.network, Path(spec.network))
     metrics = (folder / f"{spec.name}.jsonl").open("a", encoding="utf-8")
 
     def record(values: Record) -> None:
@@ -217,6 +223,10 @@ def _settings(table: dict[str, Any]) -> Settings:
         table["guards"] = GuardSettings(**table["guards"])
     if table["dp"] is not None:
         table["dp"] = ReleasePlan(**table["dp"])
+    table["matching"] = {
+        model: Matching(**{**how, "start": Start(**how["start"])})
+        for model, how in table["matching"].items()
+    }
     return Settings(**table)
 
 

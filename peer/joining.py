@@ -32,6 +32,7 @@ async def join(member: Membership) -> None:
             engine.lived
             or settings.founder is False
             or (settings.founder is None and _others_train(member))
+            or (settings.founder is None and settings.trained and _others_came_first(member))
         )
         await member.worker.run(engine.found, newcomer)
         if newcomer:
@@ -88,6 +89,13 @@ def _refuse_late_comer(member: Membership) -> None:
 
 def _others_train(member: Membership) -> bool:
     return any(status.phase != "starting" for status in member.roster.online().values())
+
+
+def _others_came_first(member: Membership) -> bool:
+    """Of peers that bring networks of their own, the one that came first gives the order of cells."""
+    me = (member.since, member.name)
+    others = member.roster.all_online().items()
+    return any(card is not None and (card.since, name) < me for name, (card, _) in others)
 
 
 def _refuse_mismatch(member: Membership) -> None:

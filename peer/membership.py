@@ -141,8 +141,10 @@ class Membership:
             **values,
             "disagreement": await self.worker.run(self.engine.disagreement),
             "received": self.engine.received,
+            "counts": await self.worker.run(self.engine.counts),
             "packets": self.packets,
             "bytes": self.bytes,
+            **await self.worker.run(self.engine.compression.record),
             "neighbours": len(self.roster.online()),
         }
         self._on_record(record)

@@ -30,7 +30,6 @@ from .lock import CheckpointLock
 from .membership import LeaseOver, Membership, Record
 from .presence import Status
 from .settings import Settings
-from .store import schema_entries
 from .worker import Worker
 
 _log = logging.getLogger(__name__)
@@ -61,6 +60,8 @@ class Report:
     transport: dict[str, int]
     privacy: dict[str, float]
     """With differential privacy: epsilon, delta, and the releases that it is made of."""
+    compression: dict[str, dict[str, float]]
+    """Per vector that was compressed or whose pushes were skipped: messages, bytes, distortion."""
 
 
 class Peer:
@@ -128,7 +129,7 @@ class Peer:
             Engine, self.name, self.learner, self.settings,
             samples=self._samples, checkpoint=self._checkpoint, seed=self._seed,
         )  # fmt: skip
-        vectors = {vector: schema_entries(engine.network, vector) for vector in engine.schemas}
+        vectors = {vector: engine.store.entries(vector) for vector in engine.schemas}
         while True:
             try:
                 return await self._session(engine, worker, vectors)
@@ -223,9 +224,14 @@ class Peer:
     async def _learn(self, member: Membership) -> None:
         """Train and average, round after round, then settle."""
         engine, run = member.engine, member.worker.run
+        own = None
+        if self.settings.trained and not engine.lived:
+            own = await run(self.learner.test)  # what it knew before it heard of the others
         await join(member)
         member.enter("training")
         await member.until_averaged()  # a round that a crash interrupted
+        if own is not None:
+            await member.publish_record({"own_accuracy": own.accuracy})
         while engine.round < self.settings.rounds:
             training = await run(engine.train)
             member.wake()
@@ -233,12 +239,15 @@ class Peer:
             await member.until_averaged()
             number = engine.round
             if number % self.settings.test_every == 0 or number == self.settings.rounds:
-                test = await run(self.learner.test)
-                self._note(test.accuracy)
-                await member.publish_record({"accuracy": test.accuracy, "loss": test.mean_loss})
+                await self._test(member)
             else:
                 await member.publish_record({"training_loss": training.mean_loss})
         await Settling(member, self.learner, self._note).finish()
+
+    async def _test(self, member: Membership) -> None:
+        test = await member.worker.run(self.learner.test)
+        self._note(test.accuracy)
+        await member.publish_record({"accuracy": test.accuracy, "loss": test.mean_loss})
 
     def _note(self, accuracy: float) -> None:
         self._accuracy = accuracy

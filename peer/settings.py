@@ -8,6 +8,29 @@ from typing import Literal
 
 from ..gossip.privacy import ReleasePlan
 from ..gossip.trust import GuardSettings
+from ..models import Start
+
+
+@dataclass(frozen=True)
+class Matching:
+    """How cells of one partial model that mean the same on two peers are brought to the same place.
+
+    kind: align: a newcomer with a network of its own permutes its cells to agree with its neighbours
+        before its weight counts. fuse: the same, and peers may have different widths: all of them
+        average vectors of a common width, of which each trains the cells that it has.
+    width: fuse: the layout in which peers start afresh, at least as wide as the widest of them; the
+        same on all peers.
+    bound: fuse: the layout up to which the partial model may grow, by newcomers' cells that match none
+        of those in use; `width` if left out, and the same on all peers.
+    seed, start: fuse: where peers start afresh, the same on all of them. The values that their
+        networks had before are replaced.
+    """
+
+    kind: Literal["align", "fuse"] = "align"
+    width: str | None = None
+    bound: str | None = None
+    seed: int = 0
+    start: Start = field(default_factory=Start)
 
 
 @dataclass(frozen=True)
@@ -35,6 +58,13 @@ class Settings:
     """Whether every peer counts the same in the average, or by its number of samples."""
     dtype: Literal["float32", "float64", "float16"] = "float32"
     """Values on the wire. float16 halves the traffic; what it rounds off stays with the sender."""
+    compress: str | None = None
+    """How values are compressed: float16, int8, mask:0.1, subsample:0.1, top-k:0.01, low-rank:4, or several
+    joined by +, as in top-k:0.05+int8. What is left out stays with the sender and follows later; int8 takes
+    a quarter of the bytes and hardly shows. Costs a copy of the vector per neighbour and direction."""
+    drift: float | Mapping[str, float] | None = None
+    """async: skip a push of what has moved less than this (relative distance) since it was last pushed,
+    for all partial models or each by name. Raise it while the accuracy allows."""
     neighbours: tuple[str, ...] | None = None
     """Peers to talk to; None talks to everybody who implements the same model."""
     sources: tuple[str, ...] | None = None
@@ -50,6 +80,13 @@ class Settings:
     founder: bool | None = None
     """True: own weight counts from the start. False: a newcomer takes over its neighbours' values
     first. None: a newcomer if somebody who shares a model is already training."""
+    trained: bool = False
+    """Whether the peer's network was trained before it came. What a newcomer knows then counts with its
+    own weight, after `matching` has brought its cells into its neighbours' order; without matching it
+    counts as it is, and spoils the average. Of several trained peers the first to come founds the swarm.
+    Guards take it for an attack where it is far from what they know: raise their `distance`."""
+    matching: Mapping[str, Matching] = field(default_factory=dict)
+    """Partial models whose cells are matched; see Matching."""
     tick: float = 0.05
     """Seconds between two looks at what must be repeated or recalled when nothing arrives."""
     settle_tolerance: float = 1e-4

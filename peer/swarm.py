@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import re
 import sys
 import time
@@ -19,6 +20,9 @@ from .host import BrokerAddress, HostSpec, PeerSpec, mqtt_transport
 from .peer import Record
 
 _log = logging.getLogger(__name__)
+
+# Matching multiplies with numpy: a team of threads per process would only get in each other's way.
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 STOP_GRACE = 30.0
 """Seconds beyond leave_timeout that a process has to end: for a stretch of training, and for its files."""
@@ -144,6 +148,7 @@ class LocalSwarm:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "gossamer.peer", str(path),
                 stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
+                env={**os.environ, **dict.fromkeys(_THREADS, "1")},
             )  # fmt: skip
         self._processes[index] = process
         if self._stopping.is_set():

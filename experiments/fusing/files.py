@@ -53,6 +53,27 @@ def read_network(path: Path) -> NetworkFile:
     return NetworkFile(path, chain, dtype, slices)
 
 
+def network_files(paths: Sequence[Path], out: Path) -> list[Path]:
+    """Files as they are, and of every folder the networks in it, by number or name; never `out` itself.
+
+    A folder is what a swarm left behind: one safetensors file per peer that finished.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(path)
+            continue
+        inside = [each for each in path.glob("*.safetensors") if each.resolve() != out.resolve()]
+        if not inside:
+            why = "; its peers have not finished" if any(path.glob("*.checkpoint")) else ""
+            raise ModelError(
+                f"{path}: there is no network (*.safetensors) in this folder{why}; give the folder that "
+                "gossamer swarm or gossamer simulate --networks wrote"
+            )
+        found += sorted(inside, key=lambda each: (len(each.stem), each.stem))
+    return found
+
+
 def check_target(path: Path, *, force: bool) -> None:
     """Refuse an output that exists, or a folder that does not, before any work is done."""
     if path.is_dir():

@@ -17,6 +17,7 @@ from .chain import Chain, Layer
 from .common import CommonWidth, resized
 from .fusion import Fusion, Past, fuse
 from .layer import Matched, match
+from .optimizer import permute_optimizer
 from .options import MAGI, MatchOptions
 from .placing import find_places
 from .state import History
@@ -38,5 +39,6 @@ __all__ = [
     "find_places",
     "fuse",
     "match",
+    "permute_optimizer",
     "resized",
 ]

@@ -9,8 +9,11 @@ import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 from torch.utils.hooks import RemovableHandle
 
+from ..anatomy import Part
 from ..errors import ModelError
 from ..network import SlicedNetwork
 
@@ -34,10 +37,16 @@ def by_activations(
         )
     slicing = network.slicing
     anatomy = slicing.anatomy
-    names = [anatomy.parts[part].name for part in parts]
+    if any(parameter.private for parameter in anatomy.parameters):
+        raise ModelError(
+            'align: by activations hears nothing through norms that are private (buffers="local"); align by '
+            "weights"
+        )
+    chosen = [anatomy.parts[part] for part in parts]
+    names = [part.name for part in chosen]
     flat = network.flat.double().cpu().numpy()
-    own = _answers(_with_values(network.module, np.where(known, flat, 0.0)), names, inputs)
-    theirs = _answers(_with_values(network.module, np.where(known, values, 0.0)), names, inputs)
+    own = _answers(_with_values(network, np.where(known, flat, 0.0)), chosen, inputs)
+    theirs = _answers(_with_values(network, np.where(known, values, 0.0)), chosen, inputs)
     take = np.arange(int(anatomy.firsts[-1]))
     before = after = 0.0
     for part, name in zip(parts, names, strict=True):
@@ -54,38 +63,51 @@ def by_activations(
     return take, [before, after]
 
 
-def _with_values(module: nn.Module, flat: np.ndarray) -> nn.Module:
-    """A copy of a module with other values."""
-    other = deepcopy(module)
-    offset = 0
-    for parameter in other.parameters():
-        piece = torch.from_numpy(flat[offset : offset + parameter.numel()])
-        parameter.data = piece.to(parameter).view(parameter.shape)
-        offset += parameter.numel()
+def _with_values(network: SlicedNetwork, flat: np.ndarray) -> nn.Module:
+    """A copy of the network's module with other values, ready to answer."""
+    other = deepcopy(network.module).eval()
+    anatomy = network.slicing.anatomy
+    tensors: dict[str, Tensor] = dict(other.named_parameters()) | dict(other.named_buffers())
+    for one in anatomy.parameters:
+        first = anatomy.offsets[one.name]
+        piece = torch.from_numpy(flat[first : first + one.size])
+        tensors[one.name].data = piece.to(tensors[one.name]).view(one.shape)
+    if anatomy.buffers:  # statistics of the peer's own do not fit other values: take the batch's
+        for norm in other.modules():
+            if isinstance(norm, _BatchNorm):
+                norm.train()
     return other
 
 
 @torch.no_grad()
-def _answers(module: nn.Module, names: Sequence[str], inputs: Tensor) -> dict[str, np.ndarray]:
-    """For every named layer its outputs [samples, cells], standardised; silent cells give zeros."""
+def _answers(module: nn.Module, parts: Sequence[Part], inputs: Tensor) -> dict[str, np.ndarray]:
+    """For every part its layer's outputs [answers, cells], standardised; silent cells give zeros."""
     layers = dict(module.named_modules())
-    if unknown := [name for name in names if name not in layers]:
-        raise ModelError(
-            f"align: by activations needs parts named after layers; there is no layer {unknown[0]!r}"
-        )
+    for part in parts:
+        if not isinstance(layers.get(part.name), nn.Linear | _ConvNd):
+            raise ModelError(
+                "align: by activations needs parts named after a dense layer or a convolution, which "
+                f"{part.name!r} is not; name those to align with parts=, or align by weights"
+            )
     caught: dict[str, np.ndarray] = {}
 
-    def catch(name: str) -> RemovableHandle:
-        def hook(_: nn.Module, __: object, output: Tensor) -> None:
-            answers = output.double().cpu().numpy()
+    def catch(part: Part) -> RemovableHandle:
+        def hook(layer: nn.Module, _: object, output: Tensor) -> None:
+            channel = -1 if isinstance(layer, nn.Linear) else 1
+            answers = output.movedim(channel, -1).flatten(0, -2).double().cpu().numpy()
+            if answers.shape[1] != part.cells:
+                raise ModelError(
+                    f"align: layer {part.name!r} has {answers.shape[1]} outputs for {part.cells} cells, so by "
+                    "activations does not say whose they are; align it by weights"
+                )
             answers = answers - answers.mean(axis=0)
             length = np.linalg.norm(answers, axis=0)
-            caught[name] = answers / np.where(length > 0, length, 1)
+            caught[part.name] = answers / np.where(length > 0, length, 1)
 
-        return layers[name].register_forward_hook(hook)
+        return layers[part.name].register_forward_hook(hook)
 
-    hooks = [catch(name) for name in names]
-    module.eval()(inputs)
+    hooks = [catch(part) for part in parts]
+    module(inputs)
     for hook in hooks:
         hook.remove()
     return caught

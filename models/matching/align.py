@@ -1,13 +1,14 @@
 """Alignment: permute a peer's cells to agree best with a reference; the function stays the same.
 
 This is what runs before averaging: coordinates may be averaged only when cell k of a slice means the
-same on both sides. Cells move only inside their part and their partial model.
+same on both sides. Cells move only inside their part and their partial model, with everything that
+stands for them: coupled channels of several layers move together, batch statistics along with them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from ..errors import ModelError
 from ..network import SlicedNetwork
+from ..permuting import permute_tensors
 from ..slicing import Slicing
 from .activations import by_activations
 from .ascent import by_weights
@@ -41,6 +43,8 @@ class Alignment:
     moves: Mapping[str, Mapping[str, np.ndarray]]
     order: np.ndarray
     agreement: tuple[float, ...]
+    take: np.ndarray
+    """The same by numbers of cells: cell c becomes what cell `take[c]` was."""
 
     @property
     def moved(self) -> int:
@@ -52,8 +56,13 @@ class Alignment:
         )
 
     def apply(self, network: SlicedNetwork) -> None:
-        """Permute the network in place. Permute the optimizer's state with `permute` as well."""
+        """Permute the network in place, statistics that it keeps to itself included.
+
+        Permute the optimizer's state with `permute` as well.
+        """
         network.flat.copy_(self.permute(network.flat))
+        own = replace(network.slicing.anatomy, parameters=())
+        permute_tensors(own, network.own_buffers(), self.take)
 
     def permute(self, flat: Tensor) -> Tensor:
         """A flat vector of the network (weights, momentum, a gradient) in the new order: a copy."""
@@ -78,14 +87,17 @@ def align(
 
         align(network, {"global": estimate}).apply(network)
 
+    Any network whose parts are known can be aligned, with one of the same widths.
+
     reference
         Another sliced network, or values per owner in the swarm's common order, as a neighbour sends
         them. Coordinates that it does not give are not compared.
     by, inputs
-        Compare weights, or what cells answer to the peer's own `inputs`.
+        Compare weights, or what cells answer to the peer's own `inputs`: the outputs of dense layers and
+        convolutions that parts are named after, so parts of other kinds need `parts` or weights.
     models, parts
-        Only these; by default all models that the reference gives, and all parts but the first and the
-        last, whose cells mean something by their place (inputs and outputs).
+        Only these; by default all models that the reference gives, and all parts but inputs and outputs,
+        whose cells mean something by their place.
     passes
         An upper bound; a pass that changes nothing is the last.
     """
@@ -96,6 +108,7 @@ def align(
     if by == "activations":
         found = by_activations(network, values, known, chosen_models, chosen_parts, inputs)
     elif by == "weights":
+        known &= ~_statistics(network)  # their scale says nothing about how weights agree
         found = by_weights(network, values, known, chosen_models, chosen_parts, passes)
     else:
         raise ModelError(f"align: by {by!r} is unknown; there are weights, activations")
@@ -109,7 +122,7 @@ def align(
         }
         for model in chosen_models
     }
-    return Alignment(moves, flat_order(anatomy, take), tuple(agreement))
+    return Alignment(moves, flat_order(anatomy, take), tuple(agreement), take)
 
 
 def _reference(network: SlicedNetwork, reference: Reference) -> tuple[np.ndarray, np.ndarray]:
@@ -157,10 +170,23 @@ def _chosen_models(
 def _chosen_parts(slicing: Slicing, parts: Sequence[str] | None) -> list[int]:
     names = [part.name for part in slicing.anatomy.parts]
     if parts is None:
-        return list(range(1, len(names) - 1))
+        ends = slicing.anatomy.ends or ()
+        return [index for index, name in enumerate(names) if name not in ends]
     if unknown := [part for part in parts if part not in names]:
         raise ModelError(f"align: no part {unknown[0]!r} here; parts are {', '.join(names)}")
     return sorted(names.index(part) for part in parts)
+
+
+def _statistics(network: SlicedNetwork) -> np.ndarray:
+    """Which coordinates of the flat vector are batch statistics."""
+    anatomy = network.slicing.anatomy
+    found = np.zeros(anatomy.size, dtype=bool)
+    buffers = {name for name, _ in network.module.named_buffers()}
+    for one in anatomy.parameters:
+        if one.name in buffers:
+            first = anatomy.offsets[one.name]
+            found[first : first + one.size] = True
+    return found
 
 
 def _ranks(take: np.ndarray, cells: np.ndarray, first: int) -> np.ndarray:
