@@ -1,0 +1,62 @@
+"""Downpour SGD (Dean et al. 2012): clients push what they learned to a server, and never wait.
+
+    replica_k ← fetched;  train it on the next mini-batches
+    Δ_k ← replica_k before − replica_k after        (rate × accrued gradients)
+    w ← w − η_s Δ_k;  fetched ← w
+
+Clients take turns in a random order, so that between a client's fetch and its next push all others have
+pushed: its change is that stale, as on machines that do not wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..config import Count, Positive
+from .client import Client
+from .method import ServerMethod, Turn
+
+
+@dataclass(frozen=True)
+class State:
+    """The server's network, and what every client has fetched last."""
+
+    w: Tensor
+    fetched: tuple[Tensor, ...]
+
+
+class Downpour(ServerMethod):
+    """Asynchronous descent on a parameter server."""
+
+    pushes: Count = 1
+    """How often a client pushes and fetches in a round. Raise it for fresher networks at more bytes."""
+    server_rate: Positive | None = None
+    """η_s: how much of a client's change the server takes. 1 adds up what all clients learned, as in the
+    paper, which many or stale clients overdo; 1/K, used if left out, keeps the sum of K pushes a mean."""
+
+    def start(self, clients: Sequence[Client]) -> State:
+        w = clients[0].values()
+        return State(w, tuple(w for _ in clients))
+
+    def round(self, state: State, clients: Sequence[Client], turn: Turn) -> State:
+        w, fetched = state.w, list(state.fetched)
+        chosen = turn.pick(clients, self.participation)
+        rate = self.server_rate or 1 / len(chosen)
+        for push in range(self.pushes):
+            for k in turn.rng.permutation(chosen):
+                client = clients[k]
+                client.load(fetched[k])
+                total = client.epochs * client.samples
+                some = total * (push + 1) // self.pushes - total * push // self.pushes
+                if some:
+                    client.train_some(some)
+                change = fetched[k] - client.values()
+                w = w - rate * turn.to_server(change)
+                fetched[k] = turn.to_client(w)
+        return State(w, tuple(fetched))
+
+    def server_values(self, state: State) -> Tensor:
+        return state.w

@@ -1,0 +1,174 @@
+"""The toy of FedNP's eq (20): three clients see three stretches of a parabola, and fit cubics to it.
+
+    y = −x² + 2x + 5 + noise,   noise ~ N(0, 5²)
+
+A client's own cubic is right where its samples are and anywhere else off; their mean is off everywhere.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...models import Metrics, SlicedNetwork, Start, stream
+from ...models.fednp import FedNPLearner, FedNPOptions
+from ..arena import Arena
+
+RANGES = ((-8.0, -3.0), (-3.0, 2.0), (2.0, 8.0))
+SIZES = (30, 20, 50)
+NOISE = 5.0
+POWERS = 3
+SCALE = 4.0
+BATCH = 10
+EPOCHS = 5
+ROUNDS = 20
+RATE = 0.3
+OPTIONS = FedNPOptions(strength=10.0, spread=1.0, rate=0.2, dimensions=4, hidden=8)
+"""Chosen on seeds that the study does not use."""
+
+
+@dataclass(frozen=True)
+class Points:
+    """One client's samples, or everybody's."""
+
+    x: Tensor
+    y: Tensor
+
+    @property
+    def features(self) -> Tensor:
+        """x, x² and x³ of x in units of `SCALE`, so that one learning rate suits all three."""
+        powers = torch.arange(1, POWERS + 1)
+        return (self.x[:, None] / SCALE) ** powers
+
+
+def truth(x: Tensor) -> Tensor:
+    """The parabola without its noise."""
+    return -(x**2) + 2 * x + 5
+
+
+def draw(seed: int) -> list[Points]:
+    """The three clients' samples."""
+    found = []
+    for index, ((low, high), size) in enumerate(zip(RANGES, SIZES, strict=True)):
+        random = stream(seed, "parabola", index)
+        x = torch.from_numpy(random.uniform(low, high, size)).float()
+        noise = torch.from_numpy(random.normal(0, NOISE, size)).float()
+        found.append(Points(x, truth(x) + noise))
+    return found
+
+
+def pooled(clients: list[Points]) -> Points:
+    """All samples in one place, as no client has them."""
+    return Points(torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients]))
+
+
+class CubicLearner:
+    """Least squares by RMSprop, an epoch of small batches per stretch: the paper's local training."""
+
+    def __init__(self, peer: str, own: Points, everything: Points, *, seed: int):
+        self.network = SlicedNetwork(
+            nn.Sequential(nn.Linear(POWERS, 1)),
+            {"global": f"{POWERS}-1"},
+            peer=peer, seed=seed, start=Start(gain=0.1),
+        )  # fmt: skip
+        self.samples = own.features, own.y
+        self.held_out = everything.features, everything.y
+        self.optimizer = torch.optim.RMSprop(self.network.module.parameters(), lr=RATE)
+        self._generator = torch.Generator().manual_seed(
+            int(stream(seed, "order", peer).integers(2**31))
+        )
+
+    def train(self, steps: int = 1) -> Metrics:
+        """So many epochs; the metrics' loss is the squared error."""
+        inputs, targets = self.samples
+        total = Metrics()
+        for _ in range(steps):
+            for chosen in torch.randperm(len(targets), generator=self._generator).split(BATCH):
+                errors = (self.network(inputs[chosen])[:, 0] - targets[chosen]).square()
+                self.optimizer.zero_grad(set_to_none=True)
+                errors.mean().backward()
+                self.optimizer.step()
+                total += Metrics(float(errors.detach().sum()), 0, len(chosen))
+        return total
+
+    @torch.no_grad()
+    def test(self) -> Metrics:
+        """The squared error on all clients' samples, as the paper's table 4 has it."""
+        inputs, targets = self.held_out
+        errors = (self.network(inputs)[:, 0] - targets).square()
+        return Metrics(float(errors.sum()), 0, len(targets))
+
+    def state(self) -> dict[str, Any]:
+        """The optimizer's state and the random state."""
+        return {
+            "optimizer": deepcopy(self.optimizer.state_dict()),
+            "generator": self._generator.get_state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from where `state` was taken."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._generator.set_state(state["generator"])
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What one method made of one seed."""
+
+    errors: list[float]
+    """The mean squared error over all samples, after each round."""
+    shared: Tensor
+    """The averaged cubic at `GRID`."""
+    own: list[Tensor]
+    """Each client's cubic, before its last averaging."""
+    spread: Tensor | None
+    """FedNP: the standard deviation of the predicted cubic."""
+
+
+GRID = torch.linspace(RANGES[0][0], RANGES[-1][1], 161)
+
+
+def run(options: FedNPOptions | None, seed: int, rounds: int = ROUNDS) -> Fit:
+    """FedAvg if there are no options, else FedNP; weights are numbers of samples."""
+    clients = draw(seed)
+    everything = pooled(clients)
+    learners: list[Any] = [
+        CubicLearner(f"client-{index}", own, everything, seed=seed)
+        for index, own in enumerate(clients)
+    ]
+    sizes = [len(own.y) for own in clients]
+    if options is not None:
+        for index, inner in enumerate(learners):
+            learner = FedNPLearner(inner, options, teller=index == 0, seed=seed)
+            learner.count_as(sizes[index])
+            learners[index] = learner
+    arena = Arena(learners, every=EPOCHS, weights=sizes, threads=1)
+    errors, own = [], []
+    at = Points(GRID, GRID).features
+    for _ in range(rounds):
+        arena.train()
+        with torch.no_grad():
+            own = [learner.network(at)[:, 0].clone() for learner in learners]
+        arena.average()
+        errors.append(arena.test()[0].mean_loss)
+    with torch.no_grad():
+        shared = learners[0].network(at)[:, 0]
+    spread = None
+    if options is not None:
+        _, variance = learners[0].predicted()
+        design = torch.cat([at, torch.ones(len(at), 1)], dim=1)
+        spread = (design.square() @ variance).sqrt()
+    return Fit(errors, shared, own, spread)
+
+
+def least_squares(seed: int) -> float:
+    """The mean squared error of the best cubic for all samples: what no method can beat."""
+    everything = pooled(draw(seed))
+    design = torch.cat([everything.features, torch.ones(len(everything.x), 1)], dim=1).double()
+    targets = everything.y.double()
+    best = torch.linalg.lstsq(design, targets[:, None]).solution
+    return float((design @ best - targets[:, None]).square().mean())

@@ -1,0 +1,195 @@
+"""What every method of learning together is made of: knobs, a state, rounds, and a counted wire."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+from torch import Tensor
+
+from ...gossip.compress import CompressError, parse, roundtrip
+from ...models import Metrics
+from ..config import Count, Positive
+from .client import Client
+
+# At least 0 for a pull's strength, above 0 where a method divides by it.
+Strength = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+def _compressor(name: str) -> str:
+    try:
+        parse(name)
+    except CompressError as error:
+        raise PydanticCustomError("sentence", "{text}", {"text": str(error)}) from None
+    return name
+
+
+Compressor = Annotated[str, AfterValidator(_compressor)]
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What a round cost: who trained, and bytes sent to servers, from servers, and between peers."""
+
+    participants: tuple[int, ...] = ()
+    up: int = 0
+    down: int = 0
+    across: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """All that was sent."""
+        return self.up + self.down + self.across
+
+
+class Turn:
+    """One round: its dice, its participants, and a wire that counts what is sent.
+
+    Whatever leaves a machine goes through `to_server`, `to_client` or `to_peer`, which count its bytes
+    and return what arrives. There is no other place where bytes are counted.
+    """
+
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        compress: str | None = None,
+        shapes: Sequence[tuple[int, ...]] = (),
+    ):
+        self.rng = rng
+        self._compress, self._shapes = compress, shapes
+        self._noise = rng.spawn(1)[0]  # compressors draw apart, so that participants stay the same
+        self._participants: tuple[int, ...] = ()
+        self._up = self._down = self._across = 0
+
+    def pick(self, clients: Sequence[Client], share: float = 1.0) -> list[int]:
+        """Deck 001's S_t: max(C·K, 1) clients at random, in ascending order."""
+        count = max(round(share * len(clients)), 1)
+        chosen = self.rng.choice(len(clients), count, replace=False)
+        self._participants = tuple(sorted(int(place) for place in chosen))
+        return list(self._participants)
+
+    def to_server(self, values: Tensor, since: Tensor | None = None) -> Tensor:
+        """From a client to a server; `since` is what the server knows, so that changes are compressed."""
+        if self._compress is None:
+            self._up += size(values)
+            return values
+        change = values if since is None else values - since
+        whole = sum(math.prod(shape) for shape in self._shapes) == len(values)
+        arrived, sent = roundtrip(
+            self._compress,
+            change.float().cpu().numpy(),
+            self._noise,
+            self._shapes if whole else None,
+        )
+        self._up += sent
+        found = torch.from_numpy(arrived).to(values)
+        return found if since is None else since + found
+
+    def to_client(self, values: Tensor) -> Tensor:
+        """From a server to one client."""
+        self._down += size(values)
+        return values
+
+    def to_peer(self, values: Tensor, times: int = 1) -> Tensor:
+        """From a client to another, or to several."""
+        self._across += times * size(values)
+        return values
+
+    def report(self) -> RoundReport:
+        """What the round has cost so far."""
+        return RoundReport(self._participants, self._up, self._down, self._across)
+
+
+def size(values: Tensor) -> int:
+    """Bytes of a vector on the wire: its numbers as they are; headers are too small to matter."""
+    return values.numel() * values.element_size()
+
+
+class Method(BaseModel, ABC):
+    """A way to learn together. Fields are its knobs; what it learns is in a state of its own.
+
+        state = method.start(clients)
+        for _ in range(rounds):
+            state = method.round(state, clients, turn := method.turn(clients, rng))
+        tests = method.test(state, clients)
+
+    A knob out of its range is a `ValueError` that names it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    needs_server: ClassVar[bool] = False
+    nearest_without: ClassVar[str] = "gossip-sgd"
+    """For methods that need a server: the method most like them that needs none."""
+    bound: ClassVar[bool] = False
+    """Not a way to learn together, but a mark to compare with; it sends nothing that is counted."""
+
+    rate: Positive | None = None
+    """The learning rate, if another than all methods'."""
+    epochs: Count | None = None
+    """E, the local epochs in a round, if others than all methods'."""
+
+    @abstractmethod
+    def start(self, clients: Sequence[Client]) -> Any:
+        """The state before the first round; the clients' networks are as they were built."""
+
+    @abstractmethod
+    def round(self, state: Any, clients: Sequence[Client], turn: Turn) -> Any:
+        """One round; returns the state after it. All that is sent goes through `turn`."""
+
+    def turn(self, clients: Sequence[Client], rng: np.random.Generator) -> Turn:
+        """The dice and the wire of the next round."""
+        return Turn(rng)
+
+    def test(self, state: Any, clients: Sequence[Client]) -> list[Metrics]:
+        """Every client's test of the network that it would use now."""
+        return [client.test() for client in clients]
+
+
+class ServerMethod(Method):
+    """A method with a server, which holds one network for all: `server_values` of the state."""
+
+    needs_server: ClassVar[bool] = True
+
+    participation: Share = 1.0
+    """C, the share of clients that train in a round. Lower it to send less and learn more slowly."""
+    compress: Compressor | None = None
+    """How clients' changes are compressed: `int8`, `top-k:0.05+int8`, … What is lost is lost, as in deck
+    001's sketched updates; gossip's own compression keeps it."""
+
+    def turn(self, clients: Sequence[Client], rng: np.random.Generator) -> Turn:
+        shapes = [tuple(value.shape) for value in clients[0].network.module.parameters()]
+        return Turn(rng, self.compress, shapes)
+
+    def server_values(self, state: Any) -> Tensor:
+        """The network on the server."""
+        return state
+
+    def test(self, state: Any, clients: Sequence[Client]) -> list[Metrics]:
+        """The server's network on every client's test samples; common ones are gone through once."""
+        found: dict[int, Metrics] = {}
+        values = self.server_values(state)
+        for client in clients:
+            key = id(client.learner.held_out[1])
+            if key not in found:
+                client.load(values)
+                found[key] = client.test()
+        return [found[id(client.learner.held_out[1])] for client in clients]
+
+
+def mean(vectors: Sequence[Tensor], weights: Sequence[float] | None = None) -> Tensor:
+    """Σ n_k/n · v_k, or the plain mean. One vector is its own mean, bit for bit."""
+    shares = [1.0] * len(vectors) if weights is None else weights
+    base = vectors[0].double()
+    drift = torch.zeros_like(base)
+    for vector, share in zip(vectors[1:], shares[1:], strict=True):
+        drift += share / sum(shares) * (vector.double() - base)
+    return (base + drift).to(vectors[0].dtype)

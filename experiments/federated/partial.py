@@ -1,0 +1,78 @@
+"""Gossamer's own method: cells of a partial model are gossiped, the others are a client's own. No server.
+
+Clients live in the arena: after every round of training they make `exchanges` exchanges of push-sum
+on a graph, of the shared coordinates alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ...models import ModelError, SlicedNetwork
+from ...topology import Schedule, build_schedule
+from ..arena import Arena, Gossip
+from ..config import Count
+from .client import Client
+from .method import Method, Share, Turn
+
+MODEL = "everyone"
+"""The partial model that all clients implement."""
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """The clients in an arena, the graphs that they gossip on, and exchanges made so far."""
+
+    arena: Arena
+    graphs: Schedule
+    made: int
+
+
+class PartialModels(Method):
+    """Push-sum gossip of a part of every network."""
+
+    share: Share = 1.0
+    """The share of each hidden part's cells that everyone shares. Lower it when tasks differ."""
+    outputs: Literal["own", "shared"] = "own"
+    """Whether output cells are each client's own: right when labels differ in meaning or in number."""
+    topology: str = "one-peer-exponential"
+    """Who gossips with whom; by default each sends to one other per exchange, another one every time."""
+    exchanges: Count = 1
+    """Exchanges per round. Raise it when peers disagree, at that many more bytes."""
+
+    def start(self, clients: Sequence[Client]) -> State:
+        if len(clients) < 2:
+            raise ModelError(
+                "gossamer needs at least two clients: one alone has nobody to gossip with"
+            )
+        for client in clients:
+            client.learner.network = self._sliced(client.network)
+        graphs = build_schedule(self.topology, len(clients), seed=0)
+        arena = Arena(
+            [client.learner for client in clients],
+            every=clients[0].epochs,
+            mixing=Gossip(graphs, exchanges=self.exchanges),
+            threads=1,
+        )
+        return State(arena, graphs, 0)
+
+    def round(self, state: State, clients: Sequence[Client], turn: Turn) -> State:
+        turn.pick(clients)
+        state.arena.train()
+        message = clients[0].network.read(MODEL)
+        for exchange in range(state.made, state.made + self.exchanges):
+            graph = state.graphs.graph(exchange)
+            directions = 1 if graph.is_directed() else 2
+            turn.to_peer(message, times=directions * graph.number_of_edges())
+        state.arena.average()
+        return State(state.arena, state.graphs, state.made + self.exchanges)
+
+    def _sliced(self, old: SlicedNetwork) -> SlicedNetwork:
+        """The same module and values, its cells divided between everyone and the client."""
+        anatomy = old.slicing.anatomy
+        shares = {"*": self.share, anatomy.parts[-1].name: float(self.outputs == "shared")}
+        return SlicedNetwork(
+            old.module, {MODEL: shares}, peer=old.peer, anatomy=anatomy, buffers=old.buffers
+        )

@@ -1,0 +1,132 @@
+"""What a comparison comes to: accuracy at equal rounds and at equal bytes, over clients and seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .. import console
+from ..results import Record, write_json
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One method over its seeds.
+
+    `accuracy` and `worst` (the worst decile) are means over seeds after the last round; `deviation` is
+    the standard deviation of accuracy over seeds; `at_bytes` and `worst_at_bytes` are the same at the
+    common budget, None for a bound.
+    """
+
+    method: str
+    bound: bool
+    seeds: int
+    rounds: int
+    accuracy: float
+    deviation: float
+    worst: float
+    at_bytes: float | None
+    worst_at_bytes: float | None
+    bytes: int
+    seconds: float
+
+
+def worst_decile(accuracies: Sequence[float]) -> float:
+    """The mean of the worst tenth of the clients, of one client at least."""
+    count = math.ceil(len(accuracies) / 10)
+    return float(np.mean(sorted(accuracies)[:count]))
+
+
+def budget(records: Sequence[Record]) -> int | None:
+    """The most bytes that every run which sends any has sent in the end; None if none does."""
+    ends = [record["curve"][-1]["bytes"] for record in records if not record["bound"]]
+    return min(ends, default=None)
+
+
+def at(record: Record, limit: int) -> Record:
+    """The last test of a run before it had sent more than `limit` bytes."""
+    return [point for point in record["curve"] if point["bytes"] <= limit][-1]
+
+
+def by_method(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Runs by method, in the order in which methods first occur."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(record["method"], []).append(record)
+    return found
+
+
+def standings(records: Sequence[Record]) -> list[Standing]:
+    """One entry per method, in the order in which they first occur."""
+    limit = budget(records)
+    found = []
+    for method, runs in by_method(records).items():
+        ends = [run["curve"][-1] for run in runs]
+        means = [float(np.mean(end["accuracy"])) for end in ends]
+        paid = None
+        if limit is not None and not runs[0]["bound"]:
+            paid = [at(run, limit)["accuracy"] for run in runs]
+        found.append(
+            Standing(
+                method=method,
+                bound=runs[0]["bound"],
+                seeds=len(runs),
+                rounds=min(end["round"] for end in ends),
+                accuracy=float(np.mean(means)),
+                deviation=float(np.std(means, ddof=1)) if len(means) > 1 else 0.0,
+                worst=float(np.mean([worst_decile(end["accuracy"]) for end in ends])),
+                at_bytes=None if paid is None else float(np.mean([np.mean(p) for p in paid])),
+                worst_at_bytes=None
+                if paid is None
+                else float(np.mean([worst_decile(p) for p in paid])),
+                bytes=round(np.mean([end["bytes"] for end in ends])),
+                seconds=float(np.mean([end["seconds"] for end in ends])),
+            )
+        )
+    return found
+
+
+def write_report(records: Sequence[Record], out: Path, title: str, caption: str) -> list[Path]:
+    """Write summary.json and draw comparison.png and .svg from the records; nothing if there are none."""
+    if not records:
+        return []
+    from .picture import draw  # matplotlib takes a second
+
+    summary = out / "summary.json"
+    write_json(
+        summary,
+        {
+            "name": title,
+            "setting": caption,
+            "budget": budget(records),
+            "methods": [asdict(one) for one in standings(records)],
+        },
+    )
+    return [summary, *draw(records, out / "comparison", title, caption)]
+
+
+def show(records: Sequence[Record], title: str) -> None:
+    """The same as a table, best first; bounds last."""
+    limit = budget(records)
+    rows = []
+    for one in sorted(standings(records), key=lambda s: (s.bound, -s.accuracy)):
+        rows.append(
+            (
+                one.method + (" (bound)" if one.bound else ""), one.seeds,
+                f"{one.accuracy:.3f}", f"{one.deviation:.3f}", f"{one.worst:.3f}",
+                "" if one.at_bytes is None else f"{one.at_bytes:.3f}",
+                "" if one.worst_at_bytes is None else f"{one.worst_at_bytes:.3f}",
+                f"{one.bytes / 1e6:.2f}" if one.bytes else "", f"{one.seconds:.1f}",
+            )
+        )  # fmt: skip
+    paid = "equal bytes" if limit is None else f"at {limit / 1e6:.3g} MB"
+    header = [
+        "method", "seeds", "accuracy", "± sd", "worst decile", paid, "worst decile", "MB sent", "CPU s",
+    ]  # fmt: skip
+    console.table(
+        f"{title}: after {max(r['curve'][-1]['round'] for r in records)} rounds", header, rows
+    )

@@ -1,0 +1,78 @@
+"""SCAFFOLD (Karimireddy et al. 2020), with option II for the control variates.
+
+y ← x;  K times:  y ← y − η_l (g_i(y) − c_i + c)
+c_i⁺ ← c_i − c + (x − y) / (K η_l)
+x ← x + η_g · mean(y − x),   c ← c + |S|/N · mean(c_i⁺ − c_i)        over the clients in S
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...models import ModelError
+from ...models.sgd import PlainSgd
+from ..config import Positive
+from .client import Client
+from .method import ServerMethod, Turn, mean
+
+
+@dataclass(frozen=True)
+class State:
+    """The server's network and control variate, and the clients' own control variates."""
+
+    x: Tensor
+    c: Tensor
+    own: tuple[Tensor, ...]
+
+
+class Scaffold(ServerMethod):
+    """Corrects the drift of each client by what it knows of all clients' gradients.
+
+    A client sends and receives two vectors where FedAvg has one. Clients count the same, as in the
+    paper, whatever their samples.
+    """
+
+    server_rate: Positive = 1.0
+    """η_g: how far the server follows the clients' mean."""
+
+    def start(self, clients: Sequence[Client]) -> State:
+        x = clients[0].values()
+        for client in clients:
+            learner_rate(client)  # refuse now what cannot work
+        return State(x, torch.zeros_like(x), tuple(torch.zeros_like(x) for _ in clients))
+
+    def round(self, state: State, clients: Sequence[Client], turn: Turn) -> State:
+        own, moves, changes = list(state.own), [], []
+        for i in turn.pick(clients, self.participation):
+            client = clients[i]
+            x, c, c_i = turn.to_client(state.x), turn.to_client(state.c), state.own[i]
+            client.load(x)
+            correction = c - c_i
+            with client.adding(lambda _, correction=correction: correction):
+                client.train()
+            y = client.values()
+            own[i] = c_i - c + (x - y) / (client.steps * learner_rate(client))
+            moves.append(turn.to_server(y - x))
+            changes.append(turn.to_server(own[i] - c_i))
+        return State(
+            state.x + self.server_rate * mean(moves),
+            state.c + len(changes) / len(clients) * mean(changes),
+            tuple(own),
+        )
+
+    def server_values(self, state: State) -> Tensor:
+        return state.x
+
+
+def learner_rate(client: Client) -> float:
+    """η_l; only plain descent moves by rate times gradient, as (x − y)/(K η_l) needs."""
+    if not isinstance(client.learner.optimizer, PlainSgd):
+        raise ModelError(
+            f"client {client.name!r}: scaffold reads gradients off the distance travelled, so it needs "
+            "plain SGD; leave out the learner's optimizer and give it a rate"
+        )
+    return client.learner.optimizer._rate

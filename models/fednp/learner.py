@@ -1,0 +1,296 @@
+"""FedNP as a learner that wraps a learner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ModelError
+from ..learner import Learner, Metrics
+from ..seeds import stream
+from .descent import Adam
+from .features import Features, read_target
+from .joint import SITES, Auxiliary, join, require_unwrapped
+from .moments import tilted_moments
+from .npn import Gaussian, gaussian_kl
+from .options import FedNPOptions
+from .sites import Natural, updated_site
+
+_MOST = 1000  # samples that f looks at for a site
+
+
+class FedNPLearner:
+    """Trains as the learner inside does, and holds its last layer to what the swarm's data suggest.
+
+        learner = FedNPLearner(SgdLearner(network, …), FedNPOptions(strength=0.01), teller=peer == 0)
+
+    In each of the inner learner's steps, f looks at some of the peer's inputs, its answer tilts the cavity
+    to q(z), the NPN turns q(z) into a distribution of the target parameters, and the gradient of
+    strength · (KL to the present parameters + KL of q(z) to the prior) joins the step. After training, the
+    peer's site is updated and the change handed to gossip; see joint.py for how.
+
+    inner
+        Any learner. Its network is replaced by a joint one, in place: use `learner.network` from then on.
+        One without an `optimizer` gets the pull at the end of each training instead of at each step.
+    teller
+        True for exactly one peer of the swarm, the one that brings 1 to the count of peers.
+    peers
+        How many peers there are, where that is known, stays, and all weigh 1; None counts by gossip.
+    target
+        The parameters that the NPN predicts: `last` for the last linear layer, or names of parameters or
+        layers of the inner network. They should be shared: private ones would be drawn together.
+    features
+        What f looks at: `input`, or `last` for what enters the target's layer (the paper's backbone), or
+        a layer's name for what enters it. Cells whose outputs f sees must be everybody's.
+    inputs
+        The peer's own training inputs; taken from the inner learner's `samples` if left out.
+    seed
+        The swarm's: shared parameters start alike.
+    """
+
+    def __init__(
+        self,
+        inner: Learner,
+        options: FedNPOptions | None = None,
+        *,
+        teller: bool = False,
+        peers: int | None = None,
+        target: str | Sequence[str] = "last",
+        features: str = "input",
+        inputs: Tensor | None = None,
+        seed: int = 0,
+    ):
+        self.inner, self.options = inner, options or FedNPOptions()
+        if peers is not None and peers < 1:
+            raise ModelError(f"a swarm of {peers} peers: there is at least one")
+        network = inner.network
+        require_unwrapped(network)
+        self._peers = peers
+        self._model = network.module
+        self._target = read_target(network, target)
+        self._features = Features(network, features, self._target, _inputs_of(inner, inputs))
+        auxiliary = Auxiliary(
+            self._features.width, sum(p.numel() for p in self._target.values()), self.options
+        )
+        auxiliary.start(seed, self._values().detach())
+        self._auxiliary = auxiliary.to(network.flat)
+        self.network = inner.network = join(network, self._auxiliary)
+        self._adam = Adam(self._auxiliary.learned(), self.options.rate)
+        dimensions = self.options.dimensions
+        self.prior = Natural.standard(dimensions)
+        self.site = Natural.flat(dimensions)
+        """This peer's own site, as it was handed to gossip."""
+        self.cavity = self.prior
+        """What all the others say of z, as of the last training."""
+        self.weight_of: Callable[[str], float] = lambda model: 1.0
+        """The weight that this peer holds of a partial model at the end of its training, in any unit that
+        all peers share. Whoever runs the peer sets it where that is not 1."""
+        self._news = 1.0 if teller else 0.0
+        drawn = stream(seed, "fednp order", network.peer).integers(2**31)
+        self._generator = torch.Generator().manual_seed(int(drawn))
+        self._optimizer = getattr(inner, "optimizer", None)
+        if self._optimizer is not None:
+            inner.optimizer = _Assisted(self._optimizer, self._assist)  # type: ignore[attr-defined]
+
+    def count_as(self, weight: float) -> None:
+        """Say that this peer's weight in averages is not 1, but this number: its samples, for one."""
+        if not 0 < weight < float("inf"):
+            raise ModelError(
+                f"peer {self.network.peer!r}: weight {weight} is not a positive number"
+            )
+        self.weight_of = lambda model: weight
+
+    def train(self, steps: int = 1) -> Metrics:
+        """Train the inner learner for `steps` stretches under the pull, then update the site."""
+        self.inner.network = self.network  # whoever runs the learner may have given it another
+        self.cavity = self.present_cavity()
+        metrics = self.inner.train(steps)
+        if self._optimizer is None:
+            self._assist()
+            self._pull()
+        weight = self.weight_of(SITES)
+        if weight > 0:  # a newcomer that has heard nothing yet has no mass to put changes into
+            if not self.options.freeze_z:
+                self._update_site(weight)
+            self._tell(weight)
+        return metrics
+
+    def test(self) -> Metrics:
+        """The inner learner's test."""
+        self.inner.network = self.network
+        return self.inner.test()
+
+    def state(self) -> dict[str, Any]:
+        """The inner learner's state, this peer's site and last cavity, and the random state."""
+        return {
+            "inner": self.inner.state(),
+            "site": self.site.stack(),
+            "cavity": self.cavity.stack(),
+            "adam": self._adam.state(),
+            "news": self._news,
+            "generator": self._generator.get_state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from where `state` was taken."""
+        self.inner.restore(state["inner"])
+        self.site = Natural.unstack(torch.as_tensor(state["site"]))
+        self.cavity = Natural.unstack(torch.as_tensor(state["cavity"]))
+        self._adam.restore(state["adam"])
+        self._news = float(state["news"])
+        self._generator.set_state(torch.as_tensor(state["generator"]))
+
+    # --- what the swarm knows -------------------------------------------------------------------
+
+    def counted(self) -> float:
+        """The swarm's weight: how many peers there are, if each weighs 1. It is 1 until gossip tells."""
+        if self._peers is not None:
+            return float(self._peers)
+        count = float(self._auxiliary.count)
+        return 1.0 / count if count > 0 else 1.0
+
+    def present_cavity(self) -> Natural:
+        """prior + N · mean − own site, from what gossip says now.
+
+        Sites only ever sharpen, so no cavity is wider than the prior. Where one seems to be, gossip is
+        still far from agreement: the last good one stands.
+        """
+        mean = Natural.unstack(self._auxiliary.sites)
+        found = self.prior + mean * self.counted() - self.site
+        slack = 1e-5 * self.prior.precision
+        return found.where(found.precision >= self.prior.precision - slack, self.cavity)
+
+    @torch.no_grad()
+    def receive(self, cavity: Natural, peers: int) -> None:
+        """Take a cavity from a server, together with the number of clients."""
+        total = cavity + self.site - self.prior
+        self._auxiliary.sites.copy_(total.stack() / peers)
+        self._auxiliary.count.fill_(1.0 / peers)
+
+    @torch.no_grad()
+    def _tell(self, weight: float) -> None:
+        """The teller brings 1 to the count, once."""
+        self._auxiliary.count.add_(self._news / weight)
+        self._news = 0.0
+
+    def signal(self, inputs: Tensor) -> Tensor:
+        """f(X): what f says of some inputs together, one number per dimension of z."""
+        found = self._auxiliary.f(self._features(inputs)).mean(dim=0).double()
+        return found.mean().expand_as(found) if self.options.signals == "one" else found
+
+    def latent(self, inputs: Tensor) -> Gaussian:
+        """q(z): the cavity, tilted by what f says of some inputs."""
+        if self.options.freeze_z:
+            return self.prior.moments()
+        mean, variance, _ = self._tilted(inputs)
+        return mean, variance
+
+    @torch.no_grad()
+    def predicted(self) -> Gaussian:
+        """p(θ | z) by all of the peer's inputs: what is expected of the target parameters, flat."""
+        return self._decode(*self.latent(self._features.inputs[:_MOST]))
+
+    # --- insides --------------------------------------------------------------------------------
+
+    def _values(self) -> Tensor:
+        return torch.cat([parameter.reshape(-1) for parameter in self._target.values()])
+
+    def _loss(self, inputs: Tensor) -> Tensor:
+        latent = self.latent(inputs)
+        values = self._values()
+        own = (values, torch.full_like(values, self.options.spread))
+        loss = gaussian_kl(self._decode(*latent), own)
+        if self.options.freeze_z:
+            return loss
+        return loss + gaussian_kl(latent, self.prior.moments()).to(loss)
+
+    def _decode(self, mean: Tensor, variance: Tensor) -> Gaussian:
+        like = self.network.flat
+        return self._auxiliary.npn(mean.to(like), variance.to(like))
+
+    def _assist(self) -> None:
+        """One step of f and the NPN along the KL loss; the inner parameters get its gradient, scaled."""
+        inner = [] if self._optimizer is None else self._descending()
+        with torch.enable_grad():
+            loss = self._loss(self._draw())
+            found = torch.autograd.grad(
+                loss, [*inner, *self._auxiliary.learned()], allow_unused=True
+            )
+        with torch.no_grad():
+            for parameter, gradient in zip(inner, found, strict=False):
+                if gradient is not None:
+                    pull = self.options.strength * gradient
+                    parameter.grad = pull if parameter.grad is None else parameter.grad + pull
+        self._adam.step(found[len(inner) :])
+
+    def _descending(self) -> list[nn.Parameter]:
+        return [p for p in self._model.parameters() if p.requires_grad]
+
+    @torch.no_grad()
+    def _pull(self) -> None:
+        """For learners without an optimizer: one step of the target along the KL loss."""
+        options, first = self.options, 0
+        mean, _ = self.predicted()
+        for parameter in self._target.values():
+            wanted = mean[first : first + parameter.numel()].view_as(parameter)
+            parameter.lerp_(wanted, min(options.rate * options.strength / options.spread, 1.0))
+            first += parameter.numel()
+
+    def _draw(self) -> Tensor:
+        inputs, batch = self._features.inputs, self.options.batch
+        if batch == 0 or batch >= len(inputs):
+            return inputs
+        return inputs[torch.randint(len(inputs), (batch,), generator=self._generator)]
+
+    def _tilted(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Tilted mean and variance, and in which dimensions they are usable; elsewhere the cavity's."""
+        cavity = self.cavity.moments()
+        options = self.options
+        mean, variance = tilted_moments(
+            *cavity, self.signal(inputs), options.moments, options.nodes
+        )
+        usable = torch.isfinite(mean) & torch.isfinite(variance) & (variance > 0)
+        return (
+            torch.where(usable, mean, cavity[0]),
+            torch.where(usable, variance, cavity[1]),
+            usable,
+        )
+
+    @torch.no_grad()
+    def _update_site(self, weight: float) -> None:
+        mean, variance, usable = self._tilted(self._features.inputs[:_MOST])
+        fresh = updated_site(self.site, self.cavity, mean, variance, self.options.damping)
+        site = fresh.where(usable, self.site)
+        change = (site - self.site).stack() / weight
+        self._auxiliary.sites.add_(change.to(self._auxiliary.sites))
+        self.site = site
+
+
+class _Assisted:
+    """An optimizer that lets FedNP add its gradients before each step."""
+
+    def __init__(self, optimizer: Any, assist: Callable[[], None]):
+        self._optimizer, self._assist = optimizer, assist
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+    def step(self) -> None:
+        """Add, then descend."""
+        self._assist()
+        self._optimizer.step()
+
+
+def _inputs_of(inner: Learner, inputs: Tensor | None) -> Tensor:
+    if inputs is None:
+        samples = getattr(inner, "samples", None)
+        inputs = samples[0] if isinstance(samples, tuple) else samples
+    if not isinstance(inputs, Tensor) or not len(inputs):
+        raise ModelError(
+            f"peer {inner.network.peer!r}: FedNP needs the peer's training inputs, and "
+            f"{type(inner).__name__} has no samples: give them as inputs="
+        )
+    return inputs

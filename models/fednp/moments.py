@@ -1,0 +1,107 @@
+"""Moments of the tilted distribution N(z; mz, sz)·σ(f·z), three ways, all differentiable in f.
+
+With C = f·z ~ N(m, s), m = f·mz, s = f²·sz, E_d = E[σ(C)^d] and r_d = E_d / E_1, Stein's lemma gives
+
+    mean = mz + sz·f·(1 − r2)        variance = sz + (sz·f)²·(2·r3 − r2 − r2²)
+
+without a division by f, which may be 0. (The paper's eqs (12), (25) and (40) lost terms of its (37).)
+
+`quadrature`
+    Gauss–Hermite nodes in z, weighted by σ(f·z): positive weights, so the variance is positive whatever
+    the number of nodes. The default.
+`closed`
+    The two lines above with E_d ≈ σ(a(m + b)/√(1 + ζ²a²s)), a = 2d(1 − 2^(−1/d)), b = log(2^(1/d) − 1),
+    ζ² = π/8: the paper's Theorem 2 with the signs and roots put right. Its variance is positive for
+    |m| ≤ 8 and s ≤ 16; beyond, it may come out ≤ 0, and then the site update must be skipped.
+`probit`
+    σ(C) ≈ Φ(ζ·C), whose tilted moments are exact: the variance is always positive.
+
+The largest error of the mean of C for |m| ≤ 8, s ≤ 16: 0.02 with 20 nodes, 3.0 closed, 1.8 probit, the
+last two where σ is far out in its left tail, which it does not share with Φ (for m ≥ −1 and s ≤ 2: 0.11
+and 0.05).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..errors import ModelError
+
+Method = Literal["quadrature", "closed", "probit"]
+
+_ZETA2 = math.pi / 8
+
+
+def tilted_moments(
+    mean: Tensor, variance: Tensor, f: Tensor, method: Method = "quadrature", nodes: int = 20
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance of z under cavity × σ(f·z), for each dimension by itself.
+
+    mean, variance: the cavity's. f: one number per dimension, or one for all. nodes: of the quadrature;
+    20 are accurate to 0.02, raise them where |f|·√variance is above 4.
+    """
+    match method:
+        case "quadrature":
+            return _quadrature(mean, variance, f, nodes)
+        case "closed":
+            return _closed(mean, variance, f)
+        case "probit":
+            return _probit(mean, variance, f)
+    raise ModelError(f"unknown moments {method!r}: there are {', '.join(get_args(Method))}")
+
+
+def sigmoid_power_mean(mean: Tensor, variance: Tensor, power: int) -> Tensor:
+    """E[σ(C)^power] for C ~ N(mean, variance), by the corrected closed form."""
+    return torch.sigmoid(_probit_argument(mean, variance, power))
+
+
+def _probit_argument(mean: Tensor, variance: Tensor, power: int) -> Tensor:
+    a = 2 * power * (1 - 2 ** (-1 / power))
+    b = math.log(2 ** (1 / power) - 1)
+    return a * (mean + b) / torch.sqrt(1 + _ZETA2 * a * a * variance)
+
+
+def _quadrature(mean: Tensor, variance: Tensor, f: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+    points, log_weights = _hermite(nodes)
+    points, log_weights = points.to(mean), log_weights.to(mean)
+    z = mean[..., None] + torch.sqrt(variance)[..., None] * points
+    # In logarithms: far out on the wrong side σ underflows at every node at once.
+    weights = torch.softmax(log_weights + F.logsigmoid(f[..., None] * z), dim=-1)
+    first = (weights * z).sum(-1)
+    return first, (weights * (z - first[..., None]).square()).sum(-1)
+
+
+def _closed(mean: Tensor, variance: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+    m, s = f * mean, f * f * variance
+    # In logarithms, as above.
+    e1, e2, e3 = (F.logsigmoid(_probit_argument(m, s, power)) for power in (1, 2, 3))
+    r2, r3 = torch.exp(e2 - e1), torch.exp(e3 - e1)
+    reach = variance * f
+    return mean + reach * (1 - r2), variance + reach * reach * (2 * r3 - r2 - r2 * r2)
+
+
+def _probit(mean: Tensor, variance: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+    m, s = f * mean, f * f * variance
+    scale = 1 + _ZETA2 * s
+    t = math.sqrt(_ZETA2) * m / torch.sqrt(scale)
+    # φ(t)/Φ(t), in logarithms for the left tail.
+    ratio = torch.exp(-0.5 * t * t - 0.5 * math.log(2 * math.pi) - torch.special.log_ndtr(t))
+    reach = variance * f
+    first = mean + reach * math.sqrt(_ZETA2) * ratio / torch.sqrt(scale)
+    return first, variance - reach * reach * _ZETA2 * ratio * (t + ratio) / scale
+
+
+@cache
+def _hermite(nodes: int) -> tuple[Tensor, Tensor]:
+    """Nodes of the standard normal and the logarithms of their weights."""
+    if not 2 <= nodes <= 100:
+        raise ModelError(f"{nodes} quadrature nodes: give 2 to 100")
+    points, weights = np.polynomial.hermite_e.hermegauss(nodes)
+    return torch.from_numpy(points), torch.from_numpy(np.log(weights / weights.sum()))

@@ -1,0 +1,353 @@
+"""`gossamer compare`: configs and their mistakes, dealing, curves, standings, and the command itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cli_kit import runner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.experiments import sweep_run
+from gossamer.experiments.config import ConfigError
+from gossamer.experiments.data import load
+from gossamer.experiments.federated.config import (
+    Comparison,
+    choose,
+    load_comparison,
+    parse_comparison,
+)
+from gossamer.experiments.federated.deal import alike, clients_of, shares
+from gossamer.experiments.federated.fedavg import FedAvg
+from gossamer.experiments.federated.method import Turn
+from gossamer.experiments.federated.registry import METHODS
+from gossamer.experiments.federated.report import at, budget, standings, worst_decile
+from gossamer.experiments.federated.run import Cell, cells_of, check, run
+from gossamer.experiments.results import read_records
+
+torch.set_num_threads(1)
+CONFIGS = Path(__file__).parents[2] / "experiments" / "configs"
+
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "peers": 3,
+    "rounds": 3,
+    "seeds": 2,
+    "data": {"samples": 90},
+    "network": {"layout": "64=8=10"},
+    "methods": {"fedavg": {}, "gossamer": {}, "local": {}},
+}
+TOML = """
+name = "small"
+peers = 3
+rounds = 3
+seeds = 2
+[data]
+samples = 90
+[network]
+layout = "64=8=10"
+[methods.fedavg]
+[methods.gossamer]
+[methods.local]
+"""
+
+
+def small(**changes: Any) -> Comparison:
+    return parse_comparison({**SMALL, **changes})
+
+
+# --- configs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["compare.toml", "compare-cifar.toml"])
+def test_the_configs_that_come_along_have_every_method(name):
+    found = load_comparison(CONFIGS / name)
+    assert {found.kind(entry) for entry in found.methods} >= set(METHODS) - {"fednp"}
+    assert found.seeds == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methods": {"fedprox": {"mu": -1.0}}}, r"in \[methods.fedprox\]: key 'mu': .* not -1"),
+        ({"methods": {"fedprox": {"mi": 1.0}}}, r"unknown key 'mi'; did you mean 'mu'"),
+        ({"methods": {"feddyn": {"alpha": 0}}}, r"key 'alpha': .* greater than 0, not 0"),
+        ({"methods": {"fedavg": {"rate": -0.1}}}, r"key 'rate': .* greater than 0"),
+        ({"methods": {"fedavg": {"compress": "int99x"}}}, r"key 'compress': .*int99x"),
+        ({"methods": {"fedavgg": {}}}, r"no method is called 'fedavgg'; did you mean 'fedavg'"),
+        ({"methods": {"mine": {"method": "fedproxy"}}}, r"did you mean 'fedprox'"),
+        ({"methods": {}}, r"key 'methods': names none; .*There are fedavg"),
+        ({"training": {"rate": 0.0}}, r"key 'training.rate': .* greater than 0, not 0"),
+        ({"split": {"alpha": -1.0}}, r"key 'split.alpha'"),
+        ({"split": {"kimd": "iid"}}, r"unknown key 'split.kimd'; did you mean 'kind'"),
+        ({"peers": 1}, r"key 'peers': .* greater than or equal to 2"),
+        ({"rounds": "30"}, r"key 'rounds'"),
+        (
+            {"server": False, "methods": {"fedper": {}}},
+            r"'fedper' \(fedper\) needs a server, .* nearest method without one is 'gossamer'",
+        ),
+        (
+            {"server": False, "methods": {"mine": {"method": "scaffold"}}},
+            r"'mine' \(scaffold\) needs a server, .* 'gossip-sgd'",
+        ),
+    ],
+)
+def test_a_mistake_is_named(changes, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_comparison({**SMALL, **changes}, "small.toml")
+    assert str(caught.value).startswith("small.toml: ")
+
+
+def test_without_a_server_the_others_are_welcome():
+    methods = {name: {} for name, method in METHODS.items() if not method.needs_server}
+    assert {"gossip-sgd", "gossamer"} <= set(small(server=False, methods=methods).methods)
+    for method in METHODS.values():
+        assert not METHODS[method.nearest_without].needs_server
+
+
+def test_one_method_may_be_there_twice():
+    found = small(methods={"weak": {"method": "fedprox", "mu": 0.1}, "fedprox": {"mu": 1.0}})
+    assert [found.method(name).mu for name in found.methods] == [0.1, 1.0]  # type: ignore[attr-defined]
+    assert list(choose(found, ["weak"]).methods) == ["weak"]
+    with pytest.raises(ConfigError, match=r"--only week: .* did you mean 'weak'"):
+        choose(found, ["week"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": {"samples": 5000}}, "5000 training samples were asked for, there are 1437"),
+        ({"data": {"set": "digit"}}, "did you mean 'digits'"),
+        ({"network": {"layout": "60=8=10"}}, "do not fit the network"),
+        ({"network": {"kind": "small-cnn", "options": {"width": 4}}}, "has no 'width'; it has widths"),
+        ({"network": {"options": {"hidden": 4}}}, "a perceptron has a layout"),
+        ({"split": {"kind": "natural"}}, "no natural groups"),
+        ({"methods": {"fedper": {"personal": 2}}}, r"\[methods.fedper\]: fedper: 2 personal layers"),
+        ({"methods": {"gossip-sgd": {"topology": "rng"}}}, r"\[methods.gossip-sgd\]: .*did you mean ring"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_built_is_refused_before_anything_runs(changes, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        check(small(**changes), "small.toml")
+    assert str(caught.value).startswith("small.toml: ")
+
+
+# --- dealing --------------------------------------------------------------------------------------
+
+
+def test_clients_are_the_same_for_every_method_and_differ_by_seed():
+    config = small()
+    one, two = (clients_of(config, METHODS[m](), 0) for m in ("fedavg", "gossamer"))
+    other = clients_of(config, FedAvg(), 1)
+    for a, b in zip(one, two, strict=True):
+        assert torch.equal(a.values(), one[0].values())
+        assert torch.equal(a.values(), b.values())
+        assert torch.equal(a.learner.samples[0], b.learner.samples[0])
+        assert torch.equal(a.learner.draw(5), b.learner.draw(5))
+    assert sum(client.samples for client in one) == 90
+    assert not torch.equal(one[0].values(), other[0].values())
+
+
+def test_rate_and_epochs_of_a_method_are_its_own():
+    [client, *_] = clients_of(small(), FedAvg(rate=0.7, epochs=3), 0)
+    assert client.epochs == 3
+    before = client.values()
+    client.train_some(10)
+    [twin, *_] = clients_of(small(training={"rate": 0.35}), FedAvg(), 0)
+    twin.train_some(10)
+    moved, half = client.values() - before, twin.values() - before
+    assert torch.allclose(moved, 2 * half, atol=1e-6)
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    st.lists(st.integers(1, 9), min_size=4, max_size=4),
+)
+def test_own_tests_have_the_clients_shares_of_classes(own, there):
+    labels = np.repeat(np.arange(4), there)
+    wanted = np.bincount(own, minlength=4) / len(own)
+    try:
+        chosen = alike(labels, np.array(own), 4)
+    except ValueError:
+        assert max(there) < len(own)  # every class too rare for one whole sample
+        return
+    found = np.bincount(labels[chosen], minlength=4)
+    scale = min(there[k] / wanted[k] for k in range(4) if wanted[k])
+    assert (np.abs(found - scale * wanted) < 1 + 1e-6).all()
+    assert len(set(chosen.tolist())) == len(chosen)
+
+
+def test_swapped_labels_are_swapped_in_training_and_test():
+    data = load("digits")
+    plain, swapped = (shares(small(split={"tasks": tasks}), data, 0) for tasks in ("same", "swaps"))
+    for which in (0, 1):
+        for (x, y), (x2, y2) in zip(plain[which], swapped[which], strict=True):
+            assert torch.equal(x, x2)
+            assert int((y != y2).sum()) > 0
+            assert len(set(zip(y.tolist(), y2.tolist(), strict=True))) <= 10
+
+
+def test_common_tests_are_the_same_object_for_all():
+    clients = clients_of(small(data={"samples": 90, "tested": "common"}), FedAvg(), 0)
+    assert len({id(client.learner.held_out[1]) for client in clients}) == 1
+    assert clients[0].test().samples == 360
+
+
+# --- runs and standings ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_learns_something(name):
+    config = small(methods={name: {}}, rounds=8, test_every=8, split={"kind": "iid"})
+    record = run(Cell(config, name, 0))
+    start, end = record["curve"][0], record["curve"][-1]
+    assert (start["round"], end["round"]) == (0, 8)
+    assert start["bytes"] == 0
+    assert (end["bytes"] == 0) == METHODS[name].bound
+    assert np.mean(end["accuracy"]) > np.mean(start["accuracy"]) + 0.1
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "network",
+    [
+        {"kind": "small-cnn", "options": {"widths": [3, 4], "hidden": 6}},
+        {"kind": "resnet", "options": {"widths": [3, 4]}},
+    ],
+    ids=["cnn", "norms"],
+)
+def test_every_method_trains_networks_for_images(name, network):
+    config = small(methods={name: {}}, rounds=2, test_every=2, network=network)
+    record = run(Cell(config, name, 0))
+    assert len(record["curve"][-1]["accuracy"]) == 3
+    assert all(0 <= accuracy <= 1 for accuracy in record["curve"][-1]["accuracy"])
+
+
+def test_a_run_is_its_seeds_and_nobody_elses():
+    config = small()
+    first, again = (run(Cell(config, "fedavg", 0)) for _ in range(2))
+    for record in (first, again):
+        for point in record["curve"]:
+            point.pop("seconds")
+    assert first == again
+
+
+def test_a_key_changes_with_what_decides_the_result_only():
+    def key(name: str = "fedavg", **changes: Any) -> str:
+        return Cell(small(**changes), name, 0).key
+
+    assert key() == key(seeds=9) == key(methods={"fedavg": {}}) == key(name="fedavg")
+    others = [
+        key("gossamer"), key(rounds=4), key(training={"rate": 0.2}),
+        key(methods={"fedavg": {"participation": 0.5}}),
+        Cell(small(), "fedavg", 1).key,
+    ]  # fmt: skip
+    assert len({key(), *others}) == len(others) + 1
+
+
+def test_compression_sends_less_and_still_learns():
+    methods = {"plain": {"method": "fedavg"}, "int8": {"method": "fedavg", "compress": "int8"}}
+    config = small(methods=methods, rounds=8, split={"kind": "iid"})
+    plain, packed = (run(Cell(config, name, 0))["curve"][-1] for name in methods)
+    assert plain["bytes"] > 1.5 * packed["bytes"]  # what comes down is not compressed
+    assert abs(np.mean(plain["accuracy"]) - np.mean(packed["accuracy"])) < 0.05
+
+
+def test_compressed_changes_arrive_nearly_as_they_were():
+    values, since = torch.randn(500), torch.randn(500)
+    turn = Turn(np.random.default_rng(0), "int8", [(20, 20), (100,)])
+    found = turn.to_server(values, since=since)
+    assert 0 < float((found - values).abs().max()) < 0.1
+    assert 500 < turn.report().up < 700
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
+def test_the_worst_decile_is_at_most_the_mean_and_at_least_the_worst(accuracies):
+    found = worst_decile(accuracies)
+    assert min(accuracies) - 1e-12 <= found <= np.mean(accuracies) + 1e-12
+
+
+def _record(method: str, seed: int, curve: list[tuple[int, list[float]]], bound: bool = False):
+    points = [
+        {"round": index, "bytes": sent, "seconds": 0.5 * index, "accuracy": accuracy}
+        for index, (sent, accuracy) in enumerate(curve)
+    ]
+    return {"method": method, "seed": seed, "bound": bound, "curve": points}
+
+
+def test_standings_at_equal_rounds_and_at_equal_bytes():
+    records = [
+        _record("dear", 0, [(0, [0.1, 0.1]), (100, [0.5, 0.3]), (200, [0.9, 0.7])]),
+        _record("dear", 1, [(0, [0.1, 0.1]), (100, [0.4, 0.4]), (200, [0.6, 0.6])]),
+        _record("cheap", 0, [(0, [0.1, 0.1]), (70, [0.2, 0.2]), (140, [0.5, 0.7])]),
+        _record("alone", 0, [(0, [0.1, 0.1]), (0, [0.2, 0.2]), (0, [0.3, 0.5])], bound=True),
+    ]
+    assert budget(records) == 140
+    assert at(records[0], 140)["round"] == 1
+    dear, cheap, alone = standings(records)
+    assert (dear.seeds, dear.rounds, dear.bytes) == (2, 2, 200)
+    assert dear.accuracy == pytest.approx(0.7)
+    assert dear.worst == pytest.approx((0.7 + 0.6) / 2)
+    assert dear.at_bytes == pytest.approx(0.4)
+    assert dear.worst_at_bytes == pytest.approx((0.3 + 0.4) / 2)
+    assert cheap.at_bytes == cheap.accuracy == pytest.approx(0.6)
+    assert alone.at_bytes is None
+    assert alone.bound
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    (tmp_path / "small.toml").write_text(TOML, "utf-8")
+    return runner(tmp_path, monkeypatch, capsys, "compare")
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Workers take seconds to start; how they run is the sweeps' to test."""
+
+    def one_after_the_other(run, batches, jobs):
+        for batch in batches:
+            yield run(batch, 1)
+
+    monkeypatch.setattr(sweep_run, "in_parallel", one_after_the_other)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_the_command_leaves_curves_a_summary_and_a_picture_and_resumes(command, tmp_path):
+    result = command("small.toml", "--jobs", "1", "--only", "fedavg", "--only", "local")
+    assert result.code == 0, result.err
+    folder = tmp_path / "results" / "compare" / "small"
+    assert len(list(read_records(folder / "runs.jsonl"))) == 4
+    result = command("small.toml", "--jobs", "1")  # the rest of it
+    assert result.code == 0, result.err
+    records = list(read_records(folder / "runs.jsonl"))
+    keys = {cell.key for cell in cells_of(load_comparison(tmp_path / "small.toml"))}
+    assert len(records) == 6
+    assert {record["key"] for record in records} == keys
+    summary = json.loads((folder / "summary.json").read_text())
+    assert [one["method"] for one in summary["methods"]] == ["fedavg", "gossamer", "local"]
+    assert summary["budget"] == min(
+        record["curve"][-1]["bytes"] for record in records if not record["bound"]
+    )
+    for file in ("comparison.png", "comparison.svg", "config.json"):
+        assert (folder / file).stat().st_size > 100
+    for word in ("fedavg", "gossamer", "local (bound)", "worst decile"):
+        assert word in result.out
+
+
+def test_the_command_names_the_file_of_a_mistake(command, tmp_path):
+    (tmp_path / "small.toml").write_text(
+        TOML.replace("[methods.fedavg]", "[methods.fedavg]\nmu = 1")
+    )
+    result = command("small.toml")
+    assert result.code == 2
+    assert "small.toml: in [methods.fedavg]: unknown key 'mu'" in " ".join(result.err.split())
+    assert command("nowhere.toml").code == 2

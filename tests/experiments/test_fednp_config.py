@@ -1,0 +1,130 @@
+"""`[fednp]` in configs, and the studies of FedNP and multi-task learning."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gossamer.experiments.build import Swarm
+from gossamer.experiments.config import Config, ConfigError, parse_config
+from gossamer.experiments.federated import fednp_study, fednp_toy, mocha, mocha_study
+from gossamer.experiments.simulate import Simulation
+from gossamer.models.fednp import FedNPLearner
+
+
+def table(**changes):
+    return {
+        "peers": 3, "rounds": 2,
+        "data": {"samples": 20, "test": 50},
+        "network": {"layout": "64=8=10"},
+        "models": [{"name": "global", "layout": "64-8-10"}],
+        "training": {"stretch": 20},
+        **changes,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("weights", ["peers", "samples"])
+def test_a_config_with_the_table_runs_fednp_on_the_digits(weights):
+    config = parse_config(
+        table(weights=weights, fednp={"strength": 0.1, "dimensions": 2, "hidden": 4})
+    )
+    simulation = Simulation.of(config)
+    rounds = list(simulation.rounds())
+    assert rounds[-1].accuracy > 0
+    learners = [member.learner for member in simulation.members]
+    assert all(isinstance(learner, FedNPLearner) for learner in learners)
+    counted = [round(learner.counted(), 3) for learner in learners]
+    assert counted == [3.0 if weights == "peers" else 60.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("fednp", "text"),
+    [
+        ({"strength": -0.1}, "fednp.strength"),
+        ({"damping": 0.0}, "fednp.damping"),
+        ({"rate": 0.0}, "fednp.rate"),
+        ({"nodes": 1}, "fednp.nodes"),
+        ({"moments": "printed"}, "fednp.moments"),
+        ({"strenght": 1.0}, "strength"),
+    ],
+)
+def test_knobs_out_of_range_are_named(fednp, text):
+    with pytest.raises(ConfigError, match=text):
+        parse_config(table(fednp=fednp))
+
+
+def test_what_does_not_go_together_is_refused():
+    with pytest.raises(ConfigError, match=r"training\.proximal"):
+        Swarm(parse_config(table(fednp={}, training={"proximal": 0.1}))).members()
+    with pytest.raises(ConfigError, match=r"key 'fednp': peer 0: .*features"):
+        Swarm(parse_config(table(fednp={"features": "nowhere"}))).members()
+    sparse = Config.model_validate(
+        {
+            "data": {"set": "sparse"},
+            "network": {"layout": "50<>20"},
+            "fednp": {},
+            "models": [{"name": "global", "layout": "50-20"}],
+        }
+    )
+    with pytest.raises(ConfigError, match="no last layer"):
+        Swarm(sparse).members()
+
+
+def test_the_toys_data_are_the_same_for_a_seed_and_lie_in_their_ranges():
+    one, two, other = fednp_toy.draw(1), fednp_toy.draw(1), fednp_toy.draw(2)
+    assert [len(points.x) for points in one] == list(fednp_toy.SIZES)
+    for points, again, (low, high) in zip(one, two, fednp_toy.RANGES, strict=True):
+        assert points.x.tolist() == again.x.tolist()
+        assert low <= float(points.x.min()) <= float(points.x.max()) <= high
+    assert one[0].x.tolist() != other[0].x.tolist()
+
+
+def test_the_toy_study_leaves_a_table_and_a_picture(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        fednp_study,
+        "METHODS",
+        {
+            name: None if options is None else replace(options, dimensions=1, hidden=2)
+            for name, options in fednp_study.METHODS.items()
+        },
+    )
+    real = fednp_toy.run
+    monkeypatch.setattr(fednp_toy, "run", lambda options, seed: real(options, seed, rounds=1))
+    told = []
+    rows, files = fednp_study.run_toy(tmp_path, 1, told.append)
+    assert rows[0] == fednp_study.HEADER
+    assert [row[0] for row in rows[1:]] == [*fednp_study.METHODS, fednp_study.BOUND]
+    assert all(file.stat().st_size for file in files)
+    lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    assert [line["method"] for line in lines] == [record["method"] for record in told]
+    bound = next(line["mse"] for line in lines if line["method"] == fednp_study.BOUND)
+    assert all(line["mse"] >= bound - 1e-6 for line in lines)
+
+
+def test_the_multitask_study_leaves_a_table_and_a_picture(tmp_path, monkeypatch):
+    monkeypatch.setattr(mocha_study, "SAMPLES", (8, 24))
+    monkeypatch.setattr(mocha, "STRENGTHS", (0.1,))
+    people = mocha.Subjects(mocha.SYNTHETIC, mocha.synthetic(0, people=5, samples=60, features=6))
+    monkeypatch.setattr(mocha, "subjects", lambda: people)
+    rows, files = mocha_study.run_multitask(tmp_path, 1)
+    assert [row[-1] for row in rows[1:]] == ["yes"] * 6
+    assert all(file.stat().st_size for file in files)
+
+
+def test_splits_keep_train_and_test_apart_and_both_classes_in_training():
+    people = mocha.Subjects(mocha.SYNTHETIC, mocha.synthetic(0, people=3, samples=40, features=4))
+    data = mocha.split(people, 10, seed=0)
+    for train, test in zip(data.train, data.test, strict=True):
+        assert set(train.y) == {-1.0, 1.0}
+        assert (len(train.y), len(test.y)) == (10, 30)
+        assert not (train.x[:, None] == test.x[None]).all(axis=2).any()
+    assert np.allclose(np.concatenate([t.x for t in data.train])[:, :-1].mean(axis=0), 0)
+
+
+def test_without_sensor_files_made_up_tasks_take_their_place(tmp_path, monkeypatch):
+    monkeypatch.setenv("GOSSAMER_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert mocha.subjects().name == mocha.SYNTHETIC
