@@ -16,7 +16,7 @@ from ..models import ModelError
 from ..peer.broker import BrokerError
 from ..peer.errors import PeerError
 from ..topology import TopologyError
-from . import cli_fuse, cli_virtual, console
+from . import cli_compare, cli_fuse, cli_papers, cli_slices, cli_virtual, console
 from .arena import Round
 from .bench import main_bench
 from .cli_live import register
@@ -26,9 +26,6 @@ from .cli_virtual import simulate_in_virtual_time
 from .config import ConfigError, load_config
 from .data import DataError, load, names
 from .demo import run_demo
-from .fusing.command import paper_fusion
-from .fusing.studies import FUSION_STUDIES
-from .paper import STUDIES, run_study
 from .simulate import Simulation, simulate
 
 app = typer.Typer(
@@ -114,85 +111,6 @@ def simulate_command(
     console.wrote([folder / "metrics.jsonl", *files])
 
 
-@app.command("paper")
-def paper_command(
-    name: Annotated[
-        str, typer.Argument(help="A reproduction's name, or LIST to see them.")
-    ] = "list",
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A minute on the built-in digits.")
-    ] = False,
-    full: Annotated[
-        bool, typer.Option("--full", help="pfnm-…, magi-…: the paper's size; quick without it.")
-    ] = False,
-    runs: Annotated[
-        int | None, typer.Option(min=1, help="Seeds per point; the paper's if left out.")
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Worker processes; one per core if left out.")
-    ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Only this line of the figure; repeat for more.")
-    ] = None,
-    out: Out = None,
-) -> None:
-    """Run a paper's experiment: JSON lines, a summary table and the figure in the paper's form.
-
-    Interrupted, it goes on where it stopped.
-    """
-    if name.lower() == "list":
-        every = [*STUDIES.values(), *FUSION_STUDIES.values()]
-        rows = [(s.name, s.section, s.title) for s in every]
-        console.table("gossamer paper NAME", ["name", "where", "what"], rows)
-        return
-    if name in FUSION_STUDIES:
-        paper_fusion(name, full=full, runs=runs, jobs=jobs, only=only, out=out)
-        return
-    if name not in STUDIES:
-        raise ConfigError(
-            f"no reproduction is called {name!r}; there are {', '.join([*STUDIES, *FUSION_STUDIES])}"
-        )
-    study = STUDIES[name]
-    known = list(dict.fromkeys(cell.line for cell in study.cells(quick, 0)))
-    wanted = only or known
-    if unknown := [line for line in wanted if line not in known]:
-        raise ConfigError(
-            f"{name} has no line {unknown[0]!r}; lines are {', '.join(map(repr, known))}"
-        )
-    folder = out or Path("results/paper") / (f"{name}-quick" if quick else name)
-    with console.progress("runs") as bar:
-        task = bar.add_task(name, total=None, latest="")
-        summary, files = run_study(
-            study,
-            folder,
-            quick=quick,
-            runs=runs,
-            jobs=jobs,
-            select=lambda cell: cell.line in wanted,
-            on_start=lambda done, total: bar.update(task, completed=done, total=total),
-            on_record=lambda record: bar.update(
-                task,
-                advance=1,
-                latest=f"{record['line']} at {record['x']:g}: {record['accuracy']:.3f}",
-            ),
-        )
-    rows = [
-        (
-            p.line,
-            f"{p.x:g}",
-            p.runs,
-            f"{p.median:.3f}",
-            f"{p.low:.3f}",
-            f"{p.high:.3f}",
-            f"{p.mean:.3f}",
-        )
-        for p in summary
-    ]
-    header = [study.legend, study.x_label, "runs", "median", "2nd quintile", "3rd quintile", "mean"]
-    console.table(f"{study.title} ({study.section})", header, rows)
-    console.wrote([folder / "runs.jsonl", *files])
-
-
 @app.command("data")
 def data_command(
     name: Annotated[str | None, typer.Argument(help="A data set to load and describe.")] = None,
@@ -229,7 +147,10 @@ def bench_command(
 
 
 register(app)
+cli_compare.register(app)
 cli_fuse.register(app)
+cli_papers.register(app)
+cli_slices.register(app)
 register_topology(app)
 register_trust(app)
 cli_virtual.register(app)

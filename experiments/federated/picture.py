@@ -59,7 +59,8 @@ def draw(records: Sequence[Record], path: Path, title: str, caption: str = "") -
         rounds.plot(x, y, label=method, **style)
         if not runs[0]["bound"]:
             mb = np.mean([[p["bytes"] for p in run["curve"]] for run in runs], axis=0) / 1e6
-            sent.plot(mb, y, **style)
+            some = mb > 0  # nothing sent has no place on a logarithmic axis
+            sent.plot(mb[some], y[some], **style)
     rounds.set(xlabel="round", ylabel="accuracy", title="at equal rounds")
     _over_bytes(sent, budget(records))
     _client_by_client(clients, groups, looks, order)

@@ -55,15 +55,14 @@ def run_fusion_study(
 def paper_fusion(
     name: str,
     *,
-    full: bool,
+    quick: bool,
     runs: int | None,
     jobs: int | None,
     only: list[str] | None,
-    out: Path | None,
+    out: Path,
 ) -> None:
     """The command behind `gossamer paper NAME` for the studies of matching."""
     study = FUSION_STUDIES[name]
-    folder = out or Path("results/paper") / (name if full else f"{name}-quick")
-    records, files = run_fusion_study(study, folder, full=full, seeds=runs, jobs=jobs, only=only)
+    records, files = run_fusion_study(study, out, full=not quick, seeds=runs, jobs=jobs, only=only)
     show(study, records)
-    console.wrote([folder / "runs.jsonl", *files])
+    console.wrote([out / "runs.jsonl", *files])

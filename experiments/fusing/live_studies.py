@@ -66,8 +66,7 @@ LIVE_STUDIES: dict[str, LiveStudy] = {
 }
 
 
-def paper_live(name: str, out: Path | None) -> None:
+def paper_live(name: str, out: Path) -> None:
     """The command behind `gossamer paper NAME` for these."""
-    folder = out or Path("results/paper") / name
-    folder.mkdir(parents=True, exist_ok=True)
-    console.wrote(LIVE_STUDIES[name].run(folder))
+    out.mkdir(parents=True, exist_ok=True)
+    console.wrote(LIVE_STUDIES[name].run(out))

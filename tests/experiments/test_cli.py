@@ -107,7 +107,7 @@ def test_out_chooses_the_folder(gossamer: Callable[..., Result]) -> None:
         (("simulate", "misfit.toml"), "misfit.toml: key 'network.layout': the first part has 63"),
         (
             ("paper", "semilocal"),
-            "no reproduction is called 'semilocal'; there are averaging-level",
+            "no reproduction is called 'semilocal'; did you mean 'semi-local'?",
         ),
         (
             ("paper", "semi-local", "--only", "80", "--only", "nothing"),
