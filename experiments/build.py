@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -24,8 +25,14 @@ from ..models import (
     sparse_vectors,
     stream,
 )
+from ..models.allotment import SliceSpec
+from ..peer.arrival import load_trained
+from ..peer.settings import Matching
 from .config import Config, ConfigError, TaskEntry, Who
+from .config_matching import check_matching
 from .data import DataError, Dataset, Samples, Task, load, partition, tasks
+from .networks import NamedNetwork
+from .proximal import Proximal
 
 # Six labels have 720 permutations, more than any swarm here has peers; ten would have 3.6 million.
 MOST_PERMUTED = 6
@@ -54,30 +61,54 @@ class Swarm:
         for key, entry in enumerate(config.tasks):
             self._who(entry.peers, f"tasks.{key}.peers")
         self._check_dependencies()
+        check_matching(config, source)
         self._sparse = config.data.set == "sparse"
         if self._sparse != ("<>" in config.network.layout):
             raise self._error(
                 "network.layout",
                 "the sparse vectors and the associative network (layout visible<>hidden) go together",
             )
+        self._named: NamedNetwork | None = None
         if not self._sparse:
             with self._blaming("data.set"):
                 self.dataset = load(config.data.set)
+            if named := config.network.named:
+                with self._blaming(self._network_key()):
+                    folder = Path(source).parent
+                    self._named = NamedNetwork(named, self.dataset, config.network.options, folder)
             with self._blaming("data"):
                 self._deal(self.dataset)
 
     def members(self) -> list[Member]:
-        """Every peer."""
+        """Every peer, as it is before it hears of the others."""
         return [self.member(index) for index in range(self.config.peers)]
+
+    def matching(self, index: int) -> dict[str, Matching]:
+        """How one peer's cells are matched, by partial model."""
+        task = self.task_name(index)
+        return {
+            _fill(model.name, index, task): Matching(
+                model.matching, model.width, model.bound, self.config.seed, self._start()
+            )
+            for key, model in enumerate(self.config.models)
+            if model.matching != "none" and index in self._who(model.peers, f"models.{key}.peers")
+        }
+
+    def trained_file(self, index: int) -> Path | None:
+        """The network that a peer brings along, if the config names one."""
+        named = self.config.network.trained
+        if named is None:
+            return None
+        return Path(self.source).parent / named.replace("{peer}", str(index))
 
     def member(self, index: int) -> Member:
         """One peer, the same whether or not the others are built."""
         return self._sparse_member(index) if self._sparse else self._member(index)
 
-    def slices(self, index: int) -> dict[str, str]:
-        """The partial models that one peer implements, with their layouts."""
+    def slices(self, index: int) -> dict[str, SliceSpec]:
+        """The partial models that one peer implements, with their layouts or shares."""
         task = self.task_name(index)
-        found: dict[str, str] = {}
+        found: dict[str, SliceSpec] = {}
         for key, model in enumerate(self.config.models):
             if index in self._who(model.peers, f"models.{key}.peers"):
                 name = _fill(model.name, index, task)
@@ -85,7 +116,7 @@ class Swarm:
                     raise self._error(
                         f"models.{key}.name", f"peer {index} has a model {name!r} already"
                     )
-                found[name] = model.layout
+                found[name] = model.cells
         return found
 
     def graph(self, index: int) -> ModelGraph:
@@ -119,27 +150,51 @@ class Swarm:
     def _member(self, index: int) -> Member:
         config = self.config
         task = self.task(index, self.dataset.classes)
-        with self._blaming("network.layout"):
-            module = mlp_from(config)
+        with self._blaming(self._network_key()):
+            module = self._named.make() if self._named else mlp_from(config, self._layout(index))
         network = self._network(index, module)
-        self._check_fit(network)
+        if self._named is None:
+            self._check_fit(network)
+        file = self.trained_file(index)
+        if file is not None:
+            with self._blaming("network.trained", f"peer {index}: "):
+                load_trained(network, file)
         train, test = self._train[index], self._test[index]
-        learner = SgdLearner(
-            network,
-            (train.flat(), task.apply(train.y)),
-            (test.flat(), task.apply(test.y)),
-            stretch=config.training.stretch,
-            batch=config.training.batch,
-            reduction=config.training.reduction,
-            rate=config.training.rate,
-            optimizer=_optimizer(config),
-            loss=config.training.loss,
-            seed=int(stream(config.seed, "order", index).integers(2**31)),
-        )
-        return Member(str(index), self.task_name(index), len(train), learner)
+        with self._blaming(self._network_key()):
+            learner = SgdLearner(
+                network,
+                (self._inputs(train), task.apply(train.y)),
+                (self._inputs(test), task.apply(test.y)),
+                stretch=config.training.stretch,
+                batch=config.training.batch,
+                reduction=config.training.reduction,
+                rate=config.training.rate,
+                optimizer=_optimizer(config),
+                loss=config.training.loss,
+                seed=int(stream(config.seed, "order", index).integers(2**31)),
+            )
+        held = Proximal(learner, config.training.proximal) if config.training.proximal else learner
+        if config.fednp is not None:
+            held = self._in_fednp(learner, index, len(train))
+        return Member(str(index), self.task_name(index), len(train), held)
+
+    def _in_fednp(self, learner: SgdLearner, index: int, samples: int) -> Learner:
+        config = self.config
+        if config.fednp is None or config.training.proximal:
+            raise self._error("fednp", "pulls as training.proximal does: leave out one of them")
+        weight = float(samples) if config.weights == "samples" else 1.0
+        with self._blaming("fednp", f"peer {index}: "):
+            return config.fednp.wrap(learner, teller=index == 0, weight=weight, seed=config.seed)
 
     def _sparse_member(self, index: int) -> Member:
         config = self.config
+        if config.fednp is not None:
+            raise self._error("fednp", "the associative network has no last layer to predict")
+        if config.training.proximal:
+            raise self._error(
+                "training.proximal",
+                "the associative network learns without a gradient to add it to",
+            )
         with self._blaming("network.layout"):
             module = AssociativeNetwork(config.network.layout)
         network = self._network(index, module)
@@ -157,19 +212,39 @@ class Swarm:
 
     def _network(self, index: int, module: nn.Module) -> SlicedNetwork:
         config = self.config
-        kind = config.network.start or ("uniform" if self._sparse else "normal")
-        start = Start(
-            kind,
-            config.network.gain,
-            by_fan_in=not self._sparse,
-            shift=config.network.shift,
-            equal=config.network.equal_starts,
-        )
         with self._blaming("models", f"peer {index}: "):
             return SlicedNetwork(
                 module, self.slices(index), graph=self.graph(index), peer=str(index),
-                cross=config.cross, seed=config.seed, start=start,
+                cross=config.cross, seed=config.seed, start=self._start(),
+                anatomy=self._named and self._named.anatomy, buffers=config.network.buffers,
             )  # fmt: skip
+
+    def _start(self) -> Start:
+        network = self.config.network
+        return Start(
+            network.start or ("uniform" if self._sparse else "normal"),
+            network.gain,
+            by_fan_in=not self._sparse,
+            shift=network.shift,
+            equal=network.equal_starts,
+        )
+
+    def _inputs(self, samples: Samples) -> torch.Tensor:
+        """What the network reads: flat features for a perceptron, else samples in their own shape."""
+        return samples.flat() if self._named is None else self._named.inputs(samples)
+
+    def _network_key(self) -> str:
+        """The key that says which network it is."""
+        network = self.config.network
+        return "network." + ("name" if network.name else "entry" if network.entry else "layout")
+
+    def _layout(self, index: int) -> str:
+        """The layout of one peer's network: everybody's, or the last of another size that names it."""
+        found = self.config.network.layout
+        for key, size in enumerate(self.config.network.sizes):
+            if index in self._who(size.peers, f"network.sizes.{key}.peers"):
+                found = size.layout
+        return found
 
     def _deal(self, dataset: Dataset) -> None:
         """Split the data over peers, and each peer's own where there is no test set."""
@@ -283,10 +358,10 @@ class Swarm:
             raise self._error(key, f"{prefix}{error}") from None
 
 
-def mlp_from(config: Config) -> nn.Sequential:
-    """The perceptron that a config describes."""
+def mlp_from(config: Config, layout: str | None = None) -> nn.Sequential:
+    """The perceptron that a config describes, of another layout if one is given."""
     network = config.network
-    return mlp(network.layout, activation=network.activation, output=network.output)
+    return mlp(layout or network.layout, activation=network.activation, output=network.output)
 
 
 def _fill(template: str, peer: int, task: str) -> str:

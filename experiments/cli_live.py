@@ -84,6 +84,10 @@ def join_command(
     owner: Annotated[
         str | None, typer.Option(help="The owner's public key, gossamer-ed25519:…")
     ] = None,
+    network: Annotated[
+        Path | None,
+        typer.Option(help="A network trained before (safetensors): what it knows counts too."),
+    ] = None,
     out: Out = None,
 ) -> None:
     """Join a swarm from this device: train on its own data, gossip, take the network home.
@@ -91,7 +95,7 @@ def join_command(
     Started again in the same folder after a crash, the peer goes on from its checkpoint.
     """
     sys.path.insert(0, str(config.parent.resolve()))  # an entry point may stand beside its file
-    spec = load_join(config, swarm, name, Given(identity, invitation, owner))
+    spec = load_join(config, swarm, name, Given(identity, invitation, owner), network)
     folder = out or Path("results") / f"{swarm}-{spec.name}"
     folder.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(

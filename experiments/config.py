@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -15,9 +16,13 @@ from pydantic import (
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from ..gossip.compress import parse as parse_compressor
+from ..gossip.drift import check_drift
+from .config_fednp import FedNP
 from .config_trust import Trust, TrustTable
 
 
@@ -59,8 +64,42 @@ Duration = Annotated[
     _either("should be a number of seconds, a distribution such as 'exponential:1', or a table"),
     AfterValidator(_duration),
 ]
+
+
+def _sentence(check: Callable[[Any], object]) -> AfterValidator:
+    """Let a function of ours check a value; what it raises is the error's text."""
+
+    def validate(value: Any) -> Any:
+        try:
+            if value is not None:
+                check(value)
+        except ValueError as error:
+            raise PydanticCustomError("sentence", "{text}", {"text": str(error)}) from None
+        return value
+
+    return AfterValidator(validate)
+
+
+# A compressor's name, and how far a model may move unheard: live peers' knobs, used by two files.
+Compress = Annotated[str | None, _sentence(parse_compressor)]
+DriftBound = Annotated[
+    float | dict[str, float] | None,
+    _either("should be a relative distance such as 0.05, or a table of them by model"),
+    _sentence(check_drift),
+]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Chance = Annotated[float, Field(ge=0, le=1)]
+Share = Annotated[
+    Chance | dict[str, Chance] | None,
+    _either("should be a fraction from 0 to 1, or a table of them by part"),
+]
+LAYOUT = "64=32=10"
+"""The network of a config that does not say."""
+
+
+def _saying(text: str) -> PydanticCustomError:
+    """An error about a whole table."""
+    return PydanticCustomError("sentence", "{text}", {"text": text})
 
 
 class ConfigError(ValueError):
@@ -101,11 +140,28 @@ class TaskEntry(_Table):
     peers: Who = "all"
 
 
+class Size(_Table):
+    """Peers whose network has another layout; as many parts, inputs and outputs as everybody's."""
+
+    layout: str
+    peers: Who
+
+
 class Network(_Table):
     """The network that every peer trains."""
 
-    layout: str = "64=32=10"
+    layout: str = LAYOUT
     """`784=300=100=10` for a perceptron, `50<>400` for the associative network."""
+    name: Literal["small-cnn", "resnet", "unet", "lstm", "cnn1d", "vit"] | None = None
+    """A ready network instead of a layout: see gossamer.models.ready. Samples keep their shape."""
+    entry: str | None = None
+    """A function of yours instead, `my_module:make_net`, that returns a torch module; its file stands beside
+    this one. It is given `channels`, `size` and `classes` of the data if it has arguments of these names."""
+    options: dict[str, Any] = {}
+    """Further arguments for either, as in `{widths = [8, 16], hidden = 32}`."""
+    buffers: Literal["average", "local", "recompute"] = "average"
+    """Batch norm's statistics: averaged with their cells; kept, with gains and biases (FedBN); or the peer's
+    own, taken anew before every test. Prefer the last two where cells are shared in part."""
     activation: Literal["sigmoid", "tanh", "relu", "prelu"] = "sigmoid"
     output: Literal["sigmoid", "tanh", "relu", "none"] | None = None
     """The last layer's activation; the hidden one's if left out."""
@@ -117,6 +173,31 @@ class Network(_Table):
     """Their mean."""
     equal_starts: bool = True
     """Whether a shared slice starts from the same values on every peer."""
+    trained: str | None = None
+    """Networks that were trained before, a file for each peer beside this one: `nets/{peer}.safetensors`.
+    `matching` then brings their cells into one order."""
+    sizes: list[Size] = []
+    """Peers whose network is wider or narrower; the partial models that they share are fused."""
+
+    @property
+    def named(self) -> str | None:
+        """The ready network or the function; None for a network given by its layout."""
+        return self.name or self.entry
+
+    @model_validator(mode="after")
+    def _one_network(self) -> Network:
+        if self.name and self.entry:
+            raise _saying("has a name and an entry: leave one of them out")
+        if self.options and not self.named:
+            raise _saying(
+                "has options, which are for a name or an entry; a perceptron has a layout"
+            )
+        if self.named and (self.layout != LAYOUT or self.sizes):
+            what = "sizes" if self.sizes else "a layout"
+            raise _saying(
+                f"has {what}, which is for perceptrons, beside {self.named!r}: leave it out"
+            )
+        return self
 
 
 class Model(_Table):
@@ -127,9 +208,35 @@ class Model(_Table):
     """
 
     name: str
-    layout: str
+    layout: str | None = None
+    """Cells per part, as in `64-24-10`."""
+    share: Share = None
+    """Instead of a layout: a fraction of every hidden part's cells (0.8), or fractions by part, `{"*" = 0.8,
+    "head" = 0}`, the last that matches; `gossamer slices CONFIG` lists the parts. Inputs and outputs go to
+    the first model with a share unless named. A model listed with 0 has no cells there."""
     peers: Who = "all"
     depends: list[str] = []
+    matching: Literal["none", "align", "fuse"] = "none"
+    """align: peers with a network of their own (`network.trained`, or starts that are not equal) permute
+    its cells to agree with the others' before they count. fuse: peers of different widths average at a
+    common one; entries of one name then give each group of peers its layout."""
+    width: str | None = None
+    """fuse: the common layout, at least as wide as the widest slice."""
+    bound: str | None = None
+    """fuse: the layout up to which newcomers' cells may make the model grow; `width` if left out."""
+
+    @model_validator(mode="after")
+    def _one_slice(self) -> Model:
+        if (self.layout is None) == (self.share is None):
+            raise _saying("needs a layout or a share, and not both")
+        return self
+
+    @property
+    def cells(self) -> str | float | dict[str, float]:
+        """The slice, as a Slicing takes it."""
+        found = self.share if self.layout is None else self.layout
+        assert found is not None  # checked above
+        return found
 
 
 class Training(_Table):
@@ -143,6 +250,9 @@ class Training(_Table):
     rate: Annotated[float, Field(gt=0)] = 0.1
     optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
     loss: Literal["squared", "cross-entropy"] = "squared"
+    proximal: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """FedProx's μ: a pull towards the values that the last averaging gave. Raise it when peers' data
+    differ and they drift apart between averagings."""
 
 
 class Gossip(_Table):
@@ -160,6 +270,12 @@ class Gossip(_Table):
     """async: the share of its weight that a peer gives away in one push; equal parts if left out."""
     dtype: Literal["float32", "float64", "float16"] = "float32"
     """Values on the wire."""
+    compress: Compress = None
+    """How values are compressed: `float16`, `int8` (to `int2`), `mask:0.1`, `subsample:0.1`, `top-k:0.01`,
+    `low-rank:4`, or several joined by `+`, as in `top-k:0.05+int8`. What is left out stays in the sender."""
+    drift: DriftBound = None
+    """async: skip a push of a model that has moved less than this relative distance since it was last
+    pushed; a table gives each model its own, `drift = {global = 0.05}`."""
     settle_tolerance: Annotated[float, Field(gt=0)] = 1e-4
     """async: gossip goes on after training until peers agree to this relative distance."""
     lease: Annotated[float, Field(gt=0)] = 600.0
@@ -248,6 +364,8 @@ class Config(_Table):
     network: Network = Network()
     models: list[Model] = []
     training: Training = Training()
+    fednp: FedNP | None = None
+    """Wraps every learner in FedNP; see experiments/config_fednp.py."""
     gossip: Gossip = Gossip()
     trust: TrustTable = Trust()
     """Whom live peers believe: `trust = "swarm"`, or a table; see experiments/config_trust.py."""
@@ -261,16 +379,20 @@ class Config(_Table):
 
 def load_config(path: str | Path) -> Config:
     """Read a config file."""
+    return parse_config(read_table(path), str(path))
+
+
+def read_table(path: str | Path) -> dict[str, Any]:
+    """A TOML file as it is; one that cannot be read is an error that names it."""
     path = Path(path)
     try:
-        table = tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
-    return parse_config(table, str(path))
 
 
 def parse_config(table: dict[str, Any], source: str = "config") -> Config:

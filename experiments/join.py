@@ -12,8 +12,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from ..gossip.trust import Identity, TrustError
 from ..peer.host import PeerSpec
-from ..peer.settings import Settings
-from .config import ConfigError, first_mistake, load_config
+from ..peer.settings import Matching, Settings
+from .build import Swarm
+from .config import Compress, ConfigError, DriftBound, first_mistake, load_config
+from .config_matching import without_networks
 from .config_trust import Trust, named_kind
 
 
@@ -35,6 +37,21 @@ class Given:
     identity: Path | None = None
     invitation: Path | None = None
     owner: str | None = None
+
+
+class MatchingTable(BaseModel):
+    """How one partial model's cells are matched; the same on all its peers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["align", "fuse"]
+    """align: permute the cells of a trained network. fuse: average at a common width."""
+    width: str | None = None
+    """fuse: the common layout, as in 64-100-10."""
+    bound: str | None = None
+    """fuse: the layout up to which newcomers' cells may make the model grow."""
+    seed: int = 0
+    """fuse: where peers that bring no network start."""
 
 
 class JoinConfig(BaseModel):
@@ -60,6 +77,9 @@ class JoinConfig(BaseModel):
     fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     weigh: Literal["peers", "samples"] = "peers"
     dtype: Literal["float32", "float64", "float16"] = "float32"
+    compress: Compress = None
+    drift: DriftBound = None
+    """Both as in a swarm config's [gossip]; peers of one swarm need not agree on them."""
     expect: list[str] = []
     """Peers to wait for before training."""
     neighbours: list[str] | None = None
@@ -68,12 +88,24 @@ class JoinConfig(BaseModel):
     """server mode: the peer that averages each partial model."""
     lease: Annotated[float, Field(gt=0)] = 600.0
     checkpoint: bool = True
+    network: Path | None = None
+    """A network that was trained before (safetensors), beside this file: what it knows counts with the
+    peer's weight, once `matching` has brought its cells into the others' order."""
+    matching: dict[str, MatchingTable] = {}
+    """Partial models whose cells are matched: `matching.global = {kind = "align"}`. With `config`, that
+    one says so."""
     trust: Annotated[PeerTrust, BeforeValidator(named_kind)] = PeerTrust()
     """`[trust]`: the peer's key and papers; without it, whoever reaches the broker is believed."""
 
 
-def load_join(path: Path, swarm: str, name: str | None, given: Given | None = None) -> PeerSpec:
-    """Read a peer's file into what its process needs."""
+def load_join(
+    path: Path,
+    swarm: str,
+    name: str | None,
+    given: Given | None = None,
+    network: Path | None = None,
+) -> PeerSpec:
+    """Read a peer's file into what its process needs; a `network` given here goes before the file's."""
     try:
         join = JoinConfig.model_validate(tomllib.loads(path.read_text("utf-8")))
     except FileNotFoundError:
@@ -88,6 +120,12 @@ def load_join(path: Path, swarm: str, name: str | None, given: Given | None = No
     name = name or join.name or _label(trust["identity"])
     if name is None:
         raise ConfigError(f"{path}: key 'name': a peer needs a name; add it, or use --name")
+    if network is None and join.network is not None:
+        network = path.parent / join.network
+    matching = {
+        model: Matching(how.kind, how.width, how.bound, how.seed)
+        for model, how in join.matching.items()
+    }
     if join.entry is not None:
         entry, arguments = join.entry, join.arguments
     else:
@@ -97,6 +135,12 @@ def load_join(path: Path, swarm: str, name: str | None, given: Given | None = No
         if join.index >= config.peers:
             raise ConfigError(f"{path}: key 'index': {found} has peers 0 to {config.peers - 1}")
         entry = "gossamer.experiments.entry:make_learner"
+        if join.matching:
+            raise ConfigError(f"{path}: key 'matching': {found} says how cells are matched")
+        built = Swarm(config, str(found))
+        matching = built.matching(join.index)
+        network = network or built.trained_file(join.index)
+        config = without_networks(config)
         arguments = {"config": json.dumps(config.model_dump(mode="json")), "index": join.index}
     settings = Settings(
         swarm=swarm,
@@ -106,6 +150,8 @@ def load_join(path: Path, swarm: str, name: str | None, given: Given | None = No
         fraction=join.fraction,
         weigh=join.weigh,
         dtype=join.dtype,
+        compress=join.compress,
+        drift=join.drift,
         neighbours=None if join.neighbours is None else tuple(join.neighbours),
         servers=join.servers,
         expect=tuple(join.expect),
@@ -113,11 +159,14 @@ def load_join(path: Path, swarm: str, name: str | None, given: Given | None = No
         guards=join.trust.guards,
         private=join.trust.private,
         dp=join.trust.dp,
+        trained=network is not None,
+        matching=matching,
         **trust,
     )
     return PeerSpec(
         name, entry, arguments, settings,
         samples=join.samples, seed=join.seed, checkpoint=join.checkpoint,
+        network=None if network is None else str(network),
     )  # fmt: skip
 
 

@@ -8,13 +8,18 @@ from pathlib import Path
 
 import networkx as nx
 
+from ..gossip.compress import CompressError
+from ..gossip.compress import parse as parse_compressor
 from ..models import implementers
+from ..peer.compression import blocks
 from ..peer.host import BrokerAddress, PeerSpec
 from ..peer.settings import Settings
+from ..peer.store import schema_entries
 from ..peer.swarm import SwarmSpec
 from ..topology import Bridging, static
 from .build import Member, Swarm
 from .config import Config, ConfigError
+from .config_matching import starts_apart, without_networks
 from .graphs.swarm import PUSHES, SwarmGraph, swarm_graph, tell
 from .swarm_papers import make_papers
 
@@ -24,8 +29,10 @@ def plan(config: Config, folder: Path, broker: BrokerAddress, source: str = "con
 
     With trust the peers' keys and invitations are made, in the folder's `trust`.
     """
-    members = Swarm(config, source).members()
+    swarm = Swarm(config, source)
+    members = swarm.members()
     owners = shared_owners(members)
+    _check_founder(config, swarm, owners)
     found = swarm_graph(config, owners, source)
     if found is not None:
         tell(found)
@@ -37,6 +44,7 @@ def plan(config: Config, folder: Path, broker: BrokerAddress, source: str = "con
     graph = None if found is None else found.union()
     names = tuple(member.name for member in members)
     _check_private(config, owners, source)
+    _check_compression(config, members, owners, source)
     papers = None
     if config.trust.kind == "swarm":
         papers = make_papers(folder / "trust", swarm_name(config), members)
@@ -44,7 +52,9 @@ def plan(config: Config, folder: Path, broker: BrokerAddress, source: str = "con
     servers = {
         owner: names[who[place % len(who)]] for place, (owner, who) in enumerate(owners.items())
     }
-    text = json.dumps(config.model_dump(mode="json"))
+    text = json.dumps(without_networks(config).model_dump(mode="json"))
+    # Of peers with values of their own the first one gives the order, into which the others come.
+    apart = starts_apart(config)
     gossip = config.gossip
     peers = []
     for index, member in enumerate(members):
@@ -59,12 +69,16 @@ def plan(config: Config, folder: Path, broker: BrokerAddress, source: str = "con
             fraction=gossip.fraction,
             weigh=config.weights,
             dtype=gossip.dtype,
+            compress=gossip.compress,
+            drift=gossip.drift,
             neighbours=neighbours,
             sources=sources,
             turns=_turns(found, names, index),
             servers=servers,
             expect=names,
-            founder=True,
+            founder=index == 0 or not apart,
+            trained=apart,
+            matching=swarm.matching(index),
             settle_tolerance=gossip.settle_tolerance,
             lease=gossip.lease,
             trust=config.trust.kind,
@@ -79,14 +93,36 @@ def plan(config: Config, folder: Path, broker: BrokerAddress, source: str = "con
             PeerSpec(
                 member.name,
                 "gossamer.experiments.entry:make_learner",
-                {"config": text, "index": index},
+                {"config": text, "index": index, "source": str(Path(source).resolve())},
                 settings,
                 samples=member.samples,
                 seed=index,
                 checkpoint=gossip.checkpoint,
+                network=_text(swarm.trained_file(index)),
             )
         )
     return SwarmSpec(swarm_name(config), broker, folder, peers, gossip.per_process)
+
+
+def _check_founder(config: Config, swarm: Swarm, owners: dict[str, list[int]]) -> None:
+    """Peers with values of their own need one whose order the others take over, in every model."""
+    if not starts_apart(config):
+        return
+    if config.gossip.mode != "async":
+        raise ConfigError(
+            f"{swarm.source}: key 'gossip.mode': peers with values of their own are matched as they come in, "
+            "which only async mode allows"
+        )
+    for owner, who in owners.items():
+        if who[0] != 0:
+            raise ConfigError(
+                f"{swarm.source}: key 'models': peer 0 gives the order of cells that the others take over, "
+                f"but it has no part in {owner!r}; start it from equal values, or run gossamer simulate"
+            )
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path.resolve())
 
 
 def swarm_name(config: Config) -> str:
@@ -151,6 +187,39 @@ def _check_private(config: Config, owners: dict[str, list[int]], source: str) ->
         raise ConfigError(
             f"{source}: key 'trust.private': masks need trust = \"swarm\" and the mode rounds or server"
         )
+
+
+def _check_compression(
+    config: Config, members: list[Member], owners: dict[str, list[int]], source: str
+) -> None:
+    """A compressor must fit every shared model; the rest each peer would refuse, here it is one line."""
+    gossip = config.gossip
+    if gossip.drift is not None and gossip.mode != "async":
+        raise ConfigError(
+            f"{source}: key 'gossip.drift': in {gossip.mode} mode the others wait for every push, so none "
+            'can be skipped; use mode = "async"'
+        )
+    unknown = sorted(set(gossip.drift if isinstance(gossip.drift, dict) else ()) - set(owners))
+    if unknown:
+        raise ConfigError(
+            f"{source}: key 'gossip.drift': no peers share a model {unknown[0]!r}; there are "
+            f"{', '.join(owners) or 'none'}"
+        )
+    if gossip.compress is None:
+        return
+    if gossip.dtype != "float32" or config.trust.private:
+        other = "trust.private" if config.trust.private else "gossip.dtype"
+        raise ConfigError(
+            f"{source}: key 'gossip.compress': cannot be combined with {other}; leave one of them out"
+        )
+    compressor = parse_compressor(gossip.compress)
+    for owner, who in owners.items():
+        try:
+            compressor.fit(blocks(schema_entries(members[who[0]].network, owner)))
+        except CompressError as error:
+            raise ConfigError(
+                f"{source}: key 'gossip.compress': model {owner!r}: {error}"
+            ) from None
 
 
 def _exchanges(config: Config, graph: nx.Graph | None, owners: dict[str, list[int]]) -> int:

@@ -10,11 +10,13 @@ from pathlib import Path
 import torch
 
 from ..models import AssociativeNetwork, Layout, ModelError, implementers
+from ..peer.matched_store import MatchedStore
 from . import console
 from .arena import Arena, Mixing, Needs, Round, estimate
 from .arena.memory import free_memory
 from .build import Member, Swarm
 from .config import Config, ConfigError
+from .matching import members_in_order
 from .results import RecordFile, read_records, write_csv, write_json
 
 
@@ -25,6 +27,8 @@ class Simulation:
     config: Config
     members: list[Member]
     mixing: Mixing | None = None
+    stores: list[MatchedStore] | None = None
+    """The peers' vectors, where a partial model is averaged at a common width."""
 
     @classmethod
     def of(cls, config: Config, source: str = "config") -> Simulation:
@@ -33,7 +37,7 @@ class Simulation:
             expected_needs(config).refuse_beyond(free_memory(torch.device("cpu")))
         except ModelError as error:
             raise ConfigError(f"{source}: key 'peers': {error}") from None
-        members = Swarm(config, source).members()
+        members, stores = members_in_order(Swarm(config, source))
         mixing = None
         if config.topology is not None or config.bridge:
             from .graphs import mixing_of  # scipy takes a while: only for those who have a graph
@@ -41,7 +45,7 @@ class Simulation:
             found = implementers([member.network for member in members])
             shared = {owner: who for owner, who in found.items() if len(who) > 1}
             mixing = mixing_of(config, shared, source)
-        return cls(config, members, mixing)
+        return cls(config, members, mixing, stores)
 
     def arena(self) -> Arena:
         """The members in an arena, ready to run."""
@@ -53,6 +57,7 @@ class Simulation:
             weights=weights,
             test_every=config.test_every,
             mixing=self.mixing,
+            stores=self.stores,
         )
 
     def rounds(self, arena: Arena | None = None) -> Iterator[Round]:
@@ -73,16 +78,19 @@ def expected_needs(config: Config) -> Needs:
             parameters = sum((a + 1) * b for a, b in pairwise(cells))
     except ModelError:
         features = parameters = 0  # building it says what is wrong, and where
+    if config.network.named:  # its size is known once it is built, and the arena then looks again
+        features = parameters = 0
     peers, data = config.peers, config.data
     row = 4 * features + 8
-    # A slice of part of a network has an index for every coordinate; a whole network has none.
+    # A slice of part of a network has an index for every coordinate, which peers that are cut alike
+    # share; a whole network has none.
     whole = [model.layout for model in config.models] == [layout.replace("=", "-")]
     return estimate(
         peers=peers,
         parameters=parameters,
         slots={"sgd": 0, "momentum": 1, "adam": 2}[config.training.optimizer],
         sample_bytes=peers * (data.samples or 0) * row,
-        index_bytes=0 if whole or not config.models else 8 * peers * parameters,
+        index_bytes=0 if whole or not config.models else 8 * parameters,
     )
 
 

@@ -62,6 +62,7 @@ def outcome(config: Config, source: str = "config", threads: int = 1) -> Outcome
         weights=[m.samples for m in members] if config.weights == "samples" else None,
         test_every=config.test_every,
         mixing=simulation.mixing,
+        stores=simulation.stores,
         threads=threads,
     )
     return Outcome.of(list(simulation.rounds(arena))[-1].tests)
@@ -110,6 +111,7 @@ def apart(member: Member, run: str, rename: Mapping[str, str], cross: bool) -> L
         rest=None,
         cross=cross,
         anatomy=slicing.anatomy,
+        buffers=old.buffers,
     )
     return member.learner
 
@@ -134,6 +136,8 @@ def stackable(cells: list[C]) -> list[list[C]]:
         config = cell.config
         room = min(MOST_RUNS, STACK_COORDINATES // max(_coordinates(config), 1))
         exact = config.time is None and config.topology is None and not config.bridge
+        exact = exact and all(model.matching == "none" for model in config.models)
+        exact = exact and not config.network.named  # large, and of a size that only building tells
         if not exact or room < 2:
             batches.append([cell])
             continue

@@ -8,7 +8,7 @@ import json
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from rich.live import Live
 from rich.table import Table
 
+from ..gossip.compress import Traffic
 from ..peer.broker import Broker
 from ..peer.errors import PeerError
 from ..peer.host import BrokerAddress
@@ -24,6 +25,7 @@ from ..peer.swarm import LocalSwarm, SwarmSpec
 from . import console
 from .build import Member, Swarm
 from .config import Config
+from .config_matching import without_networks
 from .live import plan, shared_owners
 from .results import RecordFile, read_records, write_json
 
@@ -36,11 +38,20 @@ class Outcome:
 
     accuracy: dict[str, float]
     consensus: dict[str, float]
-    """Per shared model, the largest relative distance of a peer's values from the mean."""
+    """Per shared model that has one width, the largest relative distance of a peer's values from the
+    mean."""
     weight: dict[str, tuple[float, float]]
     """Per shared model: weight held at the end, and weight injected, in peers."""
     records: Path
     events: list[str]
+    traffic: Traffic = field(default_factory=Traffic)
+    """What compression and skipped pushes saved, over all peers and models."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that all peers sent for gossip, as they last said."""
+        sent = {r["peer"]: r["bytes"] for r in read_records(self.records) if "bytes" in r}
+        return sum(sent.values())
 
 
 @contextlib.contextmanager
@@ -161,13 +172,18 @@ class Board:
 
 def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:
     """Read what the peers left: networks, reports, metrics."""
-    members = [m for m in Swarm(config).members() if _network(spec.folder, m).exists()]
+    every = Swarm(without_networks(config)).members()
+    members = [m for m in every if _network(spec.folder, m).exists()]
     accuracy: dict[str, float] = {}
     weights: dict[str, list[float]] = {}
+    traffic = Traffic()
     for member in members:
         member.network.load(_network(spec.folder, member))
         report = json.loads((spec.folder / f"{member.name}.report.json").read_text("utf-8"))
         accuracy[member.name] = report["accuracy"]
+        for counted in report["compression"].values():
+            counted.pop("mean_distortion")
+            traffic += Traffic(**counted)
         for vector, (held, open_, injected) in report["weight"].items():
             total = weights.setdefault(vector, [0.0, 0.0])
             total[0] += (held + open_) / 2**32
@@ -175,15 +191,25 @@ def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:
     if not members:
         raise PeerError(f"no peer finished; their logs are in {spec.folder}")
     consensus = {}
-    for owner, who in shared_owners(members).items():
+    shared = shared_owners(members)
+    for owner, who in shared.items():
+        if len({members[index].network.slicing.schema(owner) for index in who}) > 1:
+            continue  # of different widths: each has its own part of what they agree on
         values = torch.stack([members[index].network.read(owner) for index in who]).double()
         mean = values.mean(dim=0)
         consensus[owner] = float((values - mean).norm(dim=1).max() / mean.norm())
-    held = {owner: (weights[owner][0], weights[owner][1]) for owner in consensus}
-    outcome = Outcome(accuracy, consensus, held, spec.folder / "metrics.jsonl", events)
+    held = {owner: (weights[owner][0], weights[owner][1]) for owner in shared}
+    outcome = Outcome(accuracy, consensus, held, spec.folder / "metrics.jsonl", events, traffic)
     write_json(
         spec.folder / "outcome.json",
-        {"accuracy": accuracy, "consensus": consensus, "weight": held, "events": events},
+        {
+            "accuracy": accuracy,
+            "consensus": consensus,
+            "weight": held,
+            "events": events,
+            "bytes": outcome.bytes,
+            "traffic": asdict(traffic),
+        },
     )
     return outcome
 
@@ -205,13 +231,32 @@ def print_outcome(config: Config, outcome: Outcome) -> None:
         ("accuracy, mean", f"{np.mean(values):.3f}"),
         ("accuracy, worst and best peer", f"{min(values):.3f} to {max(values):.3f}"),
     ]
-    for model, distance in outcome.consensus.items():
-        held, injected = outcome.weight[model]
-        rows.append((f"{model}: distance from the mean", f"{distance:.1e}"))
+    for model, (held, injected) in outcome.weight.items():
+        if model in outcome.consensus:
+            distance = outcome.consensus[model]
+            rows.append((f"{model}: distance from the mean", f"{distance:.1e}"))
         rows.append((f"{model}: weight held / injected", f"{held:.6f} / {injected:.6f}"))
+    rows += _saved(outcome)
     console.table(config.name, ["what", "value"], rows)
     for line in outcome.events:
         console.out.print(line)
+
+
+def _saved(outcome: Outcome) -> list[tuple[str, str]]:
+    """Bytes against those of an uncompressed twin, and distortion; only where there is any of it."""
+    traffic, sent = outcome.traffic, outcome.bytes
+    if not (traffic.messages or traffic.skipped) or not sent:
+        return [("bytes sent", f"{sent / 1e6:.2f} MB")]
+    twin = sent + traffic.saved
+    return [
+        ("bytes sent", f"{sent / 1e6:.2f} MB"),
+        ("bytes of an uncompressed twin", f"{twin / 1e6:.2f} MB, {twin / sent:.2f} times as many"),
+        (
+            "relative distortion of a message",
+            f"{traffic.mean_distortion:.2g} mean, {traffic.worst:.2g} worst",
+        ),
+        ("messages skipped", str(traffic.skipped)),
+    ]
 
 
 def draw_swarm(config: Config, folder: Path) -> list[Path]:

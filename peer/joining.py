@@ -21,19 +21,24 @@ async def join(member: Membership) -> None:
     """Wait for those we expect, and make sure that we may join."""
     await _refuse_taken_name(member)
     _refuse_late_comer(member)
+    name, settings, engine = member.name, member.settings, member.engine
+    others_were_at_it = _others_train(member)
+    if settings.founder and not engine.lived:
+        # Before anybody knows the name: whoever was quicker may give to it at once, and what comes in
+        # must find the founder's own mass there, or it would take the place of its values.
+        await member.worker.run(engine.found, False)
     member.born = True
     await member.birth()
-    name, settings, engine = member.name, member.settings, member.engine
     _log.info("peer %s joins swarm %s in session %s", name, settings.swarm, member.session)
     await _wait_for_expected(member)
     _refuse_mismatch(member)
     if not engine.restored:
-        newcomer = (
-            engine.lived
-            or settings.founder is False
-            or (settings.founder is None and _others_train(member))
-            or (settings.founder is None and settings.trained and _others_came_first(member))
-        )
+        newcomer = engine.lived or settings.founder is False
+        if settings.founder is None and settings.trained:
+            # Not those who train by now: they may be waiting to hear from us.
+            newcomer |= others_were_at_it or _others_came_first(member)
+        elif settings.founder is None:
+            newcomer |= _others_train(member)
         await member.worker.run(engine.found, newcomer)
         if newcomer:
             _log.info("peer %s joins as a newcomer", name)

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from ...models import Learner, Metrics, ModelError
+from ...peer.matched_store import MatchedStore
 from .averaging import Averager
+from .common import CommonAverager
 from .group import Group, Task
 from .grouping import form, sort
 from .memory import Needs, free_memory, needs_of
@@ -65,6 +67,9 @@ class Arena:
     memory
         Bytes that may be taken; by default what is free. An arena that needs more is refused, by the
         name of the largest term; `needs()` tells it all.
+    stores
+        One per learner, where peers of different widths share a partial model: it is then averaged at
+        the common width that the stores hold. Not with `device` or `shards`.
     """
 
     def __init__(
@@ -79,6 +84,7 @@ class Arena:
         threads: int | None = None,
         memory: int | None = None,
         shards: Shards | None = None,
+        stores: Sequence[MatchedStore] | None = None,
     ):
         if not learners:
             raise ModelError("an arena needs at least one learner")
@@ -100,12 +106,19 @@ class Arena:
         self._needs = needs_of(kinds, self._learners, self._threads, moved=where != home)
         self._needs.refuse_beyond(memory if memory is not None else free_memory(where))
         self._groups: list[Group] = [form(kind, self._learners, self._device) for kind in kinds]
+        self._common = CommonAverager(stores or (), mixing or ExactMean(), weights)
+        if self._common.owners and (device is not None or shards is not None):
+            raise ModelError(
+                f"{next(iter(self._common.owners))!r} is averaged at a common width, which works on the "
+                "networks' own device and one machine: leave out device and shards"
+            )
         self._averager = Averager(
             [learner.network for learner in self._learners],
             self._rows(),
             mixing or ExactMean(),
             weights,
             shards or OneMachine(),
+            elsewhere=self._common.owners,
         )
         self._workers: Workers | None = None
 
@@ -152,6 +165,7 @@ class Arena:
         workers = self._working()
         for tasks in self._averager.tasks():
             workers.run(tasks)
+        workers.run(self._common.tasks())
 
     def test(self) -> tuple[Metrics, ...]:
         """Every learner's test."""

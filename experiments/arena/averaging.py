@@ -7,7 +7,7 @@ Blocks share nothing, so threads take them as they come, and the result is the s
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...models import SlicedNetwork, implementers
-from ...models.averaging import _check_schema, _check_weights
+from ...models.averaging import check_schema, check_weights
 from . import plan
 from .mixing import Mixing, fold
 from .shards import Shards
@@ -31,7 +31,10 @@ Mixer = Callable[[Tensor], Tensor]
 
 
 class Averager:
-    """Averages every partial model of a swarm whose networks lie in stacks."""
+    """Averages every partial model of a swarm whose networks lie in stacks.
+
+    elsewhere: those that are averaged by somebody else.
+    """
 
     def __init__(
         self,
@@ -40,11 +43,13 @@ class Averager:
         mixing: Mixing,
         weights: Sequence[float] | None,
         shards: Shards,
+        elsewhere: Collection[str] = (),
     ):
         self._networks, self._mixing, self._shards = networks, mixing, shards
-        shares = np.array(_check_weights(networks, weights), dtype=np.float64)
+        shares = np.array(check_weights(networks, weights), dtype=np.float64)
         shared = {owner: who for owner, who in implementers(networks).items() if len(who) > 1}
         mixing.check(shared, len(networks), weights is not None)
+        shared = {owner: who for owner, who in shared.items() if owner not in elsewhere}
         interned: dict[tuple[int, int], list[np.ndarray]] = {}
         self._plans = [
             _Plan(owner, who, networks, where, interned) for owner, who in shared.items()
@@ -127,7 +132,7 @@ class _Plan:
         found: dict[tuple[int, object], tuple[slice | np.ndarray, list[int], list[int]]] = {}
         stacks: dict[int, Stack | Alone] = {}
         for slot, member in enumerate(members):
-            _check_schema(owner, first, networks[member])
+            check_schema(owner, first, networks[member])
             stack, row = where[member]
             stacks[id(stack)] = stack
             place = _interned(networks[member].slicing.where(owner), interned)

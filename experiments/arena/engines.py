@@ -113,12 +113,14 @@ class ModuleEngine:
         )
 
     def objection(self, rows: Tensor, inputs: Tensor, labels: Tensor) -> str | None:
-        """Why this module cannot be stacked, found out by one step that changes nothing."""
+        """Why this module cannot be stacked, found out by one step that changes nothing, and one test."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # that vmap would fall back to a loop of its own
                 values = {name: value.clone() for name, value in self._pieces(rows).items()}
                 vmap(grad(self._loss_of(False), has_aux=True))(values, inputs, labels)
+                # Some modules take another way when they are not trained.
+                self.outputs(rows, inputs)
         except (RuntimeError, ValueError, TypeError, UserWarning) as error:
             return str(error).split("\n")[0][:100]
         return None

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from ...models import AssociativeLearner, Learner, SgdLearner
+from . import plan
 from .associative import AssociativeGroup
 from .chain import read_chain
 from .engines import ChainEngine, ModuleEngine
@@ -78,6 +80,9 @@ def _kind(learner: Learner) -> Kind:
     chain = read_chain(module, learner.loss)
     if chain is None and any(True for _ in module.buffers()):
         return Kind("buffers", why_not="its module has buffers")
+    large = learner.batch * learner.samples[0][0].numel() > plan.LARGE_IMAGES
+    if large and any(isinstance(layer, _ConvNd) for layer in module.modules()):
+        return Kind("images", why_not="its convolutions are faster one by one")
     what = chain if chain is not None else signature(module)
     key = (
         what, rule, count, learner.loss, learner.stretch, learner.batch, learner.reduction,

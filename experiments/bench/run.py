@@ -15,6 +15,7 @@ from .codec import codec
 from .harness import HEADER, Row, cells
 from .matching import matching
 from .memory import memory
+from .networks import networks
 from .scale import scale
 from .throughput import checkpoint, throughput
 from .topology import topology
@@ -29,6 +30,7 @@ BENCHMARKS: Mapping[str, Callable[[], list[Row]]] = {
     "arena": arena,
     "scale": scale,
     "matching": matching,
+    "networks": networks,
     "topology": topology,
     "virtual": virtual,
     "trust": trust,

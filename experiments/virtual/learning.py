@@ -22,6 +22,7 @@ from ...models import Metrics
 from ..build import Member, Swarm
 from ..config import Config, ConfigError
 from ..live import graph_of, shared_owners
+from ..matching import members_in_order
 from .exact import ExactSwarm, Shared
 from .settings import seconds_of, world_of
 
@@ -65,7 +66,12 @@ class LearningSwarm:
         on_test: Callable[[Reading], None] = lambda _: None,
     ):
         self.config = config
-        self.members = Swarm(config, source).members()
+        if any(model.matching == "fuse" for model in config.models):
+            raise ConfigError(
+                f"{source}: key 'models': fuse has no place in virtual time; leave out [time], or run live "
+                "peers with gossamer swarm"
+            )
+        self.members, _ = members_in_order(Swarm(config, source))
         graph = _graph(config, self.members, source)
         self.world = world_of(config, graph, source)
         self.seconds = seconds_of(config, self.world)

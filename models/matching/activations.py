@@ -97,8 +97,8 @@ def _answers(module: nn.Module, parts: Sequence[Part], inputs: Tensor) -> dict[s
             answers = output.movedim(channel, -1).flatten(0, -2).double().cpu().numpy()
             if answers.shape[1] != part.cells:
                 raise ModelError(
-                    f"align: layer {part.name!r} has {answers.shape[1]} outputs for {part.cells} cells, so by "
-                    "activations does not say whose they are; align it by weights"
+                    f"align: layer {part.name!r} has {answers.shape[1]} outputs for {part.cells} cells, so "
+                    "by activations does not say whose they are; align it by weights"
                 )
             answers = answers - answers.mean(axis=0)
             length = np.linalg.norm(answers, axis=0)

@@ -20,10 +20,17 @@ def library_example() -> str:
 def test_the_library_example_is_thirty_lines_and_learns(library_example, capsys):
     torch.set_num_threads(1)
     assert len(library_example.splitlines()) <= 30
+    sentence = re.search(r"It prints (.*?)outputs kept", README, re.DOTALL)
+    assert sentence is not None
+    printed = [float(number) for number in re.findall(r"\.\d+", sentence[1])]
     exec(compile(library_example, "README.md", "exec"), {})
-    rounds = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [index for index, _ in rounds] == ["10", "20", "30", "40", "50", "60"]
-    assert float(rounds[-1][1]) > 0.8
+    alone, everything, partial = (
+        float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()
+    )
+    assert partial > alone + 0.03
+    assert alone > everything  # nobody agrees on what the outputs mean
+    for figure in (alone, everything, partial):
+        assert abs(figure - min(printed, key=lambda one: abs(one - figure))) < 0.015
 
 
 def test_every_command_of_the_readme_exists():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from peer_kit import Nest, Still, consensus, held, injected, make_learner, quick
+from peer_kit import Nest, Still, consensus, held, injected, make_learner, quick, wait_for
 
 from gossamer.gossip.memory_transport import FaultPlan, MemoryBroker
 from gossamer.gossip.pushsum import ONE
@@ -124,3 +124,25 @@ def test_a_ring_agrees_in_rounds_mode(run):
     reports = run(swarm())
     assert held(reports) == 4
     assert consensus(learners) < 1e-5
+
+
+def test_what_reaches_a_founder_before_it_starts_does_not_replace_its_values(run):
+    """b still waits for c while a, who expects only b, trains and gives to it."""
+    learners = {n: Still(make_learner(n), v) for n, v in (("a", 1.0), ("b", 3.0), ("c", 5.0))}
+
+    async def swarm():
+        nest = Nest(quick(founder=True, settle_tolerance=1e-6))
+        nest.start("a", learners["a"], quick(founder=True, expect=("b",), settle_tolerance=1e-6))
+        waiting = nest.start(
+            "b", learners["b"], quick(founder=True, expect=("c",), settle_tolerance=1e-6)
+        )
+        await wait_for(lambda: waiting.peer._member and waiting.peer._member.engine.received)
+        assert not waiting.trains()
+        nest.start("c", learners["c"], quick(founder=True, expect=("b",), settle_tolerance=1e-6))
+        return await nest.all()
+
+    reports = run(swarm())
+    assert held(reports) == 3
+    values = np.array([learner.network.read("global")[0].item() for learner in learners.values()])
+    weights = np.array([r.weight["global"][0] / ONE for r in reports])
+    np.testing.assert_allclose(weights @ values / 3, 3.0, atol=1e-4)

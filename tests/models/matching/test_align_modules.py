@@ -42,7 +42,12 @@ def sliced(name: str, peer: str, buffers: str = "average", share: float = 0.8) -
     module = MAKERS[name][0]().double()
     found: Anatomy = discover(module, inputs(name))
     network = SlicedNetwork(
-        module, {"global": share}, anatomy=found, peer=peer, seed=3, buffers=buffers  # type: ignore[arg-type]
+        module,
+        {"global": share},
+        anatomy=found,
+        peer=peer,
+        seed=3,
+        buffers=buffers,  # type: ignore[arg-type]
     )
     generator = torch.Generator().manual_seed(2)
     for key, value in module.named_buffers():  # statistics that tell cells apart, and silence none

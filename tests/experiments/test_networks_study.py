@@ -1,0 +1,197 @@
+"""The studies of partial sharing with real networks: what is averaged, who is tested on what, the report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import cli_kit
+import numpy as np
+import pytest
+import torch
+
+from gossamer.experiments import networks_papers as papers
+from gossamer.experiments import sweep_run
+from gossamer.experiments.data import DataError, Dataset, load
+from gossamer.experiments.data.dataset import samples
+from gossamer.experiments.networks_report import paired, report
+from gossamer.experiments.networks_study import MODEL, Cell, Setting, cut, deal, make_learners, run
+from gossamer.models import ModelGraph, SlicedNetwork, discover, small_cnn
+
+TINY = Setting(
+    "digits", "small-cnn", "images", {"widths": (4, 6), "hidden": 8, "norm": True},
+    peers=3, samples=40, test=100, rounds=2, test_every=1, stretch=20, batch=10,
+)  # fmt: skip
+SERIES = replace(TINY, network="lstm", layout="series", options={"hidden": 6})
+STUDY = papers.NetworksStudy(
+    "tiny", "here", "Tiny", full={"CNN": TINY, "LSTM": SERIES}, quick={"CNN": TINY}
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def learners(scheme, setting=TINY):
+    data = load(setting.data)
+    dealt = deal(setting, data, 0)
+    return make_learners(Cell("", setting, scheme, 0), data.classes, dealt)
+
+
+@pytest.mark.parametrize("scheme", papers.SCHEMES, ids=lambda scheme: scheme.name)
+def test_what_the_schemes_share(scheme):
+    network = learners(scheme)[0].network
+    slicing = network.slicing
+    names = [parameter.name for parameter in slicing.anatomy.parameters]
+    owned = slicing.coordinates(MODEL) if MODEL in network.owners else []
+    shared = {slicing.anatomy.parameter_at(int(at)) for at in owned}
+    head, norm = {name for name in names if name.startswith("11.")}, {"1.weight", "5.bias"}
+    assert head
+    assert norm < set(names)
+    match scheme.name:
+        case "local":
+            assert not shared
+        case "full averaging":
+            assert len(owned) == len(network.flat)
+            assert "1.running_mean" in shared
+        case "FedBN":
+            assert shared == {name for name in names if name.split(".")[0] not in ("1", "5")}
+        case _:
+            assert bool(shared & head) == (scheme.outputs == "shared")
+            assert norm < shared
+            # Own outputs and shared ones alike: of every hidden part the share of cells, rounded.
+            cells = [len(part) for part in slicing.cells[MODEL][1:-1]]
+            assert cells == [round(scheme.share * width) for width in (4, 6, 8)]
+
+
+def test_all_schemes_start_equal_unless_apart():
+    everyone = [one.network.flat for one in learners(papers.FULL)]
+    own = [one.network.flat for one in learners(papers.PARTIAL)]
+    parameters = sum(p.numel() for p in learners(papers.LOCAL)[0].network.module.parameters())
+    for flat in (*everyone, *own):
+        torch.testing.assert_close(flat[:parameters], everyone[0][:parameters], rtol=0, atol=0)
+    apart = [one.network for one in learners(replace(papers.PARTIAL, start="apart"))]
+    assert torch.equal(apart[0].read(MODEL), apart[1].read(MODEL))
+    assert not torch.equal(apart[0].flat, apart[1].flat)
+
+
+def test_either_order_of_dependence_averages_the_same():
+    """The caption says so: local models are one peer's each, so what they own is averaged with nobody."""
+    module = small_cnn(1, 8, widths=(4, 6), hidden=8, norm=True)
+    anatomy = discover(module, torch.zeros(1, 1, 8, 8))
+    plain = cut(module, anatomy, papers.PARTIAL, "anna", 0).slicing
+    graph = ModelGraph({"local-anna": [MODEL]})
+    slices = papers.PARTIAL.slices(anatomy.parts[-1].name)
+    lower = SlicedNetwork(
+        module, slices, anatomy=anatomy, peer="anna", graph=graph, buffers="recompute"
+    ).slicing
+    assert len(plain.private)
+    assert not len(lower.private)
+    np.testing.assert_array_equal(plain.coordinates(MODEL), lower.coordinates(MODEL))
+
+
+def test_own_test_has_the_classes_of_the_peer():
+    data = load("digits")
+    dealt = deal(replace(TINY, alpha=0.2), data, 3)
+    labels = dealt.test[1]
+    for (_, own), weights in zip(dealt.train, dealt.own, strict=True):
+        counts = torch.bincount(labels, weights, minlength=10)
+        torch.testing.assert_close(counts, torch.bincount(own, minlength=10) / len(own))
+
+
+def groups():
+    """Three people, two activities of twenty windows each, every window another number."""
+    x = np.arange(120, dtype=np.float32).reshape(-1, 1, 1) * np.ones((1, 4, 2), np.float32)
+    y = np.tile(np.repeat([0, 1], 20), 3)
+    return Dataset("people", samples(x, y, np.repeat([7, 8, 9], 40)), None, 2)
+
+
+def test_people_are_tested_on_later_windows_than_they_learn_from():
+    dealt = deal(replace(SERIES, samples=12, test=10), groups(), 0)
+    inputs, labels = dealt.test
+    assert len(inputs) == 30
+    for peer, (x, y) in enumerate(dealt.train):
+        own = dealt.own[peer] > 0
+        assert float(dealt.own[peer].sum()) == pytest.approx(1)
+        assert int(own.sum()) == 10
+        person = {int(window) // 40 for window in (*x[:, 0, 0], *inputs[own][:, 0, 0])}
+        assert len(person) == 1
+        for label in (0, 1):
+            assert x[y == label].max() < inputs[own][labels[own] == label].min()
+
+
+def test_too_many_windows_are_refused():
+    with pytest.raises(DataError, match="21 samples were asked of half a group, which has 20"):
+        deal(replace(SERIES, samples=21, test=10), groups(), 0)
+
+
+def test_a_run_is_repeatable_and_learns_what_it_says():
+    cell = Cell("CNN", replace(TINY, rounds=8, test_every=8, stretch=80), papers.FULL, 0)
+    record = run(cell)
+    assert record == run(cell)
+    assert record["by_round"] == [(8, record["own"], record["common"])]
+    assert record["common"] > 0.3  # guessing gets 0.1
+    assert record["shared"] == 1.0
+    # Peers that have averaged everything are one network, by the statistics too.
+    assert np.mean(record["by_peer"]) == pytest.approx(record["own"])
+    assert record["worst"] == min(record["by_peer"])
+
+
+def test_series_are_read_by_both_kinds_of_network():
+    for setting in (SERIES, replace(SERIES, network="cnn1d", layout="channels", options={})):
+        assert run(Cell("", setting, papers.PARTIAL, 0))["shared"] > 0.3
+
+
+def test_fedbn_only_where_there_is_a_norm():
+    lines = {(cell.line, cell.scheme.name) for cell in STUDY.cells(False, 1)}
+    assert ("CNN", "FedBN") in lines
+    assert ("LSTM", "FedBN") not in lines
+    cells = STUDY.cells(False, 2)
+    assert len({cell.key for cell in cells}) == len(cells)
+
+
+def record(line, scheme, seed, own):
+    rounds = [(1, own - 0.1, 0.3), (2, own, 0.4)]
+    return {
+        "line": line, "scheme": scheme, "seed": seed, "own": own, "common": 0.4, "worst": own - 0.2,
+        "shared": 0.5, "by_round": rounds,
+    }  # fmt: skip
+
+
+def test_differences_are_paired_by_seed():
+    found = [record("CNN", "local", seed, 0.5 + 0.1 * seed) for seed in range(4)]
+    found += [record("CNN", "FedBN", seed, 0.6 + 0.1 * seed) for seed in range(3)]
+    mean, error, seeds = paired(found, "FedBN", "local")
+    assert (mean, error, seeds) == (pytest.approx(0.1), pytest.approx(0, abs=1e-12), 3)
+    assert np.isnan(paired(found[:5], "FedBN", "local")[1])
+    assert paired(found, "FedBN", "full averaging")[2] == 0
+
+
+def test_report_of_whatever_is_finished(tmp_path):
+    found = [record("CNN", "local", seed, 0.5) for seed in range(2)]
+    found += [record("CNN", papers.PARTIAL.name, seed, 0.6 + 0.02 * seed) for seed in range(2)]
+    found += [record("LSTM", papers.PARTIAL.name + papers.APART, 0, 0.7)]
+    tables, files = report(tmp_path, "Tiny", STUDY.cells(False, 2), found)
+    assert [table[0] for table in tables] == ["CNN", "LSTM"]
+    assert "+0.110 ± 0.010" in files[0].read_text("utf-8")  # partial 0.8 less local
+    assert all(file.stat().st_size > 100 for file in files)
+
+
+def test_the_command_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(papers, "NETWORKS_STUDIES", {"networks-cifar": STUDY})
+    # Worker processes, tested with the sweeps, would take longer to start than the runs themselves.
+    here = lambda work, batches, jobs: (work(batch, 1) for batch in batches)  # noqa: E731
+    monkeypatch.setattr(sweep_run, "in_parallel", here)
+    gossamer = cli_kit.runner(tmp_path, monkeypatch, capsys, "paper", "networks-cifar")
+    options = ("--quick", "--runs", "1", "--jobs", "1", "-o", "here")
+    first = gossamer(*options, "--only", "local")
+    assert first.code == 0, first.err
+    again = gossamer(*options, "--only", "local", "--only", "full averaging")
+    lines = (tmp_path / "here" / "runs.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(line)["scheme"] for line in lines] == ["local", "full averaging"]
+    assert "full averaging" in again.out
+    assert "figure.png" in again.out
+    wrong = gossamer("--only", "nothing")
+    assert wrong.code == 2
+    assert "no line 'nothing'; lines are 'local'" in wrong.err
