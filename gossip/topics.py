@@ -16,7 +16,8 @@ from typing import Final, Literal, TypeAlias
 Kind: TypeAlias = Literal["card", "status", "inbox", "metrics"]
 
 ROOT: Final = "gossamer/v1"
-_NAME = re.compile(r"[A-Za-z0-9._&@-]{1,64}")
+_LONGEST = 64
+_NAME = re.compile(rf"[A-Za-z0-9._&@-]{{1,{_LONGEST}}}")
 _REMEMBERED = 256  # topics taken apart or put together lately: most messages go the same few ways
 _PLAIN_KINDS: tuple[Kind, ...] = ("card", "status", "metrics")
 
@@ -53,8 +54,10 @@ def check_name(what: str, name: str) -> str:
         return name
     if not name:
         raise TopicError(f"the {what} name is empty")
-    if len(name) > 64:
-        raise TopicError(f"the {what} name {name[:20]!r}… has {len(name)} characters; limit 64")
+    if len(name) > _LONGEST:
+        raise TopicError(
+            f"the {what} name {name[:20]!r}… has {len(name)} characters; limit {_LONGEST}"
+        )
     wrong = next(char for char in name if not _NAME.fullmatch(char))
     raise TopicError(
         f"the {what} name {name!r} contains {wrong!r}: use letters, digits and any of . _ - & @"
@@ -75,6 +78,11 @@ def status(swarm: str, peer: str) -> str:
 def inbox(swarm: str, peer: str, vector: str) -> str:
     """Where others send `peer` gossip about `vector`."""
     return str(Topic(swarm, peer, "inbox", vector))
+
+
+def longest(swarm: str) -> str:
+    """An inbox as long as any in the swarm can be: what packets must leave room for."""
+    return inbox(swarm, "x" * _LONGEST, "x" * _LONGEST)
 
 
 def metrics(swarm: str, peer: str) -> str:

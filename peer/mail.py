@@ -90,7 +90,8 @@ def _hear_oneself(member: Membership, payload: bytes) -> None:
 
 async def gossip(member: Membership) -> None:
     """Turn after turn: what arrived goes in, what is due goes out."""
-    limit = min(member.transport.max_payload(member.topic("metrics")), MAX_PACKET)
+    room = member.transport.max_payload(topics.longest(member.settings.swarm))
+    limit = min(room, MAX_PACKET)
     while True:
         await member.rest()
         member.check_lease()

@@ -226,5 +226,6 @@ def _check_runs(whole: _Whole, example: tuple[Tensor, ...]) -> None:
     if watch.asked:
         raise ModelError(
             f"{watch.asked} while it computes: control flow that depends on data cannot be traced, "
-            f"another input may take another way; {_BY_HAND}"
+            "another input may take another way; give the module an anatomy() method, which says by hand "
+            "which cells each parameter touches"
         )

@@ -87,3 +87,10 @@ def test_errors_name_the_offender():
 )
 def test_patterns_match_as_mqtt_says(pattern, topic, expected):
     assert topics.matches(pattern, topic) == expected
+
+
+def test_no_inbox_is_longer_than_the_longest():
+    name = "n" * 64
+    assert len(topics.inbox("garden", name, name)) == len(topics.longest("garden"))
+    with pytest.raises(topics.TopicError, match="limit 64"):
+        topics.inbox("garden", name + "n", "global")
