@@ -22,6 +22,9 @@ from rich.table import Table
 WIDE = 160
 """Columns where nobody looks on: in a file or a pipe, rows should stay on their lines."""
 
+NAMES_WIDTH = 16
+"""Columns that the names of a table's rows have at least, if they need them."""
+
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 for _console in (out, err):
@@ -50,7 +53,13 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -
     shown = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for index, name in enumerate(header):
         numeric = bool(rows) and all(_is_number(str(row[index])) for row in rows)
-        shown.add_column(name, justify="right" if numeric else "left")
+        # What a row is called stays readable, however many numbers follow on a narrow screen.
+        longest = max((len(line) for row in rows for line in str(row[index]).split("\n")), default=0)
+        shown.add_column(
+            name,
+            justify="right" if numeric else "left",
+            min_width=min(longest, NAMES_WIDTH) if index == 0 else None,
+        )
     for row in rows:
         shown.add_row(*(str(cell) for cell in row))
     out.print(shown)

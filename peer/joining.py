@@ -32,6 +32,7 @@ async def join(member: Membership) -> None:
     _log.info("peer %s joins swarm %s in session %s", name, settings.swarm, member.session)
     await _wait_for_expected(member)
     _refuse_mismatch(member)
+    await _know_them(member)
     if not engine.restored:
         newcomer = engine.lived or settings.founder is False
         if settings.founder is None and settings.trained:
@@ -48,7 +49,7 @@ async def _wait_for_expected(member: Membership) -> None:
     settings = member.settings
     deadline = time.monotonic() + settings.start_timeout
     expected = set() if member.engine.lived else set(settings.expect) - {member.name}
-    while missing := sorted(expected - set(member.roster.all_online())):
+    while missing := sorted(expected - _met(member)):
         if time.monotonic() > deadline:
             raise PeerError(
                 f"peer {member.name}: {', '.join(missing)} did not come online within "
@@ -57,6 +58,23 @@ async def _wait_for_expected(member: Membership) -> None:
         await member.next_turn()
     if not expected:
         await asyncio.sleep(10 * settings.tick)  # let retained cards arrive
+
+
+async def _know_them(member: Membership) -> None:
+    """Until whoever is online now is a neighbour.
+
+    Lockstep averaging waits for those neighbours that a round began with, and masks cancel only between
+    peers that count each other.
+    """
+    while member.events:
+        await member.next_turn()
+    await member.next_turn()  # the one that took the last of them
+
+
+def _met(member: Membership) -> set[str]:
+    """Who is online, and has shown its card."""
+    online = member.roster.all_online().items()
+    return {peer for peer, (card, status) in online if card and card.session == status.session}
 
 
 async def _refuse_taken_name(member: Membership) -> None:
