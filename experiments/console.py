@@ -54,7 +54,9 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -
     for index, name in enumerate(header):
         numeric = bool(rows) and all(_is_number(str(row[index])) for row in rows)
         # What a row is called stays readable, however many numbers follow on a narrow screen.
-        longest = max((len(line) for row in rows for line in str(row[index]).split("\n")), default=0)
+        longest = max(
+            (len(line) for row in rows for line in str(row[index]).split("\n")), default=0
+        )
         shown.add_column(
             name,
             justify="right" if numeric else "left",

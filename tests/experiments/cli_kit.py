@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.experiments import cli
+from gossamer.experiments import cli, console
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,10 @@ def runner(
 ) -> Callable[..., Result]:
     """Runs `gossamer COMMAND …` in a folder of its own."""
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "100")  # of usage messages
+    monkeypatch.setattr(
+        console.out, "width", 160
+    )  # of tables, however wide the tests' own terminal is
 
     def run(*arguments: str) -> Result:
         monkeypatch.setattr(sys, "argv", ["gossamer", *command, *arguments])
