@@ -129,8 +129,8 @@ class SgdLearner:
         self._threshold = 0.0 if self.loss is cross_entropy else 0.5
         parameters = list(network.module.parameters())
         self.optimizer = optimizer(parameters) if optimizer else PlainSgd(parameters, rate)
-        self._generator = torch.Generator().manual_seed(seed)
-        self._order = torch.empty(0, dtype=torch.int64)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.order = torch.empty(0, dtype=torch.int64)
 
     def train(self, steps: int = 1) -> Metrics:
         """Train for `steps` stretches; the metrics are those seen while training."""
@@ -174,8 +174,8 @@ class SgdLearner:
         """The optimizer's state, the samples to come this epoch, the random state, own statistics."""
         state: dict[str, Any] = {
             "optimizer": _copied(self.optimizer.state_dict()),
-            "order": self._order.clone(),
-            "generator": self._generator.get_state(),
+            "order": self.order.clone(),
+            "generator": self.generator.get_state(),
         }
         if own := self.network.own_buffers():
             state["buffers"] = {name: value.clone() for name, value in own.items()}
@@ -184,8 +184,8 @@ class SgdLearner:
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from where `state` was taken."""
         self.optimizer.load_state_dict(state["optimizer"])
-        self._order = state["order"].clone()
-        self._generator.set_state(state["generator"])
+        self.order = state["order"].clone()
+        self.generator.set_state(state["generator"])
         for name, value in self.network.own_buffers().items():
             if name in state.get("buffers", {}):
                 value.copy_(state["buffers"][name])
@@ -195,13 +195,13 @@ class SgdLearner:
 
         Every epoch is a fresh permutation; a batch may span the end of one epoch and the next.
         """
-        order = self._order
+        order = self.order
         if len(order) < count:
             samples = len(self.samples[1])
             fresh = -(-(count - len(order)) // samples)
-            epochs = (torch.randperm(samples, generator=self._generator) for _ in range(fresh))
+            epochs = (torch.randperm(samples, generator=self.generator) for _ in range(fresh))
             order = torch.cat([order, *epochs])
-        self._order = order[count:]
+        self.order = order[count:]
         return order[:count]
 
     def _right(self, outputs: Tensor, labels: Tensor) -> int:

@@ -136,7 +136,7 @@ class Pass:
         return found if self._many else found[None]
 
     def descend(
-        self, pool: Tensor, index: Tensor, goals: Tensor, ends: list[int], rule: Plain, mean: bool
+        self, pool: Tensor, index: Tensor, labels: Tensor, ends: list[int], rule: Plain, mean: bool
     ) -> list[Tensor]:
         """A whole stretch of plain descent; the outputs of every step."""
         shape = self._chain.shapes[0]
@@ -146,7 +146,7 @@ class Pass:
             self._layers,
             pool,
             index,
-            goals,
+            labels,
             ends,
             together,
             self._loss,
@@ -158,7 +158,7 @@ class Pass:
         self,
         pool: Tensor,
         index: Tensor,
-        goals: Tensor,
+        labels: Tensor,
         ends: list[int],
         rule: Rule,
         mean: bool,
@@ -169,7 +169,7 @@ class Pass:
         nothing, seen, first = pool.new_empty(0), [], 0
         for number, last in enumerate(ends, start=1):
             x = pool.index_select(0, index[:, first:last].reshape(-1))
-            goal = goals[:, first:last]
+            goal = labels[:, first:last]
             if self._many:
                 x = x.view(len(index), last - first, -1)
             else:

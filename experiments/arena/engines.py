@@ -17,7 +17,6 @@ from torch.func import functional_call, grad, vmap
 from ...models.sgd import Loss
 from .chain import Chain, Pass
 from .rules import Plain, Rule
-from .scores import targets
 
 Spans = Sequence[tuple[int, int]]
 
@@ -64,15 +63,18 @@ class ChainEngine:
     def train(self, rows: Tensor, state: list[Tensor], work: Stretch) -> Tensor:
         run = Pass(self._chain, rows, self._loss, state)
         pool, ends = work.pool.flatten(1), [last for _, last in work.spans]
-        goals = targets(work.labels, self._chain.cells[-1], rows)
         if isinstance(work.rule, Plain):
-            seen = run.descend(pool, work.index, goals, ends, work.rule, work.mean)
+            seen = run.descend(pool, work.index, work.labels, ends, work.rule, work.mean)
         else:
-            seen = run.follow(pool, work.index, goals, ends, work.rule, work.mean, work.count)
+            seen = run.follow(pool, work.index, work.labels, ends, work.rule, work.mean, work.count)
         run.finish()
         if len(rows) == 1:
             return torch.cat(seen)[None]
         if all(outputs.shape == seen[0].shape for outputs in seen):
+            if (
+                seen[0].stride(-1) != 1
+            ):  # transposed ones stay so: turning them costs more than copying
+                return torch.stack([outputs.mT for outputs in seen]).mT
             return torch.stack(seen)
         return torch.cat(seen, dim=1)
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 ACTIVATIONS = ("none", "sigmoid", "tanh", "relu", "prelu")
 LOSSES = ("squared", "cross-entropy")
@@ -37,18 +37,43 @@ def _script(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @_script
+def draw(
+    orders: list[Tensor], generators: list[Generator], samples: list[int], count: int
+) -> tuple[Tensor, list[Tensor]]:
+    """What `SgdLearner.draw` takes for each of some learners, [learners, count], and what it leaves."""
+    chosen: list[Tensor] = []
+    left: list[Tensor] = []
+    for place, order in enumerate(orders):
+        if order.size(0) < count:
+            epochs = [order]
+            for _ in range((count - order.size(0) + samples[place] - 1) // samples[place]):
+                epochs.append(torch.randperm(samples[place], generator=generators[place]))
+            order = torch.cat(epochs)
+        chosen.append(order[:count])
+        left.append(order[count:])
+    return torch.stack(chosen), left
+
+
+@_script
+def narrow(samples: int, cells: int) -> bool:
+    """Whether a layer's outputs lie transposed: products with few columns are slow, with few rows not."""
+    return cells < 16 and samples >= 16
+
+
+@_script
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x · weightᵀ + bias; an empty bias is none."""
-    if x.dim() == 3 and weight.size(1) < 16:
-        # Batched products with few columns are slow, with few rows they are not: the same, transposed.
+    if narrow(x.size(-2), weight.size(-2)):
         if bias.numel() == 0:
             return torch.matmul(weight, x.mT).mT
-        return torch.baddbmm(bias.mT, weight, x.mT).mT
+        if x.dim() == 3:
+            return torch.baddbmm(bias.mT, weight, x.mT).mT
+        return torch.addmm(bias.mT, weight, x.mT).mT
     if bias.numel() == 0:
         return torch.matmul(x, weight.mT)
     if x.dim() == 3:
         return torch.baddbmm(bias, x, weight.mT)
-    return torch.addmm(bias, x, weight.mT)
+    return torch.nn.functional.linear(x, weight, bias[0])
 
 
 @_script
@@ -96,13 +121,19 @@ def forward(
 
 
 @_script
-def loss_slope(outputs: Tensor, goals: Tensor, loss: int) -> Tensor:
-    """How the summed loss changes with the outputs."""
+def loss_slope(outputs: Tensor, labels: Tensor, loss: int) -> Tensor:
+    """How the summed loss changes with the outputs: what they are, less 1 where the label is."""
+    single = outputs.size(-1) == 1
     if loss == 0:
-        return outputs - goals
-    if outputs.size(-1) == 1:
-        return outputs.sigmoid().sub_(goals)
-    return outputs.softmax(-1).sub_(goals)
+        slope = outputs.clone()
+    elif single:
+        slope = outputs.sigmoid()
+    else:
+        slope = outputs.softmax(-1)
+    where = labels.unsqueeze(-1)
+    if single:
+        return slope.sub_(where)
+    return slope.scatter_add_(-1, where, slope.new_full([1], -1.0).expand_as(where))
 
 
 @_script
@@ -110,7 +141,7 @@ def step(
     values: list[Tensor],
     layers: list[list[int]],
     x: Tensor,
-    goals: Tensor,
+    labels: Tensor,
     loss: int,
     mean: bool,
     rate: float,
@@ -125,7 +156,7 @@ def step(
     before: list[Tensor] = []
     seen = forward(values, layers, x, first, before)
     outputs = seen[-1]
-    slope = loss_slope(outputs, goals, loss)
+    slope = loss_slope(outputs, labels, loss)
     if mean:
         slope = slope.div_(outputs.size(-2))
     ones = x.new_ones([1, x.size(-2)])
@@ -179,7 +210,7 @@ def descend(
     layers: list[list[int]],
     pool: Tensor,
     index: Tensor,
-    goals: Tensor,
+    labels: Tensor,
     ends: list[int],
     together: int,
     loss: int,
@@ -188,7 +219,7 @@ def descend(
 ) -> list[Tensor]:
     """A whole stretch of plain descent; the outputs of every step.
 
-    index, goals: [peers, samples(, classes)]. ends: where each step ends. together: steps deferred
+    index, labels: [peers, samples]. ends: where each step ends. together: steps deferred
     together, 1 for none.
     """
     many = index.size(0) > 1
@@ -202,9 +233,6 @@ def descend(
         inputs = pool.index_select(0, index[:, begin:end].reshape(-1))
         if many:
             inputs = inputs.view(index.size(0), end - begin, -1)
-        goal = goals[:, begin:end]
-        if not many:
-            goal = goal[0]
         late = together > 1 and len(steps) > 1
         weight = values[layers[0][0]]
         bias = values[layers[0][1]] if layers[0][1] >= 0 else nothing
@@ -222,11 +250,12 @@ def descend(
                 first = whole[..., a:b, :]
                 if a > 0:
                     into(first, products[..., a:b, :a], slopes[..., :a, :], -rate)
+            goals = labels[:, at:last]
             outputs, slope = step(
                 values,
                 layers,
                 inputs[..., a:b, :],
-                goal[..., a:b, :],
+                goals if many else goals[0],
                 loss,
                 mean,
                 rate,

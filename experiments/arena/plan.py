@@ -28,7 +28,8 @@ their convolutions become one with groups, which is 1.5 to 3.5 times as fast bel
 TASK_BYTES = 2 << 20
 """Parameters and one step's activations of the peers in a task: more falls out of the cache."""
 TASKS = 4
-"""Tasks that a small swarm is cut into at least, so that there is something to run side by side…"""
+"""Tasks that a small swarm is cut into at least, so that there is something to run side by side, and a
+large one into multiples of, so that threads end together…"""
 FEWEST = 8
 """… unless that leaves fewer peers than this in a task, when calls would cost more than products."""
 DEFERRED_ROWS = 100
@@ -50,7 +51,10 @@ def peers_per_task(peers: int, parameters: int, activations: int) -> int:
     if parameters >= ALONE:
         return 1 if activations >= LARGE_STEP else FEW
     fit = TASK_BYTES // (4 * max(parameters + activations, 1))
-    return max(1, min(fit, max(ceil(peers / TASKS), FEWEST)))
+    size = max(1, min(fit, max(ceil(peers / TASKS), FEWEST)))
+    if size * TASKS >= peers:
+        return size
+    return ceil(peers / (TASKS * ceil(peers / (TASKS * size))))
 
 
 def deferred_steps(parameters: int, cells: int, inputs: int, batch: int) -> int:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...models import SgdLearner
+from . import kernel
 
 
 class Pool:
@@ -87,7 +88,15 @@ def draw(learners: Sequence[SgdLearner], count: int) -> Tensor:
 
     The learners' orders and generators move on with it, so that training can go on without the arena.
     """
-    return torch.stack([learner.draw(count) for learner in learners])
+    chosen, orders = kernel.draw(
+        [learner.order for learner in learners],
+        [learner.generator for learner in learners],
+        [len(learner.samples[1]) for learner in learners],
+        count,
+    )
+    for learner, order in zip(learners, orders, strict=True):
+        learner.order = order
+    return chosen
 
 
 def batches(stretch: int, batch: int, stretches: int) -> list[tuple[int, int]]:

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 REPEATS = 7
 """Timed repetitions of work and of its baseline; figures are their medians."""
+PAUSE = 0.05
+"""Seconds before each repetition: threads that a baseline left spinning would take a core from the work."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ def alternate(
         function()  # caches warm, memory mapped
     for _ in range(repeats):
         for function, seconds in zip((work, baseline), taken, strict=True):
+            time.sleep(PAUSE)
             started = clock()
             function()
             seconds.append(clock() - started)

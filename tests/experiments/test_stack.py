@@ -212,6 +212,28 @@ def test_large_peers_train_one_by_one_in_place() -> None:
     assert_same(lambda: perceptrons(3, "300=120=4", rate=0.05), rounds=34)
 
 
+@pytest.mark.parametrize("layout", ["6=8=5=4", "6=40=4", "300=120=4"])
+@pytest.mark.parametrize("loss", ["squared", "cross-entropy"])
+def test_batches_that_are_larger_than_layers(layout: str, loss: str) -> None:
+    # Then narrow layers are multiplied transposed; 20, 20 and 10 samples are both sides of it.
+    for optimizer in (None, OPTIMIZERS["momentum"]):
+        assert_same(
+            lambda o=optimizer: perceptrons(
+                3, layout, loss=loss, stretch=50, batch=20, reduction="mean", optimizer=o
+            ),
+            rounds=12,
+        )
+
+
+def test_narrow_layers_without_bias() -> None:
+    def module() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, 4, bias=False))
+
+    assert_same(
+        lambda: perceptrons(4, "6=8=4", make=module, stretch=40, batch=20, rate=0.01), rounds=12
+    )
+
+
 def test_layers_without_bias_and_nested_chains() -> None:
     def module() -> nn.Module:
         last = nn.Sequential(nn.Linear(8, 4), nn.Identity())
