@@ -47,7 +47,7 @@ class PlainSgd:
     """
 
     def __init__(self, parameters: list[nn.Parameter], rate: float):
-        self._parameters, self._rate = parameters, rate
+        self._parameters, self.rate = parameters, rate
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients."""
@@ -59,7 +59,7 @@ class PlainSgd:
         """Descend once."""
         for parameter in self._parameters:
             if parameter.grad is not None:
-                parameter.add_(parameter.grad, alpha=-self._rate)
+                parameter.add_(parameter.grad, alpha=-self.rate)
 
     def state_dict(self) -> dict[str, Any]:
         """There is no state."""

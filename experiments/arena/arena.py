@@ -106,6 +106,11 @@ class Arena:
         self._needs = needs_of(kinds, self._learners, self._threads, moved=where != home)
         self._needs.refuse_beyond(memory if memory is not None else free_memory(where))
         self._groups: list[Group] = [form(kind, self._learners, self._device) for kind in kinds]
+        self._seats = {
+            place: (index, row)
+            for index, group in enumerate(self._groups)
+            for row, place in enumerate(group.places)
+        }
         self._common = CommonAverager(stores or (), mixing or ExactMean(), weights)
         if self._common.owners and (device is not None or shards is not None):
             raise ModelError(
@@ -153,11 +158,17 @@ class Arena:
                 group.publish()
             yield Round(index, training, tests)
 
-    def train(self) -> tuple[Metrics, ...]:
-        """Every learner's training of one round; `run` does this, then `average`, then `test`."""
-        metrics = self._measure([(group, group.train(self._every)) for group in self._groups])
-        for group in self._groups:
-            group.trained(self._every)
+    def train(self, peers: Sequence[int] | None = None) -> tuple[Metrics, ...]:
+        """Every learner's training of one round; `run` does this, then `average`, then `test`.
+
+        peers: only those learners, by their places; the metrics are in the same order.
+        """
+        work = self._work(peers)
+        metrics = self._measure(
+            peers, [(group, group.train(rows, self._every)) for group, rows in work]
+        )
+        for group, rows in work:
+            group.trained(rows, self._every)
         return metrics
 
     def average(self) -> None:
@@ -167,16 +178,30 @@ class Arena:
             workers.run(tasks)
         workers.run(self._common.tasks())
 
-    def test(self) -> tuple[Metrics, ...]:
-        """Every learner's test."""
-        return self._measure([(group, group.test()) for group in self._groups])
+    def test(self, peers: Sequence[int] | None = None) -> tuple[Metrics, ...]:
+        """Every learner's test, or that of some, as in `train`."""
+        return self._measure(
+            peers, [(group, group.test(rows)) for group, rows in self._work(peers)]
+        )
 
     def release(self) -> None:
         """Give every network memory of its own again, before it is copied or sent elsewhere."""
         for group in self._groups:
             group.release()
 
-    def _measure(self, work: Sequence[tuple[Group, list[Task]]]) -> tuple[Metrics, ...]:
+    def _work(self, peers: Sequence[int] | None) -> list[tuple[Group, list[int]]]:
+        """The groups that some learners are in, and their rows there."""
+        if peers is None:
+            return [(group, list(range(len(group.places)))) for group in self._groups]
+        found: dict[int, list[int]] = {}
+        for peer in sorted(set(peers)):
+            group, row = self._seats[peer]
+            found.setdefault(group, []).append(row)
+        return [(self._groups[group], rows) for group, rows in found.items()]
+
+    def _measure(
+        self, peers: Sequence[int] | None, work: Sequence[tuple[Group, list[Task]]]
+    ) -> tuple[Metrics, ...]:
         found: dict[int, Metrics] = {}
         stacked = [task for group, tasks in work if group.stacked for task in tasks]
         for measured in self._working().run(stacked):
@@ -184,7 +209,9 @@ class Arena:
         # A user's own learner may share what is not made for threads, torch's generator for one.
         for task in (task for group, tasks in work if not group.stacked for task in tasks):
             found.update(task())
-        return tuple(found[place] for place in range(len(self._learners)))
+        return tuple(
+            found[place] for place in (range(len(self._learners)) if peers is None else peers)
+        )
 
     def _rows(self) -> list[tuple[Stack | Alone, int]]:
         """For every learner the stack that has its network, and the row."""

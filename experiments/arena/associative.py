@@ -9,9 +9,10 @@ from torch import Tensor
 
 from ...models import AssociativeLearner, Metrics
 from . import plan
-from .group import Task
+from .group import Task, cut
 from .samples import Pool
 from .stack import Alone, Stack
+from .tiles import as_rows
 
 
 class AssociativeGroup:
@@ -32,16 +33,16 @@ class AssociativeGroup:
         # Not products but sweeps over all weights: many peers at once, as long as they stay in cache.
         self._size = max(1, min(plan.TASK_BYTES // (4 * size), -(-len(learners) // plan.TASKS)))
 
-    def train(self, stretches: int) -> list[Task]:
-        return [lambda a=a, b=b: self._train(a, b, stretches) for a, b in self._cuts()]
+    def train(self, rows: Sequence[int], stretches: int) -> list[Task]:
+        return [lambda rows=some: self._train(rows, stretches) for some in cut(rows, self._size)]
 
-    def trained(self, stretches: int) -> None:
+    def trained(self, rows: Sequence[int], stretches: int) -> None:
         pass
 
-    def test(self) -> list[Task]:
+    def test(self, rows: Sequence[int]) -> list[Task]:
         # Each learner's own test is one product already.
         self._stack.publish()
-        return [lambda a=a, b=b: self._test(a, b) for a, b in self._cuts()]
+        return [lambda rows=some: self._test(rows) for some in cut(rows, self._size)]
 
     def refresh(self) -> None:
         self._stack.refresh()
@@ -53,40 +54,34 @@ class AssociativeGroup:
         self._stack.release()
 
     @torch.no_grad()
-    def _train(self, first: int, last: int, stretches: int) -> list[tuple[int, Metrics]]:
-        learners = self._learners[first:last]
-        hidden, visible = self._pieces(first, last)
+    def _train(self, rows: Sequence[int], stretches: int) -> list[tuple[int, Metrics]]:
+        learners, where = [self._learners[row] for row in rows], as_rows(rows, self._device)
         one, count = learners[0], stretches * learners[0].stretch
-        starts, counts = self._starts[first:last], self._counts[first:last]
+        values = self._stack.values[where]
+        hidden, visible = self._pieces(values)
+        starts, counts = self._starts[list(rows)], self._counts[list(rows)]
         positions = torch.tensor([learner._next for learner in learners])
         for _ in range(count):
             vectors = self._samples.rows[(starts + positions).to(self._device)]
             _learn(hidden, visible, vectors, one.module.threshold, one.rate)
             positions = (positions + 1) % counts
+        if not isinstance(where, slice):  # scattered rows were copied together
+            self._stack.values[where] = values
         for learner, position in zip(learners, positions.tolist(), strict=True):
             learner._next = position
-        return [(place, Metrics(samples=count)) for place in self.places[first:last]]
+        return [(self.places[row], Metrics(samples=count)) for row in rows]
 
-    def _test(self, first: int, last: int) -> list[tuple[int, Metrics]]:
-        return [
-            (place, learner.test())
-            for place, learner in zip(
-                self.places[first:last], self._learners[first:last], strict=True
-            )
-        ]
+    def _test(self, rows: Sequence[int]) -> list[tuple[int, Metrics]]:
+        return [(self.places[row], self._learners[row].test()) for row in rows]
 
-    def _pieces(self, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """Weights into hidden and into visible cells, as views of the stack."""
-        rows, module = self._stack.values[first:last], self._learners[0].module
-        cut = module.hidden.numel()
+    def _pieces(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights into hidden and into visible cells, as views of the peers' values."""
+        module = self._learners[0].module
+        hidden = module.hidden.numel()
         return (
-            rows[:, :cut].unflatten(1, tuple(module.hidden.shape)),
-            rows[:, cut:].unflatten(1, tuple(module.visible.shape)),
+            values[:, :hidden].unflatten(1, tuple(module.hidden.shape)),
+            values[:, hidden:].unflatten(1, tuple(module.visible.shape)),
         )
-
-    def _cuts(self) -> list[tuple[int, int]]:
-        peers = len(self._learners)
-        return [(a, min(a + self._size, peers)) for a in range(0, peers, self._size)]
 
 
 def _learn(hidden: Tensor, visible: Tensor, vectors: Tensor, threshold: float, rate: float) -> None:

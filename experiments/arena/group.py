@@ -16,6 +16,7 @@ from .rules import Rule, SlotStack
 from .samples import Pool, Shelf, batches, draw
 from .scores import score
 from .stack import Alone, Stack
+from .tiles import as_rows
 
 Task = Callable[[], list[tuple[int, Metrics]]]
 """A piece of work for one thread: what it measured, by the learner's place in the arena."""
@@ -29,16 +30,16 @@ class Group(Protocol):
     """Which of the arena's learners they are; rows of the stacks follow this order."""
     stacks: Sequence[Stack | Alone]
 
-    def train(self, stretches: int) -> list[Task]:
-        """The tasks of one round's training, independent of each other."""
+    def train(self, rows: Sequence[int], stretches: int) -> list[Task]:
+        """The tasks of some peers' training, independent of each other; rows are counted in the group."""
         ...
 
-    def trained(self, stretches: int) -> None:
-        """All tasks of a round's training are done."""
+    def trained(self, rows: Sequence[int], stretches: int) -> None:
+        """All tasks of that training are done."""
         ...
 
-    def test(self) -> list[Task]:
-        """The tasks of one test."""
+    def test(self, rows: Sequence[int]) -> list[Task]:
+        """The tasks of some peers' test."""
         ...
 
     def refresh(self) -> None:
@@ -78,16 +79,26 @@ class SgdGroup:
             len(learners), len(first.network.flat), first.batch * engine.activations
         )
 
-    def train(self, stretches: int) -> list[Task]:
+    def train(self, rows: Sequence[int], stretches: int) -> list[Task]:
         self._rule = self._present_rule()
-        return [lambda a=a, b=b: self._train(a, b, stretches) for a, b in self._cuts()]
+        taken = self._slots.taken
+        return [
+            lambda rows=some, count=count: self._train(rows, stretches, count)
+            for count, alike in alike_rows(rows, taken)
+            for some in cut(alike, self._size)
+        ]
 
-    def trained(self, stretches: int) -> None:
+    def trained(self, rows: Sequence[int], stretches: int) -> None:
         first = self._learners[0]
-        self._slots.count(len(batches(first.stretch, first.batch, stretches)))
+        self._slots.count(rows, len(batches(first.stretch, first.batch, stretches)))
 
-    def test(self) -> list[Task]:
-        return [lambda a=a, b=b: self._test(a, b) for a, b in self._cuts()]
+    def test(self, rows: Sequence[int]) -> list[Task]:
+        counts = self._test_shelf.labels.counts
+        return [
+            lambda rows=some: self._test(rows)
+            for _, alike in alike_rows(rows, counts)
+            for some in cut(alike, self._size)
+        ]
 
     def refresh(self) -> None:
         self._stack.refresh()
@@ -101,56 +112,46 @@ class SgdGroup:
         self._stack.release()
         self._slots.publish()
 
-    def _train(self, first: int, last: int, stretches: int) -> list[tuple[int, Metrics]]:
-        learners = self._learners[first:last]
-        one = learners[0]
-        total = stretches * one.stretch
-        order = draw(learners, total).to(self._device)
+    def _train(self, rows: Sequence[int], stretches: int, count: int) -> list[tuple[int, Metrics]]:
+        """Peers whose optimizers have taken `count` steps."""
+        learners = [self._learners[row] for row in rows]
+        one, where = learners[0], as_rows(rows, self._device)
+        order = draw(learners, stretches * one.stretch).to(self._device)
         inputs, labels = self._train_shelf.inputs, self._train_shelf.labels
-        seen_labels = labels.rows[order + self._starts[1][first:last, None]]
+        seen_labels = labels.rows[order + self._starts[1][where, None]]
         work = Stretch(
             inputs.rows,
-            order + self._starts[0][first:last, None],
+            order + self._starts[0][where, None],
             seen_labels,
             batches(one.stretch, one.batch, stretches),
             self._rule,
             one.reduction == "mean",
-            self._slots.taken,
+            count,
         )
-        state = [slot[first:last] for slot in self._slots.values]
-        outputs = self._engine.train(self._stack.values[first:last], state, work)
-        return list(
-            zip(self.places[first:last], score(outputs, seen_labels, one.loss), strict=True)
-        )
+        held = [self._stack.values, *self._slots.values]
+        values, *state = [whole[where] for whole in held]
+        outputs = self._engine.train(values, state, work)
+        if not isinstance(where, slice):  # scattered rows were copied together
+            for whole, part in zip(held, (values, *state), strict=True):
+                whole[where] = part
+        return self._named(rows, score(outputs, seen_labels, one.loss))
 
-    def _test(self, first: int, last: int) -> list[tuple[int, Metrics]]:
-        """Peers with as many test samples as their neighbours in the stack are tested together."""
-        counts = self._test_shelf.labels.counts
-        found: list[tuple[int, Metrics]] = []
-        while first < last:
-            end = first + 1
-            while end < last and counts[end] == counts[first]:
-                end += 1
-            found += zip(self.places[first:end], self._test_alike(first, end), strict=True)
-            first = end
-        return found
-
-    def _test_alike(self, first: int, last: int) -> list[Metrics]:
+    def _test(self, rows: Sequence[int]) -> list[tuple[int, Metrics]]:
+        """Peers with equally many test samples."""
         inputs, labels = self._test_shelf.inputs, self._test_shelf.labels
-        rows, loss = self._stack.values[first:last], self._learners[0].loss
-        metrics = [Metrics()] * (last - first)
+        values = self._stack.values[as_rows(rows, self._device)]
+        metrics = [Metrics()] * len(rows)
         # A thousand at once for one peer, as the learner itself does.
-        some = max(1, min(1000, plan.TEST_ROWS // (last - first)))
-        for at in range(0, labels.counts[first], some):
-            count = min(some, labels.counts[first] - at)
-            outputs = self._engine.outputs(rows, _window(inputs, first, last, at, count))
-            scores = score(outputs, _window(labels, first, last, at, count), loss)
+        some, samples = max(1, min(1000, plan.TEST_ROWS // len(rows))), labels.counts[rows[0]]
+        for at in range(0, samples, some):
+            count = min(some, samples - at)
+            outputs = self._engine.outputs(values, _window(inputs, rows, at, count))
+            scores = score(outputs, _window(labels, rows, at, count), self._learners[0].loss)
             metrics = [a + b for a, b in zip(metrics, scores, strict=True)]
-        return metrics
+        return self._named(rows, metrics)
 
-    def _cuts(self) -> list[tuple[int, int]]:
-        peers = len(self._learners)
-        return [(a, min(a + self._size, peers)) for a in range(0, peers, self._size)]
+    def _named(self, rows: Sequence[int], metrics: Sequence[Metrics]) -> list[tuple[int, Metrics]]:
+        return [(self.places[row], found) for row, found in zip(rows, metrics, strict=True)]
 
     def _shelve(self) -> None:
         """Samples of all peers into one place; where they share memory, the learners hold views."""
@@ -186,20 +187,17 @@ class LoopGroup:
         self.places, self._learners = places, learners
         self.stacks: Sequence[Stack | Alone] = [Alone(learner.network) for learner in learners]
 
-    def train(self, stretches: int) -> list[Task]:
+    def train(self, rows: Sequence[int], stretches: int) -> list[Task]:
         return [
-            lambda place=place, learner=learner: [(place, learner.train(stretches))]
-            for place, learner in zip(self.places, self._learners, strict=True)
+            lambda row=row: [(self.places[row], self._learners[row].train(stretches))]
+            for row in rows
         ]
 
-    def trained(self, stretches: int) -> None:
+    def trained(self, rows: Sequence[int], stretches: int) -> None:
         pass
 
-    def test(self) -> list[Task]:
-        return [
-            lambda place=place, learner=learner: [(place, learner.test())]
-            for place, learner in zip(self.places, self._learners, strict=True)
-        ]
+    def test(self, rows: Sequence[int]) -> list[Task]:
+        return [lambda row=row: [(self.places[row], self._learners[row].test())] for row in rows]
 
     def refresh(self) -> None:
         pass
@@ -211,12 +209,25 @@ class LoopGroup:
         pass
 
 
-def _window(pool: Pool, first: int, last: int, at: int, count: int) -> Tensor:
+def alike_rows(rows: Sequence[int], marks: Sequence[int]) -> list[tuple[int, list[int]]]:
+    """Rows by what they are marked with, in the order of each mark's first row."""
+    found: dict[int, list[int]] = {}
+    for row in rows:
+        found.setdefault(marks[row], []).append(row)
+    return list(found.items())
+
+
+def cut(rows: Sequence[int], size: int) -> list[Sequence[int]]:
+    """Rows in pieces of at most `size`."""
+    return [rows[at : at + size] for at in range(0, len(rows), size)]
+
+
+def _window(pool: Pool, rows: Sequence[int], at: int, count: int) -> Tensor:
     """Samples at … at+count of some peers, [peers, count, …]; a view where they share them."""
-    starts = pool.firsts[first:last]
+    starts = [pool.firsts[row] for row in rows]
     if all(start == starts[0] for start in starts):
-        rows = pool.rows[starts[0] + at : starts[0] + at + count]
-        return rows.expand(last - first, *rows.shape)
+        shared = pool.rows[starts[0] + at : starts[0] + at + count]
+        return shared.expand(len(rows), *shared.shape)
     index = torch.tensor(starts, device=pool.rows.device)[:, None] + torch.arange(
         at, at + count, device=pool.rows.device
     )

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ...models import ModelError, SgdLearner
+from ...models import SgdLearner
 from ...models.sgd import PlainSgd
 
 Tensors = Sequence[Tensor]
@@ -108,7 +108,7 @@ def read_rule(learner: SgdLearner) -> Rule | None:
     """The rule of a learner's optimizer with its present settings; None if a stack cannot follow it."""
     optimizer = learner.optimizer
     if type(optimizer) is PlainSgd:
-        return Plain(optimizer._rate)
+        return Plain(optimizer.rate)
     if not isinstance(optimizer, torch.optim.Optimizer) or len(optimizer.param_groups) != 1:
         return None
     settings: dict[str, Any] = optimizer.param_groups[0]
@@ -168,22 +168,17 @@ class SlotStack:
                     self._take(state, "step", self._steps[row, place])
                 offset += size
 
-    def count(self, steps: int) -> None:
-        """Remember that all peers took `steps` more steps."""
-        self._steps += steps
+    def count(self, rows: Sequence[int], steps: int) -> None:
+        """Remember that some peers took `steps` more steps."""
+        if self._steps.numel():
+            self._steps[torch.tensor(rows)] += steps
 
     @property
-    def taken(self) -> int:
-        """Steps that all peers have taken, where the rule counts them."""
+    def taken(self) -> list[int]:
+        """Steps that each peer has taken, where the rule counts them; 0 where it does not."""
         if not self._steps.numel():
-            return 0
-        least, most = int(self._steps.min()), int(self._steps.max())
-        if least != most:
-            raise ModelError(
-                f"some optimizers have taken {least} steps and others {most}: make a new Arena after "
-                "restoring some of its learners only"
-            )
-        return most
+            return [0] * len(self._learners)
+        return self._steps[:, 0].int().tolist()
 
     def publish(self) -> None:
         """Copy back to optimizers that live on another device."""

@@ -6,6 +6,7 @@ length at equal distances. A tile is such a set; a slice of a whole network is a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -89,7 +90,7 @@ def span(tiled: list[Tile], first: int, last: int) -> list[Tile]:
     return found
 
 
-def as_rows(rows: list[int], device: torch.device) -> slice | Tensor:
+def as_rows(rows: Sequence[int], device: torch.device) -> slice | Tensor:
     """Row numbers as a slice where they are evenly spaced, which needs no copy."""
     steps = {b - a for a, b in pairwise(rows)}
     if len(steps) <= 1 and (step := steps.pop() if steps else 1) > 0:

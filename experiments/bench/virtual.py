@@ -1,4 +1,4 @@
-"""Push-sum in virtual time: what an event costs, and how that grows with the swarm."""
+"""Virtual time: what an event of push-sum costs, how that grows with the swarm, and learning in it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 
 from ...topology import build
+from ..config import parse_config
 from ..virtual import Conditions, PushSumSwarm, parse
+from ..virtual.learning import LearningSwarm
 from ..virtual.peak import peak_memory
 from .harness import Row, alternate
 
 FEW, MANY, MOST = 1_000, 10_000, 100_000
 COORDINATES = 100
+LEARNERS = 256
+THREADS = 2
 _EVENTS = 60_000  # per repetition, about
 
 
 def virtual() -> list[Row]:
-    """Microseconds per event of 10,000 peers against 1,000, and 100,000 peers with their memory."""
+    """Microseconds per event of 10,000 peers against 1,000, 100,000 peers with their memory, learning."""
     large, small = Meter(MANY), Meter(FEW)
     seconds = alternate(large, small)
     many, few = (
@@ -41,7 +45,40 @@ def virtual() -> list[Row]:
             1e6 / rate / few,
             note=f"{rate:,.0f} events/s, peak memory {peak / 1e6:,.0f} MB",
         ),
+        learning(),
     ]
+
+
+def learning(peers: int = LEARNERS, rounds: int = 4, repeats: int = 5) -> Row:
+    """A swarm that learns in virtual time, against its training alone, learner by learner."""
+    table = {
+        "peers": peers,
+        "rounds": rounds,
+        "topology": "regular:4",
+        "data": {"samples": 5},
+        "network": {"layout": "64=32=10"},
+        "training": {"stretch": 200, "rate": 0.1},
+        "models": [{"name": "global", "layout": "64-32-0"}],
+        "time": {"training": "lognormal:1:0.3", "delay": "exponential:0.2", "loss": 0.1},
+    }
+    config = parse_config(table)
+    made = [LearningSwarm(config, threads=THREADS) for _ in range(repeats + 1)]
+    apart = LearningSwarm(config)
+    stretches = 0
+
+    def together() -> None:
+        nonlocal stretches
+        swarm = made.pop()
+        swarm.run()
+        stretches = sum(swarm.rounds)
+
+    def one_by_one() -> None:
+        for number in range(stretches):
+            apart.members[number % peers].learner.train(1)
+
+    mine, plain = alternate(together, one_by_one, repeats=repeats)
+    note = f"baseline: its {stretches:,} stretches, learner by learner"
+    return Row(f"{peers} peers learn in virtual time", "s", mine, plain, plain / mine, note=note)
 
 
 class Meter:

@@ -75,4 +75,4 @@ def learner_rate(client: Client) -> float:
             f"client {client.name!r}: scaffold reads gradients off the distance travelled, so it needs "
             "plain SGD; leave out the learner's optimizer and give it a rate"
         )
-    return client.learner.optimizer._rate
+    return client.learner.optimizer.rate

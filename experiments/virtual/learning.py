@@ -2,15 +2,14 @@
 
 A stretch begins from the values that its peer has then; mass that arrives while it lasts is mixed in
 beside it. When it ends, what it changed is added to what the peer has by then: training moves a value
-by Δ, and push-sum does not mind. So stretches of different peers are independent and may run on
-several threads; the numbers are the same.
+by Δ, and push-sum does not mind. So stretches of different peers are independent, and nobody asks for
+one before it ends: all that have begun by then are trained at once, stacked in an arena.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import networkx as nx
 import numpy as np
@@ -19,6 +18,7 @@ import torch
 from ...gossip.pushsum import ONE, Array
 from ...gossip.wire import as_sent
 from ...models import Metrics
+from ..arena import Arena
 from ..build import Member, Swarm
 from ..config import Config, ConfigError
 from ..live import graph_of, shared_owners
@@ -41,8 +41,16 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class _Stretch:
-    """A stretch that was trained: where it began, what was tested then, what shared vectors became."""
+class _Begun:
+    """A stretch that has begun: from which shared vectors, and the test that is due before it."""
+
+    start: dict[str, Array]
+    due: Reading | None
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """A stretch that was trained: the network before it, what was tested, what shared vectors became."""
 
     start: dict[str, Array]
     flat: torch.Tensor
@@ -53,7 +61,7 @@ class _Stretch:
 class LearningSwarm:
     """A config's swarm in virtual time.
 
-    threads: stretches that are trained at once.
+    threads: peers that are trained side by side; the numbers are the same for any.
     on_test: called with every test, in an order that the seed decides.
     """
 
@@ -88,84 +96,101 @@ class LearningSwarm:
             {lane.shared.name: lane for lane in self.swarm.lanes if peer in lane.stores}
             for peer in range(len(self.members))
         ]
-        self._executor = ThreadPoolExecutor(threads) if threads > 1 else None
+        self._arena = Arena(
+            [member.learner for member in self.members], every=config.every, threads=threads
+        )
         self._on_test = on_test
-        self._running: dict[int, Future[_Stretch]] = {}
-        self._rounds = [0] * len(self.members)
+        self._begun: dict[int, _Begun] = {}
+        self._trained: dict[int, _Trained] = {}
+        self.rounds = [0] * len(self.members)
+        """Stretches that each peer has ended."""
         # Tests keep to virtual time rather than to rounds, or the slow would hardly ever be tested.
         self._turns = [0.0] * len(self.members)
 
     def run(self) -> None:
         """Let the config's time pass, then test every peer that is there."""
-        everyone = np.arange(len(self.members))
-        for peer in everyone[self.world.present(everyone, np.zeros(len(everyone)))].tolist():
+        for peer in self._present(0.0):
             self._begin(peer, 0.0)
-        try:
-            self.swarm.run(self.seconds)
-        except BaseException:
-            if self._executor is not None:
-                self._executor.shutdown(wait=False, cancel_futures=True)
-            raise
-        for peer in sorted(self._running):
-            self._give_up(peer, report=True)
-        if self._executor is not None:
-            self._executor.shutdown()
-        here = self.world.present(everyone, np.full(len(everyone), self.swarm.now))
-        for peer in range(len(self.members)):
-            self._load(peer)
-            if here[peer]:
-                metrics = self.members[peer].learner.test()
-                self._on_test(Reading(self.swarm.now, self._rounds[peer], peer, metrics))
+        self.swarm.run(self.seconds)
+        self._give_up_the_rest()
+        for peer, member in enumerate(self.members):
+            for owner, lane in self._lanes[peer].items():
+                member.network.write(owner, lane.stores[peer].read(owner))
+        here = self._present(self.swarm.now)
+        for peer, metrics in zip(here, self._arena.test(here), strict=True):
+            self._on_test(Reading(self.swarm.now, self.rounds[peer], peer, metrics))
 
     def _begin(self, peer: int, time: float) -> None:
         """Start a stretch from the values of now."""
-        if peer in self._running:
-            self._give_up(peer, report=False)  # its last life ended before its last stretch did
+        if peer in self._trained:
+            self._undo(peer)  # its last life ended before its last stretch did
         start = {owner: lane.stores[peer].read(owner) for owner, lane in self._lanes[peer].items()}
-        done = self._rounds[peer]
+        done = self.rounds[peer]
         turn = time // (self.config.test_every * self.world.conditions.pace)
         due = done > 0 and turn > self._turns[peer]
         self._turns[peer] = turn
-        moment = Reading(time, done, peer, Metrics()) if due else None
-        if self._executor is not None:
-            self._running[peer] = self._executor.submit(self._train, peer, start, moment)
-        else:
-            self._running[peer] = Future()
-            self._running[peer].set_result(self._train(peer, start, moment))
-
-    def _train(self, peer: int, start: dict[str, Array], moment: Reading | None) -> _Stretch:
-        learner = self.members[peer].learner
-        for owner, value in start.items():
-            learner.network.write(owner, value)
-        flat = learner.network.flat.clone()
-        if moment is not None:
-            moment = Reading(moment.time, moment.round, peer, learner.test())
-        learner.train(self.config.every)
-        after = {owner: learner.network.read(owner).cpu().numpy() for owner in start}
-        return _Stretch(start, flat, moment, after)
+        self._begun[peer] = _Begun(start, Reading(time, done, peer, Metrics()) if due else None)
 
     def _ended(self, peer: int, count: int, time: float) -> None:
         """Add what a stretch changed to the values of now, and start the next."""
-        stretch = self._running.pop(peer).result()
+        if peer in self._begun:
+            self._train(time)
+        stretch = self._trained.pop(peer)
         if stretch.tested is not None:
             self._on_test(stretch.tested)
         for owner, lane in self._lanes[peer].items():
             store = lane.stores[peer]
             now, before, after = store.read(owner), stretch.start[owner], stretch.after[owner]
             store.write(owner, after if now is before else now + (after - before))
-        self._rounds[peer] += 1
+        self.rounds[peer] += 1
         self._begin(peer, time)
 
-    def _give_up(self, peer: int, *, report: bool) -> None:
-        """A stretch that did not end leaves the network as it found it."""
-        stretch = self._running.pop(peer).result()
-        if report and stretch.tested is not None:
-            self._on_test(stretch.tested)
-        self.members[peer].network.flat.copy_(stretch.flat)
+    def _train(self, time: float) -> None:
+        """Train every stretch that has begun, except of those who are gone: theirs will not end."""
+        here = set(self._present(time))
+        peers = [peer for peer in sorted(self._begun) if peer in here]
+        tests = self._test(peers)
+        networks = {peer: self.members[peer].network for peer in peers}
+        before = {peer: network.flat.clone() for peer, network in networks.items()}
+        self._arena.train(peers)
+        for peer, network in networks.items():
+            start = self._begun.pop(peer).start
+            after = {owner: network.read(owner).cpu().numpy() for owner in start}
+            self._trained[peer] = _Trained(start, before[peer], tests.get(peer), after)
 
-    def _load(self, peer: int) -> None:
-        for owner, lane in self._lanes[peer].items():
-            self.members[peer].network.write(owner, lane.stores[peer].read(owner))
+    def _test(self, peers: Iterable[int]) -> dict[int, Reading]:
+        """Bring networks to where their stretches begin, and test those that are due."""
+        due: dict[int, Reading] = {}
+        for peer in peers:
+            begun = self._begun[peer]
+            for owner, value in begun.start.items():
+                self.members[peer].network.write(owner, value)
+            if begun.due is not None:
+                due[peer] = begun.due
+        metrics = self._arena.test(list(due))
+        return {
+            peer: replace(due[peer], metrics=found)
+            for peer, found in zip(due, metrics, strict=True)
+        }
+
+    def _give_up_the_rest(self) -> None:
+        """Stretches that time did not suffice for: their tests count, what they learned does not."""
+        tests = self._test(sorted(self._begun))
+        for peer in sorted({*self._begun, *self._trained}):
+            tested = self._undo(peer) if peer in self._trained else tests.get(peer)
+            if tested is not None:
+                self._on_test(tested)
+        self._begun.clear()
+
+    def _undo(self, peer: int) -> Reading | None:
+        """A stretch that does not end leaves the network as it found it."""
+        stretch = self._trained.pop(peer)
+        self.members[peer].network.flat.copy_(stretch.flat)
+        return stretch.tested
+
+    def _present(self, time: float) -> list[int]:
+        everyone = np.arange(len(self.members))
+        return everyone[self.world.present(everyone, np.full(len(everyone), time))].tolist()
 
 
 def _graph(config: Config, members: list[Member], source: str) -> nx.Graph:

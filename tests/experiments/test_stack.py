@@ -183,6 +183,34 @@ def test_a_perceptron_after_a_hundred_steps(optimizer: str) -> None:
     assert_same(lambda: perceptrons(optimizer=OPTIMIZERS[optimizer]), rounds=34)
 
 
+MIXED: dict[str, Make] = {
+    "associative": lambda: associators(7),
+    **{
+        name: lambda name=name: [
+            *perceptrons(5, optimizer=OPTIMIZERS[name], rate=0.05),
+            *perceptrons(2, name="own", optimizer=lambda p: torch.optim.Rprop(p, 0.01)),
+        ]
+        for name in ("plain", "momentum", "adam")
+    },
+}
+
+
+@pytest.mark.parametrize("make", MIXED.values(), ids=MIXED)
+def test_some_peers_may_train_more_often_than_others(make: Make) -> None:
+    mine, plain = make(), make()
+    arena = Arena(mine, threads=2)
+    for peers in ([4, 0, 2], [1], [0, 1, 3, 6], [5, 2, 0]):
+        for peer, found in zip(peers, arena.train(peers), strict=True):
+            wanted = plain[peer].train(1)
+            assert (found.correct, found.samples) == (wanted.correct, wanted.samples)
+    for peer, found in zip([6, 2], arena.test([6, 2]), strict=True):
+        assert found.correct == plain[peer].test().correct
+    arena.train()
+    for a, b in zip(mine, plain, strict=True):
+        b.train(1)
+        torch.testing.assert_close(a.network.flat, b.network.flat, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("loss", ["squared", "cross-entropy"])
 @pytest.mark.parametrize(

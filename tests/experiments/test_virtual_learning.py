@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from gossamer.experiments import build
+from gossamer.experiments.arena import Arena
 from gossamer.experiments.config import ConfigError, parse_config
 from gossamer.experiments.results import read_records
 from gossamer.experiments.virtual.learning import LearningSwarm, Reading
 from gossamer.experiments.virtual.report import curve, simulate_in_time, summarise
 from gossamer.gossip import ONE
+from gossamer.models import Metrics, SgdLearner
 
 torch.set_num_threads(1)
 
@@ -95,7 +98,7 @@ def test_without_gossip_a_stretch_is_a_plain_stretch() -> None:
     for member, other in zip(swarm.members, fresh.members, strict=True):
         rounds = 3  # the fourth stretch ends with the run, not before it
         other.learner.train(rounds)
-        assert torch.equal(member.network.flat, other.network.flat)
+        torch.testing.assert_close(member.network.flat, other.network.flat, rtol=0, atol=1e-5)
 
 
 TROUBLE = TIME | {
@@ -114,6 +117,41 @@ def test_threads_change_nothing_and_seeds_do() -> None:
     for member, other in zip(one.members, two.members, strict=True):
         assert torch.equal(member.network.flat, other.network.flat)
     assert learn(time=TROUBLE, seed=1)[1] != tests
+
+
+class OneByOne(SgdLearner):
+    """The same learner, of a kind that no arena stacks."""
+
+
+@pytest.mark.parametrize("optimizer", [None, "momentum", "adam"])
+def test_training_at_once_is_training_one_by_one(
+    optimizer: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = {"stretch": 60, "rate": 0.03}
+    if optimizer:
+        training["optimizer"] = optimizer
+    stacked, tests = learn(time=TROUBLE, training=training, rounds=8)
+    monkeypatch.setattr(build, "SgdLearner", OneByOne)
+    apart, plain = learn(time=TROUBLE, training=training, rounds=8)
+    assert [(t.time, t.round, t.peer) for t in tests] == [(t.time, t.round, t.peer) for t in plain]
+    for member, other in zip(stacked.members, apart.members, strict=True):
+        assert type(other.learner) is OneByOne
+        torch.testing.assert_close(member.network.flat, other.network.flat, rtol=0, atol=2e-4)
+
+
+def test_stretches_wait_until_one_of_them_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[int] = []
+    train = Arena.train
+
+    def counted(arena: Arena, peers: list[int]) -> tuple[Metrics, ...]:
+        batches.append(len(peers))
+        return train(arena, peers)
+
+    monkeypatch.setattr(Arena, "train", counted)
+    swarm, _ = learn(peers=16, data={"samples": 20, "test": 20}, rounds=10)
+    assert sum(batches) >= sum(swarm.rounds)
+    assert batches[0] == 16
+    assert len(batches) < sum(swarm.rounds) / 4
 
 
 def test_weights_may_count_samples() -> None:
