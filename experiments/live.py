@@ -44,7 +44,7 @@ def plan(config: Config, folder: Path, broker: BrokerAddress, source: str = "con
     graph = None if found is None else found.union()
     names = tuple(member.name for member in members)
     _check_private(config, owners, source)
-    _check_compression(config, members, owners, source)
+    check_compression(config, members, owners, source)
     papers = None
     if config.trust.kind == "swarm":
         papers = make_papers(folder / "trust", swarm_name(config), members)
@@ -189,7 +189,7 @@ def _check_private(config: Config, owners: dict[str, list[int]], source: str) ->
         )
 
 
-def _check_compression(
+def check_compression(
     config: Config, members: list[Member], owners: dict[str, list[int]], source: str
 ) -> None:
     """A compressor must fit every shared model; the rest each peer would refuse, here it is one line."""

@@ -16,9 +16,11 @@ import networkx as nx
 import numpy as np
 
 from ...gossip import DictStore, Gossiper, Message
+from ...gossip.compress import Traffic
 from ...gossip.pushsum import FLOOR, Array
 from .holdings import share_rule
 from .timetable import Clock, Timetable
+from .wire import End, Wire
 from .world import World
 
 # At one moment, events happen in this order: the order of `flow`, with training before the push.
@@ -56,20 +58,36 @@ class _Push:
 
 
 class Lane:
-    """One shared vector: the gossipers and stores of the peers that implement it."""
+    """One shared vector: the gossipers and stores of the peers that implement it.
 
-    def __init__(self, shared: Shared, lossy: Callable[[str, Array], Array] | None):
-        self.shared, self._lossy = shared, lossy
+    seed: of a peer's random choices in one of its lives, called as seed(peer, life).
+    bytes: of all values that were sent.
+    """
+
+    def __init__(self, shared: Shared, wire: Wire, seed: Callable[[int, int], int]):
+        self.shared, self._wire, self._seed = shared, wire, seed
         self.stores = {p: DictStore({shared.name: value}) for p, value in shared.values.items()}
         self.gossipers: dict[int, Gossiper] = {}
+        self.bytes = 0
+        self._ends: dict[int, End] = {}
         self._lives: Counter[int] = Counter()
+        self._past = Traffic()
+
+    @property
+    def traffic(self) -> Traffic:
+        """What compression and skipped pushes saved and distorted, over all peers and lives."""
+        return sum((end.traffic(self.shared.name) for end in self._ends.values()), self._past)
 
     def arrive(self, peer: int, *, founder: bool) -> None:
         """A peer begins a life: its weight counts at once, or after it heard from a neighbour."""
         name = self.shared.name
         self._lives[peer] += 1
         session = f"{peer}/{self._lives[peer]}"
-        new = Gossiper(str(peer), session, self.stores[peer], lossy=self._lossy)
+        end = self._ends[peer] = self._wire.end()
+        new = Gossiper(
+            str(peer), session, self.stores[peer], seed=self._seed(peer, self._lives[peer]),
+            lossy=self._wire.lossy, links=end.links,
+        )  # fmt: skip
         new.inject(name, self.shared.weights[peer], after_hearing=not founder)
         self.gossipers[peer] = new
         for other in self._around(peer):
@@ -81,6 +99,7 @@ class Lane:
     def leave(self, peer: int) -> None:
         """A peer dies. Others see that it is not there; what is on its way to it they settle later."""
         del self.gossipers[peer]
+        self._past += self._ends.pop(peer).traffic(self.shared.name)
         for other in self._around(peer):
             if other in self.gossipers:
                 self.gossipers[other].peer_offline(str(peer))
@@ -89,9 +108,16 @@ class Lane:
         """Let the gossiper give, and attach what it sends to the transfers."""
         gossiper = self.gossipers[peer]
         gossiper.push(self.shared.name, {str(t.receiver): share for t in transfers}, now)
-        sent = {message.receiver: message for message in gossiper.poll()}
+        messages = gossiper.poll()
+        self.bytes += self._ends[peer].sent(messages)
+        sent = {message.receiver: message for message in messages}
         for transfer in transfers:
             transfer.give = sent[str(transfer.receiver)]
+
+    def skips(self, peer: int, messages: int) -> bool:
+        """Whether a peer keeps a push to itself, because its value has hardly moved."""
+        name = self.shared.name
+        return self._ends[peer].skips(name, self.stores[peer].read(name), messages)
 
     def settle(self, transfer: _Transfer, now: float) -> None:
         """The answer arrives, or the sender, tired of waiting, asks what became of its mass."""
@@ -125,6 +151,7 @@ class ExactSwarm:
     """Drives gossipers through a world's timetable, one event at a time.
 
     shared: the vectors; the random choices of each are its own, by its place in the list.
+    wire: what becomes of values on it.
     on_stretch: called as (peer, count, time) when a stretch of training ends, before the peer pushes.
     on_arrival: called as (peer, time) when a peer begins another life.
     """
@@ -136,12 +163,15 @@ class ExactSwarm:
         *,
         fanout: int = 1,
         fraction: float | None = None,
-        lossy: Callable[[str, Array], Array] | None = None,
+        wire: Wire | None = None,
         on_stretch: Callable[[int, int, float], None] = lambda peer, count, time: None,
         on_arrival: Callable[[int, float], None] = lambda peer, time: None,
     ):
         self.world, self.now = world, 0.0
-        self.lanes = [Lane(one, lossy) for one in shared]
+        self.lanes = [
+            Lane(one, wire or Wire(), lambda peer, life, lane=lane: self._seed(lane, peer, life))
+            for lane, one in enumerate(shared)
+        ]
         self._rule = share_rule(fraction)
         self._on_stretch, self._on_arrival = on_stretch, on_arrival
         self._tables = [
@@ -177,6 +207,9 @@ class ExactSwarm:
         """A peer's weight for a vector; 0 if it is away."""
         known = self.lanes[lane].gossipers.get(peer)
         return 0 if known is None else known.weight(self.lanes[lane].shared.name)
+
+    def _seed(self, lane: int, peer: int, life: int) -> int:
+        return int(self.world.draws.hashes(f"wire {lane}", np.array([peer]), np.array([life]))[0])
 
     def _lay_out(self, end: float) -> None:
         for _, peers, times, counts in self._clock.until(end):
@@ -222,6 +255,8 @@ class ExactSwarm:
         share = int(self._rule(np.array([weight]), np.array([fan]))[0])
         if min(share, weight - share * fan) < FLOOR:
             return  # too little to split: the push is let pass
+        if lane.skips(peer, fan):
+            return
         lane.push(peer, push.transfers, share, now)
         for transfer in push.transfers:
             if transfer.arrives < np.inf:

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 
 from ...gossip.pushsum import ONE, Array
-from ...gossip.wire import as_sent
 from ...models import Metrics
 from ..arena import Arena
 from ..build import Member, Swarm
 from ..config import Config, ConfigError
-from ..live import graph_of, shared_owners
+from ..live import check_compression, graph_of, shared_owners
 from ..matching import members_in_order
 from .exact import ExactSwarm, Shared
 from .settings import seconds_of, world_of
+from .wire import wire_of
 
 FANOUT = 2
 """Neighbours that a peer pushes to after a round, as live peers do unless told otherwise."""
@@ -83,12 +83,14 @@ class LearningSwarm:
         graph = _graph(config, self.members, source)
         self.world = world_of(config, graph, source)
         self.seconds = seconds_of(config, self.world)
+        owners = shared_owners(self.members)
+        check_compression(config, self.members, owners, source)
         self.swarm = ExactSwarm(
             self.world,
-            _shared(config, self.members, graph),
+            _shared(config, self.members, graph, owners),
             fanout=config.gossip.exchanges or FANOUT,
             fraction=config.gossip.fraction,
-            lossy=_as_float16 if config.gossip.dtype == "float16" else None,
+            wire=wire_of(config, self.members, owners),
             on_stretch=self._ended,
             on_arrival=self._begin,
         )
@@ -206,7 +208,9 @@ def _graph(config: Config, members: list[Member], source: str) -> nx.Graph:
     return graph
 
 
-def _shared(config: Config, members: list[Member], graph: nx.Graph) -> list[Shared]:
+def _shared(
+    config: Config, members: list[Member], graph: nx.Graph, owners: dict[str, list[int]]
+) -> list[Shared]:
     weights = [ONE * (m.samples if config.weights == "samples" else 1) for m in members]
     return [
         Shared(
@@ -215,9 +219,5 @@ def _shared(config: Config, members: list[Member], graph: nx.Graph) -> list[Shar
             {peer: members[peer].network.read(owner).cpu().numpy() for peer in who},
             {peer: weights[peer] for peer in who},
         )
-        for owner, who in shared_owners(members).items()
+        for owner, who in owners.items()
     ]
-
-
-def _as_float16(_vector: str, value: Array) -> Array:
-    return as_sent(value, "float16")

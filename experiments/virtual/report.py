@@ -24,9 +24,11 @@ def simulate_in_time(
     on_start: Callable[[float], None] = lambda seconds: None,
     on_test: Callable[[Reading], None] = lambda _: None,
 ) -> list[Path]:
-    """Run a config with a [time] table; leaves config.json, metrics.jsonl, summary.csv, accuracy.png / .svg.
+    """Run a config with a [time] table.
 
-    Stopped by Ctrl-C, the files hold what was tested until then.
+    Leaves config.json, metrics.jsonl, summary.csv, accuracy.png / .svg, and traffic.csv: for each shared
+    model the bytes of values that were sent, and what compression and skipped pushes saved. Stopped by
+    Ctrl-C, the files hold what there was until then.
     """
     with RecordFile(out / "metrics.jsonl") as file:
 
@@ -50,12 +52,23 @@ def simulate_in_time(
         try:
             swarm.run()
         finally:
-            written = summarise(out, config.name)
+            written = [*summarise(out, config.name), _traffic(swarm, out / "traffic.csv")]
     if networks:
         for member in swarm.members:
             written.append(out / f"peer-{member.name}.safetensors")
             member.network.save(written[-1])
     return written
+
+
+def _traffic(swarm: LearningSwarm, path: Path) -> Path:
+    header = ["model", "bytes", "plain_bytes", "skipped", "mean_distortion", "worst_distortion"]
+    rows = []
+    for lane in swarm.swarm.lanes:
+        traffic, name = lane.traffic, lane.shared.name
+        distortion = f"{traffic.mean_distortion:.4g}", f"{traffic.worst:.4g}"
+        rows.append([name, lane.bytes, lane.bytes + traffic.saved, traffic.skipped, *distortion])
+    write_csv(path, header, rows)
+    return path
 
 
 def summarise(out: Path, title: str) -> list[Path]:

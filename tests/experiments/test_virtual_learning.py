@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from gossamer.experiments.results import read_records
 from gossamer.experiments.virtual.learning import LearningSwarm, Reading
 from gossamer.experiments.virtual.report import curve, simulate_in_time, summarise
 from gossamer.gossip import ONE
+from gossamer.gossip.compress import Traffic
 from gossamer.models import Metrics, SgdLearner
 
 torch.set_num_threads(1)
@@ -166,11 +168,56 @@ def test_float16_on_the_wire_loses_no_weight() -> None:
     assert 0 < held <= 6 * ONE
 
 
+def saved(swarm: LearningSwarm) -> tuple[int, Traffic]:
+    lane = swarm.swarm.lanes[0]
+    return lane.bytes, lane.traffic
+
+
+@pytest.mark.parametrize("compressor", ["int8", "top-k:0.1+int8", "mask:0.3"])
+def test_compressors_are_those_of_live_peers(compressor: str) -> None:
+    plain, _ = learn(time=TROUBLE)
+    swarm, tests = learn(time=TROUBLE, gossip={"compress": compressor})
+    size, traffic = saved(swarm)
+    assert size + traffic.saved == saved(plain)[0]  # the same messages, only shorter
+    assert size < 0.7 * saved(plain)[0]
+    assert 0 < traffic.mean_distortion < 1
+    assert all(np.isfinite(m.network.flat.numpy()).all() for m in swarm.members)
+    assert learn(time=TROUBLE, gossip={"compress": compressor}, threads=2)[1] == tests
+
+
+def test_compression_loses_no_weight() -> None:
+    steady = TIME | {"delay": "constant:0.01", "training": "uniform:0.9:1.1"}
+    swarm, _ = learn(time=steady, gossip={"compress": "top-k:0.1"})
+    for lane in swarm.swarm.lanes:
+        held = sum(g.account(lane.shared.name).held for g in lane.gossipers.values())
+        assert held == len(lane.stores) * ONE
+
+
+def test_compressors_of_different_peers_draw_apart() -> None:
+    swarm, _ = learn(rounds=2, gossip={"compress": "mask:0.3"})
+    states = {str(g.rng.bit_generator.state) for g in swarm.swarm.lanes[0].gossipers.values()}
+    assert len(states) == 6
+
+
+def test_what_hardly_moved_is_not_pushed() -> None:
+    often, _ = learn(gossip={"drift": 0.0})
+    swarm, _ = learn(gossip={"drift": 0.3})
+    size, traffic = saved(swarm)
+    assert traffic.skipped > 0
+    assert size < saved(often)[0]
+    assert saved(often)[1].skipped == 0
+
+
+def test_bytes_follow_the_kind_of_values() -> None:
+    sizes = [saved(learn(gossip={"dtype": f"float{bits}"})[0])[0] for bits in (16, 32, 64)]
+    assert sizes[0] * 4 == sizes[1] * 2 == sizes[2]
+
+
 def test_files(tmp_path: Path) -> None:
     config = parse_config(table(time=TROUBLE))
     seen: list[Reading] = []
     files = simulate_in_time(config, tmp_path, networks=True, on_test=seen.append)
-    names = {"summary.csv", "accuracy.png", "accuracy.svg"}
+    names = {"summary.csv", "accuracy.png", "accuracy.svg", "traffic.csv"}
     assert {file.name for file in files} == names | {f"peer-{i}.safetensors" for i in range(6)}
     assert parse_config(json.loads((tmp_path / "config.json").read_text())) == config
     records = list(read_records(tmp_path / "metrics.jsonl"))
@@ -257,6 +304,11 @@ def test_mistakes_in_the_table_are_named(time: dict[str, Any], message: str) -> 
             "names peer 77, but peers are 0 to 5",
         ),
         ({"topology": "one-peer-exponential"}, "key 'topology'"),
+        (
+            {"gossip": {"compress": "int8", "dtype": "float16"}},
+            "key 'gossip.compress': cannot be combined with gossip.dtype",
+        ),
+        ({"gossip": {"drift": {"globl": 0.1}}}, "no peers share a model 'globl'"),
     ],
 )
 def test_mistakes_that_need_the_swarm_are_named(changed: dict[str, Any], message: str) -> None:

@@ -1,0 +1,93 @@
+"""What becomes of values on the wire: rounded, compressed, or not sent because they hardly moved.
+
+The compressors, references and bounds are those of live peers. Sizes are those of the values alone:
+headers and answers are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...gossip import Message
+from ...gossip.compress import Links, Shapes, Traffic, parse
+from ...gossip.drift import Drift
+from ...gossip.messages import Give
+from ...gossip.pushsum import Array
+from ...gossip.wire import WireDtype, as_sent
+from ...peer.compression import blocks
+from ...peer.store import schema_entries
+from ..build import Member
+from ..config import Config
+
+
+@dataclass(frozen=True)
+class Wire:
+    """The settings of all links.
+
+    dtype: of values that travel as they are. compress: a compressor's name, as in a config. drift: see
+    `gossip.drift.Drift`. shapes: the blocks of each vector, for compressors that look at matrices.
+    """
+
+    dtype: WireDtype = "float32"
+    compress: str | None = None
+    drift: float | Mapping[str, float] | None = None
+    shapes: Mapping[str, Shapes] = field(default_factory=dict)
+
+    @property
+    def lossy(self) -> Callable[[str, Array], Array] | None:
+        """What a receiver reads of a value that is sent as it is, if that is not the value itself."""
+        return _as_float16 if self.dtype == "float16" else None
+
+    def end(self) -> End:
+        """A new life's end of the wire, which remembers nothing yet."""
+        links = Links(None if self.compress is None else parse(self.compress), self.shapes)
+        drift = None if self.drift is None else Drift(self.drift, links.traffic)
+        return End(links, drift, np.dtype(self.dtype).itemsize)
+
+
+@dataclass(frozen=True)
+class End:
+    """One life's end of the wire: its references, what it pushed last, and a plain value's bytes."""
+
+    links: Links
+    drift: Drift | None
+    size: int
+
+    def skips(self, vector: str, value: Array, messages: int) -> bool:
+        """Whether a push is left out because the value has hardly moved since the last."""
+        if self.drift is None or not self.drift.small(vector, value):
+            return False
+        self.drift.skip(vector, messages, value.size)
+        return True
+
+    def sent(self, messages: Sequence[Message]) -> int:
+        """Count what leaves; its bytes."""
+        total = 0
+        for give in messages:
+            assert isinstance(give, Give)
+            plain = self.size * give.value.size
+            if give.packed is not None:
+                self.links.traffic[give.vector].sent(give.packed.nbytes, plain)
+            total += plain if give.packed is None else give.packed.nbytes
+        return total
+
+    def traffic(self, vector: str) -> Traffic:
+        """What was saved and distorted of one vector."""
+        return self.links.traffic[vector]
+
+
+def wire_of(config: Config, members: Sequence[Member], owners: Mapping[str, Sequence[int]]) -> Wire:
+    """The wire that a config's [gossip] table describes."""
+    gossip = config.gossip
+    shapes = {
+        owner: blocks(schema_entries(members[who[0]].network, owner))
+        for owner, who in owners.items()
+    }
+    return Wire(gossip.dtype, gossip.compress, gossip.drift, shapes)
+
+
+def _as_float16(_vector: str, value: Array) -> Array:
+    return as_sent(value, "float16")
