@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 
 import torch
@@ -16,7 +14,6 @@ from ..models import (
     AssociativeLearner,
     AssociativeNetwork,
     Learner,
-    ModelError,
     ModelGraph,
     SgdLearner,
     SlicedNetwork,
@@ -28,14 +25,14 @@ from ..models import (
 from ..models.allotment import SliceSpec
 from ..peer.arrival import load_trained
 from ..peer.settings import Matching
-from .config import Config, ConfigError, TaskEntry, Who
+from .config import Config
+from .config_keys import Keys
 from .config_matching import check_matching
-from .data import DataError, Dataset, Samples, Task, load, partition, tasks
+from .config_tasks import Tasks
+from .data import Samples, Task, load
+from .dealing import deal
 from .networks import NamedNetwork
 from .proximal import Proximal
-
-# Six labels have 720 permutations, more than any swarm here has peers; ten would have 3.6 million.
-MOST_PERMUTED = 6
 
 
 @dataclass(frozen=True)
@@ -58,26 +55,26 @@ class Swarm:
 
     def __init__(self, config: Config, source: str = "config"):
         self.config, self.source = config, source
-        for key, entry in enumerate(config.tasks):
-            self._who(entry.peers, f"tasks.{key}.peers")
+        self._keys = Keys(source, config.peers)
+        self._tasks = Tasks(config.tasks, self._keys)
         self._check_dependencies()
         check_matching(config, source)
         self._sparse = config.data.set == "sparse"
         if self._sparse != ("<>" in config.network.layout):
-            raise self._error(
+            raise self._keys.error(
                 "network.layout",
                 "the sparse vectors and the associative network (layout visible<>hidden) go together",
             )
         self._named: NamedNetwork | None = None
         if not self._sparse:
-            with self._blaming("data.set"):
+            with self._keys.blaming("data.set"):
                 self.dataset = load(config.data.set)
             if named := config.network.named:
-                with self._blaming(self._network_key()):
+                with self._keys.blaming(self._network_key()):
                     folder = Path(source).parent
                     self._named = NamedNetwork(named, self.dataset, config.network.options, folder)
-            with self._blaming("data"):
-                self._deal(self.dataset)
+            with self._keys.blaming("data"):
+                self._train, self._test = deal(config, self.dataset)
 
     def members(self) -> list[Member]:
         """Every peer, as it is before it hears of the others."""
@@ -91,7 +88,8 @@ class Swarm:
                 model.matching, model.width, model.bound, self.config.seed, self._start()
             )
             for key, model in enumerate(self.config.models)
-            if model.matching != "none" and index in self._who(model.peers, f"models.{key}.peers")
+            if model.matching != "none"
+            and index in self._keys.who(model.peers, f"models.{key}.peers")
         }
 
     def trained_file(self, index: int) -> Path | None:
@@ -110,10 +108,10 @@ class Swarm:
         task = self.task_name(index)
         found: dict[str, SliceSpec] = {}
         for key, model in enumerate(self.config.models):
-            if index in self._who(model.peers, f"models.{key}.peers"):
+            if index in self._keys.who(model.peers, f"models.{key}.peers"):
                 name = _fill(model.name, index, task)
                 if name in found:
-                    raise self._error(
+                    raise self._keys.error(
                         f"models.{key}.name", f"peer {index} has a model {name!r} already"
                     )
                 found[name] = model.cells
@@ -126,41 +124,34 @@ class Swarm:
             {
                 _fill(model.name, index, task): [_fill(d, index, task) for d in model.depends]
                 for model in self.config.models
-                if index in self._who(model.peers, "models.peers")
+                if index in self._keys.who(model.peers, "models.peers")
             }
         )
 
     def task(self, index: int, classes: int) -> Task:
         """What one peer's labels mean: every entry that names the peer, one after the other."""
-        found = tasks.identity(classes)
-        for key, entry in enumerate(self.config.tasks):
-            who = self._who(entry.peers, f"tasks.{key}.peers")
-            if index in who:
-                with self._blaming(f"tasks.{key}"):
-                    task = self._one_task(entry, f"tasks.{key}", classes, who.index(index))
-                found = task if found.name == "identity" else found.then(task)
-        return found
+        return self._tasks.of(index, classes)
 
     def task_name(self, index: int) -> str:
         """The task's name as it may stand in a model's name: `swap-8-9`."""
         if self._sparse:
-            return "modified" if self._is_modified(index) else "plain"
+            return "modified" if self._tasks.modified(index) else "plain"
         return re.sub(r"[^A-Za-z0-9]+", "-", self.task(index, self.dataset.classes).name)
 
     def _member(self, index: int) -> Member:
         config = self.config
         task = self.task(index, self.dataset.classes)
-        with self._blaming(self._network_key()):
+        with self._keys.blaming(self._network_key()):
             module = self._named.make() if self._named else mlp_from(config, self._layout(index))
         network = self._network(index, module)
         if self._named is None:
             self._check_fit(network)
         file = self.trained_file(index)
         if file is not None:
-            with self._blaming("network.trained", f"peer {index}: "):
+            with self._keys.blaming("network.trained", f"peer {index}: "):
                 load_trained(network, file)
         train, test = self._train[index], self._test[index]
-        with self._blaming(self._network_key()):
+        with self._keys.blaming(self._network_key()):
             learner = SgdLearner(
                 network,
                 (self._inputs(train), task.apply(train.y)),
@@ -181,25 +172,27 @@ class Swarm:
     def _in_fednp(self, learner: SgdLearner, index: int, samples: int) -> Learner:
         config = self.config
         if config.fednp is None or config.training.proximal:
-            raise self._error("fednp", "pulls as training.proximal does: leave out one of them")
+            raise self._keys.error(
+                "fednp", "pulls as training.proximal does: leave out one of them"
+            )
         weight = float(samples) if config.weights == "samples" else 1.0
-        with self._blaming("fednp", f"peer {index}: "):
+        with self._keys.blaming("fednp", f"peer {index}: "):
             return config.fednp.wrap(learner, teller=index == 0, weight=weight, seed=config.seed)
 
     def _sparse_member(self, index: int) -> Member:
         config = self.config
         if config.fednp is not None:
-            raise self._error("fednp", "the associative network has no last layer to predict")
+            raise self._keys.error("fednp", "the associative network has no last layer to predict")
         if config.training.proximal:
-            raise self._error(
+            raise self._keys.error(
                 "training.proximal",
                 "the associative network learns without a gradient to add it to",
             )
-        with self._blaming("network.layout"):
+        with self._keys.blaming("network.layout"):
             module = AssociativeNetwork(config.network.layout)
         network = self._network(index, module)
         bits = network.slicing.anatomy.parts[0].cells
-        modified = 0 if self._is_modified(index) else None
+        modified = 0 if self._tasks.modified(index) else None
         count = config.data.samples or 9
         whole, _, _ = sparse_vectors(0, count, bits=bits, modified=modified)
         tests = config.data.test or 100
@@ -212,7 +205,7 @@ class Swarm:
 
     def _network(self, index: int, module: nn.Module) -> SlicedNetwork:
         config = self.config
-        with self._blaming("models", f"peer {index}: "):
+        with self._keys.blaming("models", f"peer {index}: "):
             return SlicedNetwork(
                 module, self.slices(index), graph=self.graph(index), peer=str(index),
                 cross=config.cross, seed=config.seed, start=self._start(),
@@ -242,55 +235,21 @@ class Swarm:
         """The layout of one peer's network: everybody's, or the last of another size that names it."""
         found = self.config.network.layout
         for key, size in enumerate(self.config.network.sizes):
-            if index in self._who(size.peers, f"network.sizes.{key}.peers"):
+            if index in self._keys.who(size.peers, f"network.sizes.{key}.peers"):
                 found = size.layout
         return found
-
-    def _deal(self, dataset: Dataset) -> None:
-        """Split the data over peers, and each peer's own where there is no test set."""
-        data, peers, seed = self.config.data, self.config.peers, self.config.seed
-        train = dataset.train
-        extra = 0 if dataset.test is not None else data.test or 0
-        size = None if data.samples is None else data.samples + extra
-        generator = stream(seed, "partition")
-        match data.partition:
-            case "successive":
-                parts = partition.successive(len(train), peers, size)
-            case "iid":
-                parts = partition.iid(len(train), peers, size, generator)
-            case "dirichlet":
-                parts = partition.dirichlet(train.y, peers, data.alpha, generator)
-            case "shards":
-                parts = partition.shards(train.y, peers, data.shards, generator)
-            case "natural":
-                parts = partition.by_group(train.group, peers, size, generator)
-        self._train: list[Samples] = []
-        self._test: list[Samples] = []
-        shared = dataset.test
-        if shared is not None:  # taken once: peers look at the same memory
-            shared = shared.take(range(min(data.test or len(shared), len(shared))))
-        for index, part in enumerate(parts):
-            if shared is None:
-                kept = stream(seed, "held out", index)
-                part, held = partition.split(part, data.test or 0.2, kept)
-                self._test.append(train.take(held))
-            else:
-                self._test.append(shared)
-            if data.samples is not None:
-                part = part[: data.samples]
-            self._train.append(train.take(part))
 
     def _check_fit(self, network: SlicedNetwork) -> None:
         parts = network.slicing.anatomy.parts
         features = self.dataset.train.flat().shape[1]
         if parts[0].cells != features:
-            raise self._error(
+            raise self._keys.error(
                 "network.layout",
                 f"the first part has {parts[0].cells} cells, but {self.dataset.name} has {features} features",
             )
         wanted = {self.dataset.classes} | ({1} if self.dataset.classes == 2 else set())
         if parts[-1].cells not in wanted:
-            raise self._error(
+            raise self._keys.error(
                 "network.layout",
                 f"the last part has {parts[-1].cells} cells, but {self.dataset.name} has "
                 f"{self.dataset.classes} classes",
@@ -299,63 +258,13 @@ class Swarm:
     def _check_dependencies(self) -> None:
         names = [model.name for model in self.config.models]
         for key, model in enumerate(self.config.models):
-            self._who(model.peers, f"models.{key}.peers")
+            self._keys.who(model.peers, f"models.{key}.peers")
             for other in model.depends:
                 if other not in names:
-                    raise self._error(
+                    raise self._keys.error(
                         f"models.{key}.depends",
                         f"unknown model {other!r}; models are {', '.join(names)}",
                     )
-
-    def _one_task(self, entry: TaskEntry, key: str, classes: int, place: int) -> Task:
-        match entry.kind:
-            case "swap":
-                if entry.labels is None:
-                    raise self._error(f"{key}.labels", "a swap needs two labels, as in [8, 9]")
-                return tasks.swap(classes, *entry.labels)
-            case "cycle":
-                return tasks.cycle(classes, entry.last)
-            case "symmetric":
-                if entry.last > MOST_PERMUTED:
-                    raise self._error(
-                        f"{key}.last",
-                        f"{entry.last} labels have too many permutations; at most {MOST_PERMUTED}",
-                    )
-                every = tasks.symmetric(classes, entry.last)
-                return every[place % len(every)]
-            case "swaps":
-                pairs = list(combinations(range(classes), 2))
-                # A stride that shares no factor with the number of pairs visits each of them once,
-                # and far-apart ones first.
-                return tasks.swap(classes, *pairs[place * 7 % len(pairs)])
-            case "modified":
-                raise self._error(f"{key}.kind", "'modified' is for the sparse vectors only")
-
-    def _is_modified(self, index: int) -> bool:
-        for key, entry in enumerate(self.config.tasks):
-            if entry.kind != "modified":
-                raise self._error(f"tasks.{key}.kind", "sparse vectors know only 'modified'")
-        return any(index in self._who(entry.peers, "tasks.peers") for entry in self.config.tasks)
-
-    def _who(self, who: Who, key: str) -> list[int]:
-        peers = self.config.peers
-        if who == "all":
-            return list(range(peers))
-        chosen = list(range(who)) if isinstance(who, int) else who
-        if chosen and max(chosen) >= peers:
-            raise self._error(key, f"names peer {max(chosen)}, but peers are 0 to {peers - 1}")
-        return chosen
-
-    def _error(self, key: str, text: str) -> ConfigError:
-        return ConfigError(f"{self.source}: key {key!r}: {text}")
-
-    @contextmanager
-    def _blaming(self, key: str, prefix: str = "") -> Iterator[None]:
-        """Errors of models and data know nothing of configs: say which file and key they come from."""
-        try:
-            yield
-        except (ModelError, DataError) as error:
-            raise self._error(key, f"{prefix}{error}") from None
 
 
 def mlp_from(config: Config, layout: str | None = None) -> nn.Sequential:

@@ -1,32 +1,29 @@
-"""The `gossamer` command."""
+"""The `gossamer` command.
+
+Help and mistakes should answer at once, so this module and the other cli modules import what a command
+needs inside the command: torch alone takes two seconds, matplotlib and scipy another.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.markup import escape
 
-from ..gossip.topics import TopicError
-from ..gossip.transport import TransportError
-from ..models import ModelError
-from ..peer.broker import BrokerError
-from ..peer.errors import PeerError
-from ..topology import TopologyError
 from . import cli_compare, cli_fuse, cli_papers, cli_slices, cli_virtual, console
-from .arena import Round
-from .bench import main_bench
 from .cli_live import register
 from .cli_topology import register as register_topology
 from .cli_trust import register as register_trust
 from .cli_virtual import simulate_in_virtual_time
-from .config import ConfigError, load_config
-from .data import DataError, load, names
-from .demo import run_demo
+from .errors import ConfigError
 from .simulate import Simulation, simulate
+from .threads import use_threads
+
+if TYPE_CHECKING:
+    from .arena import Round
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -38,16 +35,17 @@ app = typer.Typer(
 
 INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
 
-# What a user can put right; everything else is a defect and shows its traceback.
+# What a user can put right; everything else is a defect and shows its traceback. By module and name: an
+# error whose module nobody has loaded cannot have been raised.
 ERRORS = (
-    BrokerError,
-    ConfigError,
-    DataError,
-    ModelError,
-    PeerError,
-    TopicError,
-    TopologyError,
-    TransportError,
+    ("gossamer.experiments.data.files", "DataError"),
+    ("gossamer.experiments.errors", "ConfigError"),
+    ("gossamer.gossip.topics", "TopicError"),
+    ("gossamer.gossip.transport", "TransportError"),
+    ("gossamer.models.errors", "ModelError"),
+    ("gossamer.peer.broker_config", "BrokerError"),
+    ("gossamer.peer.errors", "PeerError"),
+    ("gossamer.topology.errors", "TopologyError"),
 )
 
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for results.")]
@@ -63,7 +61,7 @@ def _options(
         ),
     ] = 1,
 ) -> None:
-    torch.set_num_threads(threads)
+    use_threads(threads)
 
 
 @app.command("demo")
@@ -74,6 +72,8 @@ def demo_command(
     out: Out = None,
 ) -> None:
     """Sixteen live peers, sixteen tasks: alone, everything averaged, partial models. With a picture."""
+    from .demo import run_demo
+
     run_demo(out or Path("results/demo"), broker)
 
 
@@ -91,6 +91,8 @@ def simulate_command(
 
     Ctrl-C stops it and keeps what was computed.
     """
+    from .config import load_config
+
     settings = load_config(config)
     folder = out or Path("results") / settings.name
     if settings.sweep:
@@ -119,6 +121,8 @@ def data_command(
 
     Files are found through the environment variable GOSSAMER_DATA or the cache folder.
     """
+    from .data import load, names
+
     if name is None:
         console.out.print("\n".join(names()))
         return
@@ -143,6 +147,8 @@ def bench_command(
     ] = None,
 ) -> None:
     """Measure speed and memory as ratios against baselines run beside them (minutes)."""
+    from .bench import main_bench
+
     main_bench(only)
 
 
@@ -160,7 +166,7 @@ def main() -> None:
     """Run the command; bad input is one line on stderr and exit code 2."""
     try:
         app(prog_name="gossamer")
-    except ERRORS as error:
+    except users_errors() as error:
         if "--debug" in sys.argv[1:]:
             raise
         console.err.print("[bold red]error:[/]", escape(str(error)), soft_wrap=True)
@@ -169,3 +175,9 @@ def main() -> None:
         if stop.code == INTERRUPTED:  # typer has turned Ctrl-C into an exit code
             console.err.print("interrupted; what was computed is kept")
         raise
+
+
+def users_errors() -> tuple[type[Exception], ...]:
+    """Those of ERRORS that can have been raised."""
+    loaded = [(sys.modules[module], name) for module, name in ERRORS if module in sys.modules]
+    return tuple(getattr(module, name) for module, name in loaded)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 
 from . import console
-from .federated.config import Comparison, choose, load_comparison
-from .federated.report import show, write_report
-from .federated.run import cells_of, check, run_cells
 from .results import Record, write_json
-from .sweep_run import Runs
+
+if TYPE_CHECKING:
+    from .federated.config import Comparison
 
 
 def compare_command(
@@ -32,6 +30,13 @@ def compare_command(
 
     Interrupted, it goes on where it stopped.
     """
+    import numpy as np
+
+    from .federated.config import choose, load_comparison
+    from .federated.report import show, write_report
+    from .federated.run import cells_of, check, run_cells
+    from .sweep_run import Runs
+
     settings = choose(load_comparison(config), only)
     check(settings, str(config))
     folder = out or Path("results/compare") / settings.name

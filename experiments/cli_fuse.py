@@ -5,26 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..models import ModelError
-from ..models.matching import Chain, Fusion, MatchOptions, fuse
-from ..models.matching.chain import part_names
 from . import console
-from .config import ConfigError
-from .data import load
-from .fusing.files import (
-    NetworkFile,
-    check_target,
-    model_groups,
-    network_files,
-    read_counts,
-    read_network,
-    write_network,
-)
-from .fusing.local import accuracy, has_slopes, logits
+from .errors import ConfigError
+
+if TYPE_CHECKING:
+    from ..models.matching import Chain, Fusion
+    from .fusing.files import NetworkFile
 
 ACTIVATIONS = ("relu", "sigmoid", "tanh", "none")
 
@@ -75,6 +65,16 @@ def fuse_command(
     come from `gossamer swarm`, `gossamer join`, or from any torch network of dense layers. A folder
     stands for all networks in it: a finished swarm becomes one network.
     """
+    from ..models.matching import MatchOptions, fuse
+    from .fusing.files import (
+        check_target,
+        model_groups,
+        network_files,
+        read_counts,
+        read_network,
+        write_network,
+    )
+
     check_target(out, force=force)
     files = network_files(files, out)
     given = variance or [1.0]
@@ -125,6 +125,8 @@ def _summary(
 
 
 def _report(fused: Fusion, networks: Sequence[NetworkFile], scores: Sequence[float] | None) -> None:
+    from ..models.matching.chain import part_names
+
     rows = []
     for index, (name, part) in enumerate(zip(part_names(fused.chain), fused.parts, strict=True)):
         inputs = sum(len(cells) for cells in part.assignments)
@@ -161,6 +163,10 @@ def _scores(
     data: str, activation: str | None, networks: Sequence[NetworkFile], fused: Chain
 ) -> list[float]:
     """Accuracy of every network, the fused one last."""
+    from ..models import ModelError
+    from .data import load
+    from .fusing.local import accuracy, has_slopes, logits
+
     if activation is not None and activation not in ACTIVATIONS:
         raise ConfigError(f"--activation {activation}: there are {', '.join(ACTIVATIONS)}")
     if activation is None and fused.hidden and not has_slopes(fused):

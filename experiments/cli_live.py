@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..peer.acl import RuleFiles, write_rules
-from ..peer.broker import BrokerError, BrokerSettings, BrokerTls, serve
-from ..peer.certificates import Authority
-from ..peer.host import BrokerAddress, HostSpec, run_guarded
 from . import console
-from .config import ConfigError, load_config
-from .join import Given, load_join
-from .watch import broker_for, draw_swarm, print_outcome, run_live
+from .errors import ConfigError
+
+if TYPE_CHECKING:
+    from ..peer.acl import RuleFiles
+    from ..peer.host import BrokerAddress
 
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for results.")]
 Url = Annotated[
@@ -47,12 +45,17 @@ def swarm_command(
     Every peer's network is left as safetensors, its metrics as JSON lines; crashed peers are
     restarted. Ctrl-C lets the peers hand over and leave.
     """
+    from .config import load_config
+
     settings = load_config(config)
     if settings.time is not None or settings.sweep:
         raise ConfigError(
             f"{config}: [time] and [sweep] are for gossamer simulate and gossamer sweep; leave them out "
             "for live peers"
         )
+    # Only now, so that a mistake in the config is told without waiting for torch.
+    from .watch import broker_for, draw_swarm, print_outcome, run_live
+
     folder = out or Path("results") / f"{settings.name}-live"
     if settings.trust.kind == "none":
         console.err.print("trust is off: whoever reaches the broker can read and forge")
@@ -94,6 +97,9 @@ def join_command(
 
     Started again in the same folder after a crash, the peer goes on from its checkpoint.
     """
+    from ..peer.host import HostSpec, run_guarded
+    from .join import Given, load_join
+
     sys.path.insert(0, str(config.parent.resolve()))  # an entry point may stand beside its file
     spec = load_join(config, swarm, name, Given(identity, invitation, owner), network)
     folder = out or Path("results") / f"{swarm}-{spec.name}"
@@ -144,6 +150,9 @@ def broker_command(
     """
     rules = _rules(acl, swarm, peer or [], observer or [], embedded, bool(user), port)
     users = dict(_user(each) for each in user or [])
+    from ..peer.broker import BrokerError, BrokerSettings, BrokerTls, serve
+    from ..peer.certificates import Authority
+
     files = None
     if tls is not None:
         authority = Authority.create(tls)
@@ -189,6 +198,8 @@ def _rules(
         raise ConfigError("broker: --acl makes passwords of its own; leave --user out")
     if swarm is None or not peers:
         raise ConfigError("broker: --acl needs --swarm NAME and at least one --peer NAME")
+    from ..peer.acl import write_rules
+
     files = write_rules(folder, swarm, peers, observers=observers, port=port)
     for name, path in files.secrets.items():
         console.out.print(f"password of {name}: {path}", soft_wrap=True)
@@ -207,6 +218,8 @@ def _address(
 ) -> BrokerAddress:
     if mqtt not in ("3.1.1", "5"):
         raise ConfigError(f"--mqtt {mqtt}: the protocol version is 3.1.1 or 5")
+    from ..peer.host import BrokerAddress
+
     paths = (None if path is None else str(path) for path in (ca, certificate, key))
     return BrokerAddress(url, *paths, version=mqtt)
 

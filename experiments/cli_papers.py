@@ -12,14 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from . import console
-from .compression_study import paper_compression
-from .config import ConfigError
-from .federated.fednp_papers import FEDERATED_STUDIES, paper_federated
-from .fusing.command import paper_fusion
-from .fusing.live_studies import LIVE_STUDIES, paper_live
-from .fusing.studies import FUSION_STUDIES
-from .networks_papers import NETWORKS_STUDIES, paper_networks
-from .paper import STUDIES, run_study
+from .errors import ConfigError
 
 ALL = frozenset({"quick", "runs", "jobs", "only"})
 
@@ -86,6 +79,14 @@ def paper_command(
 
 def reproductions() -> Mapping[str, Reproduction]:
     """Every reproduction, in the order in which they are listed."""
+    from .compression_study import paper_compression
+    from .federated.fednp_papers import FEDERATED_STUDIES, paper_federated
+    from .fusing.command import paper_fusion
+    from .fusing.live_studies import LIVE_STUDIES, paper_live
+    from .fusing.studies import FUSION_STUDIES
+    from .networks_papers import NETWORKS_STUDIES, paper_networks
+    from .paper import STUDIES
+
     found = [
         *(Reproduction(s.name, s.section, s.title, partial(_figure, s.name)) for s in STUDIES.values()),
         *(
@@ -103,8 +104,8 @@ def reproductions() -> Mapping[str, Reproduction]:
             for s in FEDERATED_STUDIES.values()
         ),
         *(
-            Reproduction(s.name, s.section, s.title, partial(paper_networks, s.name))
-            for s in NETWORKS_STUDIES.values()
+            Reproduction(name, s.section, s.title, partial(paper_networks, name))
+            for name, s in NETWORKS_STUDIES.items()
         ),
         Reproduction(
             "compression", "deck 001", "Accuracy and bytes of live peers, by compressor",
@@ -124,6 +125,8 @@ def _figure(
     out: Path,
 ) -> None:
     """A figure of the paper on partial models: runs by line and x, their medians drawn."""
+    from .paper import STUDIES, run_study
+
     study = STUDIES[name]
     known = list(dict.fromkeys(cell.line for cell in study.cells(quick, 0)))
     wanted = only or known

@@ -6,19 +6,19 @@ import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 
-from ..models import ModelGraph, SlicedNetwork, discover, mlp
-from ..models.allotment import SliceSpec
 from . import console
-from .build import Swarm
-from .config import ConfigError, load_config
-from .networks import READY, example_input, find_function, make_module, oriented
-from .slices import table
+from .errors import ConfigError
 
+if TYPE_CHECKING:
+    from ..models import SlicedNetwork
+    from ..models.allotment import SliceSpec
+
+READY = ("small-cnn", "resnet", "unet", "lstm", "cnn1d", "vit")
+"""Ready networks, for the help; those of models.NETWORKS, which a test compares."""
 SHAPES = {"lstm": (128, 6), "cnn1d": (128, 6)}
 """Shapes of samples that ready networks are shown with unless told otherwise; (3, 32, 32) for the others."""
 CLASSES = 10
@@ -66,9 +66,11 @@ def slices_command(
         network, name = _of_config(Path(module), peer)
     else:
         network, name = _of_name(module, give or ["global=0.8"], depends, shape, option, buffers)
+    from .slices import table
+
     header, rows = table(network.slicing)
     console.table(f"{name}: {len(network.flat):,} values", header, rows)
-    from .slices_picture import draw_slices  # matplotlib takes a second
+    from .slices_picture import draw_slices  # after the table: matplotlib takes a second
 
     folder = out or Path("results/slices")
     folder.mkdir(parents=True, exist_ok=True)
@@ -79,9 +81,13 @@ def slices_command(
 
 
 def _of_config(path: Path, peer: int) -> tuple[SlicedNetwork, str]:
+    from .config import load_config
+
     config = load_config(path)
     if peer >= config.peers:
         raise ConfigError(f"--peer {peer}: peers of {path} are 0 to {config.peers - 1}")
+    from .build import Swarm
+
     return Swarm(config, str(path)).member(peer).network, config.name
 
 
@@ -97,6 +103,11 @@ def _of_name(
     order: dict[str, list[str]] = {model: [] for model in slices}
     for model, other in _pairs(depends or (), "--depends"):
         order.setdefault(model, []).append(other)
+    import torch
+
+    from ..models import ModelGraph, SlicedNetwork, discover, mlp
+    from .networks import example_input, find_function, make_module, oriented
+
     if "=" in name:
         if shape or option:
             raise ConfigError("--input and --option: a layout says it all; leave them out")

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from ..topology import Rule, TopologyError
 from . import console
-from .graphs import Given
+
+if TYPE_CHECKING:
+    from ..topology import Rule
+    from .graphs import Given
+
+RULES = ("auto", "metropolis", "max-degree", "push", "edges")
+"""Weights, for the help; those of topology.Rule, which a test compares."""
 
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for results.")]
 Graph = Annotated[
@@ -23,7 +28,7 @@ Peers = Annotated[
     int | None,
     typer.Option(min=1, help="Peers of a builder; 16 if left out. Files bring their own."),
 ]
-Weights = Annotated[str, typer.Option(help=f"Shares of mass: {', '.join(get_args(Rule))}.")]
+Weights = Annotated[str, typer.Option(help=f"Shares of mass: {', '.join(RULES)}.")]
 Tolerance = Annotated[
     float, typer.Option(help="When disagreement counts as gone: a share of the first.")
 ]
@@ -94,6 +99,7 @@ def compare_command(
     out: Out = None,
 ) -> None:
     """Graphs side by side: predicted and measured disagreement, messages, accuracy at equal bytes."""
+    from ..topology import TopologyError
     from .graphs import compare as comparing
     from .graphs.learning import Learning
 
@@ -208,7 +214,7 @@ def advise_command(
     out: Out = None,
 ) -> None:
     """Graphs for a swarm, ranked by predicted rate within a budget of links or bytes, with the reason."""
-    from ..topology import advise
+    from ..topology import TopologyError, advise
     from .graphs import advise as advising
 
     members = None if groups is None else advising.groups_from(groups, peers)
@@ -260,6 +266,8 @@ def _take(text: str, peers: int | None, seed: int, bridging: bool) -> Given:
 
 
 def _rule(name: str) -> Rule:
+    from ..topology import Rule, TopologyError
+
     if name not in get_args(Rule):
         raise TopologyError(f"--weights {name!r}: use {', '.join(get_args(Rule))}")
     return name  # pyright: ignore[reportReturnType]
@@ -267,6 +275,8 @@ def _rule(name: str) -> Rule:
 
 def _checked(tolerance: float) -> float:
     if not 0 < tolerance < 1:
+        from ..topology import TopologyError
+
         raise TopologyError(f"--tolerance {tolerance:g}: give a share of the first, 0 … 1")
     return tolerance
 

@@ -11,23 +11,8 @@ from typing import Annotated
 
 import typer
 
-from ..gossip.mqtt import MqttTransport
-from ..gossip.mqtt_address import TlsFiles
-from ..gossip.trust import (
-    Identity,
-    Revocations,
-    TrustError,
-    invite,
-    open_ticket,
-    public_text,
-    read_public,
-    read_terms,
-    revocation_topic,
-    save_invitation,
-    save_ticket,
-)
 from . import console
-from .config import ConfigError
+from .errors import ConfigError
 from .results import write_json
 
 Owner = Annotated[Path, typer.Option(help="The owner's key file (gossamer keygen owner).")]
@@ -46,6 +31,8 @@ def keygen_command(
 
     Prints the name that the peer will have in its swarm, and the public key to send to the owner.
     """
+    from ..gossip.trust import Identity, public_text
+
     with _one_line():
         identity = Identity.generate(label)
         path = out or Path(f"{label}.key")
@@ -79,6 +66,17 @@ def invite_command(
     """
     if (peer is None) == (uses is None):
         raise ConfigError("invite: give either --peer KEY or --uses N for an open ticket")
+    from ..gossip.trust import (
+        Identity,
+        invite,
+        open_ticket,
+        public_text,
+        read_public,
+        read_terms,
+        save_invitation,
+        save_ticket,
+    )
+
     with _one_line():
         key = Identity.load(owner)
         if peer is not None:
@@ -121,6 +119,8 @@ def revoke_command(
 
     Without --peer and --paper the list is published again as it is, after a broker lost it, say.
     """
+    from ..gossip.trust import Identity, Revocations, revocation_topic
+
     path = file or owner.parent / f"{swarm}.revocations"
     with _one_line():
         key = Identity.load(owner)
@@ -145,6 +145,9 @@ def revoke_command(
 
 
 async def _publish(url: str, ca: Path | None, topic: str, data: bytes) -> None:
+    from ..gossip.mqtt import MqttTransport
+    from ..gossip.mqtt_address import TlsFiles
+
     tls = None if ca is None else TlsFiles(ca)
     async with MqttTransport(url, f"gossamer-owner-{data[8:16].hex()}", tls=tls) as transport:
         try:
@@ -249,6 +252,8 @@ def register(app: typer.Typer) -> None:
 @contextmanager
 def _one_line() -> Iterator[None]:
     """What trust refuses is a mistake of the user's here: one line and exit code 2."""
+    from ..gossip.trust import TrustError
+
     try:
         yield
     except TrustError as error:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from . import console
-from .config import Config, load_config
 from .results import Record, write_csv
-from .sweep import axes_of, expand
-from .sweep_outcome import run_cells, stackable
-from .sweep_report import HEADER, combine, report, show
-from .sweep_run import Runs
+
+if TYPE_CHECKING:
+    from .config import Config
 
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for results.")]
 
@@ -37,7 +35,15 @@ def sweep_command(
 
     Interrupted, it goes on where it stopped.
     """
+    from .config import load_config
+
     settings = load_config(config)
+    # Only now, so that a mistake in the config is told without waiting for torch.
+    from .sweep import axes_of, expand
+    from .sweep_outcome import run_cells, stackable
+    from .sweep_report import HEADER, combine, report, show
+    from .sweep_run import Runs
+
     cells = expand(settings, str(config))
     keys = [key for key in axes_of(settings, str(config)) if key != "seed"]
     folder = out or Path("results/sweep") / settings.name

@@ -2,108 +2,30 @@
 
 from __future__ import annotations
 
-import difflib
-import tomllib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    model_validator,
-)
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ..gossip.compress import parse as parse_compressor
-from ..gossip.drift import check_drift
 from .config_fednp import FedNP
+from .config_reading import first_mistake, read_table
 from .config_trust import Trust, TrustTable
+from .config_values import (
+    Chance,
+    Compress,
+    Count,
+    DriftBound,
+    Duration,
+    Positive,
+    Share,
+    Topology,
+    Who,
+    sentence,
+)
+from .errors import ConfigError
 
-
-def _either(text: str) -> WrapValidator:
-    """One error for all alternatives; pydantic would report each, under a path nobody wrote."""
-
-    def validate(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
-        try:
-            return check(value)
-        except ValidationError:
-            raise PydanticCustomError("alternatives", "{text}", {"text": text}) from None
-
-    return WrapValidator(validate)
-
-
-Count = Annotated[int, Field(ge=1)]
-# A number takes the first so many peers, a list names them, "all" is everybody.
-Who = Annotated[
-    Annotated[int, Field(ge=0)] | list[Annotated[int, Field(ge=0)]] | Literal["all"],
-    _either("should be a number of peers, a list of peers' numbers, or 'all'"),
-]
-Topology = Annotated[str | dict[str, Any] | None, _either("should be a graph's name or a table")]
-
-
-def _duration(value: float | str | dict[str, Any]) -> float | str | dict[str, Any]:
-    from .virtual.distributions import TimeError, parse  # scipy: only for those who have [time]
-
-    try:
-        parse(value, "it")
-    except TimeError as error:
-        text = str(error).removeprefix("it: ").removeprefix("it ")
-        raise PydanticCustomError("sentence", "{text}", {"text": text}) from None
-    return value
-
-
-# Seconds that something takes: a number, or a distribution's name with its parameters.
-Duration = Annotated[
-    float | str | dict[str, Any],
-    _either("should be a number of seconds, a distribution such as 'exponential:1', or a table"),
-    AfterValidator(_duration),
-]
-
-
-def _sentence(check: Callable[[Any], object]) -> AfterValidator:
-    """Let a function of ours check a value; what it raises is the error's text."""
-
-    def validate(value: Any) -> Any:
-        try:
-            if value is not None:
-                check(value)
-        except ValueError as error:
-            raise PydanticCustomError("sentence", "{text}", {"text": str(error)}) from None
-        return value
-
-    return AfterValidator(validate)
-
-
-# A compressor's name, and how far a model may move unheard: live peers' knobs, used by two files.
-Compress = Annotated[str | None, _sentence(parse_compressor)]
-DriftBound = Annotated[
-    float | dict[str, float] | None,
-    _either("should be a relative distance such as 0.05, or a table of them by model"),
-    _sentence(check_drift),
-]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Chance = Annotated[float, Field(ge=0, le=1)]
-Share = Annotated[
-    Chance | dict[str, Chance] | None,
-    _either("should be a fraction from 0 to 1, or a table of them by part"),
-]
 LAYOUT = "64=32=10"
 """The network of a config that does not say."""
-
-
-def _saying(text: str) -> PydanticCustomError:
-    """An error about a whole table."""
-    return PydanticCustomError("sentence", "{text}", {"text": text})
-
-
-class ConfigError(ValueError):
-    """A config that cannot be used; the text names the file and the key."""
 
 
 class _Table(BaseModel):
@@ -187,14 +109,14 @@ class Network(_Table):
     @model_validator(mode="after")
     def _one_network(self) -> Network:
         if self.name and self.entry:
-            raise _saying("has a name and an entry: leave one of them out")
+            raise sentence("has a name and an entry: leave one of them out")
         if self.options and not self.named:
-            raise _saying(
+            raise sentence(
                 "has options, which are for a name or an entry; a perceptron has a layout"
             )
         if self.named and (self.layout != LAYOUT or self.sizes):
             what = "sizes" if self.sizes else "a layout"
-            raise _saying(
+            raise sentence(
                 f"has {what}, which is for perceptrons, beside {self.named!r}: leave it out"
             )
         return self
@@ -228,7 +150,7 @@ class Model(_Table):
     @model_validator(mode="after")
     def _one_slice(self) -> Model:
         if (self.layout is None) == (self.share is None):
-            raise _saying("needs a layout or a share, and not both")
+            raise sentence("needs a layout or a share, and not both")
         return self
 
     @property
@@ -256,7 +178,8 @@ class Training(_Table):
 
 
 class Gossip(_Table):
-    """How live peers average; the arena averages exactly and needs none of it."""
+    """How live peers average, and peers in virtual time, which also know `exchanges`, `fraction`, `dtype`,
+    `compress` and `drift`. Without a [time] table the arena averages exactly and needs none of it."""
 
     mode: Literal["async", "rounds", "server"] = "async"
     """async: train and push, never wait. rounds: train, then average in lockstep. server: one peer
@@ -382,61 +305,9 @@ def load_config(path: str | Path) -> Config:
     return parse_config(read_table(path), str(path))
 
 
-def read_table(path: str | Path) -> dict[str, Any]:
-    """A TOML file as it is; one that cannot be read is an error that names it."""
-    path = Path(path)
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: is not TOML: {error}") from None
-
-
 def parse_config(table: dict[str, Any], source: str = "config") -> Config:
     """Check a table that was read or written by hand; `source` starts every error."""
     try:
         return Config.model_validate(table)
     except ValidationError as error:
         raise ConfigError(f"{source}: {first_mistake(error, Config)}") from None
-
-
-def first_mistake(error: ValidationError, table: type[BaseModel]) -> str:
-    """One sentence about the first mistake that was found in a table."""
-    mistakes = error.errors()
-    # A misspelt key is reported before the one that is missing because of it.
-    mistake = next((m for m in mistakes if m["type"] == "extra_forbidden"), mistakes[0])
-    place = [str(step) for step in mistake["loc"]]
-    key = ".".join(place)
-    if mistake["type"] == "extra_forbidden":
-        known = _known_keys(table, place[:-1])
-        near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(known)}"
-        return f"unknown key {key!r}; {hint}"
-    return f"key {key!r}: {_plain_words(mistake)}"
-
-
-def _plain_words(mistake: ErrorDetails) -> str:
-    last, given = mistake["loc"][-1], mistake["input"]
-    match mistake["type"]:
-        case "missing":
-            return "is missing"
-        case "sentence":
-            return mistake["msg"]
-        case "model_type":
-            return f"should be a table, not {given!r}"
-        case "list_type" if isinstance(given, dict):
-            return f"is a list of tables: write [[{last}]], not [{last}]"
-    return f"{mistake['msg'][0].lower()}{mistake['msg'][1:]}, not {given!r}"
-
-
-def _known_keys(table: type[BaseModel], place: list[str]) -> list[str]:
-    for step in place:
-        if step.isdigit():
-            continue
-        annotation = table.model_fields[step].annotation
-        inner = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
-        table = next(kind for kind in inner if issubclass(kind, BaseModel))
-    return list(table.model_fields)

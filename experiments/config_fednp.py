@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..models import Learner
-from ..models.fednp import FedNPLearner, FedNPOptions
+if TYPE_CHECKING:
+    from ..models import Learner
+    from ..models.fednp import FedNPLearner
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
@@ -49,6 +50,8 @@ class FedNP(BaseModel):
 
     def wrap(self, inner: Learner, *, teller: bool, weight: float, seed: int) -> FedNPLearner:
         """A peer's learner in FedNP; its weight in averages is needed to add up sites."""
+        from ..models.fednp import FedNPLearner, FedNPOptions  # torch: a config is read without it
+
         options = FedNPOptions(**self.model_dump(exclude={"features"}))
         learner = FedNPLearner(inner, options, teller=teller, features=self.features, seed=seed)
         learner.count_as(weight)

@@ -7,10 +7,10 @@ from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
-from pydantic_core import PydanticCustomError
 
 from ..gossip.privacy import ReleasePlan
 from ..gossip.trust import GuardSettings
+from .config_values import sentence
 
 
 def _table_of(kind: type) -> BeforeValidator:
@@ -23,20 +23,16 @@ def _table_of(kind: type) -> BeforeValidator:
         if unknown := [key for key in value if key not in known]:
             near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(known)}"
-            raise _sentence(f"unknown key {unknown[0]!r}; {hint}")
+            raise sentence(f"unknown key {unknown[0]!r}; {hint}")
         try:
             return TypeAdapter(kind).validate_python(value)
         except ValidationError as error:
             first = error.errors()[0]
             text = first["msg"].removeprefix("Value error, ")
             place = ".".join(map(str, first["loc"]))
-            raise _sentence(f"{place}: {text}, not {first['input']!r}" if place else text) from None
+            raise sentence(f"{place}: {text}, not {first['input']!r}" if place else text) from None
 
     return BeforeValidator(make)
-
-
-def _sentence(text: str) -> PydanticCustomError:
-    return PydanticCustomError("sentence", "{text}", {"text": text})
 
 
 class Trust(BaseModel):

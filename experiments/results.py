@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from .config import ConfigError
+from .errors import ConfigError
 
 Record = dict[str, Any]
 

@@ -1,4 +1,7 @@
-"""Running one config in the arena and leaving its results in a folder."""
+"""Running one config in the arena and leaving its results in a folder.
+
+Importing this loads neither torch nor the arena: the command line does so only to show its help.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from ..models import AssociativeNetwork, Layout, ModelError, implementers
-from ..peer.matched_store import MatchedStore
 from . import console
-from .arena import Arena, Mixing, Needs, Round, estimate
-from .arena.memory import free_memory
-from .build import Member, Swarm
-from .config import Config, ConfigError
-from .matching import members_in_order
+from .errors import ConfigError
 from .results import RecordFile, read_records, write_csv, write_json
+
+if TYPE_CHECKING:
+    from ..peer.matched_store import MatchedStore
+    from .arena import Arena, Mixing, Needs, Round
+    from .build import Member
+    from .config import Config
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,13 @@ class Simulation:
     @classmethod
     def of(cls, config: Config, source: str = "config") -> Simulation:
         """Build every peer of a config, unless it can be told beforehand that they do not fit."""
+        import torch
+
+        from ..models import ModelError, implementers
+        from .arena.memory import free_memory
+        from .build import Swarm
+        from .matching import members_in_order
+
         try:
             expected_needs(config).refuse_beyond(free_memory(torch.device("cpu")))
         except ModelError as error:
@@ -49,6 +58,8 @@ class Simulation:
 
     def arena(self) -> Arena:
         """The members in an arena, ready to run."""
+        from .arena import Arena
+
         config = self.config
         weights = [m.samples for m in self.members] if config.weights == "samples" else None
         return Arena(
@@ -67,6 +78,9 @@ class Simulation:
 
 def expected_needs(config: Config) -> Needs:
     """What a config's swarm will need at least, from the config alone: no data is loaded for it."""
+    from ..models import AssociativeNetwork, Layout, ModelError
+    from .arena import estimate
+
     layout = config.network.layout
     try:
         if "<>" in layout:

@@ -9,50 +9,38 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from ..gossip.chunks import HEADER_BYTES, Chunker, Reassembler
-from ..gossip.gossiper import Gossiper, new_session
-from ..gossip.messages import Give, Message
+from ..gossip.chunks import Reassembler
+from ..gossip.messages import Give
 from ..gossip.modes_paced import PacedMode
 from ..gossip.modes_rounds import RoundsMode
 from ..gossip.modes_server import ServerMode
 from ..gossip.pushsum import ONE
 from ..gossip.trust import NoTrust, Trusting
-from ..gossip.trust.guarded import guard
 from ..gossip.trust.intake import Intake
-from ..gossip.wire import Buffer, as_sent, encode
+from ..gossip.wire import Buffer
 from ..models import Learner, Metrics, Weighted
+from .agreement import Agreement
 from .allocator import give_back
 from .arrival import Arrival, PeerGuards
 from .checkpoint import load_checkpoint, save_checkpoint
 from .compression import Compression
 from .errors import PeerError
 from .matched_store import MatchedStore
+from .outgoing import Dispatch, Outgoing
 from .presence import Event, Gone, Offline, Online
 from .privacy import Privacy
+from .sessions import Sessions
 from .settings import Settings
 from .store import schema_hashes
 
 _log = logging.getLogger(__name__)
-
-_RECENT = 4  # received values per vector by which a peer judges that it agrees with its neighbours
-
-
-@dataclass(frozen=True)
-class Outgoing:
-    """Packets for one neighbour's inbox, to be taken once: each is made when it is asked for."""
-
-    receiver: str
-    vector: str
-    packets: Iterator[bytes]
 
 
 class Engine:
@@ -82,8 +70,6 @@ class Engine:
         self.dropped: Counter[str] = Counter()
         self.received = 0
         """Messages taken in so far."""
-        self._rng = np.random.default_rng(seed)
-        self._lossy = None if settings.dtype != "float16" else _as_float16
         self._checkpoint = checkpoint
         self._reassembler = Reassembler()
         self._guards = None
@@ -99,14 +85,16 @@ class Engine:
         self._met: dict[str, Online] = {}
         """The peers that can be reached now, as presence announced them."""
         self._shunned: set[str] = set()
-        self._waiting: dict[tuple[str, str, type[Message]], Message] = {}
-        """Messages that cannot be sealed yet."""
         self._memory: dict[str, Any] = {}
         self.trust: Trusting = NoTrust(name)
+        self._dispatch = Dispatch(name, self.schemas, settings.dtype, self.compression, self.trust)
         self.set_trust(self.trust)
-        self._recent: dict[str, deque[float]] = {v: deque(maxlen=_RECENT) for v in self.schemas}
+        self._agreement = Agreement(self.schemas, self.store)
         self._arrival = Arrival(name, settings, self.store, learner, self.weight)
-        self.mode = self._make_mode()
+        self._sessions = Sessions(
+            name, settings, self.schemas, self.store,
+            compression=self.compression, guards=self._guards, seed=seed,
+        )  # fmt: skip
         self.lived = False
         """Whether the peer was in the swarm before: a crash or a lost lease lies behind it."""
         self.restored = self._restore()
@@ -129,7 +117,7 @@ class Engine:
         if trust is not self.trust:
             self.dropped.update(self.trust.counters)
         self.trust = trust
-        self._chunker: Chunker | None = None
+        self._dispatch.set_trust(trust)
         self._intake = Intake(
             trust, self.schemas,
             guards=self._guards, reassembler=self._reassembler, drop=self._drop,
@@ -155,15 +143,12 @@ class Engine:
                 f"peer {self.name}: was away for longer than its lease of {self.settings.lease:g} s, and "
                 f"{self.settings.mode} mode cannot be joined midway; raise the lease"
             )
-        self.mode = self._make_mode()
-        self.gossiper = self._new_gossiper()
+        self.gossiper, self.mode = self._sessions.begin()
         self.lived, self.restored = True, False
         self._arrival.renew()
         self._met.clear()
-        self._waiting.clear()
-        self._chunker = None
-        for seen in self._recent.values():
-            seen.clear()
+        self._dispatch.renew()
+        self._agreement.forget()
 
     def train(self) -> Metrics:
         """One round's training; in lockstep modes it also opens the round's averaging.
@@ -222,65 +207,15 @@ class Engine:
         messages = self.gossiper.poll()
         if messages:
             self.save()
-        if self.trust.overhead:
-            messages = self._sealable(messages)
-        limit = max_packet - self.trust.overhead
-        if self._chunker is None or self._chunker.limit != limit:
-            self._chunker = Chunker(f"{self.name}/{self.session}", limit)
-        outgoing = []
-        for message in messages:
-            buffers = encode(message, self.schemas[message.vector], self.settings.dtype)
-            self.compression.sent(message, buffers)
-            packets = self._chunker.split(buffers)
-            if self.trust.overhead:
-                sealed = self._seal(message, packets)
-                if sealed is None:
-                    continue  # just now out, or without a key: the ledger repeats or gives up
-                packets = iter(sealed)
-            elif sum(len(buffer) for buffer in buffers) > max_packet - HEADER_BYTES:
-                packets = iter(list(packets))  # a checksum over much: not on the event loop
-            outgoing.append(Outgoing(message.receiver, message.vector, packets))
-        return outgoing
-
-    def _sealable(self, messages: list[Message]) -> list[Message]:
-        """What can be sealed by now; the newest of the rest waits for its receiver's card or a key."""
-        for message in messages:
-            self._waiting[message.receiver, message.vector, type(message)] = message
-        ready = [at for at in self._waiting if self.trust.can_seal(*at[:2])]
-        return [self._waiting.pop(at) for at in ready]
-
-    def _seal(self, message: Message, packets: Iterator[bytes]) -> list[bytes] | None:
-        """A message's packets as its receiver alone can open them; here, not on the event loop."""
-        sealed = []
-        for packet in packets:
-            closed = self.trust.seal(message.receiver, message.vector, packet)
-            if closed is None:
-                return None
-            sealed.append(closed)
-        return sealed
+        return self._dispatch.pack(messages, self.session, max_packet)
 
     def disagreement(self) -> dict[str, float]:
         """Per vector that was heard of, the largest relative distance to lately received values."""
-        return {vector: max(seen) for vector, seen in self._recent.items() if seen}
+        return self._agreement.disagreement()
 
     def agrees(self, tolerance: float) -> bool:
-        """Whether, for every vector that has neighbours, the last few values received agree.
-
-        Values that are on their way must agree too: what is not credited is taken back, and an old
-        value would disturb the agreement.
-        """
-        return (
-            not self.gossiper.stranded()
-            and all(
-                len(self._recent[vector]) == _RECENT and max(self._recent[vector]) <= tolerance
-                for vector in self.gossiper.vectors
-                if self.gossiper.neighbours(vector)
-            )
-            and all(
-                _distance(self.store.read(vector), transfer.give.value) <= tolerance
-                for (_, vector), transfer in self.gossiper.ledger.open.items()
-            )
-        )
+        """Whether values agree to a relative distance with all that was received lately."""
+        return self._agreement.reached(self.gossiper, tolerance)
 
     def shared(self) -> bool:
         """Whether any vector has a neighbour to share it with."""
@@ -326,7 +261,7 @@ class Engine:
         """Continue from the checkpoint if there is a usable one; else start a new session."""
         tree = load_checkpoint(self._checkpoint) if self._checkpoint else None
         if tree is None:
-            self.gossiper = self._new_gossiper()
+            self.gossiper, self.mode = self._sessions.begin()
             return False
         if tree["peer"] != self.name or tree["schemas"] != self.schemas:
             raise PeerError(
@@ -351,51 +286,10 @@ class Engine:
             self.renew()
             return False
         self._arrival.restore(tree["newcomer"])
-        self.gossiper = self._guarded(
-            Gossiper.restore(
-                tree["gossip"],
-                self.store,
-                mode=self.mode,
-                seed=self._rng,
-                lossy=self._lossy,
-                links=self.compression.links,
-            )
-        )
+        self.gossiper, self.mode = self._sessions.resume(tree["gossip"])
         return True
 
-    def _new_gossiper(self) -> Gossiper:
-        self.compression.links.forget()
-        return self._guarded(
-            Gossiper(
-                self.name, new_session(), self.store,
-                mode=self.mode, seed=self._rng, lossy=self._lossy, links=self.compression.links,
-            )
-        )  # fmt: skip
-
-    def _guarded(self, gossiper: Gossiper) -> Gossiper:
-        if self._guards is not None:
-            guard(gossiper, self._guards, time.monotonic)
-        return gossiper
-
     # --- insides --------------------------------------------------------------------------------
-
-    def _make_mode(self) -> PacedMode | RoundsMode | ServerMode:
-        settings = self.settings
-        match settings.mode:
-            case "async":
-                return PacedMode(
-                    settings.exchanges, fraction=settings.fraction, turns=settings.turns,
-                    drift=self.compression.drift(),
-                )  # fmt: skip
-            case "rounds":
-                sources = None
-                if settings.sources is not None:
-                    sources = {vector: set(settings.sources) for vector in self.schemas}
-                return RoundsMode(settings.exchanges, sources=sources)
-            case "server":
-                # A model without a server is the peer's own: it averages it by itself.
-                servers = {v: settings.servers.get(v, self.name) for v in self.schemas}
-                return ServerMode(self.name, servers)
 
     def _apply(self, event: Event) -> None:
         match event:
@@ -409,15 +303,12 @@ class Engine:
             case Gone():
                 if event.peer in self._met and self._met[event.peer].session == event.session:
                     del self._met[event.peer]
-                for at in [each for each in self._waiting if each[0] == event.peer]:
-                    del self._waiting[at]
+                self._dispatch.gone(event.peer)
                 self._privacy.gone(self.gossiper, event.peer)
-                before = {v: self.store.read(v) for v in self._recent}
+                before = self._agreement.values()
                 self.gossiper.peer_gone(event.peer, event.session, event.statement)
-                for vector, old in before.items():
-                    moved = _distance(old, self.store.read(vector))
-                    if moved > self.settings.settle_tolerance:
-                        self._recent[vector].clear()  # old mass came back: agree anew
+                # Old mass may have come back: then agree anew.
+                self._agreement.moved(before, self.settings.settle_tolerance)
 
     def _take(self, vector: str, packet: Buffer, now: float) -> None:
         """Put one packet in; whatever is wrong with it is counted and logged, never raised."""
@@ -436,7 +327,7 @@ class Engine:
         if credited:
             self._privacy.credited(message.sender, vector)
         if credited and isinstance(message, Give) and mine is not None:
-            self._recent[vector].append(_distance(mine, message.value))
+            self._agreement.heard(vector, mine, message.value)
 
     def _shun(self, peer: str, out: bool) -> None:
         """Push nothing more to a peer in quarantine until it is reinstated.
@@ -472,12 +363,3 @@ class Engine:
     def _guard_counters(self) -> Counter[str]:
         counted = {} if self._guards is None else self._guards.counters
         return Counter({f"guards-{cause}": count for cause, count in counted.items()})
-
-
-def _distance(mine: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:
-    """How far another value is from ours, relative to ours."""
-    return float(np.linalg.norm(mine - other)) / (float(np.linalg.norm(mine)) or 1.0)
-
-
-def _as_float16(_vector: str, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return as_sent(value, "float16")

@@ -7,10 +7,11 @@ import logging
 import time
 
 from ..gossip import topics
+from ..gossip.chunks import MIN_LIMIT
 from ..gossip.trust import Heard
-from .engine import Outgoing
 from .errors import PeerError
 from .membership import Membership
+from .outgoing import Outgoing
 from .presence import Gone, Status
 
 _log = logging.getLogger(__name__)
@@ -90,8 +91,6 @@ def _hear_oneself(member: Membership, payload: bytes) -> None:
 
 async def gossip(member: Membership) -> None:
     """Turn after turn: what arrived goes in, what is due goes out."""
-    room = member.transport.max_payload(topics.longest(member.settings.swarm))
-    limit = min(room, MAX_PACKET)
     while True:
         await member.rest()
         member.check_lease()
@@ -101,12 +100,25 @@ async def gossip(member: Membership) -> None:
             if isinstance(event, Gone):
                 member.trust.gone(event.peer, event.session)
         arrived, member.pending = member.pending, []
+        limit = _room(member)
         outgoing = await member.worker.run(member.engine.turn, arrived, events, now, limit)
         arrived.clear()  # megabytes, which would else be held until the next turn
         await _send(member, outgoing)
         if member.introduced:
             await _send_keys(member)
         await member.turned()
+
+
+def _room(member: Membership) -> int:
+    """Bytes of the largest packet, as of now: a broker may come back with another limit."""
+    room = member.transport.max_payload(topics.longest(member.settings.swarm))
+    least = MIN_LIMIT + member.trust.overhead
+    if room < least:
+        raise PeerError(
+            f"peer {member.name}: the broker takes {room} bytes a message at most, and gossip needs "
+            f"{least}: raise the broker's packet limit (mosquitto: max_packet_size)"
+        )
+    return min(room, MAX_PACKET)
 
 
 async def _send_keys(member: Membership) -> None:
@@ -125,6 +137,10 @@ async def _send(member: Membership, outgoing: list[Outgoing]) -> None:
     for message in outgoing:
         topic = topics.inbox(member.settings.swarm, message.receiver, message.vector)
         for packet in message.packets:
+            if len(packet) > member.transport.max_payload(topic):
+                # Cut before the limit became less; the ledger repeats the message, and then it fits.
+                member.engine.dropped["cut-too-large"] += 1
+                break
             await member.transport.publish(topic, packet)
             member.packets += 1
             member.bytes += len(packet)

@@ -46,4 +46,4 @@ def guard(gossiper: Gossiper, guards: Guards, clock: Callable[[], float]) -> Non
 
     clock: the one whose time is handed to the gossiper's `tick`.
     """
-    gossiper._vault = GuardedVault(gossiper, guards, clock)
+    gossiper._state.vault = GuardedVault(gossiper, guards, clock)

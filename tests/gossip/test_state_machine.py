@@ -436,7 +436,7 @@ class Swarm(RuleBasedStateMachine):
         names = sorted(self.live)
         injected = {n: self.live[n].account(VECTOR).injected for n in names}
         for g in self.live.values():
-            g._lossy = None
+            g._giving.lossy = None
             g.links.pipeline = None
             g._vault.settle(VECTOR)
             g._vault.store.write(VECTOR, self.value(g).astype(float))

@@ -17,7 +17,7 @@ from gossamer.gossip.trust import Admission, Identity, TrustError, invite
 from gossamer.gossip.trust.epochs import ModelKey
 from gossamer.gossip.trust.register import Claim, sign_card, sign_status
 from gossamer.gossip.wire import encode
-from gossamer.peer import engine as engine_module
+from gossamer.peer import outgoing as outgoing_module
 from gossamer.peer import peer as peer_module
 from gossamer.peer.errors import PeerError
 from gossamer.peer.presence import Status
@@ -38,7 +38,7 @@ def sent(monkeypatch):
             values.setdefault(message.vector, []).append(message.value.tobytes())
         return encode(message, schema, dtype)
 
-    monkeypatch.setattr(engine_module, "encode", recording)
+    monkeypatch.setattr(outgoing_module, "encode", recording)
     return values
 
 

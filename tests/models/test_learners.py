@@ -53,7 +53,7 @@ def test_a_stretch_counts_samples_and_epochs_visit_every_sample():
     assert seen == [3, 3, 1, 3, 3, 1], "batches end with their stretch"
     order = torch.cat([mine.samples[1][mine.draw(1)] for _ in range(26)])
     assert len(order) == 26
-    assert len(mine._order) == 0, "14 + 26 samples are one epoch of 40"
+    assert len(mine.order) == 0, "14 + 26 samples are one epoch of 40"
 
 
 def test_training_learns_and_testing_changes_nothing():

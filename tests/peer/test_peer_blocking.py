@@ -11,6 +11,7 @@ from peer_kit import Nest, make_learner, quick
 
 from gossamer.gossip.trust import intake as intake_module
 from gossamer.peer import engine as engine_module
+from gossamer.peer import outgoing as outgoing_module
 from gossamer.peer.engine import Engine
 
 HEAVY = ("train", "turn", "save", "found", "report", "close", "disagreement", "agrees")
@@ -31,8 +32,9 @@ def test_nothing_heavy_runs_on_the_loop(run, tmp_path, monkeypatch, mode):
 
     for name in HEAVY:
         watch(Engine, name)
-    for name in ("encode", "save_checkpoint", "load_checkpoint", "schema_hashes"):
+    for name in ("save_checkpoint", "load_checkpoint", "schema_hashes"):
         watch(engine_module, name)
+    watch(outgoing_module, "encode")
     watch(intake_module, "decode")
     learners = [make_learner("a"), make_learner("b")]
     for learner in learners:

@@ -13,7 +13,7 @@ from gossamer.gossip.messages import Give
 from gossamer.gossip.privacy import ReleasePlan
 from gossamer.gossip.trust import GuardSettings
 from gossamer.gossip.wire import encode
-from gossamer.peer import engine as engine_module
+from gossamer.peer import outgoing as outgoing_module
 from gossamer.peer.engine import Engine
 from gossamer.peer.errors import PeerError
 
@@ -44,7 +44,7 @@ def test_masks_hide_values_and_leave_the_average(run, tmp_path, monkeypatch, mod
             first.setdefault(message.sender, np.array(message.value))
         return encode(message, schema, dtype)
 
-    monkeypatch.setattr(engine_module, "encode", recording)
+    monkeypatch.setattr(outgoing_module, "encode", recording)
     private = {} if scale is None else {"global": scale}
     learners, reports = run(still(Papers(tmp_path), mode, private=private, guards="off"))
     assert held(reports) == injected(reports) == 4

@@ -1,0 +1,209 @@
+"""The giving half of a gossiper: mass is debited and sent, repeated, asked back, and settled.
+
+A transfer is open from the moment its mass is debited until its receiver says what became of it, or is
+gone for good. Credited mass is forgotten here; all other comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from .compress import Packed
+from .ledger import Delays, Edge, Patience, Transfer
+from .messages import Ack, Give, Recall, Tag
+from .pushsum import Array
+from .state import State
+
+
+class Giving:
+    """Opens transfers and sees each of them to its end.
+
+    patience: when to repeat and recall transfers.
+    lossy: what a receiver will read of a value that is sent, called as lossy(vector, value); None if the
+        wire changes nothing.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        rng: np.random.Generator,
+        patience: Patience,
+        lossy: Callable[[str, Array], Array] | None,
+    ) -> None:
+        self._state = state
+        self._rng = rng
+        self._delays = Delays(patience)
+        self.lossy = lossy
+
+    # --- opening --------------------------------------------------------------------------------
+
+    def push(
+        self,
+        vector: str,
+        shares: Mapping[str, int],
+        now: float,
+        tag: Tag | None = None,
+        *,
+        plain: bool = False,
+        whole: bool = False,
+    ) -> bool:
+        """Debit shares of one value and send them; see `Gossiper.push`."""
+        state = self._state
+        free = self.free_neighbours(state.known(vector), online_only=False)
+        for peer, share in shares.items():
+            if peer not in free:
+                raise ValueError(
+                    f"push {vector!r} to {peer!r}: not a neighbour for it, or a transfer is open"
+                )
+            if share < 1:
+                raise ValueError(f"push {vector!r} to {peer!r}: share {share} must be at least 1")
+        taken = self._take(vector, shares, plain, whole)
+        if taken is None:
+            state.counters["own-value-not-finite"] += 1
+            return False
+        for peer, (value, packed, share) in taken.items():
+            session = self._session_of(peer)
+            transfer = state.ledger.debit(vector, peer, session, share, value, now, tag, packed)
+            state.outbox.append(transfer.give)
+        state.counters["push"] += len(shares)
+        return True
+
+    def hand_over(self, now: float) -> None:
+        """Give all held weight of every vector to some free neighbour, if there is one."""
+        vault = self._state.vault
+        for vector in vault.vectors:
+            free = self.free_neighbours(vector)
+            if vault.weights[vector] and free:
+                heir = free[self._rng.integers(len(free))]
+                self.push(vector, {heir: vault.weights[vector]}, now, plain=True)
+
+    def free_neighbours(self, vector: str, *, online_only: bool = True) -> list[str]:
+        """Return the neighbours to which no transfer of this vector is open."""
+        neighbours, busy = self._state.neighbours, self._state.ledger.open
+        return [
+            peer
+            for peer in neighbours.sharing(vector)
+            if (peer, vector) not in busy and (neighbours.reachable(peer) or not online_only)
+        ]
+
+    def _take(
+        self, vector: str, shares: Mapping[str, int], plain: bool, whole: bool
+    ) -> Mapping[str, tuple[Array, Packed | None, int]] | None:
+        """Debit shares of a vector: what each receiver will read, how it travels, and its share."""
+        vault, links = self._state.vault, self._state.links
+        if plain or links.pipeline is None:
+            vault.settle(vector)
+            value = vault.take(vector, sum(shares.values()), self.lossy)
+            return None if value is None else {p: (value, None, s) for p, s in shares.items()}
+        return vault.take_packed(
+            vector,
+            shares,
+            lambda peer, value: links.pack(vector, peer, self._session_of(peer), value, self._rng),
+            whole=whole,
+        )
+
+    def _session_of(self, peer: str) -> str:
+        neighbour = self._state.neighbours.get(peer)
+        assert neighbour is not None
+        return neighbour.session
+
+    # --- waiting --------------------------------------------------------------------------------
+
+    def nudge(self, now: float) -> None:
+        """Repeat what waited too long for its answer; recall what waited much too long."""
+        for edge, transfer in list(self._state.ledger.open.items()):
+            self._nudge(edge, transfer, now)
+
+    def recall(self, peer: str, vector: str, now: float) -> None:
+        """Ask for the mass of an open transfer back."""
+        ledger = self._state.ledger
+        if (peer, vector) not in ledger.open:
+            raise ValueError(f"recall {vector!r} from {peer!r}: no transfer is open")
+        self._state.counters["recall"] += 1
+        self._send(ledger.update((peer, vector), recalling=True, sent=now, attempts=2))
+
+    def in_flight(self, vector: str) -> int:
+        """Return how many transfers of a vector are on their way to neighbours that should answer."""
+        reachable = self._state.neighbours.reachable
+        return sum(
+            open_vector == vector and not transfer.recalling and reachable(peer)
+            for (peer, open_vector), transfer in self._state.ledger.open.items()
+        )
+
+    def stranded(self) -> int:
+        """Return how many transfers are open to neighbours that cannot be reached for now."""
+        reachable = self._state.neighbours.reachable
+        return sum(not reachable(peer) for peer, _ in self._state.ledger.open)
+
+    def _nudge(self, edge: Edge, transfer: Transfer, now: float) -> None:
+        state = self._state
+        if transfer.opened is None:
+            self._send(state.ledger.update(edge, opened=now, sent=now))
+        elif not state.neighbours.reachable(edge[0]):
+            return
+        elif (
+            not transfer.recalling
+            and transfer.give.tag is None  # a schedule waits for its own: only death ends it
+            and now - transfer.opened >= self._delays.recall_after()
+        ):
+            self.recall(*edge, now)
+        elif now - transfer.sent >= self._delays.resend_after(transfer.attempts):
+            state.counters["repeat"] += 1
+            self._send(state.ledger.update(edge, sent=now, attempts=transfer.attempts + 1))
+
+    def _send(self, transfer: Transfer) -> None:
+        give = transfer.give
+        if transfer.recalling:
+            to, to_session = give.receiver, give.receiver_session
+            recall = Recall(give.vector, give.sender, give.session, to, to_session, give.sequence)
+            self._state.outbox.append(recall)
+        else:
+            self._state.outbox.append(give)
+
+    # --- settling -------------------------------------------------------------------------------
+
+    def acknowledged(self, ack: Ack, now: float) -> None:
+        """Close the transfer that was answered; what was not credited comes back."""
+        state = self._state
+        edge = (ack.sender, ack.vector)
+        transfer = state.ledger.open.get(edge)
+        if transfer is None or (ack.giver_session, ack.session, ack.sequence) != (
+            state.ledger.session,
+            transfer.give.receiver_session,
+            transfer.give.sequence,
+        ):
+            state.counters["stale-ack"] += 1
+            return
+        if ack.verdict not in ("credited", "void"):
+            state.counters["bad-verdict"] += 1
+            return
+        state.ledger.close(edge)
+        state.links.settled(transfer.give, credited=ack.verdict == "credited")
+        state.counters[f"acknowledged-{ack.verdict}"] += 1
+        if transfer.opened is not None:
+            self._delays.acknowledged(now - transfer.opened, transfer.attempts)
+        if ack.verdict == "void":
+            self._take_back(transfer.give)
+
+    def gone(self, peer: str, session: str, statement: Iterable[Iterable[Any]] | None) -> None:
+        """Close all transfers to a session that is gone; what its statement does not claim comes back."""
+        state = self._state
+        mine = [state.ledger.peer, state.ledger.session]
+        rows = [list(row) for row in statement or ()]
+        settled = {row[2]: row[3:] for row in rows if len(row) == 5 and row[:2] == mine}
+        for edge, transfer in list(state.ledger.open.items()):
+            give = transfer.give
+            if edge[0] == peer and give.receiver_session == session:
+                state.ledger.close(edge)
+                if settled.get(give.vector) == [give.sequence, "credited"]:
+                    state.counters["settled-by-statement"] += 1
+                else:
+                    state.counters["taken-back"] += 1
+                    self._take_back(give)
+
+    def _take_back(self, give: Give) -> None:
+        self._state.vault.take_back(give)
+        self._state.mode.returned(give)
