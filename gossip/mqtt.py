@@ -23,6 +23,7 @@ import numpy as np
 
 from .mqtt_address import ALWAYS_FATAL, FATAL_AT_FIRST, Address, TlsFiles
 from .mqtt_echo import Echo
+from .mqtt_limit import PacketLimit
 from .mqtt_link import Link
 from .mqtt_options import MqttOptions
 from .topics import is_gossip, is_state, matches
@@ -39,7 +40,7 @@ from .transport import (
 )
 
 _log = logging.getLogger(__name__)
-_MAX_PACKET = 256 * 1024 * 1024  # what MQTT itself allows
+_AROUND = 16  # bytes of a packet besides topic and payload: header, lengths, packet id, properties
 
 __all__ = ["MqttOptions", "MqttTransport"]
 
@@ -51,7 +52,7 @@ class MqttTransport:
         hear itself: see `Echo`. What arrives on it is not handed on.
 
     `counters` names: inbound-full, inbound-superseded, inbound-too-large, inbound-unsolicited,
-    outbound-offline, outbound-full, outbound-lost, reconnects, deaf.
+    outbound-offline, outbound-full, outbound-lost, reconnects, deaf, packets-halved.
     """
 
     def __init__(
@@ -82,6 +83,8 @@ class MqttTransport:
         self._random = np.random.default_rng(seed)
         self._patterns: list[str] = []
         self._echo = Echo(echo, self.options.keepalive)
+        self._echo_topic = echo
+        self._limit = PacketLimit(str(self.address), self.options.max_packet)
         self._inbox = Inbox(
             self.counters, self.options.max_inbound_messages, self.options.max_inbound_bytes
         )
@@ -133,6 +136,9 @@ class MqttTransport:
                 lost = await self._unless_closing(self._live(first))
             except TransportError as failure:
                 lost = failure
+                if failure.cause == "too-large":  # the birth, which will be no smaller next time
+                    error = failure
+                    break
             except Exception as failure:  # a hook's own mistake: report it, do not loop on it
                 error = TransportError("hook", f"the on_connect hook failed: {failure!r}")
                 error.__cause__ = failure
@@ -145,9 +151,16 @@ class MqttTransport:
             ):
                 error = lost
                 break
+            try:
+                halved = self._limit.lost(lost.cause)
+            except TransportError as failure:
+                error = failure
+                break
+            if halved:
+                self.counters["packets-halved"] += 1
             self._set("lost", str(lost))
             _log.info("%s: %s; trying again", self.client_id, lost)
-            if loop.time() - started > options.longest_delay:
+            if halved or loop.time() - started > options.longest_delay:
                 failures = 0
             delay = min(options.longest_delay, options.first_delay * 2.0 ** min(failures, 30))
             delay *= self._random.uniform(0.5, 1.0)
@@ -195,6 +208,7 @@ class MqttTransport:
         try:
             if self._patterns and not await link.alive(link.subscribe(self._patterns)):
                 return link.why_lost()
+            self._limit.connected(link.max_packet)
             self._link = link
             if first.done():
                 self.counters["reconnects"] += 1
@@ -204,10 +218,12 @@ class MqttTransport:
             if not first.done():
                 first.set_result(None)
             listening = asyncio.ensure_future(self._echo.listen(link, self._covered))
+            asking = asyncio.ensure_future(self._limit.ask(link, self._echo_topic))
             try:
                 await asyncio.wait((listening, link.lost), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 listening.cancel()
+                asking.cancel()
             if not link.lost.done():
                 self.counters["deaf"] += 1
                 link.give_up("deaf", "takes what we say, but we hear nothing, not even ourselves")
@@ -229,11 +245,9 @@ class MqttTransport:
     # --- traffic -------------------------------------------------------------------------------
 
     def max_payload(self, topic: str) -> int:
-        """See `Transport.max_payload`. In MQTT 5 the broker's own limit counts, if it names one."""
-        limit = self.options.max_packet
-        if self._link is not None and self._link.max_packet is not None:
-            limit = min(self._link.max_packet, _MAX_PACKET)
-        return limit - len(topic.encode()) - 16  # fixed header, lengths, packet id, properties
+        """See `Transport.max_payload`. In MQTT 5 the broker's own limit counts, if it names one;
+        else it becomes less when the broker hangs up on large packets: ask each time."""
+        return self._limit.size - len(topic.encode()) - _AROUND
 
     async def publish(
         self, topic: str, payload: Payload, *, retain: bool = False, qos: int | None = None
@@ -250,11 +264,13 @@ class MqttTransport:
                 await self._settled.wait()
                 await asyncio.sleep(0)
                 continue
-            if len(payload) > self.max_payload(topic):
+            size = len(payload) + len(topic.encode()) + _AROUND
+            if not self._limit.allows(size):
                 raise TransportError(
                     "too-large",
                     f"{len(payload)} bytes to {topic}; {self.address} takes "
-                    f"{self.max_payload(topic)}: cut the message into chunks",
+                    f"{self.max_payload(topic)}: raise the broker's packet limit (mosquitto: "
+                    "max_packet_size), or cut the message into chunks",
                 )
             if (
                 qos == 0
@@ -264,11 +280,14 @@ class MqttTransport:
                 self.counters["outbound-full"] += 1
                 return False
             self._outbound_bytes += len(payload)
+            mark = self._limit.sending(size, whole=not is_gossip(topic))
             try:
                 sent = await link.publish(topic, payload, qos, retain)
             finally:
                 self._outbound_bytes -= len(payload)
             if sent:
+                if qos:
+                    self._limit.took(mark)
                 return True
             self.counters["outbound-lost"] += 1
             if qos == 0:

@@ -136,6 +136,8 @@ def explain(error: BaseException, address: Address, code: int | None = None) -> 
         return TransportError("password", f"{address} refused {who}: check name and password")
     if code == 132:
         return TransportError("protocol", f"{address} does not speak this version of MQTT")
+    if code == 141:
+        return TransportError("silent", f"{address} gives no sign of life")
     if code == 142:
         return TransportError("taken-over", f"another client with our id connected to {address}")
     if code == 149:

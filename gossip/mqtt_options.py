@@ -19,8 +19,10 @@ class MqttOptions:
         raise it to save a device's battery.
     first_delay, longest_delay: seconds of the first and longest wait between attempts to reconnect;
         each is shortened by up to half at random, so that a swarm does not return all at once.
-    max_packet: largest packet to send, when the broker does not say (3.1.1). It must not exceed the
-        broker's own limit, which cuts the connection.
+    max_packet: largest packet to send, when the broker does not say (3.1.1). Should the broker close
+        the connection on smaller ones, chunks are halved until it does not: see `PacketLimit`. A
+        broker that drops them without a word (mosquitto: message_size_limit) cannot be noticed: lower
+        this to its limit.
     max_inbound_messages, max_inbound_bytes: bounds of what waits to be read; see `Inbox`.
     max_inbound_payload: larger payloads are dropped, and refused beforehand in MQTT 5.
     max_outbound_bytes: bound of what waits to be written; gossip beyond it is dropped and counted.

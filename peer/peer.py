@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,9 @@ from .settings import Settings
 from .worker import Worker
 
 _log = logging.getLogger(__name__)
+
+PROGRESS = 10.0
+"""Seconds between two log lines about a peer's progress, at the least."""
 
 __all__ = ["Connect", "Peer", "Record", "Report"]
 
@@ -100,6 +104,7 @@ class Peer:
         self._leave = asyncio.Event()
         self._leave_reason = ""
         self._accuracy = float("nan")
+        self._told = 0.0
         self._member: Membership | None = None
 
     def leave(self, reason: str = "asked to leave") -> None:
@@ -211,6 +216,8 @@ class Peer:
         finally:
             asked.cancel()
             if not work.done():
+                if self._leave.is_set():
+                    member.depart()  # now: a stretch of training that has begun is finished first
                 work.cancel()
                 await asyncio.wait((work,))
         if not work.cancelled():
@@ -228,6 +235,13 @@ class Peer:
         if self.settings.trained and not engine.lived:
             own = await run(self.learner.test)  # what it knew before it heard of the others
         await join(member)
+        if engine.round:
+            _log.info(
+                "peer %s goes on after round %d of %d",
+                self.name,
+                engine.round,
+                self.settings.rounds,
+            )
         member.enter("training")
         await member.until_averaged()  # a round that a crash interrupted
         if own is not None:
@@ -242,11 +256,22 @@ class Peer:
                 await self._test(member)
             else:
                 await member.publish_record({"training_loss": training.mean_loss})
+        if busy := _still_learning(member):
+            _log.info(
+                "peer %s has trained all its rounds; it stays until these are through: %s",
+                self.name, ", ".join(busy),
+            )  # fmt: skip
         await Settling(member, self.learner, self._note).finish()
 
     async def _test(self, member: Membership) -> None:
         test = await member.worker.run(self.learner.test)
         self._note(test.accuracy)
+        number, last = member.engine.round, self.settings.rounds
+        if number == last or time.monotonic() >= self._told + PROGRESS:
+            self._told = time.monotonic()
+            _log.info(
+                "peer %s: round %d of %d, accuracy %.3f", self.name, number, last, test.accuracy
+            )
         await member.publish_record({"accuracy": test.accuracy, "loss": test.mean_loss})
 
     def _note(self, accuracy: float) -> None:
@@ -267,6 +292,13 @@ class Peer:
             transport=dict(counters),
             **report,
         )
+
+
+def _still_learning(member: Membership) -> list[str]:
+    """The others that have training before them, whether they are there or expected back."""
+    others = member.roster.online().items()
+    busy = {peer for peer, status in others if status.phase in ("starting", "training")}
+    return sorted(busy | set(member.roster.awaited()))
 
 
 def _first(errors: BaseExceptionGroup[Exception]) -> Exception:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -153,7 +154,9 @@ def test_a_leaver_hands_over_all_its_mass(run):
 
 
 @pytest.mark.parametrize("mode", ["async", "rounds", "server"])
-def test_a_crashed_peer_goes_on_from_its_checkpoint(run, tmp_path, mode):
+def test_a_crashed_peer_goes_on_from_its_checkpoint(run, tmp_path, mode, caplog):
+    caplog.set_level(logging.INFO)
+
     async def swarm():
         broker = MemoryBroker(FaultPlan(drop=0.1, duplicate=0.1, reorder=0.1), seed=1)
         nest = Nest(quick(rounds=16, mode=mode, servers={"global": "b"}), broker)
@@ -171,6 +174,24 @@ def test_a_crashed_peer_goes_on_from_its_checkpoint(run, tmp_path, mode):
     assert held(reports) == injected(reports) == 3
     assert consensus(start.learners) < 1e-3
     assert all(r.rounds == 16 for r in reports)
+    for name, least in (("a", 2), ("b", 6), ("a", 10)):  # what was reached before the last checkpoint
+        rounds = re.findall(rf"peer {name} goes on after round (\d+) of 16", caplog.text)
+        assert any(int(found) >= least for found in rounds)
+    assert all(f"peer {name}: round 16 of 16, accuracy " in caplog.text for name in TRIO)
+
+
+def test_who_is_through_first_tells_for_whom_it_stays(run, caplog):
+    caplog.set_level(logging.INFO)
+
+    async def swarm():
+        start = Start(Nest(quick(rounds=6)), limit=3)
+        await start.wait()
+        start.gates["a"].open()
+        line = "peer a has trained all its rounds; it stays until these are through: b, c"
+        await wait_for(lambda: line in caplog.text)
+        await start.finish()
+
+    run(swarm())
 
 
 def test_a_peer_that_dies_for_good_is_given_up_and_takes_only_what_it_held(run, caplog):

@@ -1,0 +1,53 @@
+"""Real processes on a mosquitto that hangs up on large packets, and cannot say so in MQTT 3.1.1."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from swarm_kit import small_config
+
+from gossamer.experiments.live import plan
+from gossamer.experiments.watch import collect
+from gossamer.peer.broker import Broker
+from gossamer.peer.broker_config import BrokerSettings
+from gossamer.peer.errors import PeerError
+from gossamer.peer.host import BrokerAddress
+from gossamer.peer.swarm import LocalSwarm
+
+pytestmark = pytest.mark.live
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("version", ["3.1.1", "5"])
+def test_peers_average_through_a_broker_with_a_low_limit(
+    mosquitto: Broker, tmp_path: Path, version: str
+) -> None:
+    config = small_config(2, 4, mode="rounds")
+    with Broker(BrokerSettings(max_packet=2000), kind="mosquitto") as broker:
+        spec = plan(config, tmp_path, BrokerAddress(broker.url, version=version))
+        asyncio.run(LocalSwarm(spec).run())
+    outcome = collect(config, spec, [])
+    held, injected = outcome.weight["global"]
+    assert held == injected == 2
+    assert outcome.consensus["global"] < 1e-2
+    for peer in spec.peers:
+        report = json.loads((tmp_path / f"{peer.name}.report.json").read_text())
+        assert report["gossip"]["credited"] >= config.rounds
+        halved = report["transport"].get("packets-halved", 0)
+        reconnects = report["transport"].get("reconnects", 0)
+        assert (halved >= 1 and reconnects >= 3) if version == "3.1.1" else not reconnects
+
+
+@pytest.mark.timeout(300)
+def test_a_broker_too_small_for_a_card_ends_peers_with_one_line(
+    mosquitto: Broker, tmp_path: Path
+) -> None:
+    config = small_config(2, 2, mode="rounds")
+    with Broker(BrokerSettings(max_packet=340), kind="mosquitto") as broker:
+        spec = plan(config, tmp_path, BrokerAddress(broker.url))
+        with pytest.raises(PeerError, match=r"cannot be cut smaller: .*max_packet_size") as error:
+            asyncio.run(LocalSwarm(spec).run())
+    assert broker.url in str(error.value)

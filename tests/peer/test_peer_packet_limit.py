@@ -1,0 +1,89 @@
+"""A broker's packet limit, as peers see it: it may become less while they run, or be too low."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from peer_kit import Nest, Still, consensus, held, injected, make_learner, quick
+
+from gossamer.gossip.memory_transport import MemoryBroker
+from gossamer.peer.errors import PeerError
+
+LOW = 4000
+
+
+def fall(broker: MemoryBroker) -> None:
+    """Called on the event loop, where a transport learns of its limit too."""
+    broker.max_packet = LOW
+
+
+@pytest.mark.parametrize("mode", ["async", "rounds"])
+def test_a_limit_that_falls_while_peers_run_costs_no_mass(run, mode):
+    async def scenario():
+        nest = Nest(quick(rounds=6, mode=mode, expect=("a", "b")))
+        whole, loop = nest.broker.max_packet, asyncio.get_running_loop()
+
+        def lower(number: int) -> None:
+            if number == 3:
+                loop.call_soon_threadsafe(fall, nest.broker)
+
+        learners = [
+            Still(
+                make_learner(name, {"global": "40-40-10"}, layout="40=40=10"), value, during=lower
+            )
+            for name, value in (("a", 0.0), ("b", 1.0))
+        ]
+        assert 4 * len(learners[0].network.read("global")) > LOW, "a message must be cut"
+        for name, learner in zip("ab", learners, strict=True):
+            nest.start(name, learner)
+        reports = await nest.all()
+        assert nest.broker.max_packet == LOW < whole
+        assert held(reports) == injected(reports) == 2
+        assert consensus(learners) < 1e-3
+
+    run(scenario())
+
+
+def test_packets_cut_before_the_limit_fell_are_not_sent(run):
+    async def scenario():
+        nest = Nest(quick(rounds=3, mode="rounds", expect=("a", "b")))
+        learners = [make_learner(name, {"global": "40-40-10"}, layout="40=40=10") for name in "ab"]
+        lives = [nest.start(name, learner) for name, learner in zip("ab", learners, strict=True)]
+        for life in lives:
+            lower_after_cutting(life, nest)
+        reports = await nest.all()
+        assert sum(report.dropped.get("cut-too-large", 0) for report in reports) >= 1
+        assert held(reports) == injected(reports) == 2
+
+    def lower_after_cutting(life, nest) -> None:
+        """Lower the limit right after a turn has cut a large message."""
+        peer, begin = life.peer, life.peer._learn_or_leave
+        loop = asyncio.get_running_loop()
+
+        async def learn(member):
+            turn = member.engine.turn
+
+            def and_lower(*arguments):
+                cut = [(one, list(one.packets)) for one in turn(*arguments)]
+                if any(len(packet) > LOW for _, packets in cut for packet in packets):
+                    loop.call_soon_threadsafe(fall, nest.broker)
+                return [replace(one, packets=iter(packets)) for one, packets in cut]
+
+            member.engine.turn = and_lower
+            return await begin(member)
+
+        peer._learn_or_leave = learn
+
+    run(scenario())
+
+
+def test_a_limit_too_low_for_gossip_is_one_error(run):
+    async def scenario():
+        nest = Nest(quick(), MemoryBroker(max_packet=330))
+        nest.start("a")
+        with pytest.raises(PeerError, match="gossip needs 168: raise the broker's packet limit"):
+            await nest.all()
+
+    run(scenario())
