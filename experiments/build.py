@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from torch import nn
 from ..models import (
     AssociativeLearner,
     AssociativeNetwork,
+    Layout,
     Learner,
     ModelGraph,
     SgdLearner,
@@ -143,9 +144,9 @@ class Swarm:
         task = self.task(index, self.dataset.classes)
         with self._keys.blaming(self._network_key()):
             module = self._named.make() if self._named else mlp_from(config, self._layout(index))
+        if self._named is None:  # before slices, which would be blamed for not fitting it
+            self._check_fit(Layout.network(self._layout(index)).cells)
         network = self._network(index, module)
-        if self._named is None:
-            self._check_fit(network)
         file = self.trained_file(index)
         if file is not None:
             with self._keys.blaming("network.trained", f"peer {index}: "):
@@ -239,19 +240,18 @@ class Swarm:
                 found = size.layout
         return found
 
-    def _check_fit(self, network: SlicedNetwork) -> None:
-        parts = network.slicing.anatomy.parts
+    def _check_fit(self, cells: Sequence[int]) -> None:
         features = self.dataset.train.flat().shape[1]
-        if parts[0].cells != features:
+        if cells[0] != features:
             raise self._keys.error(
                 "network.layout",
-                f"the first part has {parts[0].cells} cells, but {self.dataset.name} has {features} features",
+                f"the first part has {cells[0]} cells, but {self.dataset.name} has {features} features",
             )
         wanted = {self.dataset.classes} | ({1} if self.dataset.classes == 2 else set())
-        if parts[-1].cells not in wanted:
+        if cells[-1] not in wanted:
             raise self._keys.error(
                 "network.layout",
-                f"the last part has {parts[-1].cells} cells, but {self.dataset.name} has "
+                f"the last part has {cells[-1]} cells, but {self.dataset.name} has "
                 f"{self.dataset.classes} classes",
             )
 

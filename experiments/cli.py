@@ -14,11 +14,12 @@ import typer
 from rich.markup import escape
 
 from . import cli_compare, cli_fuse, cli_papers, cli_slices, cli_virtual, console
-from .cli_live import register
+from .cli_live import register, saying_what_is_kept
 from .cli_topology import register as register_topology
 from .cli_trust import register as register_trust
 from .cli_virtual import simulate_in_virtual_time
-from .errors import ConfigError
+from .errors import ConfigError, Stopped
+from .results import make_folder
 from .simulate import Simulation, simulate
 from .threads import use_threads
 
@@ -74,7 +75,9 @@ def demo_command(
     """Sixteen live peers, sixteen tasks: alone, everything averaged, partial models. With a picture."""
     from .demo import run_demo
 
-    run_demo(out or Path("results/demo"), broker)
+    folder = make_folder(out or Path("results/demo"))
+    with saying_what_is_kept(folder):
+        run_demo(folder, broker)
 
 
 @app.command("simulate")
@@ -94,6 +97,7 @@ def simulate_command(
     from .config import load_config
 
     settings = load_config(config)
+    console.note_defaults(config, settings)
     folder = out or Path("results") / settings.name
     if settings.sweep:
         raise ConfigError(f"{config}: key 'sweep': run it with gossamer sweep {config}")
@@ -171,6 +175,9 @@ def main() -> None:
             raise
         console.err.print("[bold red]error:[/]", escape(str(error)), soft_wrap=True)
         sys.exit(2)
+    except Stopped as stop:
+        console.err.print(str(stop), markup=False, soft_wrap=True)
+        sys.exit(INTERRUPTED)
     except SystemExit as stop:
         if stop.code == INTERRUPTED:  # typer has turned Ctrl-C into an exit code
             console.err.print("interrupted; what was computed is kept")

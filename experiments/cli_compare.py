@@ -40,7 +40,8 @@ def compare_command(
     settings = choose(load_comparison(config), only)
     check(settings, str(config))
     folder = out or Path("results/compare") / settings.name
-    grid = Runs(cells_of(settings, str(config)), folder / "runs.jsonl")
+    cells = cells_of(settings, str(config))
+    grid = Runs(cells, folder / "runs.jsonl")
     files: list[Path] = []
     with console.progress("runs") as bar:
         task = bar.add_task(settings.name, total=None, latest="")
@@ -60,7 +61,7 @@ def compare_command(
             records = grid.records()
             if records:
                 write_json(folder / "config.json", settings.model_dump(mode="json"))
-            files = write_report(records, folder, settings.name, describe(settings))
+            files = write_report(records, folder, settings.name, describe(settings), len(cells))
     show(records, settings.name)
     console.wrote([folder / "runs.jsonl", *files])
 

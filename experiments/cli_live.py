@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from . import console
-from .errors import ConfigError
+from .errors import ConfigError, Stopped
+from .results import make_folder, require_folder
 
 if TYPE_CHECKING:
     from ..peer.acl import RuleFiles
     from ..peer.host import BrokerAddress
+
+PORTS = 65535
+"""The largest number that a port can have."""
 
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for results.")]
 Url = Annotated[
@@ -48,6 +54,7 @@ def swarm_command(
     from .config import load_config
 
     settings = load_config(config)
+    console.note_defaults(config, settings)
     if settings.time is not None or settings.sweep:
         raise ConfigError(
             f"{config}: [time] and [sweep] are for gossamer simulate and gossamer sweep; leave them out "
@@ -56,17 +63,29 @@ def swarm_command(
     # Only now, so that a mistake in the config is told without waiting for torch.
     from .watch import broker_for, draw_swarm, print_outcome, run_live
 
-    folder = out or Path("results") / f"{settings.name}-live"
+    folder = require_folder(out or Path("results") / f"{settings.name}-live")
     if settings.trust.kind == "none":
         console.err.print("trust is off: whoever reaches the broker can read and forge")
     else:
         console.err.print(f"trust: throw-away keys and invitations in {folder / 'trust'}")
-    with broker_for(broker) as address:
+    with saying_what_is_kept(folder), broker_for(broker) as address:
         if broker is not None:
             address = _address(broker, ca, certificate, key, mqtt)
         outcome = run_live(settings, folder, address, source=str(config))
     print_outcome(settings, outcome)
     console.wrote([outcome.records, folder / "outcome.json", *draw_swarm(settings, folder)])
+
+
+@contextlib.contextmanager
+def saying_what_is_kept(folder: Path) -> Iterator[None]:
+    """A live swarm that is interrupted is over: its peers have left, and cannot go on another time."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped(
+            f"interrupted; records, networks and reports are kept in {folder} until the next run there, "
+            "which starts anew"
+        ) from None
 
 
 def join_command(
@@ -102,8 +121,7 @@ def join_command(
 
     sys.path.insert(0, str(config.parent.resolve()))  # an entry point may stand beside its file
     spec = load_join(config, swarm, name, Given(identity, invitation, owner), network)
-    folder = out or Path("results") / f"{swarm}-{spec.name}"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = make_folder(out or Path("results") / f"{swarm}-{spec.name}")
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
@@ -118,9 +136,12 @@ def join_command(
 
 def broker_command(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 1883,
+    port: Annotated[int, typer.Option(min=0, max=PORTS, help="Port; 0 takes a free one.")] = 1883,
     websockets: Annotated[
-        int | None, typer.Option(help="Also listen for websockets on this port (embedded broker).")
+        int | None,
+        typer.Option(
+            min=0, max=PORTS, help="Also listen for websockets on this port (embedded broker)."
+        ),
     ] = None,
     embedded: Annotated[bool, typer.Option("--embedded", help="Use the embedded broker.")] = False,
     tls: Annotated[
@@ -155,7 +176,7 @@ def broker_command(
 
     files = None
     if tls is not None:
-        authority = Authority.create(tls)
+        authority = Authority.create(require_folder(tls))
         server = authority.issue_server([host])
         files = BrokerTls(authority.certificate, server.certificate, server.key)
         console.out.print(f"peers need: --ca {authority.certificate}", soft_wrap=True)

@@ -12,6 +12,7 @@ import typer
 
 from . import console
 from .errors import ConfigError
+from .results import make_folder, require_folder
 
 if TYPE_CHECKING:
     from ..models import SlicedNetwork
@@ -66,14 +67,14 @@ def slices_command(
         network, name = _of_config(Path(module), peer)
     else:
         network, name = _of_name(module, give or ["global=0.8"], depends, shape, option, buffers)
+    folder = require_folder(out or Path("results/slices"))
     from .slices import table
 
     header, rows = table(network.slicing)
     console.table(f"{name}: {len(network.flat):,} values", header, rows)
     from .slices_picture import draw_slices  # after the table: matplotlib takes a second
 
-    folder = out or Path("results/slices")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     file = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
     console.wrote(
         draw_slices(network.slicing, folder / file, f"{name}, {len(network.flat):,} values")

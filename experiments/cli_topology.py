@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from . import console
+from .results import require_folder
 
 if TYPE_CHECKING:
     from ..topology import Rule
@@ -65,11 +66,13 @@ def show_command(
 
     rule = _rule(weights)
     given = _take(graph, peers, seed, bridge)
-    shown = examine(given, rule, _checked(tolerance), group)
+    _checked(tolerance)
+    folder = require_folder(out or _folder("show", given.name))
+    shown = examine(given, rule, tolerance, group)
     console.table(given.name, ["what", "value"], shown.rows)
     if shown.models:
         console.table("each partial model on its own subgraph", MODEL_HEADER, shown.models)
-    console.wrote(show(shown, out or _folder("show", given.name)))
+    console.wrote(show(shown, folder))
 
 
 @topology_app.command("compare")
@@ -108,6 +111,8 @@ def compare_command(
     wanted = comparing.worth_learning(found) if learn is None else learn
     if megabytes is not None and megabytes <= 0:
         raise TopologyError(f"--megabytes {megabytes:g}: give a positive number")
+    _checked(tolerance)
+    folder = require_folder(out or _folder("compare", f"{len(found)} graphs"))
     learning = Learning(rounds=rounds, seed=seed)
     budget = None
     if wanted:
@@ -121,7 +126,7 @@ def compare_command(
         entries = comparing.compare(
             found,
             rule=rule,
-            tolerance=_checked(tolerance),
+            tolerance=tolerance,
             learning=learning if wanted else None,
             budget=budget,
             seed=seed,
@@ -147,7 +152,6 @@ def compare_command(
         )
     elif learn is None:
         console.out.print(f"no learning run for {count} peers; --learn forces it")
-    folder = out or _folder("compare", f"{len(found)} graphs")
     console.wrote(
         comparing.write(
             entries, folder, tolerance=tolerance, message=learning.message, budget=budget
@@ -170,15 +174,15 @@ def stress_command(
 
     rule = _rule(weights)
     given = _take(graph, peers, seed, bridge)
+    _checked(tolerance)
+    folder = require_folder(out or _folder("stress", given.name))
     with console.progress("steps") as bar:
         task = bar.add_task("stress", total=6, latest="")
 
         def on_step(name: str) -> None:
             bar.update(task, advance=1, latest=name)
 
-        found = stressing.stress(
-            given, rule=rule, tolerance=_checked(tolerance), seed=seed, on_step=on_step
-        )
+        found = stressing.stress(given, rule=rule, tolerance=tolerance, seed=seed, on_step=on_step)
     console.table(
         f"{found.name}: {found.peers} peers, {found.links} links",
         stressing.HEADER,
@@ -190,7 +194,7 @@ def stress_command(
         [(s.trouble, f"{s.factor:.3g}") for s in found.slowdowns],
     )
     console.out.print(found.verdict, soft_wrap=True)
-    console.wrote(stressing.write(found, out or _folder("stress", given.name)))
+    console.wrote(stressing.write(found, folder))
 
 
 @topology_app.command("advise")
@@ -218,6 +222,8 @@ def advise_command(
     from .graphs import advise as advising
 
     members = None if groups is None else advising.groups_from(groups, peers)
+    if out is not None:
+        require_folder(out)
     advice = advise(
         peers,
         degree,
@@ -261,7 +267,9 @@ def _take(text: str, peers: int | None, seed: int, bridging: bool) -> Given:
 
     given = take(text, peers, seed=seed, bridging=bridging)
     if given.added.edges:
-        console.out.print(f"{given.name}: {describe_bridging(given.added)}", soft_wrap=True)
+        console.out.print(
+            f"{given.name}: {describe_bridging(given.added, given.labels)}", soft_wrap=True
+        )
     return given
 
 

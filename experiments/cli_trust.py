@@ -13,7 +13,7 @@ import typer
 
 from . import console
 from .errors import ConfigError
-from .results import write_json
+from .results import make_folder, require_folder, write_json
 
 Owner = Annotated[Path, typer.Option(help="The owner's key file (gossamer keygen owner).")]
 SwarmName = Annotated[str, typer.Option("--swarm", help="The swarm's name.")]
@@ -36,6 +36,7 @@ def keygen_command(
     with _one_line():
         identity = Identity.generate(label)
         path = out or Path(f"{label}.key")
+        require_folder(path.parent)
         identity.save(path)
     console.out.print(f"name        {identity.name}", soft_wrap=True)
     console.out.print(f"public key  {public_text(identity.public)}", soft_wrap=True)
@@ -163,16 +164,12 @@ def study_command(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for results.")] = None,
 ) -> None:
     """Measure trust: what private averaging hides and costs, or what guards make of attacks."""
-    folder = out or Path("results/study")
-    match name:
-        case "private":
-            rows = _study_private(quick)
-        case "byzantine":
-            rows = _study_byzantine(quick)
-        case _:
-            raise ConfigError(f"no study is called {name!r}; there are private and byzantine")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{name}.json", rows)
+    studies = {"private": _study_private, "byzantine": _study_byzantine}
+    if name not in studies:
+        raise ConfigError(f"no study is called {name!r}; there are {' and '.join(studies)}")
+    folder = require_folder(out or Path("results/study"))
+    rows = studies[name](quick)
+    write_json(make_folder(folder) / f"{name}.json", rows)
     console.wrote([folder / f"{name}.json"])
 
 

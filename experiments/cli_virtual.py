@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import console
-from .results import Record, write_csv
+from .results import Record, make_folder, require_folder, write_csv
 
 if TYPE_CHECKING:
     from .config import Config
@@ -127,6 +127,7 @@ def virtual_command(
         parse(pause, "--pause"), parse(delay, "--delay"), stragglers=stragglers, loss=loss
     )
     graph = build(topology, peers, seed)
+    folder = require_folder(out or Path("results/virtual"))
     values = np.random.default_rng(seed).standard_normal((peers, coordinates))
     swarm = PushSumSwarm(values, graph, conditions, fanout=fanout, seed=seed, threads=threads)
     before, started = swarm.total(), time.perf_counter()
@@ -137,8 +138,7 @@ def virtual_command(
             samples.append(sample)
             bar.update(task, completed=round(sample.time), latest=f"error {sample.error:.2e}")
     taken = time.perf_counter() - started
-    folder = out or Path("results/virtual")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     rows = [(f"{s.time:g}", f"{s.error:.4g}", s.events) for s in samples]
     write_csv(folder / "error.csv", ["time", "error", "events"], rows)
     figure, axes = canvas(f"{peers} peers, {topology}; pause {pause}, delay {delay}, loss {loss:g}")

@@ -37,7 +37,7 @@ class Run:
     @property
     def name(self) -> str:
         """Mode and compressor, as one word for a folder."""
-        return f"{self.mode}-{self.what}".replace(" ", "-").replace(":", "-")
+        return f"{self.mode}-{self.what}".replace(" ", "-").replace(":", "-").replace("+", "-")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from .config_fednp import FedNP
-from .config_reading import first_mistake, read_table
+from .config_reading import first_mistake, read_table, require_table
 from .config_trust import Trust, TrustTable
 from .config_values import (
     Chance,
@@ -16,6 +16,7 @@ from .config_values import (
     Count,
     DriftBound,
     Duration,
+    Name,
     Positive,
     Share,
     Topology,
@@ -263,7 +264,8 @@ class Time(_Table):
 class Config(_Table):
     """A whole swarm: peers, their data and tasks, the network and its partial models."""
 
-    name: str = "swarm"
+    name: Name = "swarm"
+    """Names the folder of results and the live swarm: letters, digits and any of . _ - & @."""
     seed: int = 0
     peers: Count = 16
     rounds: Count = 30
@@ -307,6 +309,11 @@ def load_config(path: str | Path) -> Config:
 
 def parse_config(table: dict[str, Any], source: str = "config") -> Config:
     """Check a table that was read or written by hand; `source` starts every error."""
+    require_table(table, source, "load_config")
+    if "methods" in table:
+        raise ConfigError(
+            f"{source}: has [methods], so it is a comparison's config: run it with gossamer compare"
+        )
     try:
         return Config.model_validate(table)
     except ValidationError as error:

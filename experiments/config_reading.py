@@ -20,10 +20,18 @@ def read_table(path: str | Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: cannot be read: it is not text in UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
+
+
+def require_table(table: object, source: str, reader: str) -> None:
+    """Raise unless what was given for a table is one; `reader` is what reads files."""
+    if not isinstance(table, dict):
+        raise ConfigError(f"{source}: give a table (a dict), not {table!r}; {reader} reads a file")
 
 
 def first_mistake(error: ValidationError, table: type[BaseModel]) -> str:

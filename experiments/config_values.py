@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from ..gossip.compress import parse as parse_compressor
 from ..gossip.drift import check_drift
+from ..gossip.topics import check_name
 
 
 def sentence(text: str) -> PydanticCustomError:
@@ -58,6 +59,16 @@ def _check_duration(value: float | str | dict[str, Any]) -> None:
         raise ValueError(str(error).removeprefix("it: ").removeprefix("it ")) from None
 
 
+def _check_folder(name: str) -> None:
+    """A config's name is a folder's and a swarm's: it may neither leave the one nor break the other."""
+    check_name("config's own", name)
+    if not name.strip("."):
+        raise ValueError(
+            f"the config's own name {name!r} is no folder's: use a letter or digit too"
+        )
+
+
+Name = Annotated[str, _checked(_check_folder)]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Chance = Annotated[float, Field(ge=0, le=1)]

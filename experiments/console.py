@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -19,14 +20,18 @@ from rich.progress import (
 )
 from rich.table import Table
 
+if TYPE_CHECKING:
+    from .config import Config
+
 WIDE = 160
 """Columns where nobody looks on: in a file or a pipe, rows should stay on their lines."""
 
 NAMES_WIDTH = 16
 """Columns that the names of a table's rows have at least, if they need them."""
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+# No emoji: a user's `mine:boom` followed by a colon is a name, not a picture.
+out = Console(highlight=False, emoji=False)
+err = Console(stderr=True, highlight=False, emoji=False)
 for _console in (out, err):
     if not _console.is_terminal and "COLUMNS" not in os.environ:
         _console.width = WIDE
@@ -65,6 +70,16 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -
     for row in rows:
         shown.add_row(*(str(cell) for cell in row))
     out.print(shown)
+
+
+def note_defaults(path: Path, config: Config) -> None:
+    """Say so when a config file has no keys: it is an empty file, or a wrong one, that runs all the same."""
+    if not config.model_fields_set:
+        err.print(
+            f"{path}: has no keys, so all are at their defaults: {config.peers} peers of "
+            f"{config.network.layout} on {config.data.set}, nothing shared",
+            soft_wrap=True,
+        )
 
 
 def wrote(files: Sequence[Path]) -> None:

@@ -24,7 +24,7 @@ SCHEMES: dict[str, list[Model]] = {
 def demo_config(scheme: str, seed: int = 0) -> Config:
     """One of the demo's three swarms; they differ in their partial models alone."""
     return Config(
-        name=f"demo, {scheme}",
+        name=f"demo-{scheme.replace(' ', '-')}",
         seed=seed,
         peers=16,
         rounds=80,

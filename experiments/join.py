@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +15,7 @@ from ..peer.settings import Matching, Settings
 from .build import Swarm
 from .config import Compress, ConfigError, DriftBound, first_mistake, load_config
 from .config_matching import without_networks
+from .config_reading import read_table
 from .config_trust import Trust, named_kind
 
 
@@ -107,11 +107,7 @@ def load_join(
 ) -> PeerSpec:
     """Read a peer's file into what its process needs; a `network` given here goes before the file's."""
     try:
-        join = JoinConfig.model_validate(tomllib.loads(path.read_text("utf-8")))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such file") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: is not TOML: {error}") from None
+        join = JoinConfig.model_validate(read_table(path))
     except ValidationError as error:
         raise ConfigError(f"{path}: {first_mistake(error, JoinConfig)}") from None
     if (join.entry is None) == (join.config is None):

@@ -71,11 +71,15 @@ def make_module(
     arguments = {name: value for name, value in given.items() if name in known} | dict(options)
     try:
         module = function(**arguments)
+    except ModelError:
+        raise
     except (TypeError, ValueError, RuntimeError) as error:
-        if isinstance(error, ModelError):
-            raise
         called = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
         raise ModelError(f"{named}({called}) failed: {error}") from error
+    except Exception as error:
+        from ..topology.errors import name_raise  # networkx and scipy: only for those who fail
+
+        raise ModelError(name_raise(named, error)) from error
     if not isinstance(module, nn.Module):
         raise ModelError(f"{named} returned {type(module).__name__} instead of a torch module")
     return module

@@ -38,6 +38,28 @@ class RecordFile:
         self._file.flush()
 
 
+def require_folder(path: Path) -> Path:
+    """`path`, if it is a folder to write into or can become one; nothing is made yet.
+
+    Commands ask before they work, since results that have no place are lost. Raises ConfigError.
+    """
+    there = next(one for one in (path, *path.parents) if os.path.exists(one))
+    if not there.is_dir():
+        raise ConfigError(f"{path}: cannot be a folder: {there} is a file; name another")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"{path}: the folder {there} cannot be written to; name another")
+    return path
+
+
+def make_folder(path: Path) -> Path:
+    """`path`, a folder to write into, made if it is not there; raises as `require_folder` does."""
+    try:
+        require_folder(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be made: {error.strerror}") from None
+    return path
+
+
 def _is_cut_off(path: Path) -> bool:
     with path.open("rb") as file:
         if not file.seek(0, os.SEEK_END):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -15,12 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from ..gossip.compress import Traffic
 from ..peer.broker import Broker
 from ..peer.errors import PeerError
 from ..peer.host import BrokerAddress
+from ..peer.records import is_record, label
+from ..peer.signals import stop_signals
 from ..peer.swarm import LocalSwarm, SwarmSpec
 from . import console
 from .build import Member, Swarm
@@ -91,11 +93,13 @@ def run_live(
         if quiet:
             asyncio.run(_run(swarm, None, board))
         else:
-            with Live(board.table(), console=console.err, refresh_per_second=4) as live:
-                asyncio.run(_run(swarm, live, board))
-                live.update(board.table())
-            if not console.err.is_terminal:
-                console.err.print()  # the table's last line has no end there
+            try:
+                with Live(board.table(), console=console.err, refresh_per_second=4) as live:
+                    asyncio.run(_run(swarm, live, board))
+                    live.update(board.table())
+            finally:
+                if not console.err.is_terminal:
+                    console.err.print()  # the table's last line has no end there
     return collect(config, spec, events)
 
 
@@ -107,7 +111,7 @@ async def _run(swarm: LocalSwarm, live: Live | None, board: Board) -> None:
         stopped.set()
         swarm.stop()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         loop.add_signal_handler(number, stop)
     task = asyncio.create_task(swarm.run())
     while not task.done():
@@ -129,9 +133,13 @@ class Board:
         self._started = time.monotonic()
 
     def update(self, record: Record) -> None:
-        """Take in a metrics record."""
-        peer = str(record.get("peer")).partition("@")[0]  # of a name with a key, the label
-        self._latest[peer] = {**self._latest.get(peer, {}), **record}
+        """Take in a metrics record; one that is none, or of somebody else, is passed over."""
+        if not is_record(record):
+            return
+        peer = label(record["peer"])
+        if peer not in self._latest:
+            return
+        self._latest[peer] = {**self._latest[peer], **record}
         self._seen[peer] = time.monotonic()
 
     def table(self) -> Table:
@@ -142,8 +150,10 @@ class Board:
         mean = f", mean accuracy {np.mean(known):.3f}" if known else ""
         caption = "\n".join(self._events[-3:])
         shown = Table(
-            title=f"{config.name}: {config.peers} peers, {config.gossip.mode}, {elapsed:.0f} s{mean}",
-            caption=caption or None, title_justify="left", caption_justify="left",
+            title=escape(
+                f"{config.name}: {config.peers} peers, {config.gossip.mode}, {elapsed:.0f} s{mean}"
+            ),
+            caption=escape(caption) or None, title_justify="left", caption_justify="left",
         )  # fmt: skip
         for name in ("peer", "session", "phase"):
             shown.add_column(name)
@@ -239,7 +249,7 @@ def print_outcome(config: Config, outcome: Outcome) -> None:
     rows += _saved(outcome)
     console.table(config.name, ["what", "value"], rows)
     for line in outcome.events:
-        console.out.print(line)
+        console.out.print(line, markup=False)
 
 
 def _saved(outcome: Outcome) -> list[tuple[str, str]]:

@@ -6,16 +6,20 @@ gone for good. Credited mass is forgotten here; all other comes back.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from .compress import Packed
-from .ledger import Delays, Edge, Patience, Transfer
+from .ledger import Delays, Edge, Patience, Transfer, is_line
 from .messages import Ack, Give, Recall, Tag
 from .pushsum import Array
 from .state import State
+from .wire import WireError
+
+_log = logging.getLogger(__name__)
 
 
 class Giving:
@@ -60,7 +64,11 @@ class Giving:
                 )
             if share < 1:
                 raise ValueError(f"push {vector!r} to {peer!r}: share {share} must be at least 1")
-        taken = self._take(vector, shares, plain, whole)
+        try:
+            taken = self._take(vector, shares, plain, whole)
+        except WireError as error:  # of `lossy`, before anything was debited
+            self._cannot_send(vector, error)
+            return False
         if taken is None:
             state.counters["own-value-not-finite"] += 1
             return False
@@ -72,12 +80,13 @@ class Giving:
         return True
 
     def hand_over(self, now: float) -> None:
-        """Give all held weight of every vector to some free neighbour, if there is one."""
+        """Give all held weight of every vector to some free neighbour that stays, if there is one."""
         vault = self._state.vault
         for vector in vault.vectors:
-            free = self.free_neighbours(vector)
-            if vault.weights[vector] and free:
-                heir = free[self._rng.integers(len(free))]
+            staying = self._state.neighbours.staying(vector)
+            heirs = [peer for peer in self.free_neighbours(vector) if peer in staying]
+            if vault.weights[vector] and heirs:
+                heir = heirs[self._rng.integers(len(heirs))]
                 self.push(vector, {heir: vault.weights[vector]}, now, plain=True)
 
     def free_neighbours(self, vector: str, *, online_only: bool = True) -> list[str]:
@@ -104,6 +113,16 @@ class Giving:
             lambda peer, value: links.pack(vector, peer, self._session_of(peer), value, self._rng),
             whole=whole,
         )
+
+    def _cannot_send(self, vector: str, error: WireError) -> None:
+        state = self._state
+        state.counters["own-value-too-large"] += 1
+        count = state.counters["own-value-too-large"]
+        if count & (count - 1) == 0:  # 1, 2, 4, 8, …: it is tried again and again
+            _log.warning(
+                "peer %s cannot share model %s: %s (%d so far)",
+                state.ledger.peer, vector, error, count,
+            )  # fmt: skip
 
     def _session_of(self, peer: str) -> str:
         neighbour = self._state.neighbours.get(peer)
@@ -188,12 +207,15 @@ class Giving:
         if ack.verdict == "void":
             self._take_back(transfer.give)
 
-    def gone(self, peer: str, session: str, statement: Iterable[Iterable[Any]] | None) -> None:
+    def gone(self, peer: str, session: str, statement: Iterable[Any] | None) -> None:
         """Close all transfers to a session that is gone; what its statement does not claim comes back."""
         state = self._state
         mine = [state.ledger.peer, state.ledger.session]
-        rows = [list(row) for row in statement or ()]
-        settled = {row[2]: row[3:] for row in rows if len(row) == 5 and row[:2] == mine}
+        rows = list(statement or ())
+        lines = [list(row) for row in rows if is_line(row)]
+        if len(lines) < len(rows):
+            state.counters["bad-statement"] += len(rows) - len(lines)
+        settled = {line[2]: line[3:] for line in lines if line[:2] == mine}
         for edge, transfer in list(state.ledger.open.items()):
             give = transfer.give
             if edge[0] == peer and give.receiver_session == session:

@@ -175,8 +175,8 @@ class Gossiper:
     ) -> bool:
         """Give `shares` (neighbour: weight units) of a vector away, in one split of one value.
 
-        Returns False, and counts it, if the own value is not finite. A neighbour that is unknown or
-        busy, or shares beyond the held weight, are the caller's mistake: ValueError.
+        Returns False, and counts it, if the own value is not finite or does not fit the wire. A neighbour
+        that is unknown or busy, or shares beyond the held weight, are the caller's mistake: ValueError.
 
         plain: compress nothing, so that nothing stays behind: for a peer that is about to leave.
         whole: give these very shares, also where a compressor lets little of the value through; else
@@ -207,19 +207,23 @@ class Gossiper:
         self.closed = True
 
     def statement(self) -> list[list[Any]]:
-        """Return what became of the last transfer from each sender, as plain rows.
+        """Return what became of the last transfer from each sender that is not gone, as plain rows.
 
         Call `close` first, or it may be out of date when it is read. A leaver publishes it with its
         goodbye, so that a giver whose acknowledgement was lost can tell whether to take its mass
         back: see `peer_gone`.
         """
-        return [list(line) for line in self.ledger.lines()]
+        gone = self._state.neighbours.gone
+        return [list(line) for line in self.ledger.lines() if line[:2] not in gone]
 
     # --- neighbours -----------------------------------------------------------------------------
 
-    def peer_online(self, peer: str, session: str, vectors: Iterable[str]) -> bool:
+    def peer_online(
+        self, peer: str, session: str, vectors: Iterable[str], *, leaving: bool = False
+    ) -> bool:
         """Note that a neighbour is online; `vectors` are those that may be pushed to it.
 
+        leaving: it is about to go and refuses whatever comes, so it is nobody's heir.
         A session other than the one known means that the old one is gone for good. Returns False,
         and changes nothing, if this session was already declared gone: it cannot come back.
         """
@@ -235,7 +239,8 @@ class Gossiper:
                 self.peer_gone(peer, addressed)
             elif edge[0] == peer and not self._state.neighbours.reachable(peer):
                 self.ledger.update(edge, sent=-np.inf)
-        self._state.neighbours.online(peer, session, set(vectors).intersection(self.vectors))
+        shared = set(vectors).intersection(self.vectors)
+        self._state.neighbours.online(peer, session, shared, leaving=leaving)
         return True
 
     def peer_offline(self, peer: str) -> None:
@@ -263,6 +268,10 @@ class Gossiper:
     def neighbours(self, vector: str) -> list[str]:
         """Return the neighbours, online or not, that a vector may be pushed to, sorted by name."""
         return self._state.neighbours.sharing(vector)
+
+    def heirs(self, vector: str) -> list[str]:
+        """Return the neighbours, online or not, that a leaver may leave a vector's mass to."""
+        return self._state.neighbours.staying(vector)
 
     def reachable_neighbours(self, vector: str) -> list[str]:
         """Return the neighbours that a vector may be pushed to and that are online now."""

@@ -107,6 +107,18 @@ class Delays:
         return self._sorted[low] + (place - low) * (self._sorted[high] - self._sorted[low])
 
 
+def is_line(row: object) -> bool:
+    """Whether plain data that came from elsewhere is a line as `Ledger.lines` yields them."""
+    if not isinstance(row, list | tuple) or len(row) != 5:
+        return False
+    *names, sequence, verdict = row
+    return (
+        all(isinstance(name, str) for name in names)
+        and isinstance(sequence, int)
+        and isinstance(verdict, str)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """An open transfer: debited here, not yet known to be credited or void there."""

@@ -56,6 +56,8 @@ class ServerMode:
     def __init__(self, peer: str, servers: Mapping[str, str]) -> None:
         self._clients = {v: _Client(s) for v, s in servers.items() if s != peer}
         self._own = {v: _Server() for v, s in servers.items() if s == peer}
+        self._gone: set[str] = set()
+        """Whose session was gone for good once: where they are not back, nobody waits for them."""
 
     def begin_round(self, gossiper: Gossiper, number: int) -> None:
         """Start averaging all vectors; training should pause until `finished(number)`."""
@@ -128,6 +130,7 @@ class ServerMode:
 
     def gone(self, peer: str) -> None:
         """Keep a lost client's stake in the average; expect nothing from a lost server."""
+        self._gone.add(peer)
         for server in self._own.values():
             server.pot.pop(peer, None)
         for client in self._clients.values():
@@ -149,10 +152,12 @@ class ServerMode:
         return {
             "clients": {v: [c.round, c.done, c.given] for v, c in self._clients.items()},
             "own": {v: [s.round, s.done, s.closed, dict(s.pot)] for v, s in self._own.items()},
+            "gone": sorted(self._gone),
         }
 
     def restore(self, data: dict[str, Any]) -> None:
         """Take over how far every vector had come."""
+        self._gone = set(data.get("gone", ()))
         for vector, (number, done, given) in data["clients"].items():
             server = self._clients[vector].server
             self._clients[vector] = _Client(server, number, done, given)
@@ -169,11 +174,16 @@ class ServerMode:
         elif client.server in gossiper.free_neighbours(vector, online_only=False):
             tag = (client.round, GATHER)
             client.given = gossiper.push(vector, {client.server: weight}, now, tag, whole=True)
+        elif client.server in self._gone.difference(gossiper.neighbours(vector)):
+            client.done = client.round  # it went while we trained: go on with what we have
 
     def _step_server(self, gossiper: Gossiper, vector: str, server: _Server, now: float) -> None:
         if not server.closed:
             server.closed = server.pot.keys() >= set(gossiper.neighbours(vector))
         if server.closed:
+            # Mass may come from somebody who is no more: its stake, too, stays in the average.
+            for peer in self._gone.difference(gossiper.neighbours(vector)):
+                server.pot.pop(peer, None)
             free = gossiper.free_neighbours(vector, online_only=False)
             server.pot = {peer: stake for peer, stake in server.pot.items() if stake}
             shares = {peer: server.pot[peer] for peer in free if peer in server.pot}

@@ -9,11 +9,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """What presence says of one neighbour; `vectors` are those that may be pushed to it."""
+    """What presence says of one neighbour; `vectors` are those that may be pushed to it.
+
+    leaving: it hands over its own mass and takes nothing any more.
+    """
 
     session: str
     vectors: frozenset[str]
     online: bool = True
+    leaving: bool = False
 
 
 class Neighbours:
@@ -27,9 +31,11 @@ class Neighbours:
         """Return what is known of a peer."""
         return self._known.get(peer)
 
-    def online(self, peer: str, session: str, vectors: Iterable[str]) -> None:
+    def online(
+        self, peer: str, session: str, vectors: Iterable[str], *, leaving: bool = False
+    ) -> None:
         """Note a neighbour that is online."""
-        self._known[peer] = Neighbour(session, frozenset(vectors))
+        self._known[peer] = Neighbour(session, frozenset(vectors), leaving=leaving)
 
     def offline(self, peer: str) -> None:
         """Note that a neighbour, if it is known, cannot be reached for now."""
@@ -64,3 +70,7 @@ class Neighbours:
     def sharing(self, vector: str) -> list[str]:
         """Return the neighbours, online or not, that a vector may be pushed to, sorted by name."""
         return sorted(p for p, n in self._known.items() if vector in n.vectors)
+
+    def staying(self, vector: str) -> list[str]:
+        """Return those of them that are not about to leave themselves."""
+        return [peer for peer in self.sharing(vector) if not self._known[peer].leaving]

@@ -74,7 +74,7 @@ class Receiving:
             state.counters["held"] += 1
             return
         if defect is None:
-            defect = found if isinstance(found, str) else state.vault.defect(give)
+            defect = found if isinstance(found, str) else self._defect(give)
         if defect is None:
             defect = state.vault.credit(give)
         if defect is None:
@@ -84,6 +84,14 @@ class Receiving:
         else:
             self._decide(give, "void", f"refused-{defect}")
             state.mode.refused(give)
+
+    def _defect(self, give: Give) -> str | None:
+        state, vector = self._state, give.vector
+        open_ = (transfer.give for transfer in state.ledger.open.values())
+        on_its_way = sum(each.weight for each in open_ if each.vector == vector)
+        if give.weight > state.vault.room(vector) - on_its_way:  # which may all come back
+            return "weight"
+        return state.vault.defect(give)
 
     def _decide(self, message: Give | Recall, verdict: Verdict, cause: str) -> None:
         self._state.counters[cause] += 1

@@ -35,6 +35,7 @@ class Vault:
         if after_hearing and held == 0:
             self._promised[vector] = weight
         else:
+            self._promised.pop(vector, None)  # or the same weight would come in once more
             self.weights[vector] += weight
             self.injected[vector] += weight
 
@@ -103,8 +104,14 @@ class Vault:
             return "bad-dtype"
         if give.value.shape != shape:
             return "wrong-length"
-        room = MAX_WEIGHT - self.weights[give.vector] - self._promised.get(give.vector, 0)
-        return None if 0 < give.weight <= room else "weight"
+        return None if 0 < give.weight <= self.room(give.vector) else "weight"
+
+    def room(self, vector: str) -> int:
+        """The weight that may still come in; half the range waits for own weight to be injected."""
+        own = self._promised.get(vector, 0)
+        if not own and not self.injected[vector]:
+            own = MAX_WEIGHT // 2
+        return MAX_WEIGHT - self.weights[vector] - own
 
     def credit(self, give: Give) -> str | None:
         """Absorb a transfer; a cause, and nothing changed, if the result would not be finite."""

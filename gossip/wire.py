@@ -28,7 +28,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgpack
 import numpy as np
 
-from .compress.packed import Packed, PackError
+from .compress.packed import Packed, PackError, in_short
 from .messages import Ack, Give, Message, Recall
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -145,7 +145,7 @@ def as_sent(value: np.ndarray[Any, Any], dtype: WireDtype = "float32") -> np.nda
         raise WireError(
             "overflow",
             f"a value does not fit {dtype} (or was not finite before); largest magnitude is "
-            f"{np.abs(value).max():g}: send a wider dtype",
+            f"{np.abs(value).max():g}: use dtype {'float64' if dtype == 'float32' else 'float32'}",
         )
     return sent
 
@@ -344,7 +344,7 @@ def _check_header(header: dict[str, Any]) -> None:
         raise WireError("garbage", f"header fields missing or unknown: {', '.join(wrong)[:200]}")
     for name, valid in fields.items():
         if not valid(header[name]):
-            raise WireError("garbage", f"header field {name!r} cannot be {header[name]!r:.80}")
+            raise WireError("garbage", f"header field {name!r} cannot be {in_short(header[name])}")
 
 
 def _give(header: dict[str, Any], value: np.ndarray[Any, Any] | None) -> Message:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from .anatomy import Anatomy, ParameterMap, Part, dense_axes
@@ -44,6 +45,8 @@ def discover(
             from .parts import find  # only here: most peers know their parts without a trace
 
             anatomy = find(module, example, parts=parts, channels=channels, check=check)
+        else:
+            _try(module, example)
     given = {name: tuple(value.shape) for name, value in module.named_parameters()}
     known = {parameter.name: parameter.shape for parameter in anatomy.parameters}
     if list(given.items()) != list(known.items()):
@@ -53,6 +56,25 @@ def discover(
             f"shapes; look at {missing[0]!r}"
         )
     return anatomy
+
+
+@torch.no_grad()
+def _try(module: nn.Module, example: Tensor | tuple[Tensor, ...]) -> None:
+    """A chain needs no example, but one that it cannot take is a mistake to tell of at once."""
+    inputs = example if isinstance(example, tuple) else (example,)
+    if not inputs or not all(isinstance(x, Tensor) for x in inputs):
+        raise ModelError("give the example input as a tensor, or as a tuple of tensors")
+    modes = [(one, one.training) for one in module.modules()]
+    try:
+        module.eval()(*inputs)
+    except (RuntimeError, TypeError, ValueError) as error:
+        shapes = ", ".join(str(tuple(x.shape)) for x in inputs)
+        raise ModelError(
+            f"the example input of shape {shapes} does not fit the network: {' '.join(str(error).split())}"
+        ) from None
+    finally:
+        for one, training in modes:
+            one.training = training
 
 
 def _chain_or_none(module: nn.Module) -> Anatomy | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -78,6 +78,12 @@ class SlicedNetwork:
         seed: int | None = None,
         start: Start | None = None,
     ):
+        if not isinstance(module, nn.Module):
+            raise ModelError(f"a sliced network wraps a torch module, not {module!r}")
+        if not isinstance(slices, Mapping):
+            raise ModelError(
+                f"slices: give a dict from a model's name to its cells, as in {{'all': 1.0}}, not {slices!r}"
+            )
         self.module = module
         self.peer = peer
         self.buffers: Buffers = buffers
@@ -179,11 +185,13 @@ class SlicedNetwork:
         bad = torch.nonzero(~torch.isfinite(values))
         if len(bad):
             coordinate = int(self.slicing.coordinates(owner)[int(bad[0, 0])])
-            raise ModelError(
-                f"peer {self.peer!r}, model {owner!r}: {len(bad)} values are not finite, the first in "
-                f"parameter {self.slicing.anatomy.parameter_at(coordinate)!r}; lower the learning rate or "
-                "look at the peer's data"
-            )
+            self._refuse(f"peer {self.peer!r}, model {owner!r}", len(bad), coordinate)
+
+    def check_whole(self) -> None:
+        """The same for all values of the network, whoever owns them: shared, local and private ones."""
+        bad = torch.nonzero(~torch.isfinite(self.flat))
+        if len(bad):
+            self._refuse(f"peer {self.peer!r}", len(bad), int(bad[0, 0]))
 
     def save(self, path: str | Path) -> None:
         """Write the module's state as safetensors, with the slices as readable metadata."""
@@ -221,6 +229,13 @@ class SlicedNetwork:
                 f"{', '.join(sorted(f'{dtype} on {device}' for dtype, device in kinds)) or 'none'}"
             )
         return chosen
+
+    def _refuse(self, whose: str, count: int, coordinate: int) -> NoReturn:
+        raise ModelError(
+            f"{whose}: {count} values are not finite, the first in parameter "
+            f"{self.slicing.anatomy.parameter_at(coordinate)!r}; lower the learning rate or look at the "
+            "peer's data"
+        )
 
     def _find(self, owner: str) -> slice | Tensor:
         if owner not in self._where:

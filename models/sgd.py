@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from math import inf
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -86,6 +88,7 @@ class SgdLearner:
         `sum` (the paper's meaning: a step as long as its samples' own steps together) or `mean`.
     rate, optimizer
         Plain SGD at `rate`, or any torch optimizer: `optimizer=lambda p: torch.optim.Adam(p, 1e-3)`.
+        Rate 0 learns nothing: a control.
     loss
         `squared`, `cross-entropy`, or a function of (outputs, labels) giving one number per sample.
     seed
@@ -108,6 +111,10 @@ class SgdLearner:
     ):
         if stretch < 1 or batch < 1:
             raise ModelError(f"stretch ({stretch}) and batch ({batch}) must be at least 1")
+        if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 <= rate < inf:
+            raise ModelError(
+                f"rate {rate!r}: give a number from 0 (which learns nothing) up, as in 0.1"
+            )
         if len(train[0]) == 0 or len(train[0]) != len(train[1]):
             raise ModelError(
                 f"peer {network.peer!r}: {len(train[0])} training inputs with {len(train[1])} labels"
@@ -128,7 +135,7 @@ class SgdLearner:
         # Where a single output says yes: a logit at 0, a probability at one half.
         self._threshold = 0.0 if self.loss is cross_entropy else 0.5
         parameters = list(network.module.parameters())
-        self.optimizer = optimizer(parameters) if optimizer else PlainSgd(parameters, rate)
+        self.optimizer = optimizer(parameters) if optimizer else PlainSgd(parameters, float(rate))
         self.generator = torch.Generator().manual_seed(seed)
         self.order = torch.empty(0, dtype=torch.int64)
 

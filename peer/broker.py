@@ -27,8 +27,10 @@ from .broker_config import (
     BrokerSettings,
     BrokerTls,
     amqtt_command,
+    kept,
     mosquitto_command,
 )
+from .signals import stop_signals
 
 __all__ = [
     "Broker",
@@ -110,7 +112,7 @@ class Broker:
 
     @property
     def pid(self) -> int | None:
-        """The broker's process, while it runs."""
+        """The broker's process, while it runs: its keeper, with whom it ends."""
         return self._process.pid if self._process is not None else None
 
     def log(self) -> str:
@@ -197,9 +199,13 @@ class Broker:
             arguments = amqtt_command(self.settings, self.port, self.websocket_port, folder)
         with (folder / "broker.log").open("ab") as log:
             start = log.tell()
+            # In a session of its own: Ctrl-C in a terminal is for all its processes, and the peers
+            # need the broker to hand over and leave.
             self._process = subprocess.Popen(
-                arguments, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, cwd=folder
-            )
+                kept(arguments, folder),
+                stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, cwd=folder,
+                start_new_session=True,
+            )  # fmt: skip
         deadline = time.monotonic() + _START_SECONDS
         ports = [port for port in (self.port, self.websocket_port) if port]
         while ports:
@@ -235,16 +241,13 @@ def serve(
     out: IO[str] | None = None,
     ready: Callable[[Broker], None] | None = None,
 ) -> int:
-    """Run a broker in the foreground until SIGINT or SIGTERM; returns an exit code.
+    """Run a broker in the foreground until SIGINT, SIGTERM or SIGHUP; returns an exit code.
 
     Prints what runs, why and where. `ready` is called once it accepts connections. Call it from
     the main thread. Returns 1 if the broker died by itself.
     """
     ended = threading.Event()
-    handlers = {
-        number: signal.signal(number, lambda *_: ended.set())
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    handlers = {number: signal.signal(number, lambda *_: ended.set()) for number in stop_signals()}
     try:
         with Broker(settings, kind=kind) as broker:
             lines = [f"{broker.kind}: {broker.reason}", broker.url]

@@ -66,6 +66,13 @@ def _private(path: Path, text: str) -> Path:
     return path
 
 
+def kept(command: list[str], folder: Path) -> list[str]:
+    """The command that runs a broker under its keeper, in whose folder it works."""
+    script = Path(__file__).with_name("broker_keeper.py")
+    # -I -S: it needs the standard library alone, and is to start fast.
+    return [sys.executable, "-I", "-S", str(script), str(folder), *command]
+
+
 # --- mosquitto ---------------------------------------------------------------------------------------
 
 

@@ -9,8 +9,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from ..gossip.transport import TransportError
+from ..gossip.trust import TrustError
 from ..models import Learner
 from .membership import Membership
 from .presence import Status
@@ -42,7 +44,10 @@ class Settling:
             test = await self._run(self._learner.test)
             self._on_test(test.accuracy)
             await member.publish_record({"accuracy": test.accuracy, "loss": test.mean_loss})
-        member.enter("done")
+            member.enter("done")
+        else:
+            member.enter("done")
+            await member.publish_record({})  # or the last that a watcher hears of us is "training"
         try:
             async with asyncio.timeout(self._settings.settle_timeout):
                 while await open_transfers(member) or not self._all_done():
@@ -128,6 +133,10 @@ async def hand_over(member: Membership) -> None:
             while not await run(engine.handed_over):
                 member.wake()
                 await member.next_turn()
+            if not await run(engine.gossiper.drained):
+                _log.info(
+                    "peer %s: keeps its mass, for nobody stays who could take it", member.name
+                )
     except TimeoutError:
         _log.warning("peer %s: leaves with mass that nobody took in time", member.name)
 
@@ -138,8 +147,8 @@ async def say_goodbye(member: Membership, reason: str, within: float) -> None:
     goodbye = Status("left", member.session, member.phase, reason, statement)
     try:
         async with asyncio.timeout(within):
-            await member.goodbye(goodbye)
-    except (TimeoutError, TransportError) as error:
+            await _tell(member, goodbye)
+    except (TimeoutError, TransportError, TrustError) as error:
         cause = str(error) or member.transport.connection.cause or "it does not answer"
         _log.warning(
             "peer %s left swarm %s: %s; the broker did not take its goodbye within %g s (%s)",
@@ -147,3 +156,20 @@ async def say_goodbye(member: Membership, reason: str, within: float) -> None:
         )  # fmt: skip
     else:
         _log.info("peer %s left swarm %s: %s", member.name, member.settings.swarm, reason)
+
+
+async def _tell(member: Membership, goodbye: Status) -> None:
+    """Say goodbye with as much of its statement as fits: whoever came first is the likeliest to be gone."""
+    while True:
+        try:
+            return await member.goodbye(goodbye)
+        except (TransportError, TrustError) as error:
+            rows = goodbye.statement
+            if not rows or error.cause not in ("too-large", "malformed"):
+                raise
+            kept = rows[(len(rows) + 1) // 2 :]
+            _log.warning(
+                "peer %s: its goodbye is too long (%s); of %d lines on what it received it tells %d",
+                member.name, error, len(rows), len(kept),
+            )  # fmt: skip
+            goodbye = replace(goodbye, statement=kept)

@@ -67,6 +67,10 @@ class Engine:
         self.weight = ONE * (samples if settings.weigh == "samples" else 1)
         self.round = 0
         """Rounds trained so far."""
+        self._earlier = 0
+        """How many of them in former sessions: lockstep modes count from the start of their own."""
+        self._over = False
+        """Whether this session has said goodbye, or is about to."""
         self.dropped: Counter[str] = Counter()
         self.received = 0
         """Messages taken in so far."""
@@ -143,8 +147,12 @@ class Engine:
                 f"peer {self.name}: was away for longer than its lease of {self.settings.lease:g} s, and "
                 f"{self.settings.mode} mode cannot be joined midway; raise the lease"
             )
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         self.gossiper, self.mode = self._sessions.begin()
         self.lived, self.restored = True, False
+        self._earlier, self._over = self.round, False
         self._arrival.renew()
         self._met.clear()
         self._dispatch.renew()
@@ -162,8 +170,9 @@ class Engine:
         self._privacy.release(self.network, before)
         self.round += 1
         if isinstance(self.mode, RoundsMode | ServerMode):
-            self._privacy.enter(self.gossiper, self.round - 1, self.trust)
-            self.mode.begin_round(self.gossiper, self.round - 1)
+            number = self.round - self._earlier - 1
+            self._privacy.enter(self.gossiper, number, self.trust)
+            self.mode.begin_round(self.gossiper, number)
         else:
             self.mode.request()
             self.gossiper.tick(time.monotonic())
@@ -172,7 +181,8 @@ class Engine:
 
     def _is_averaged(self) -> bool:
         if isinstance(self.mode, RoundsMode | ServerMode):
-            over = self.round == 0 or self.mode.finished(self.round - 1)
+            number = self.round - self._earlier - 1
+            over = number < 0 or self.mode.finished(number)
             if over:
                 self._privacy.over()
             return over
@@ -222,15 +232,20 @@ class Engine:
         return any(self.gossiper.neighbours(vector) for vector in self.gossiper.vectors)
 
     def close(self) -> list[list[Any]]:
-        """Take in nothing more, and say what became of all that was received."""
+        """Take in nothing more, and say what became of all that was received.
+
+        The checkpoint says that the session is over before anybody is told: the others refuse it for
+        good, and take back what it did not credit.
+        """
         self.gossiper.close()
+        self._over = True
         self.save()
         return self.gossiper.statement()
 
     def handed_over(self) -> bool:
         """Whether a leaving peer has nothing left that anybody could take."""
         gossiper = self.gossiper
-        held = any(gossiper.weight(v) and gossiper.neighbours(v) for v in gossiper.vectors)
+        held = any(gossiper.weight(v) and gossiper.heirs(v) for v in gossiper.vectors)
         return not gossiper.ledger.open and not held
 
     # --- checkpoints ----------------------------------------------------------------------------
@@ -246,6 +261,8 @@ class Engine:
                 "saved": time.time(),
                 "schemas": self.schemas,
                 "round": self.round,
+                "earlier": self._earlier,
+                "over": self._over,
                 "newcomer": self._arrival.snapshot(),
                 "network": self.network.flat,
                 "store": self.store.snapshot(),
@@ -277,6 +294,14 @@ class Engine:
         self._privacy.restore(tree.get("releases", 0))
         if self._guards is not None:
             self._guards.restore(tree.get("guards", {}), time.monotonic())
+        if tree.get("over", False):
+            _log.info(
+                "peer %s said goodbye in its former life: it keeps what it learnt, in a new session",
+                self.name,
+            )  # fmt: skip
+            self._begin_anew()
+            self.lived = self.round > 0  # who never trained starts as if for the first time
+            return False
         away = time.time() - tree["saved"]
         if away > self.settings.lease:
             _log.warning(
@@ -285,6 +310,7 @@ class Engine:
             )  # fmt: skip
             self.renew()
             return False
+        self._earlier = tree.get("earlier", 0)
         self._arrival.restore(tree["newcomer"])
         self.gossiper, self.mode = self._sessions.resume(tree["gossip"])
         return True
@@ -296,7 +322,7 @@ class Engine:
             case Online():
                 self._met[event.peer] = event
                 vectors = () if event.peer in self._shunned else event.vectors
-                self.gossiper.peer_online(event.peer, event.session, vectors)
+                self.gossiper.peer_online(event.peer, event.session, vectors, leaving=event.leaving)
             case Offline():
                 self._met.pop(event.peer, None)
                 self.gossiper.peer_offline(event.peer)

@@ -1,7 +1,8 @@
 """A process that runs one or several peers: `python -m gossamer.peer SPEC.json`.
 
-SIGTERM and SIGINT make its peers hand over their mass and leave. Exit codes: 0 all peers finished,
-2 a peer cannot take part (the reason is the last line on stderr), anything else is a crash.
+SIGTERM, SIGINT and SIGHUP make its peers hand over their mass and leave. So does, with `--with-parent`,
+the end of standard input: a supervisor that was killed cannot ask them. Exit codes: 0 all peers
+finished, 2 a peer cannot take part (the reason is the last line on stderr), anything else is a crash.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import signal
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -27,10 +28,15 @@ from ..gossip.transport import Hook, Transport, TransportError, Will
 from ..gossip.trust import GuardSettings
 from ..models import Learner, ModelError, Start
 from .arrival import load_trained
-from .entry import load_entry
+from .entry import call_entry
 from .errors import PeerError
 from .peer import Connect, Peer, Record, Report
 from .settings import Matching, Settings
+from .signals import stop_signals
+
+WITH_PARENT = "--with-parent"
+"""Ends a process with the one that holds its standard input. Not for peers that a person or an init
+system starts: their standard input may be closed from the start."""
 
 ECHO = "@echo"
 """The inbox in which a peer listens for itself; no vector has this name."""
@@ -125,7 +131,7 @@ async def run_peer(
     spec: PeerSpec, connect: Connect, folder: Path, leaving: asyncio.Event
 ) -> Report:
     """Run one peer and leave its network, metrics and report in the folder."""
-    made = await asyncio.to_thread(lambda: load_entry(spec.entry)(**spec.arguments))
+    made = await asyncio.to_thread(call_entry, spec.entry, spec.arguments)
     learner = made if isinstance(made, Learner) else None
     if learner is None:
         raise PeerError(
@@ -162,12 +168,14 @@ def _leave_behind(folder: Path, name: str, learner: Learner, report: Report) -> 
     (folder / f"{name}.checkpoint").unlink(missing_ok=True)
 
 
-async def run_host(spec: HostSpec) -> list[Report]:
+async def run_host(spec: HostSpec, *, with_parent: bool = False) -> list[Report]:
     """Run all peers of a process side by side; the first that fails ends the others."""
     leaving = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         loop.add_signal_handler(number, leaving.set)
+    if with_parent:
+        _follow_parent(leaving)
     folder = Path(spec.folder)
     connect = mqtt_connect(spec.broker)
     async with asyncio.TaskGroup() as group:
@@ -186,13 +194,13 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
-    return run_guarded(spec)
+    return run_guarded(spec, with_parent=WITH_PARENT in arguments[1:])
 
 
-def run_guarded(spec: HostSpec) -> int:
+def run_guarded(spec: HostSpec, *, with_parent: bool = False) -> int:
     """Run a process's peers; what no restart would cure is one line on stderr and exit code 2."""
     try:
-        asyncio.run(run_host(spec))
+        asyncio.run(run_host(spec, with_parent=with_parent))
     except BaseExceptionGroup as errors:
         error = _innermost(errors)
         if not isinstance(error, PeerError | TransportError | ModelError | TopicError):
@@ -200,6 +208,22 @@ def run_guarded(spec: HostSpec) -> int:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
     return 0
+
+
+def _follow_parent(leaving: asyncio.Event) -> None:
+    """Leave when nobody holds the other end of our standard input any more."""
+    loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
+
+    def look() -> None:
+        try:
+            ended = not os.read(descriptor, 1024)
+        except OSError:
+            ended = True
+        if ended:
+            loop.remove_reader(descriptor)
+            leaving.set()
+
+    loop.add_reader(descriptor, look)
 
 
 async def _leave_when(leaving: asyncio.Event, peer: Peer) -> None:

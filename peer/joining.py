@@ -34,22 +34,37 @@ async def join(member: Membership) -> None:
     _refuse_mismatch(member)
     await _know_them(member)
     if not engine.restored:
-        newcomer = engine.lived or settings.founder is False
-        if settings.founder is None and settings.trained:
-            # Not those who train by now: they may be waiting to hear from us.
-            newcomer |= others_were_at_it or _others_came_first(member)
-        elif settings.founder is None:
-            newcomer |= _others_train(member)
+        newcomer = _is_newcomer(member, others_were_at_it)
         await member.worker.run(engine.found, newcomer)
         if newcomer:
             _log.info("peer %s joins as a newcomer", name)
 
 
+def _is_newcomer(member: Membership, others_were_at_it: bool) -> bool:
+    """Whether to hear from the others before our own weight counts.
+
+    There must be somebody to hear from: when all come back at once, as after a long outage, and each
+    waited for the others, nobody's weight would ever count.
+    """
+    settings = member.settings
+    if settings.mode != "async":
+        return False  # late comers were refused: whoever trains by now started together with us
+    if settings.founder is None and settings.trained:
+        # Not those who train by now: they may be waiting to hear from us.
+        return others_were_at_it or _others_came_first(member)
+    if settings.founder is None or member.engine.lived:
+        return settings.founder is False or _others_train(member)
+    return not settings.founder
+
+
 async def _wait_for_expected(member: Membership) -> None:
     settings = member.settings
     deadline = time.monotonic() + settings.start_timeout
-    expected = set() if member.engine.lived else set(settings.expect) - {member.name}
+    # Who returns to a swarm that trains finds there whoever is left; lockstep modes start together.
+    returns = member.engine.restored or (member.engine.lived and settings.mode == "async")
+    expected = set() if returns else set(settings.expect) - {member.name}
     while missing := sorted(expected - _met(member)):
+        _refuse_mismatch(member)  # it may have come, found that out, and left again
         if time.monotonic() > deadline:
             raise PeerError(
                 f"peer {member.name}: {', '.join(missing)} did not come online within "

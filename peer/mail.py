@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 
 from ..gossip import topics
 from ..gossip.chunks import MIN_LIMIT
 from ..gossip.trust import Heard
+from .cards import read_status
 from .errors import PeerError
 from .membership import Membership
 from .outgoing import Outgoing
-from .presence import Gone, Status
+from .presence import Gone
 
 _log = logging.getLogger(__name__)
 
@@ -69,10 +69,10 @@ def _heed(member: Membership, heard: list[Heard]) -> None:
 
 def _hear_oneself(member: Membership, payload: bytes) -> None:
     """Our own status topic tells whether somebody else lives under our name."""
-    try:
-        table = json.loads(payload)
-        status = Status(table["state"], table["session"])
-    except (ValueError, KeyError, TypeError):
+    status = read_status(payload)
+    if status is None:
+        if payload:
+            member.engine.dropped["unreadable-status"] += 1
         return
     own = status.session == member.session
     if own:

@@ -50,7 +50,10 @@ class Membership:
     ):
         self.name, self.settings, self.engine, self.worker = name, settings, engine, worker
         self.session = engine.session
-        self.roster = Roster(name, vectors, neighbours=settings.neighbours, lease=settings.lease)
+        self.roster = Roster(
+            name, vectors,
+            neighbours=settings.neighbours, lease=settings.lease, dropped=engine.dropped,
+        )  # fmt: skip
         self.roster.remember(engine.gossiper.known_sessions(), time.monotonic())
         self.pending: list[tuple[str, bytes | memoryview]] = []
         """Packets that wait for the next turn, with the vector that each is about."""
@@ -61,6 +64,8 @@ class Membership:
         self.introduced = False
         """Whether the others can know our card, without which they cannot read what we seal."""
         self.phase: Phase = "starting"
+        self.leaving = False
+        """Whether we are about to go, and take nothing any more."""
         self.since = time.time()
         self.own_status: Status | None = None
         """What was last heard on our own status topic, if somebody lives there."""
@@ -84,6 +89,11 @@ class Membership:
     def enter(self, phase: Phase) -> None:
         """Go on to another phase; the others hear of it as soon as the broker does."""
         self.phase = phase
+        self._status_due.set()
+
+    def depart(self) -> None:
+        """Tell the others that we are about to go, so that nobody leaves its mass to us."""
+        self.leaving = True
         self._status_due.set()
 
     def contradict(self) -> None:
@@ -128,7 +138,7 @@ class Membership:
         return self.born and not self.lease_over()
 
     async def _publish_status(self) -> None:
-        await self.say(Status("online", self.session, self.phase))
+        await self.say(Status("online", self.session, self.phase, leaving=self.leaving))
 
     async def publish_record(self, values: Record) -> None:
         """Hand a metrics record on, and tell whoever watches the swarm."""

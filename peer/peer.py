@@ -77,7 +77,8 @@ class Peer:
     connect: makes the transport.
     samples: how much the peer counts with `weigh = "samples"`.
     checkpoint: a file to survive crashes with. A peer started with the checkpoint of its former life
-        goes on where that stopped; without one a crash loses the mass that the peer held. It is
+        goes on where that stopped; without one a crash loses the mass that the peer held. Once it
+        said goodbye it keeps what it learnt, and brings new weight in a new session. The file is
         locked while the peer runs.
     on_record: called with every metrics record, which is also published.
     """

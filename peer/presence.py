@@ -7,52 +7,19 @@ says, as events, what the gossiper must know; every change is logged in one line
 
 from __future__ import annotations
 
-import json
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, Literal
 
 from ..gossip.wire import SchemaEntry, schema_difference
+from .cards import Card, Phase, Statement, Status, read_card, read_status
 
 _log = logging.getLogger(__name__)
 
-Phase = Literal["starting", "training", "settling", "done"]
-State = Literal["online", "offline", "left"]
-Statement = list[list[Any]]
-
 RETURN_GRACE = 30.0
 """Seconds that a peer has to come back after we did; twice the longest wait between its attempts."""
-
-
-@dataclass(frozen=True)
-class Card:
-    """What a peer can average: for every vector the fields that it is made of."""
-
-    session: str
-    since: float
-    samples: int
-    vectors: dict[str, list[SchemaEntry]]
-
-    def encode(self) -> bytes:
-        """As JSON."""
-        return json.dumps(self.__dict__).encode()
-
-
-@dataclass(frozen=True)
-class Status:
-    """Whether a peer lives, and how far it is. `statement` settles what a leaver left open."""
-
-    state: State
-    session: str
-    phase: Phase = "starting"
-    reason: str = ""
-    statement: Statement = field(default_factory=list)
-
-    def encode(self) -> bytes:
-        """As JSON."""
-        return json.dumps(self.__dict__).encode()
 
 
 @dataclass(frozen=True)
@@ -62,6 +29,7 @@ class Online:
     peer: str
     session: str
     vectors: tuple[str, ...]
+    leaving: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,6 +59,8 @@ class _Entry:
     doubted_since: float | None = None
     """Since when we are back at the broker without having heard of the peer again."""
     announced: str | None = None
+    former: str | None = None
+    """The session that was announced before this one."""
     heard: float = -inf
     """When its status was last heard."""
     phase: Phase = "starting"
@@ -103,6 +73,7 @@ class Roster:
     vectors: this peer's own vectors and their fields, to compare with the others'.
     neighbours: only these peers are talked to; None talks to all that share a vector.
     lease: seconds after which an offline peer is given up.
+    dropped: where to count what cannot be read.
     """
 
     def __init__(
@@ -112,11 +83,13 @@ class Roster:
         *,
         neighbours: Iterable[str] | None = None,
         lease: float = 600.0,
+        dropped: Counter[str] | None = None,
     ):
         self.peer = peer
         self._vectors = dict(vectors)
         self._neighbours = None if neighbours is None else frozenset(neighbours)
         self._lease = lease
+        self.dropped: Counter[str] = Counter() if dropped is None else dropped
         self._entries: dict[str, _Entry] = {}
         self.mismatches: dict[tuple[str, str], str] = {}
         """(peer, vector) → the field on which we differ."""
@@ -131,10 +104,9 @@ class Roster:
         """Take in a card; an empty payload clears it."""
         if peer == self.peer or not payload:
             return []
-        card = _read_card(payload)
+        card = read_card(payload)
         if card is None:
-            _log.warning("peer %s published a card that cannot be read; it is ignored", peer)
-            return []
+            return self._unreadable(peer, "card")
         self._entry(peer).card = card
         return self._announce(peer)
 
@@ -142,27 +114,28 @@ class Roster:
         """Take in a status."""
         if peer == self.peer or not payload:
             return []
-        status = _read_status(payload)
+        status = read_status(payload)
         if status is None:
-            _log.warning("peer %s published a status that cannot be read; it is ignored", peer)
-            return []
-        entry = self._entry(peer)
-        entry.doubted_since, entry.heard = None, now
-        before, entry.status = entry.status, status
+            return self._unreadable(peer, "status")
+        entry, before = self._entry(peer), self._entry(peer).status
+        if _is_late(status, before, entry):
+            return []  # and no sign of life: who lives contradicts it
+        entry.doubted_since, entry.heard, entry.status = None, now, status
         if status.state == "online":
             if entry.offline_since is not None and entry.announced == status.session:
                 _log.info("peer %s is back", peer)
             entry.offline_since, entry.phase = None, status.phase
             return self._announce(peer)
-        was_known = entry.announced is not None
+        known = entry.announced
+        was_known = known is not None
         if status.state == "left":
             entry.announced = None
-            if was_known:
-                _log.info("peer %s left: %s", peer, status.reason or "it said goodbye")
-            return [Gone(peer, status.session, status.statement)] if was_known else []
-        if before is not None and before.session != status.session and before.state == "online":
-            entry.status = before  # the will of an older life, published late
-            return []
+            if known is None:
+                return []
+            _log.info("peer %s left: %s", peer, status.reason or "it said goodbye")
+            goodbye = Gone(peer, status.session, status.statement)
+            # It may have come back and left while we were away: the life we know will never answer.
+            return [goodbye] if known == status.session else [Gone(peer, known, None), goodbye]
         if entry.offline_since is None:
             entry.offline_since = now
             if was_known:
@@ -231,6 +204,16 @@ class Roster:
             if entry.status is not None and entry.status.state == "online"
         }
 
+    def _unreadable(self, peer: str, what: str) -> list[Event]:
+        self.dropped[f"unreadable-{what}"] += 1
+        count = self.dropped[f"unreadable-{what}"]
+        if count & (count - 1) == 0:  # 1, 2, 4, 8, …: a flood cannot flood the log
+            _log.warning(
+                "peer %s published a %s that cannot be read; it is ignored (%d so far)",
+                peer, what, count,
+            )  # fmt: skip
+        return []
+
     def _entry(self, peer: str) -> _Entry:
         return self._entries.setdefault(peer, _Entry())
 
@@ -248,9 +231,10 @@ class Roster:
         elif entry.announced != status.session:
             _log.info("peer %s started afresh: its old session is gone", peer)
             events.append(Gone(peer, entry.announced, None))
+            entry.former = entry.announced
         entry.announced = status.session
         shared = self._shared(peer, card)
-        return [*events, Online(peer, status.session, shared)]
+        return [*events, Online(peer, status.session, shared, status.leaving)]
 
     def _shared(self, peer: str, card: Card) -> tuple[str, ...]:
         shared = []
@@ -268,31 +252,10 @@ class Roster:
         return tuple(shared)
 
 
-def _read_card(payload: bytes) -> Card | None:
-    try:
-        table = json.loads(payload)
-        vectors = {
-            str(vector): [_field(*each) for each in fields]
-            for vector, fields in table["vectors"].items()
-        }
-        return Card(str(table["session"]), float(table["since"]), int(table["samples"]), vectors)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
-
-
-def _field(name: str, shape: Iterable[int], dtype: str) -> SchemaEntry:
-    return str(name), [int(size) for size in shape], str(dtype)
-
-
-def _read_status(payload: bytes) -> Status | None:
-    try:
-        table = json.loads(payload)
-        state, phase = table["state"], table["phase"]
-        if state not in ("online", "offline", "left"):
-            return None
-        if phase not in ("starting", "training", "settling", "done"):
-            return None
-        statement = [list(row) for row in table["statement"]]
-        return Status(state, str(table["session"]), phase, str(table["reason"])[:200], statement)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
+def _is_late(status: Status, before: Status | None, entry: _Entry) -> bool:
+    """Whether it is the will or the goodbye of a life that another one has followed already."""
+    if before is None or before.state != "online" or before.session == status.session:
+        return False
+    if status.state == "left":
+        return status.session == entry.former
+    return status.state == "offline"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import re
@@ -16,8 +15,9 @@ from pathlib import Path
 from ..gossip import topics
 from ..gossip.transport import TransportError
 from .errors import PeerError
-from .host import BrokerAddress, HostSpec, PeerSpec, mqtt_transport
+from .host import WITH_PARENT, BrokerAddress, HostSpec, PeerSpec, mqtt_transport
 from .peer import Record
+from .records import label, read_record
 
 _log = logging.getLogger(__name__)
 
@@ -48,8 +48,8 @@ class SwarmSpec:
 class LocalSwarm:
     """Runs the processes of a swarm.
 
-    on_record is called with every metrics record that a peer publishes, on_event with lines about
-    processes that ended or were restarted.
+    on_record is called with every metrics record that a peer of the swarm publishes, on_event with lines
+    about processes that ended or were restarted.
     """
 
     def __init__(
@@ -146,14 +146,17 @@ class LocalSwarm:
         log = path.with_suffix(".log")
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "gossamer.peer", str(path),
-                stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
+                sys.executable, "-m", "gossamer.peer", str(path), WITH_PARENT,
+                stdin=asyncio.subprocess.PIPE, stdout=output, stderr=output,
                 env={**os.environ, **dict.fromkeys(_THREADS, "1")},
             )  # fmt: skip
         self._processes[index] = process
         if self._stopping.is_set():
             process.terminate()
-        code = await self._end_of(process, index)
+        try:
+            code = await self._end_of(process, index)
+        finally:
+            _let_go(process)
         lines = log.read_text("utf-8", errors="replace").strip().splitlines()
         return code, _telling(lines)
 
@@ -183,12 +186,10 @@ class LocalSwarm:
         echo = topics.metrics(swarm, name)
         async with mqtt_transport(self.spec.broker, name, echo=echo) as transport:
             await transport.subscribe(topics.every(swarm, "metrics"))
-            async for _, payload, _ in transport.messages():
-                try:
-                    record = json.loads(bytes(payload))
-                except ValueError:
-                    continue
-                if isinstance(record, dict):
+            names = {label(peer.name) for peer in self.spec.peers}
+            async for topic, payload, _ in transport.messages():
+                record = read_record(topic, bytes(payload), names)
+                if record is not None:  # anybody can publish anything there
                     self._on_record(record)
 
     async def _kill_all(self) -> None:
@@ -196,6 +197,13 @@ class LocalSwarm:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+            _let_go(process)
+
+
+def _let_go(process: asyncio.subprocess.Process) -> None:
+    """Close our end of a process's standard input, which told it that we live."""
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 def _telling(lines: Sequence[str]) -> str:

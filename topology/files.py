@@ -8,7 +8,7 @@ import importlib
 import inspect
 import json
 from collections.abc import Callable
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from types import MappingProxyType
 from xml.etree.ElementTree import ParseError
@@ -16,7 +16,7 @@ from xml.etree.ElementTree import ParseError
 import networkx as nx
 import numpy as np
 
-from .errors import TopologyError, name_peers
+from .errors import TopologyError, name_peers, name_raise
 from .graphs import Seed
 
 
@@ -33,6 +33,11 @@ def plain(graph: nx.Graph, source: str = "the graph") -> nx.Graph:
             doubled = next((u, v) for u, v in simple.edges if graph.number_of_edges(u, v) > 1)
             raise TopologyError(f"{source}: parallel links {doubled[0]}–{doubled[1]}; keep one")
         graph = simple
+    for u, v, weight in graph.edges(data="weight"):
+        if isinstance(weight, int | float) and not 0 <= weight < inf:
+            raise TopologyError(
+                f"{source}: link {u}–{v} has the weight {weight:g}, not a finite number, 0 or more"
+            )
     labels = list(graph.nodes)
     if set(labels) != set(range(len(labels))):
         numbers = {str(label): label for label in labels}
@@ -214,6 +219,10 @@ def from_function(
         function = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:
         raise TopologyError(f"{name}: cannot import it: {error}") from error
+    except Exception as error:  # the user's module runs here: whatever it does is told as its own
+        raise TopologyError(
+            f"{name}: cannot import it: {name_raise(module_name, error)}"
+        ) from error
     given = dict(parameters)
     offered = {"peers": peers, "seed": seed}
     try:
@@ -232,6 +241,10 @@ def from_function(
         graph = function(**given)
     except nx.NetworkXException as error:  # what networkx itself says of bad numbers
         raise TopologyError(f"{name}: {error}") from error
+    except TopologyError:
+        raise
+    except Exception as error:
+        raise TopologyError(name_raise(name, error)) from error
     if not isinstance(graph, nx.Graph):
         raise TopologyError(f"{name}: returned {type(graph).__name__}, not a networkx graph")
     return plain(graph, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 import torch
@@ -93,6 +94,13 @@ class Arena:
             raise ModelError(
                 f"two networks are those of peer {twice[0]!r}: give each its own peer= name, or they "
                 "would average what is private"
+            )
+        for what, count in (("every", every), ("test_every", test_every)):
+            if not isinstance(count, int) or count < 1:
+                raise ModelError(f"{what}={count!r}: give a whole number, 1 or more")
+        if mixing is not None and not (hasattr(mixing, "check") and hasattr(mixing, "matrices")):
+            raise ModelError(
+                f"mixing: give ExactMean() or Gossip(graph), not a {type(mixing).__name__}"
             )
         if threads is not None and threads < 1:
             raise ModelError(f"{threads} threads: an arena needs at least one")
@@ -209,9 +217,21 @@ class Arena:
         # A user's own learner may share what is not made for threads, torch's generator for one.
         for task in (task for group, tasks in work if not group.stacked for task in tasks):
             found.update(task())
-        return tuple(
-            found[place] for place in (range(len(self._learners)) if peers is None else peers)
-        )
+        asked = range(len(self._learners)) if peers is None else peers
+        self._refuse_diverged([place for place in asked if not isfinite(found[place].loss)])
+        return tuple(found[place] for place in asked)
+
+    def _refuse_diverged(self, suspects: Sequence[int]) -> None:
+        """Name the first of some peers whose values are no numbers any more.
+
+        Averaging looks at what is shared; what is not would go on as NaN, unsaid. A loss too large for
+        its type, with values that are finite, is the user's to see.
+        """
+        if suspects:
+            for group in self._groups:
+                group.publish()
+        for place in suspects:
+            self._learners[place].network.check_whole()
 
     def _rows(self) -> list[tuple[Stack | Alone, int]]:
         """For every learner the stack that has its network, and the row."""

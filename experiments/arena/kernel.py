@@ -150,9 +150,10 @@ def step(
 ) -> tuple[Tensor, Tensor]:
     """One step; the outputs, and how the loss changed with what layer 0 gave before its activation.
 
-    With a rate, values descend at once and no gradient is written down; with rate 0 gradients go into
-    `gradients`. With `first`, layer 0 is left to the caller.
+    With `gradients`, they are written there, one for each of `values`, and nothing else; without,
+    values descend at once by `rate`. With `first`, layer 0 is left to the caller.
     """
+    noting = len(gradients) > 0
     before: list[Tensor] = []
     seen = forward(values, layers, x, first, before)
     outputs = seen[-1]
@@ -181,24 +182,24 @@ def step(
             if leak.size(-1) == 1:
                 change = change.sum(-1, keepdim=True)
             slope = torch.where(negative, slope * leak, slope)
-            if rate > 0:
-                leak.sub_(change, alpha=rate)
-            else:
+            if noting:
                 gradients[layer[3]].copy_(change)
+            else:
+                leak.sub_(change, alpha=rate)
         if index == 0 and first.numel() > 0:
             break
         below = slope
         if index > 0:
             below = torch.matmul(slope, values[layer[0]])
         under = seen[index - 1] if index > 0 else x
-        if rate > 0:
-            into(values[layer[0]], slope.mT, under, -rate)
-            if layer[1] >= 0:
-                into(values[layer[1]], ones, slope, -rate)
-        else:
+        if noting:
             gradients[layer[0]].copy_(torch.matmul(slope.mT, under))
             if layer[1] >= 0:
                 gradients[layer[1]].copy_(torch.matmul(ones, slope))
+        else:
+            into(values[layer[0]], slope.mT, under, -rate)
+            if layer[1] >= 0:
+                into(values[layer[1]], ones, slope, -rate)
         if index > 0:
             slope = below
     return outputs, slope

@@ -76,6 +76,12 @@ class Gossip:
     exchanges: int = 1
 
     def __post_init__(self) -> None:
+        # By what they have: networkx and scipy are loaded by those who made a graph.
+        if not (hasattr(self.graph, "nodes") or hasattr(self.graph, "period")):
+            raise ModelError(
+                f"Gossip({self.graph!r}): give a networkx graph, as topology.build('regular:4', peers) "
+                "makes one, or a topology.Schedule"
+            )
         if self.kind not in ("push-sum", "plain"):
             raise ModelError(f"unknown gossip {self.kind!r}: there are push-sum, plain")
         if self.exchanges < 1:

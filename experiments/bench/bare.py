@@ -24,7 +24,9 @@ async def run(spec: dict[str, Any], name: str, neighbours: list[str]) -> None:
     received = 0
     arrived = asyncio.Condition()
 
-    async with aiomqtt.Client("127.0.0.1", spec["port"], identifier=f"bare-{name}") as client:
+    # The receiver in a group of its own: whatever ends the client, it is seen to its end too.
+    address = aiomqtt.Client("127.0.0.1", spec["port"], identifier=f"bare-{name}")
+    async with address as client, asyncio.TaskGroup() as group:
         await client.subscribe(f"bare/{name}")
 
         async def receive() -> None:
@@ -40,7 +42,7 @@ async def run(spec: dict[str, Any], name: str, neighbours: list[str]) -> None:
             async with arrived:
                 await arrived.wait_for(lambda: received >= count)
 
-        receiver = asyncio.create_task(receive())
+        receiver = group.create_task(receive())
         say_through(folder, "bare", READY, name)
         for turn in range(spec["turns"]):
             await asyncio.to_thread(wait_for_turn, folder, "bare", turn)
@@ -60,5 +62,19 @@ async def main(spec: dict[str, Any]) -> None:
             group.create_task(run(spec, name, neighbours))
 
 
+def _first(errors: BaseExceptionGroup) -> BaseException:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 if __name__ == "__main__":
-    asyncio.run(main(json.loads(Path(sys.argv[1]).read_text("utf-8"))))
+    try:
+        asyncio.run(main(json.loads(Path(sys.argv[1]).read_text("utf-8"))))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BaseExceptionGroup as errors:
+        if not isinstance(_first(errors), aiomqtt.MqttError):
+            raise
+        sys.exit(f"bare client: {_first(errors)}")  # the broker ended first: one line will do

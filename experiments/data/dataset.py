@@ -137,7 +137,11 @@ def from_torch(dataset: Any, indices: Iterable[int] | None = None) -> Samples:
     inputs: list[np.ndarray] = []
     labels: list[int] = []
     for i in chosen:
-        x, y = dataset[i]
+        try:
+            x, y = dataset[i]
+        except IndexError:
+            held = f", which has {len(dataset)}" if hasattr(dataset, "__len__") else ""
+            raise DataError(f"from_torch: there is no sample {i} in the dataset{held}") from None
         inputs.append(_array(x))
         labels.append(int(y))
         if inputs[-1].shape != inputs[0].shape:

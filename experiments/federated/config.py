@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..config import ConfigError, Count, Positive, first_mistake, read_table
+from ..config_reading import require_table
+from ..config_values import Name
 from .method import Method
 from .registry import METHODS, find, require_serverless
 
@@ -71,10 +73,14 @@ class Training(_Table):
     loss: Literal["cross-entropy", "squared"] = "cross-entropy"
 
 
+SWARMS = ("models", "tasks", "gossip", "trust", "time", "sweep", "fednp")
+"""Keys that only a swarm's config has."""
+
+
 class Comparison(_Table):
     """Several methods on the same clients, with the same seeds, for the same number of rounds."""
 
-    name: str = "compare"
+    name: Name = "compare"
     peers: Annotated[int, Field(ge=2)] = 10
     """Clients."""
     rounds: Count = 30
@@ -115,6 +121,12 @@ def load_comparison(path: str | Path) -> Comparison:
 
 def parse_comparison(table: dict[str, Any], source: str = "config") -> Comparison:
     """Check a table that was read or written by hand; `source` starts every error."""
+    require_table(table, source, "load_comparison")
+    if "methods" not in table and (foreign := [key for key in SWARMS if key in table]):
+        raise ConfigError(
+            f"{source}: has {foreign[0]!r}, so it is a swarm's config: run it with gossamer simulate or "
+            "gossamer swarm. A comparison has a table [methods.NAME] for each method"
+        )
     try:
         found = Comparison.model_validate(table)
     except ValidationError as error:

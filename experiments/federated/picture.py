@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from ..figures import save
 from ..results import Record
-from .report import budget, by_method, worst_decile
+from .report import budget, by_method, coverage, worst_decile
 
 # Paul Tol's muted scheme, told apart with any kind of colour vision; bounds are grey and dashed.
 COLOURS = (
@@ -35,13 +35,14 @@ class Look:
     width: float
 
 
-def draw(records: Sequence[Record], path: Path, title: str, caption: str = "") -> list[Path]:
-    """Draw a comparison's records as PNG and SVG; returns the files."""
+def draw(
+    records: Sequence[Record], path: Path, title: str, caption: str = "", planned: int | None = None
+) -> list[Path]:
+    """Draw a comparison's records as PNG and SVG; returns the files. planned: as for `coverage`."""
     groups = by_method(records)
     looks = _looks(groups)
-    seeds = len({record["seed"] for record in records})
     notes = (
-        f"{caption} Lines: mean over clients and {seeds} seed{'s' * (seeds != 1)}. Right: dots are clients; "
+        f"{caption} Lines: mean over clients and {coverage(records, planned)}. Right: dots are clients; "
         "a bar goes from the worst decile (diamond) to the mean (line, number). Grey, dashed: bounds, which "
         "send nothing that is counted."
     )

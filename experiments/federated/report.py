@@ -90,8 +90,26 @@ def standings(records: Sequence[Record]) -> list[Standing]:
     return found
 
 
-def write_report(records: Sequence[Record], out: Path, title: str, caption: str) -> list[Path]:
-    """Write summary.json and draw comparison.png and .svg from the records; nothing if there are none."""
+def coverage(records: Sequence[Record], planned: int | None = None) -> str:
+    """Over how many seeds a method's mean goes: `3 seeds`, or, of a comparison that was stopped, `2 to 3
+    seeds; 31 of 39 runs`. planned: runs of the whole comparison; as many as there are if left out.
+    """
+    counts = [len({run["seed"] for run in runs}) for runs in by_method(records).values()]
+    fewest, most = min(counts), max(counts)
+    seeds = f"{most} seed{'s' * (most != 1)}"
+    if fewest < most:
+        seeds = f"{fewest} to {seeds}"
+    missing = planned is not None and len(records) < planned
+    return f"{seeds}; {len(records)} of {planned} runs" if missing else seeds
+
+
+def write_report(
+    records: Sequence[Record], out: Path, title: str, caption: str, planned: int | None = None
+) -> list[Path]:
+    """Write summary.json and draw comparison.png and .svg from the records; nothing if there are none.
+
+    planned: runs of the whole comparison, where it may have been stopped.
+    """
     if not records:
         return []
     from .picture import draw  # matplotlib takes a second
@@ -106,7 +124,7 @@ def write_report(records: Sequence[Record], out: Path, title: str, caption: str)
             "methods": [asdict(one) for one in standings(records)],
         },
     )
-    return [summary, *draw(records, out / "comparison", title, caption)]
+    return [summary, *draw(records, out / "comparison", title, caption, planned)]
 
 
 def show(records: Sequence[Record], title: str) -> None:

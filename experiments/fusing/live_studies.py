@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import console
+from ..results import make_folder
 from ..watch import broker_for, run_live
 from . import newcomers, widths
 
@@ -44,7 +45,7 @@ def _newcomers(out: Path) -> list[Path]:
 
 def _widths(out: Path) -> list[Path]:
     together, alone = widths.widths_config(), widths.widths_config(alone=True)
-    (out / "alone").mkdir(parents=True, exist_ok=True)
+    make_folder(out / "alone")
     widths.run_alone(alone, out / "alone" / "metrics.jsonl")
     with broker_for(None) as broker:
         run_live(together, out / "fused", broker)
@@ -68,5 +69,5 @@ LIVE_STUDIES: dict[str, LiveStudy] = {
 
 def paper_live(name: str, out: Path) -> None:
     """The command behind `gossamer paper NAME` for these."""
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     console.wrote(LIVE_STUDIES[name].run(out))

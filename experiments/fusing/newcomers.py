@@ -28,7 +28,7 @@ from ..build import Swarm
 from ..config import Config, Data, Gossip, Model, Network, Training
 from ..entry import make_learner
 from ..live import plan
-from ..results import Record, RecordFile, read_records, write_csv
+from ..results import Record, RecordFile, make_folder, read_records, write_csv
 
 FOUNDERS, NEWCOMERS = 4, 4
 KINDS = ("align", "none")
@@ -72,7 +72,7 @@ def newcomers_config(matching: str, sizes: Sizes, seed: int = 0) -> Config:
 def train_before(out: Path, sizes: Sizes, seed: int = 0) -> list[Path]:
     """The networks that everybody starts from, by peer: founders' averaged after every stretch,
     newcomers' trained on their own data alone, from starts of their own."""
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     config = newcomers_config("none", sizes, seed)
     members = Swarm(config).members()
     founders = Arena([member.learner for member in members[:FOUNDERS]])
@@ -134,7 +134,7 @@ def run_newcomers(
     on_record: Callable[[Record], None] = lambda _: None,
 ) -> Path:
     """Run one of the two swarms; its metrics are in the file that is returned."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     go = folder / "go"
     go.unlink(missing_ok=True)
     spec = spec_of(newcomers_config(matching, sizes, seed), sizes, networks, folder, broker)

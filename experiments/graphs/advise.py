@@ -8,7 +8,7 @@ from math import isfinite
 from pathlib import Path
 
 from ...topology import Advice, Candidate, TopologyError
-from ..results import write_json
+from ..results import make_folder, write_json
 from .show import number
 
 
@@ -62,7 +62,7 @@ def reason(one: Candidate) -> str:
 
 def write(advice: Advice, folder: Path, title: str) -> list[Path]:
     """Leave `advice.json` and the picture drawn from it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     ranked = [
         {**asdict(one), "exchanges": one.exchanges if isfinite(one.exchanges) else None}
         for one in advice.ranked

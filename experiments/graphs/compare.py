@@ -22,7 +22,7 @@ from ...topology import (
     schedule_rate,
     spectral_gap,
 )
-from ..results import write_json
+from ..results import make_folder, write_json
 from .given import Given
 from .learning import PEERS, Learning, Step, learn, reached
 from .show import number
@@ -178,7 +178,7 @@ def write(
     entries: Sequence[Entry], folder: Path, *, tolerance: float, message: int, budget: float | None
 ) -> list[Path]:
     """Leave `compare.json` and the picture drawn from it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     told = [
         {**asdict(entry), "predicted": entry.predicted if isfinite(entry.predicted) else None}
         for entry in entries

@@ -8,7 +8,17 @@ from pathlib import Path
 
 import networkx as nx
 
-from ...topology import Bridging, Members, Schedule, bridge, bridged, build, build_schedule, static
+from ...topology import (
+    Bridging,
+    Members,
+    Schedule,
+    TopologyError,
+    bridge,
+    bridged,
+    build,
+    build_schedule,
+    static,
+)
 from ...topology.spec import BUILDERS, SCHEDULES, parse
 from ..config import load_config
 from .swarm import WINDOW, beside, require_whole, swarm_graph
@@ -32,6 +42,13 @@ class Given:
     changes: bool = False
     models: Members = field(default_factory=dict)
     added: Bridging = NOTHING_ADDED
+
+    @property
+    def labels(self) -> dict[int, str]:
+        """What peers are called: by a file or a function; nothing for those who are not."""
+        return {
+            peer: str(name) for peer, name in self.graph.nodes(data="label") if name is not None
+        }
 
     @property
     def window(self) -> int:
@@ -62,6 +79,13 @@ def take(
     A builder makes `peers` peers (16 if left out); files, functions without such a parameter and
     configs bring their own number. A graph in parts is an error, or bridged, unless `whole` is off.
     """
+    given = _take(text, peers, seed, bridging, whole)
+    if len(given.graph) < 2:  # nothing to average, and nothing to say about it
+        raise TopologyError(f"{given.name}: a swarm has at least 2 peers, not {len(given.graph)}")
+    return given
+
+
+def _take(text: str, peers: int | None, seed: int, bridging: bool, whole: bool) -> Given:
     if text.endswith(".toml"):
         return _from_config(Path(text))
     kind, _ = parse(text)

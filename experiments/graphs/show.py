@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import inf, isfinite
 from pathlib import Path
@@ -22,7 +23,7 @@ from ...topology import (
     schedule_rate,
 )
 from ...topology.errors import name_peers
-from ..results import write_json
+from ..results import make_folder, write_json
 from .given import Given, groups_of
 from .swarm import describe_bridging, name_links
 
@@ -54,9 +55,9 @@ def examine(
     graph = given.graph
     whole = facts(graph, rule, tolerance, what=given.name)
     rows = _time_rows(given, rule, tolerance) if given.changes else _rate_rows(whole, rule)
-    rows = [*_size_rows(given, whole), *rows, *_shape_rows(whole)]
+    rows = [*_size_rows(given, whole), *rows, *_shape_rows(whole, given.labels)]
     if given.added.edges:
-        rows.append(("added links", describe_bridging(given.added)))
+        rows.append(("added links", describe_bridging(given.added, given.labels)))
     models = []
     if given.models and not given.changes:
         for model, found in model_facts(graph, given.models, rule, tolerance).items():
@@ -66,7 +67,7 @@ def examine(
 
 def show(shown: Shown, folder: Path) -> list[Path]:
     """Leave `topology.json` and the picture drawn from it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_json(folder / "topology.json", shown.record)
     return [folder / "topology.json", *draw_show(folder)]
 
@@ -115,12 +116,15 @@ def _time_rows(given: Given, rule: Rule, tolerance: float) -> list[tuple[str, st
     ]
 
 
-def _shape_rows(whole: Facts) -> list[tuple[str, str]]:
+def _shape_rows(whole: Facts, labels: Mapping[int, str]) -> list[tuple[str, str]]:
     links, peers = whole.cut_edges, whole.bridge_peers
     return [
         ("effective diameter", f"{whole.effective_diameter:.3g} hops for 90 % of pairs"),
-        ("cut links", f"{len(links)}: {name_links(links)}" if links else "none"),
-        ("bridge peers", f"{len(peers)}: {name_peers(peers)[1:-1]}" if peers else "none"),
+        ("cut links", f"{len(links)}: {name_links(links, labels)}" if links else "none"),
+        (
+            "bridge peers",
+            f"{len(peers)}: {name_peers(peers, labels=labels)[1:-1]}" if peers else "none",
+        ),
     ]
 
 
@@ -141,7 +145,7 @@ def _record(given: Given, whole: Facts, rule: Rule, group: str | None) -> dict[s
     links = sorted((index[u], index[v]) for u, v in graph.edges)
     shares = np.asarray(matrix[[v for _, v in links], [u for u, _ in links]]).ravel()
     groups = groups_of(given, group)
-    labels = [str(graph.nodes[node].get("label", node)) for node in nodes]
+    labels = given.labels
     record = {
         "name": given.name,
         "facts": _plain(asdict(whole)),
@@ -150,7 +154,7 @@ def _record(given: Given, whole: Facts, rule: Rule, group: str | None) -> dict[s
         "places": places(graph).round(5).tolist(),
         "links": links,
         "shares": shares.round(9).tolist(),
-        "labels": labels,
+        "labels": [labels.get(node, str(node)) for node in nodes],
         "groups": [groups[node] for node in nodes] if groups else [],
         "added": [[index[u], index[v]] for u, v in given.added.edges],
         "degrees": [len(graph[node]) for node in nodes],

@@ -29,7 +29,7 @@ from ...topology import (
     worst_loss,
 )
 from ...topology.errors import name_peers
-from ..results import write_json
+from ..results import make_folder, write_json
 from .given import Given
 from .show import number
 from .swarm import name_links
@@ -159,12 +159,17 @@ def _verdict(given: Given, losses: Sequence[Loss], slowdowns: Sequence[Slowdown]
 def _cut_off(given: Given, loss: Loss) -> str:
     if not loss.first:
         return ""
+    labels = given.labels
     if loss.kind == "peers":
-        told = name_peers(loss.first)[1:-1]
+        told = name_peers(loss.first, labels=labels)[1:-1]
     else:
-        told = name_links(loss.first)  # pyright: ignore[reportArgumentType]
+        told = name_links(loss.first, labels)  # pyright: ignore[reportArgumentType]
     parts = components(without(given.graph, loss.kind, loss.first))
-    return f": without {told}, {name_peers(parts[-1])} is cut off" if len(parts) > 1 else ""
+    return (
+        f": without {told}, {name_peers(parts[-1], labels=labels)} is cut off"
+        if len(parts) > 1
+        else ""
+    )
 
 
 def _times(factor: float) -> str:
@@ -189,7 +194,7 @@ def rows(found: Stress) -> list[tuple[str, ...]]:
 
 def write(found: Stress, folder: Path) -> list[Path]:
     """Leave `stress.json` and the picture drawn from it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_json(folder / "stress.json", _finite(asdict(found)))
     return [folder / "stress.json", *draw_stress(folder)]
 

@@ -134,9 +134,9 @@ def tell(found: SwarmGraph) -> None:
         console.out.print(describe_bridging(found.added), soft_wrap=True)
 
 
-def describe_bridging(added: Bridging) -> str:
+def describe_bridging(added: Bridging, labels: Mapping[int, str] | None = None) -> str:
     """One line: which links were added, and whether fewer could do."""
-    links = ", ".join(f"{u}–{v}" for u, v in added.edges)
+    links = name_links(added.edges, labels, limit=len(added.edges))
     count = f"{len(added.edges)} link{'s' * (len(added.edges) != 1)}"
     proof = "the fewest that do" if added.least else "perhaps not the fewest: too many to try"
     return f"bridged: {count} added to join torn partial models ({proof}): {links}"
@@ -203,8 +203,13 @@ def require_whole(graph: nx.Graph, name: str) -> None:
         raise TopologyError(f"{error} (--bridge)") from None
 
 
-def name_links(links: Iterable[tuple[int, int]], limit: int = 8) -> str:
-    """Write links for a table: `0–4, 3–7`, or the first few and how many follow."""
-    known = sorted(links)
+def name_links(
+    links: Iterable[tuple[int, int]], labels: Mapping[int, str] | None = None, limit: int = 8
+) -> str:
+    """Write links for a table: `0–4, 3–7`, or the first few and how many follow.
+
+    labels: what peers are called, where they are called something.
+    """
+    known, called = sorted(links), labels or {}
     more = f", … {len(known) - limit} more" if len(known) > limit else ""
-    return ", ".join(f"{u}–{v}" for u, v in known[:limit]) + more
+    return ", ".join(f"{called.get(u, u)}–{called.get(v, v)}" for u, v in known[:limit]) + more

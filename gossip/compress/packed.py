@@ -119,10 +119,18 @@ def as_buffer(array: Array) -> memoryview:
     return np.ascontiguousarray(array).view(np.uint8).reshape(-1).data.toreadonly()
 
 
+def in_short(value: object) -> str:
+    """What came over the wire, in a few characters.
+
+    Of lists and maps only the kind: writing out one that is nested a thousand deep raises RecursionError.
+    """
+    return f"a {type(value).__name__}" if isinstance(value, list | dict) else f"{value!r:.80}"
+
+
 def check_count(value: object, low: int, high: int, what: str) -> int:
     """A whole number that came over the wire, if it is within bounds; else PackError."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise PackError("garbage", f"{what} cannot be {value!r:.40}: it lies in {low}..{high}")
+        raise PackError("garbage", f"{what} cannot be {in_short(value)}: it lies in {low}..{high}")
     return value
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from . import signed
+from . import fields, signed
 from .errors import TrustError
 from .identity import Identity, from_text, peer_id, read_secret, to_text, verify, write_secret
 
@@ -145,7 +145,7 @@ def read_terms(paper: bytes, owner: bytes) -> Terms:
         raise TrustError("uninvited", f"no valid invitation: {error}") from None
     try:
         return _terms(head)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, ValueError):
         raise TrustError("uninvited", "an invitation of a form that is not known here") from None
 
 
@@ -191,16 +191,16 @@ def _paper(
 
 
 def _terms(head: dict[str, Any]) -> Terms:
-    kind, models, key = head["kind"], head["models"], head["key"]
-    if kind not in ("peer", "ticket") or not isinstance(key, bytes) or len(key) != 32:
+    kind, models = head["kind"], head["models"]
+    if kind not in ("peer", "ticket"):
         raise ValueError
     return Terms(
-        str(head["swarm"]),
-        str(head["number"]),
+        fields.text(head["swarm"]),
+        fields.text(head["number"]),
         kind,
-        key,
-        None if models is None else frozenset(str(model) for model in models),
-        int(head["uses"]),
-        float(head["issued"]),
-        float(head["expires"]),
+        fields.data(head["key"], 32),
+        None if models is None else frozenset(fields.texts(models)),
+        fields.count(head["uses"]),
+        fields.number(head["issued"]),
+        fields.number(head["expires"]),
     )

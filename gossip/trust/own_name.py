@@ -69,5 +69,5 @@ class OwnName:
 def _is_online(body: bytes) -> bool:
     try:
         return json.loads(body)["state"] == "online"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any, Final
 
 from .. import topics
-from . import signed
+from . import fields, signed
 from .errors import TrustError
 from .identity import Identity, check_key, peer_id
 from .invitation import Admission, Terms, check
@@ -21,6 +20,9 @@ from .revocation import Revocations
 
 MAX_PEERS: Final = 4096
 """Peers whose cards are kept. Only invited peers get in, so this is a bound, not a policy."""
+
+MAX_LEFT: Final = 10_000
+"""Peers that are gone of which it is remembered how new their last words were; the oldest are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class Register:
         self.members: dict[str, Member] = {}
         self._holders = {paper: dict.fromkeys(ids) for paper, ids in (ticket_holders or {}).items()}
         self._numbers: dict[str, tuple[bytes, int]] = {}
+        self._left: dict[str, tuple[float, bytes]] = {}
+        """When the last card of those who are gone was issued, and for which life; oldest first."""
 
     def snapshot(self) -> dict[str, list[str]]:
         """The holders of every ticket, to be kept in the checkpoint."""
@@ -88,26 +92,27 @@ class Register:
         """
         head, body = signed.read(payload, topics.card(self.swarm, peer), lambda h: _key(h, peer))
         member = self._member(peer, head, now)
-        known = self.members.get(peer)
-        if known is not None and (member.issued, member.exchange) < (known.issued, known.exchange):
+        known, issue = self.members.get(peer), (member.issued, member.exchange)
+        if known is not None and issue < (known.issued, known.exchange):
             raise TrustError("stale", f"an older card of {peer} than the one that is known")
+        if known is None and peer in self._left and issue <= self._left[peer]:
+            raise TrustError("stale", f"a card of {peer} from before it was gone")
         if known is None and len(self.members) >= MAX_PEERS:
             raise TrustError("used-up", f"over {MAX_PEERS} peers: {peer} is not taken in")
         if member.terms.kind == "ticket":
             self._holders.setdefault(member.terms.number, {})[peer_id(member.key)] = None
         self.members[peer] = member
+        self._left.pop(peer, None)
         return member, body
 
     def _member(self, peer: str, head: Mapping[str, Any], now: float) -> Member:
         try:
-            admission = Admission(bytes(head["paper"]), bytes(head["endorsement"]))
-            exchange, pair = bytes(head["exchange"]), bytes(head["pair"])
-            models = [str(model) for model in head["models"]]
-            since, issued = float(head["since"]), float(head["issued"])
-            session = str(head["session"])
-            if len(exchange) != 32 or len(pair) != 32 or not (isfinite(since) and isfinite(issued)):
-                raise ValueError
-        except (KeyError, TypeError, ValueError):
+            admission = Admission(fields.data(head["paper"]), fields.data(head["endorsement"]))
+            exchange, pair = fields.data(head["exchange"], 32), fields.data(head["pair"], 32)
+            models = fields.texts(head["models"])
+            since, issued = fields.number(head["since"]), fields.number(head["issued"])
+            session = topics.check_name("session", fields.text(head["session"]))
+        except (KeyError, ValueError):
             raise TrustError("malformed", f"the card of {peer} lacks what trust needs") from None
         terms = check(admission, self.owner, self.swarm, head["key"], now)
         self._allow(peer, head["key"], terms)
@@ -134,7 +139,7 @@ class Register:
         place = topics.status(self.swarm, peer)
         head, body = signed.read(payload, place, lambda h: _key(h, peer))
         exchange, number = head.get("exchange"), head.get("number")
-        if not isinstance(exchange, bytes) or not isinstance(number, int):
+        if not isinstance(exchange, bytes) or not fields.is_count(number):
             raise TrustError("malformed", f"the status of {peer} lacks what trust needs")
         member = self.members.get(peer)
         if member is None or member.exchange != exchange:
@@ -167,9 +172,18 @@ class Register:
         return self._drop(lambda m: now >= m.terms.expires)
 
     def forget(self, peer: str) -> None:
-        """Strike off a peer that left or was given up; its ticket stays used."""
-        self.members.pop(peer, None)
-        self._numbers.pop(peer, None)
+        """Strike off a peer that left or was given up; its ticket stays used.
+
+        How new its last card and status were is kept, so that the broker cannot bring older ones back.
+        """
+        member = self.members.pop(peer, None)
+        if member is None:
+            return
+        self._left[peer] = (member.issued, member.exchange)
+        if len(self._left) > MAX_LEFT:
+            oldest = next(iter(self._left))
+            del self._left[oldest]
+            self._numbers.pop(oldest, None)
 
     def _drop(self, out: Callable[[Member], bool]) -> list[str]:
         gone = [name for name, member in self.members.items() if out(member)]

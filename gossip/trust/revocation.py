@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ..topics import ROOT, check_name
-from . import signed
+from . import fields, signed
 from .errors import TrustError
 from .identity import Identity
 
@@ -61,15 +61,16 @@ class Revocations:
     def read(cls, data: bytes, owner: bytes, swarm: str) -> Revocations:
         """A published list, if the owner signed it."""
         head, _ = signed.read(data, revocation_topic(swarm), lambda _: owner)
-        number, peers, papers = (head.get(key) for key in ("number", "peers", "papers"))
-        if (
-            not isinstance(number, int)
-            or not isinstance(peers, list)
-            or not isinstance(papers, list)
-            or len(peers) + len(papers) > MAX_ENTRIES
-        ):
-            raise TrustError("malformed", "a revocation list of a form that is not known here")
-        return cls(number, frozenset(map(str, peers)), frozenset(map(str, papers)))
+        try:
+            number = fields.count(head["number"])
+            peers, papers = fields.texts(head["peers"]), fields.texts(head["papers"])
+            if len(peers) + len(papers) > MAX_ENTRIES:
+                raise ValueError
+        except (KeyError, ValueError):
+            raise TrustError(
+                "malformed", "a revocation list of a form that is not known here"
+            ) from None
+        return cls(number, frozenset(peers), frozenset(papers))
 
     @classmethod
     def load(cls, path: Path, owner: bytes, swarm: str) -> Revocations:

@@ -142,8 +142,8 @@ class Trust:
             return self._card(where.peer, payload)
         except TrustError as error:
             self._refused(error, topic)
-        except topics.TopicError as error:
-            self._refused(TrustError("malformed", str(error)), topic)
+        except Exception as error:  # whatever else it is, a stranger must not end a peer with it
+            self._refused(_malformed(error), topic)
         return []
 
     def _card(self, peer: str, payload: bytes) -> list[Heard]:
@@ -220,6 +220,9 @@ class Trust:
             if error.cause == "no-key":
                 self._keep_early(model, packet)
             return None
+        except Exception as error:
+            self._refused(_malformed(error), f"the inbox of {model}")
+            return None
 
     def early(self) -> list[tuple[str, Buffer]]:
         """Packets to `open` once more, because a key has come since they did: (model, packet)."""
@@ -281,3 +284,7 @@ class Trust:
                 "peer %s refused %s: %s: %s (%d so far)",
                 self.name, where, error.cause, error, count,
             )  # fmt: skip
+
+
+def _malformed(error: Exception) -> TrustError:
+    return TrustError("malformed", f"{type(error).__name__}: {error!s:.100}")

@@ -15,7 +15,7 @@ import pytest
 import torch
 from cli_kit import Result, runner
 
-from gossamer.experiments import cli
+from gossamer.experiments import cli, demo, watch
 from gossamer.experiments.config import ConfigError
 from gossamer.experiments.data import names
 from gossamer.experiments.paper import STUDIES
@@ -185,6 +185,24 @@ def test_interrupted_says_so_and_leaves_code_130(
     result = gossamer("simulate", "tiny.toml")
     assert result.code == 130
     assert result.err.splitlines()[-1] == "interrupted; what was computed is kept"
+    assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize("command", [("swarm", "tiny.toml", "-o", "out"), ("demo", "-o", "out")])
+def test_an_interrupted_live_swarm_says_that_the_next_run_starts_anew(
+    gossamer: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    for module in (watch, demo):
+        monkeypatch.setattr(module, "run_live", stop)
+    result = gossamer(*command, "--broker", "mqtt://127.0.0.1")
+    assert result.code == 130
+    assert result.err.splitlines()[-1] == (
+        "interrupted; records, networks and reports are kept in out until the next run there, which "
+        "starts anew"
+    )
     assert "Traceback" not in result.err
 
 

@@ -236,6 +236,20 @@ def test_old_news_of_a_death_leaves_the_present_session_alone() -> None:
     assert a.neighbours("v") == ["b"]
 
 
+def test_a_leaver_is_nobodys_heir() -> None:
+    a, b, c = make("a"), make("b"), make("c")
+    introduce([a, b, c])
+    a.peer_online("b", "sb", ["v"], leaving=True)
+    assert (a.neighbours("v"), a.heirs("v")) == (["b", "c"], ["c"])
+    a.peer_online("c", "sc", ["v"], leaving=True)
+    a.hand_over(0.0)
+    assert (a.poll(), a.weight("v")) == ([], ONE)
+    a.peer_online("c", "a new life", ["v"])
+    a.tick(0.1)
+    (give,) = a.poll()
+    assert (give.receiver, a.weight("v")) == ("c", 0)
+
+
 @pytest.mark.parametrize("credited", [True, False])
 def test_a_leavers_statement_settles_what_its_lost_acknowledgements_left_open(
     credited: bool,

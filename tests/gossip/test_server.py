@@ -6,6 +6,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gossamer.gossip.gossiper import Gossiper
 from gossamer.gossip.ledger import Patience
@@ -118,6 +120,139 @@ def test_a_server_that_dies_ends_the_round_and_what_was_not_credited_comes_back(
     assert world.run(0, seconds=5)
     assert all(world.value(n, "a") == world.start[n]["a"] for n in clients)
     assert all(world.value(n, "b") == world.mean("b", clients) for n in clients)
+
+
+def revive(world: World, name: str, session: str) -> None:
+    """A new life of a peer that is gone, with weight of its own."""
+    store = DictStore({v: np.array([Fraction(0)], dtype=object) for v in SERVERS})
+    mode = ServerMode(name, SERVERS)
+    peer = Gossiper(name, session, store, mode=mode, patience=Patience(first=0.05))
+    for vector in SERVERS:
+        peer.inject(vector, ONE)
+    world.peers[name], world.modes[name] = peer, mode
+    for other in world.peers.values():
+        if other is not peer:
+            other.peer_online(name, peer.session, SERVERS)
+            peer.peer_online(other.peer, other.session, SERVERS)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_server_that_goes_while_its_clients_train_is_not_waited_for(restart: bool) -> None:
+    world = World()
+    clients = ["p1", "p2", "p3"]
+    del world.peers["p0"], world.modes["p0"]
+    for name in clients:
+        world.peers[name].peer_gone("p0", "sp0")
+    if restart:
+        for name in clients:
+            mode = ServerMode(name, SERVERS)
+            store = world.peers[name]._vault.store
+            peer = Gossiper.restore(world.peers[name].snapshot(), store, mode=mode)
+            world.peers[name], world.modes[name] = peer, mode
+    for number in range(2):
+        world.begin(number)
+        assert world.run(number, seconds=5)
+    for name in clients:
+        assert world.peers[name].weight("a") == ONE * world.samples[name]
+        assert world.value(name, "a") == world.start[name]["a"]
+        assert world.value(name, "b") == world.mean("b", clients)
+
+
+def test_a_server_that_comes_back_averages_again() -> None:
+    world = World(FAULTY)
+    del world.peers["p0"], world.modes["p0"]
+    for peer in world.peers.values():
+        peer.peer_gone("p0", "sp0")
+    world.begin(0)
+    assert world.run(0)
+    revive(world, "p0", "again")
+    world.begin(1)
+    assert world.run(1)
+    means = {world.value(name, "a") for name in world.peers}
+    assert means == {Fraction(2 * 1 + 3 * 2 + 4 * 3, 1 + 2 + 3 + 4)}
+    assert sum(peer.weight("a") for peer in world.peers.values()) == ONE * 10
+
+
+def test_a_server_that_was_never_there_is_waited_for() -> None:
+    """At the start it may simply be slower than its clients."""
+    mode = ServerMode("x", {"v": "y"})
+    client = Gossiper("x", "sx", DictStore({"v": np.zeros(1)}), mode=mode)
+    client.inject("v", ONE)
+    mode.begin_round(client, 0)
+    client.tick(1.0)
+    assert not mode.finished(0)
+    client.peer_online("y", "sy", ["v"])
+    client.tick(2.0)
+    assert [message.receiver for message in client.poll()] == ["y"]
+
+
+def is_credited(give: Give, receiver: Gossiper) -> bool:
+    line = receiver.ledger.verdict(give.sender, give.session, give.vector)
+    return line == (give.sequence, "credited")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    plan=st.lists(
+        st.sampled_from(["round", "goes-idle", "goes-midway", "leaves", "returns"]),
+        min_size=2, max_size=8,
+    ),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+def test_whenever_a_server_comes_and_goes_every_round_ends_and_no_weight_is_lost_or_doubled(
+    plan: list[str], seed: int
+) -> None:
+    world = World(FAULTY)
+    world.network = MemoryNetwork(seed, FAULTY)
+    number, lives = 0, 0
+    expected, estate = ONE * 10, list[Give]()
+
+    def lose(*, told: bool) -> None:
+        """It takes what it held, but for that which clients were not told of, and take back."""
+        nonlocal expected
+        peer = world.peers.pop("p0")
+        del world.modes["p0"]
+        expected -= peer.weight("a")
+        estate.extend(t.give for (_, v), t in peer.ledger.open.items() if v == "a")
+        for other in world.peers.values():
+            transfer = other.ledger.open.get(("p0", "a"))
+            if transfer is not None and not told and is_credited(transfer.give, peer):
+                expected += transfer.give.weight
+            other.peer_gone("p0", peer.session, peer.statement() if told else None)
+
+    for act in plan:
+        if act == "returns" and "p0" not in world.peers:
+            lives += 1
+            revive(world, "p0", f"life {lives}")
+            expected += ONE
+        elif act == "goes-idle" and "p0" in world.peers:
+            world.now = run(world.peers, world.network, start=world.now, seconds=5)
+            lose(told=False)
+        elif act == "leaves" and "p0" in world.peers:
+            world.peers["p0"].hand_over(world.now)
+            for _ in range(200):
+                world.now = run(world.peers, world.network, start=world.now, seconds=0.5)
+                if world.peers["p0"].drained():
+                    break
+            assert world.peers["p0"].drained()
+            lose(told=True)
+        else:
+            world.begin(number)
+            if act == "goes-midway" and "p0" in world.peers:
+                world.now = run(world.peers, world.network, start=world.now, seconds=0.05)
+                lose(told=False)
+            if not world.run(number, seconds=20) and lives and "p0" in world.peers:
+                # Clients whose mass went with a former life of their server have nothing to give.
+                assert any(peer.weight("a") == 0 for peer in world.peers.values())
+                world.modes["p0"].close_round("a")
+            assert world.run(number)
+            number += 1
+    world.now = run(world.peers, world.network, start=world.now, seconds=20)
+    missing = [give for give in estate if not is_credited(give, world.peers[give.receiver])]
+    expected -= sum(give.weight for give in missing)
+    accounts = [peer.account("a") for peer in world.peers.values()]
+    assert sum(a.held for a in accounts) == expected
+    assert not any(a.open for a in accounts)
 
 
 def test_servers_survive_restarts_in_the_middle_of_a_round() -> None:

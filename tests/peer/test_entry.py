@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gossamer.peer.entry import load_entry
+from gossamer.peer.entry import call_entry, load_entry
 from gossamer.peer.errors import PeerError
 
 
@@ -50,3 +50,24 @@ def test_what_is_no_function_is_named(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PeerError, match=f"'plain_entry_device' has no function '{name}'"):
         load_entry(f"plain_entry_device:{name}")
+
+
+def test_what_a_function_raises_is_told_in_one_line(tmp_path, monkeypatch):
+    (tmp_path / "raising_entry_device.py").write_text("def make():\n    raise KeyError('sensor')\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PeerError, match=r"_device:make raised KeyError: 'sensor', at .*\.py:2$"):
+        call_entry("raising_entry_device:make", {})
+
+
+def test_errors_of_ours_pass_as_they_are():
+    from gossamer.models import ModelError
+
+    with pytest.raises(ModelError, match="layout"):
+        call_entry("gossamer.models:mlp", {"layout": "nonsense"})
+
+
+def test_what_a_module_does_when_it_is_imported_is_told(tmp_path, monkeypatch):
+    (tmp_path / "broken_entry_device.py").write_text("\n1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PeerError, match=r"broken_entry_device raised ZeroDivisionError.*\.py:2$"):
+        load_entry("broken_entry_device:make")

@@ -16,6 +16,7 @@ from peer_kit import make_learner, quick, wait_for
 from gossamer.gossip.mqtt import MqttTransport
 from gossamer.gossip.pushsum import ONE
 from gossamer.gossip.transport import Will
+from gossamer.models import SgdLearner
 from gossamer.peer.broker import Broker, free_port
 from gossamer.peer.errors import PeerError
 from gossamer.peer.host import (
@@ -91,14 +92,22 @@ def test_what_no_restart_would_cure_is_one_line_and_exit_code_2(tmp_path, monkey
     assert url in line
 
 
-def test_a_mistake_of_the_learner_is_a_crash_with_its_traceback(tmp_path, brokers, monkeypatch):
+def test_an_entry_that_fails_ends_the_host_with_one_line(tmp_path, brokers, monkeypatch, capsys):
     monkeypatch.chdir(HERE)
     spec = peer_spec("a", "peer_kit:make_nothing_at_all")
     address = BrokerAddress(brokers("amqtt").url)
     assert run_guarded(HostSpec(address, str(tmp_path), [spec])) == 2
     broken = PeerSpec("a", "peer_kit:make_learner", {"name": "a", "samples": -1}, quick())
+    assert run_guarded(HostSpec(address, str(tmp_path), [broken])) == 2
+    assert "error: peer_kit:make_learner raised " in capsys.readouterr().err
+
+
+def test_a_mistake_of_the_learner_is_a_crash_with_its_traceback(tmp_path, brokers, monkeypatch):
+    monkeypatch.chdir(HERE)
+    monkeypatch.setattr(SgdLearner, "train", lambda *_: 1 / 0)
+    address = BrokerAddress(brokers("amqtt").url)
     with pytest.raises(BaseExceptionGroup):
-        run_guarded(HostSpec(address, str(tmp_path), [broken]))
+        run_guarded(HostSpec(address, str(tmp_path), [peer_spec("a")]))
 
 
 def test_connections_of_peers_listen_for_themselves(run):

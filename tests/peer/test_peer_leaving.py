@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 
+import numpy as np
 import pytest
 from peer_kit import Nest, Still, make_learner, quick, wait_for
 
+from gossamer.gossip.gossiper import Gossiper
 from gossamer.gossip.pushsum import ONE
+from gossamer.gossip.store import DictStore
+from gossamer.gossip.trust import NoTrust, TrustError
 
 PAIR = ("a", "b")
 
@@ -109,3 +114,79 @@ def test_the_first_reason_to_leave_is_the_one_that_is_told(run, caplog):
     run(swarm())
     assert "peer a left swarm nest: the battery is low" in caplog.text
     assert "asked again" not in caplog.text
+
+
+@pytest.mark.parametrize("mode", ["async", "rounds"])
+def test_who_all_leave_at_once_wait_for_nobody(run, caplog, mode):
+    """Nobody stays to take their mass: they keep it, long before their time to leave is over."""
+    caplog.set_level(logging.INFO)
+    names = ("a", "b", "c")
+
+    async def swarm():
+        nest = Nest(quick(rounds=10**9, mode=mode, leave_timeout=9e3, expect=names, founder=True))
+        for name in names:
+            nest.start(name)
+        await wait_for(lambda: in_phase(nest, "training"))
+        await asyncio.sleep(0.1)
+        for life in nest.lives:
+            life.peer.leave("it was told to stop")
+        return await nest.all()
+
+    reports = run(swarm())
+    assert sum(sum(report.weight["global"][:2]) for report in reports) == 3 * ONE
+    assert [report.weight["global"][1] for report in reports] == [0, 0, 0]
+    assert "for nobody stays who could take it" in caplog.text
+
+
+def test_of_two_who_leave_at_once_the_one_who_stays_inherits_all(run):
+    names = ("a", "b", "c")
+
+    async def swarm():
+        nest = Nest(quick(rounds=10**9, leave_timeout=9e3, expect=names, founder=True))
+        lives = [nest.start(name) for name in names]
+        await wait_for(lambda: in_phase(nest, "training"))
+        for life in lives[:2]:
+            life.peer.leave("it was told to stop")
+        gone = [await life.task for life in lives[:2]]
+        lives[2].peer.leave("the last one")
+        return gone, await lives[2].task
+
+    gone, last = run(swarm())
+    assert [report.weight["global"][:2] for report in gone] == [[0, 0], [0, 0]]
+    assert last.weight["global"][:2] == [3 * ONE, 0]
+
+
+def test_a_goodbye_that_is_too_long_is_shortened(run, caplog, monkeypatch):
+    """The first lines are left out: those who came first are the likeliest to be gone."""
+
+    def status(self, body):
+        if len(body) > 5000:
+            raise TrustError("malformed", f"a statement of {len(body)} bytes")
+        return body
+
+    monkeypatch.setattr(NoTrust, "status", status)
+
+    async def swarm():
+        nest = Nest(quick(rounds=10**9))
+        life = nest.start("a")
+        await wait_for(life.trains)
+        books = life.peer._member.engine.gossiper.ledger
+        for number in range(1000):
+            books.decide(f"guest{number}", "s", "global", 1, "credited")
+        life.peer.leave("enough")
+        await life.task
+        return json.loads(nest.broker._retained["gossamer/v1/nest/peer/a/status"])
+
+    told = run(swarm())
+    assert told["state"] == "left"
+    assert told["statement"][-1] == ["guest999", "s", "global", 1, "credited"]
+    assert "peer a: its goodbye is too long" in caplog.text
+
+
+def test_a_goodbye_says_nothing_to_those_who_are_gone():
+    peer = Gossiper("a", "sa", DictStore({"v": np.zeros(1)}))
+    for guest in PAIR:
+        peer.ledger.decide(guest, "s", "v", 1, "credited")
+    peer.peer_gone("b", "s")
+    peer.peer_gone("a", "an older session")
+    assert peer.statement() == [["a", "s", "v", 1, "credited"]]

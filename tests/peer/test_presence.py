@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from gossamer.peer.presence import (
@@ -35,6 +37,17 @@ def test_a_peer_counts_once_card_and_status_agree():
     assert r.card("bob", card) == [Online("bob", "s1", ("global",))]
 
 
+def test_a_peer_says_that_it_is_about_to_leave():
+    r = roster()
+    come(r)
+    status = Status("online", "s1", "training", leaving=True).encode()
+    assert r.status("bob", status, 1.0) == [Online("bob", "s1", ("global",), leaving=True)]
+    table = json.loads(status)
+    del table["leaving"]  # as a peer of an older version says it
+    older = json.dumps(table).encode()
+    assert r.status("bob", older, 2.0) == [Online("bob", "s1", ("global",))]
+
+
 def test_the_lease_is_counted_from_the_loss_and_ends_once():
     r = roster()
     come(r)
@@ -61,6 +74,34 @@ def test_a_goodbye_hands_on_the_statement():
     goodbye = Status("left", "s1", "done", "enough", rows)
     assert r.status("bob", goodbye.encode(), 1.0) == [Gone("bob", "s1", rows)]
     assert r.online() == {}
+
+
+def test_who_came_back_and_left_while_we_were_away_is_gone_in_both_lives():
+    r = roster()
+    come(r)
+    r.reconnected(2.0, since=1.5)
+    goodbye = Status("left", "s2", "done").encode()
+    assert r.status("bob", goodbye, 2.1) == [Gone("bob", "s1", None), Gone("bob", "s2", [])]
+    assert r.tick(99.0) == []
+
+
+def test_who_came_back_and_died_while_we_were_away_is_given_up():
+    """All that is left of it is the will of a life that we never met."""
+    r = roster()
+    come(r)
+    for later in (1.6, 2.1):  # before and after we noticed our own return
+        assert r.status("bob", Status("offline", "s2").encode(), later) == []
+        r.reconnected(2.0, since=1.5)
+    later = 2.0 + RETURN_GRACE + 1
+    assert r.tick(later) == [Offline("bob"), Gone("bob", "s1", None)]
+
+
+def test_a_late_goodbye_does_not_end_the_life_that_followed():
+    r = roster()
+    come(r)
+    come(r, "s2")
+    assert r.status("bob", Status("left", "s1", "done").encode(), 1.0) == []
+    assert list(r.online()) == ["bob"]
 
 
 def test_who_does_not_come_back_with_the_broker_is_offline():

@@ -1,0 +1,67 @@
+"""Runs a broker and ends it with its parent: `python broker_keeper.py FOLDER COMMAND…`, see broker.py.
+
+A process that is killed can stop nothing and clean up nothing. This one stands between it and its broker:
+its standard input ends with the parent, and then the broker is stopped and the temporary folder removed.
+It imports nothing of this package, so that it starts fast.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+LINGER = 3.0
+"""Seconds that the broker outlives its parent: the peers have lost theirs too, and hand over and leave."""
+_STOP_SECONDS = 5.0
+_PR_SET_PDEATHSIG = 1
+
+
+def main(folder: str, command: list[str]) -> int:
+    """Run the command until it ends, a signal asks it to, or the parent is gone; its exit code."""
+    # The broker's own standard input ends with the keeper: the embedded one heeds that.
+    broker = subprocess.Popen(command, stdin=subprocess.PIPE, preexec_fn=_dying_with_us())
+    ended, orphaned = threading.Event(), threading.Event()
+
+    def follow_parent() -> None:
+        while os.read(0, 1024):
+            pass
+        orphaned.set()
+        if ended.wait(LINGER):
+            return
+        broker.terminate()
+        if not ended.wait(_STOP_SECONDS):
+            broker.kill()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: broker.terminate())
+    threading.Thread(target=follow_parent, daemon=True).start()
+    code = broker.wait()
+    ended.set()
+    if orphaned.is_set():
+        shutil.rmtree(folder, ignore_errors=True)
+    return code if code >= 0 else 128 - code
+
+
+def _dying_with_us() -> Callable[[], Any] | None:
+    """On Linux the kernel kills the broker when its keeper is killed; elsewhere nobody does."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc, us = ctypes.CDLL(None), os.getpid()
+
+    def ask() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != us:  # it was quicker
+            os._exit(1)
+
+    return ask
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

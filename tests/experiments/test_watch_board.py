@@ -1,0 +1,55 @@
+"""The live table: it shows the swarm's peers, whatever anybody publishes."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from gossamer.experiments.config import Config
+from gossamer.experiments.watch import Board
+
+RECORD = {
+    "peer": "1@key", "session": "abcdefgh", "time": 1.5, "round": 3, "phase": "training",
+    "accuracy": 0.25, "disagreement": {"global": 0.1}, "received": 1, "packets": 2,
+    "bytes": 3_000_000, "neighbours": 1,
+}  # fmt: skip
+
+
+def shown(board: Board) -> str:
+    file = StringIO()
+    Console(file=file, width=160).print(board.table())
+    return file.getvalue()
+
+
+def rows(board: Board) -> list[list[str]]:
+    return [line.split() for line in shown(board).replace("│", " ").splitlines()]
+
+
+def test_a_peers_record_is_shown_in_its_row():
+    board = Board(Config(name="small", peers=2, rounds=5), [])
+    board.update(RECORD)
+    assert ["0", "starting"] in rows(board)
+    (row,) = [row for row in rows(board) if row[:1] == ["1"]]
+    assert row[1:9] == ["abcdef", "training", "3/5", "0.250", "global", "1e-01", "2", "3.0"]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [{"peer": "zz"}, {"peer": "1"}, {}, RECORD | {"peer": "zz"}, RECORD | {"session": "[/b]"},
+     RECORD | {"session": None}, RECORD | {"disagreement": {"global": "far"}},
+     RECORD | {"accuracy": "high"}, RECORD | {"bytes": 10**400}, [], None],
+    ids=lambda record: str(record)[:30],
+)  # fmt: skip
+def test_what_is_no_record_of_a_peer_of_the_swarm_is_passed_over(record):
+    board = Board(Config(name="small", peers=2, rounds=5), [])
+    before = rows(board)[1:]  # without the time in the title
+    board.update(record)
+    assert rows(board)[1:] == before
+
+
+def test_lines_about_processes_are_shown_as_they_are():
+    """A log's last line may hold anything, and square brackets mean something to whoever draws."""
+    board = Board(Config(name="small", peers=1), ["peer 0 crashed: no [/such] thing"])
+    assert "no [/such] thing" in shown(board)

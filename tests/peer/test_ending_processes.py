@@ -1,0 +1,121 @@
+"""Peers' processes end well: signals that come twice, a parent that was killed, a closed standard input."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from peer_kit import quick, wait_for
+
+from gossamer.gossip.pushsum import ONE
+from gossamer.peer.host import BrokerAddress, HostSpec, PeerSpec, run_host
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def spec(tmp_path, brokers, monkeypatch):
+    """Two peers of one process that would train for ever."""
+    monkeypatch.chdir(HERE)
+    settings = quick(rounds=10**9, expect=("a", "b"), founder=True, test_every=10**9)
+    peers = [PeerSpec(n, "peer_kit:make_learner", {"name": n}, settings) for n in "ab"]
+    return HostSpec(BrokerAddress(brokers("amqtt").url), str(tmp_path), peers)
+
+
+async def until_trained(spec: HostSpec) -> None:
+    files = [Path(spec.folder) / f"{peer.name}.jsonl" for peer in spec.peers]
+    await wait_for(lambda: all(file.exists() and file.stat().st_size for file in files))
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    """Standard input, of which the test holds the other end."""
+    ours, theirs = os.pipe()
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(fileno=lambda: ours))
+    yield theirs
+    os.close(ours)
+
+
+def test_signals_that_come_again_do_not_disturb_the_leaving(run, spec):
+    async def scenario():
+        host = asyncio.create_task(run_host(spec))
+        await until_trained(spec)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+            await asyncio.sleep(0.01)
+        return await host
+
+    reports = run(scenario())
+    assert sum(sum(report.weight["global"][:2]) for report in reports) == 2 * ONE
+
+
+def test_peers_leave_when_their_supervisor_is_gone(run, spec, stdin, caplog):
+    caplog.set_level("INFO")
+
+    async def scenario():
+        host = asyncio.create_task(run_host(spec, with_parent=True))
+        await until_trained(spec)
+        os.close(stdin)
+        return await host
+
+    assert len(run(scenario())) == 2
+    assert caplog.text.count("left swarm nest: it was told to stop") == 2
+
+
+def test_peers_without_a_supervisor_do_not_mind_a_closed_standard_input(run, spec, stdin):
+    os.close(stdin)
+
+    async def scenario():
+        host = asyncio.create_task(run_host(spec))
+        await until_trained(spec)
+        assert not host.done()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await host
+
+    run(scenario())
+
+
+SUPERVISOR = """
+import asyncio, sys
+from pathlib import Path
+from gossamer.peer.host import BrokerAddress, PeerSpec
+from gossamer.peer.settings import Settings
+from gossamer.peer.swarm import LocalSwarm, SwarmSpec
+folder = Path(sys.argv[1])
+peers = [PeerSpec(name, "nobody:calls", {}, Settings()) for name in "ab"]
+sys.executable = str(folder / "python")
+asyncio.run(LocalSwarm(SwarmSpec("nest", BrokerAddress(sys.argv[2]), folder, peers)).run())
+"""
+
+
+@pytest.mark.timeout(300)  # torch is loaded, on whatever machine this is
+def test_processes_hear_of_a_killed_supervisor(tmp_path, brokers):
+    """A shell script in the peers' place says when its standard input ends."""
+    script = tmp_path / "python"
+    script.write_text('#!/bin/sh\ntouch "$3$4.begun"\ncat\ntouch "$3$4.ended"\n')
+    script.chmod(0o755)
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, str(tmp_path), brokers("amqtt").url]
+    )
+    try:
+        until(supervisor, tmp_path, "begun")
+        time.sleep(0.2)
+        assert not list(tmp_path.glob("*.ended"))
+    finally:
+        supervisor.kill()
+        supervisor.wait()
+    until(None, tmp_path, "ended")
+
+
+def until(process: subprocess.Popen[bytes] | None, folder: Path, what: str) -> None:
+    files = [folder / f"host-{index}.json--with-parent.{what}" for index in (0, 1)]
+    while not all(file.exists() for file in files):
+        assert process is None or process.poll() is None
+        time.sleep(0.02)

@@ -1,0 +1,172 @@
+"""A session that has said goodbye is over: who returns from its checkpoint begins a new one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from peer_kit import Nest, Still, consensus, held, injected, make_learner, quick, wait_for
+
+from gossamer.gossip.pushsum import ONE
+from gossamer.peer.checkpoint import load_checkpoint, save_checkpoint
+from gossamer.peer.engine import Engine
+from gossamer.peer.errors import PeerError
+
+PAIR = ("a", "b")
+MODES = {
+    "async": quick(expect=PAIR),
+    "founders": quick(expect=PAIR, founder=True),
+    "rounds": quick(expect=PAIR, mode="rounds"),
+    "server": quick(expect=PAIR, mode="server", servers={"global": "a"}),
+}
+
+
+def start(nest, folder, names=PAIR, **changes):
+    settings = replace(nest.settings, **changes)
+    for name in names:
+        nest.start(name, settings=settings, checkpoint=folder / f"{name}.checkpoint")
+    return nest
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_after_a_failed_start_a_peer_counts_as_if_nothing_had_been(run, tmp_path, mode):
+    async def swarm():
+        first = start(Nest(MODES[mode]), tmp_path, ("a",), start_timeout=0.1)
+        with pytest.raises(PeerError, match="b did not come online"):
+            await first.all()
+        second = start(Nest(MODES[mode], first.broker), tmp_path)
+        return second, await second.all()
+
+    nest, reports = run(swarm())
+    assert [r.weight["global"][2] for r in reports] == [ONE, ONE]
+    assert held(reports) == 2
+    assert [r.rounds for r in reports] == [6, 6]
+    assert consensus([life.peer.learner for life in nest.lives]) < 1e-3
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_who_was_through_goes_on_together_in_new_sessions(run, tmp_path, mode):
+    async def swarm():
+        first = start(Nest(MODES[mode]), tmp_path)
+        before = await first.all()
+        second = start(Nest(MODES[mode], first.broker), tmp_path, rounds=9)
+        return second, before, await second.all()
+
+    nest, before, after = run(swarm())
+    assert {r.session for r in before}.isdisjoint(r.session for r in after)
+    assert [r.rounds for r in after] == [9, 9]
+    assert held(after) == injected(after) == 2
+    assert not any(r.gossip.get("gone-session-online") for r in after)
+    assert consensus([life.peer.learner for life in nest.lives]) < 1e-3
+
+
+@pytest.mark.parametrize("mode", ["rounds", "server"])
+def test_lockstep_rounds_are_counted_from_the_start_of_the_session(run, tmp_path, mode):
+    """One has trained more than the other: else each would wait for a round that is over there."""
+    settings = replace(MODES[mode], settle_timeout=0.3)
+
+    async def swarm():
+        broker = None
+        for name, rounds in (("a", 3), ("b", 1)):
+            alone = Nest(replace(settings, expect=(), servers={}, rounds=rounds))
+            await start(alone, tmp_path, (name,)).all()
+            broker = alone.broker
+        nest = start(Nest(settings, broker), tmp_path)
+        return await nest.all()
+
+    reports = run(swarm())
+    assert [r.rounds for r in reports] == [6, 6]
+    assert held(reports) == injected(reports) == 2
+    assert all(r.gossip["credited"] for r in reports)
+
+
+def test_who_left_a_running_swarm_returns_as_a_newcomer(run, tmp_path):
+    """What it handed over stays with the others, and its new life brings weight of its own."""
+
+    async def swarm():
+        nest = start(Nest(quick(rounds=10**9, expect=PAIR)), tmp_path)
+        stays, goes = nest.lives
+        await wait_for(lambda: goes.trains() and goes.peer._member.engine.round > 2)
+        goes.peer.leave("for lunch")
+        gone = await goes.task
+        again = Nest(nest.settings, nest.broker)
+        start(again, tmp_path, ("b",))
+        back = again.lives[0]
+        await wait_for(lambda: back.trains() and back.peer._member.engine.counts())
+        round_of = back.peer._member.engine.round
+        for life in (stays, back):
+            rounds = life.peer._member.engine.round + 3
+            life.peer.settings = replace(life.peer.settings, rounds=rounds)
+        return gone, round_of, await stays.task, await back.task
+
+    gone, round_of, *reports = run(swarm())
+    assert gone.weight["global"] == [0, 0, ONE]
+    assert round_of >= gone.rounds  # it goes on learning where it stopped
+    assert reports[1].session != gone.session
+    assert [r.weight["global"][2] for r in reports] == [ONE, ONE]
+    assert held(reports) == 3  # of two peers, one of which came twice
+
+
+def test_when_all_come_back_after_their_lease_their_weight_counts(run, tmp_path):
+    async def swarm():
+        first = start(Nest(quick(rounds=10**9, expect=PAIR)), tmp_path)
+        await wait_for(lambda: all(life.trains() for life in first.lives))
+        for life in first.lives:
+            await life.crash()
+        for name in PAIR:
+            path = tmp_path / f"{name}.checkpoint"
+            tree = load_checkpoint(path)
+            save_checkpoint(path, {**tree, "saved": tree["saved"] - 10_000})
+        second = start(Nest(first.settings, first.broker), tmp_path, rounds=10**9)
+        await wait_for(lambda: all(life.trains() for life in second.lives))
+        for life in second.lives:
+            rounds = life.peer._member.engine.round + 3
+            life.peer.settings = replace(life.peer.settings, rounds=rounds)
+        return await second.all()
+
+    reports = run(swarm())
+    assert held(reports) == injected(reports) == 2
+
+
+def test_a_newcomer_whom_nobody_could_tell_anything_counts_once(run):
+    """It adds its weight when it finds itself alone, and not again when somebody comes after all."""
+
+    async def swarm():
+        nest = Nest(quick(rounds=10**9))
+        one = nest.start("a", settings=quick(rounds=10**9, founder=False))
+        await wait_for(lambda: one.trains() and one.peer._member.engine.counts())
+        two = nest.start("b")
+        await wait_for(lambda: two.trains() and two.peer._member.engine.counts())
+        await wait_for(lambda: one.peer._member.engine.gossiper.counters["credited"] > 0)
+        for life in (one, two):
+            rounds = life.peer._member.engine.round + 3
+            life.peer.settings = replace(life.peer.settings, rounds=rounds)
+        return await nest.all()
+
+    reports = run(swarm())
+    assert [r.weight["global"][2] for r in reports] == [ONE, ONE]
+    assert held(reports) == 2
+
+
+@pytest.mark.parametrize(
+    "settings", [quick(), quick(mode="rounds", lease=0.0)], ids=["soon", "late"]
+)
+def test_a_checkpoint_of_a_session_that_is_over_keeps_values_and_rounds_alone(tmp_path, settings):
+    path = tmp_path / "a.checkpoint"
+    one = Engine("a", Still(make_learner("a"), 0.25), settings, checkpoint=path)
+    one.found(newcomer=False)
+    one.train()
+    one.close()
+    two = Engine("a", Still(make_learner("a"), 7.0), settings, checkpoint=path)
+    assert not two.restored
+    assert two.lived
+    assert two.session != one.session
+    assert two.round == 1
+    assert torch.equal(two.network.flat, one.network.flat)
+    assert two.report()["weight"]["global"] == [0, 0, 0]
+    two.found(newcomer=False)
+    settings = replace(settings, lease=600.0)
+    three = Engine("a", Still(make_learner("a"), 7.0), settings, checkpoint=path)
+    assert three.restored  # its second life did not say goodbye
+    assert three.session == two.session
