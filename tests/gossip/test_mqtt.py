@@ -191,9 +191,12 @@ def test_password_refused_after_a_restart_is_fatal_too(run, mosquitto):
 def test_being_taken_over_is_told_in_mqtt_5(run):
     # mosquitto 2.0.11 hangs up without the reason that MQTT 5 has for it: play a broker that tells.
     async def scenario():
+        connected = asyncio.Event()
+
         async def broker(reader, writer):
             await reader.read(1000)
             writer.write(b"\x20\x03\x00\x00\x00")  # CONNACK: welcome
+            await connected.wait()
             writer.write(b"\xe0\x02\x8e\x00")  # DISCONNECT: session taken over
             await writer.drain()
             writer.close()
@@ -204,6 +207,7 @@ def test_being_taken_over_is_told_in_mqtt_5(run):
             server,
             MqttTransport(url, "same", options=MqttOptions(version="5")) as transport,
         ):
+            connected.set()
             with pytest.raises(TransportError) as error:
                 await anext(transport.messages())
             assert error.value.cause == "taken-over"
