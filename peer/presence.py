@@ -123,7 +123,8 @@ class Roster:
         entry.doubted_since, entry.heard, entry.status = None, now, status
         if status.state == "online":
             if entry.offline_since is not None and entry.announced == status.session:
-                _log.info("peer %s is back", peer)
+                # After a restart of our own it is we who were away.
+                _log.info("peer %s is %s", peer, "still there" if before is None else "back")
             entry.offline_since, entry.phase = None, status.phase
             return self._announce(peer)
         known = entry.announced

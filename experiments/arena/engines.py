@@ -71,11 +71,10 @@ class ChainEngine:
         if len(rows) == 1:
             return torch.cat(seen)[None]
         if all(outputs.shape == seen[0].shape for outputs in seen):
-            if (
-                seen[0].stride(-1) != 1
-            ):  # transposed ones stay so: turning them costs more than copying
-                return torch.stack([outputs.mT for outputs in seen]).mT
-            return torch.stack(seen)
+            if seen[0].stride(-1) == 1:
+                return torch.stack(seen)
+            # Transposed ones stay so: turning them costs more than copying.
+            return torch.stack([outputs.mT for outputs in seen]).mT
         return torch.cat(seen, dim=1)
 
     def outputs(self, rows: Tensor, inputs: Tensor) -> Tensor:

@@ -104,15 +104,17 @@ class Lane:
             if other in self.gossipers:
                 self.gossipers[other].peer_offline(str(peer))
 
-    def push(self, peer: int, transfers: Sequence[_Transfer], share: int, now: float) -> None:
-        """Let the gossiper give, and attach what it sends to the transfers."""
+    def push(self, peer: int, transfers: Sequence[_Transfer], share: int, now: float) -> bool:
+        """Let the gossiper give, and attach what it sends to the transfers; False if it cannot."""
         gossiper = self.gossipers[peer]
-        gossiper.push(self.shared.name, {str(t.receiver): share for t in transfers}, now)
+        if not gossiper.push(self.shared.name, {str(t.receiver): share for t in transfers}, now):
+            return False  # its value cannot be written: the gossiper counts and tells that
         messages = gossiper.poll()
         self.bytes += self._ends[peer].sent(messages)
         sent = {message.receiver: message for message in messages}
         for transfer in transfers:
             transfer.give = sent[str(transfer.receiver)]
+        return True
 
     def skips(self, peer: int, messages: int) -> bool:
         """Whether a peer keeps a push to itself, because its value has hardly moved."""
@@ -255,9 +257,8 @@ class ExactSwarm:
         share = int(self._rule(np.array([weight]), np.array([fan]))[0])
         if min(share, weight - share * fan) < FLOOR:
             return  # too little to split: the push is let pass
-        if lane.skips(peer, fan):
+        if lane.skips(peer, fan) or not lane.push(peer, push.transfers, share, now):
             return
-        lane.push(peer, push.transfers, share, now)
         for transfer in push.transfers:
             if transfer.arrives < np.inf:
                 self._add(transfer.arrives, CREDIT, transfer.receiver, peer, transfer)

@@ -168,6 +168,15 @@ def test_float16_on_the_wire_loses_no_weight() -> None:
     assert 0 < held <= 6 * ONE
 
 
+def test_a_value_too_large_for_float16_stays_where_it_is() -> None:
+    swarm = LearningSwarm(parse_config(table(gossip={"dtype": "float16"})))
+    lane = swarm.swarm.lanes[0]
+    lane.stores[2].write("global", np.full_like(lane.stores[2].read("global"), 1e5))
+    assert not lane.push(2, [], 1, 0.0)
+    swarm.run()  # until it has heard enough from the others to be small again
+    assert lane.gossipers[2].counters["own-value-too-large"] > 1
+
+
 def saved(swarm: LearningSwarm) -> tuple[int, Traffic]:
     lane = swarm.swarm.lanes[0]
     return lane.bytes, lane.traffic

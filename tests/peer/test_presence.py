@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import pytest
 
@@ -123,10 +124,12 @@ def test_who_came_back_before_we_noticed_our_own_return_is_not_doubted():
     assert r.tick(10.5 + 2 * RETURN_GRACE) == []
 
 
-def test_neighbours_of_a_former_life_come_back_or_are_given_up():
+def test_neighbours_of_a_former_life_come_back_or_are_given_up(caplog):
+    caplog.set_level(logging.INFO)
     r = roster()
     r.remember({"bob": "s1", "eve": "s1"}, 0.0)
     assert come(r, peer="bob") == [Online("bob", "s1", ("global",))]
+    assert "peer bob is still there" in caplog.text  # it is we who were away
     assert r.tick(13.0) == [Gone("eve", "s1", None)]
 
 
