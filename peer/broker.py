@@ -30,6 +30,7 @@ from .broker_config import (
     kept,
     mosquitto_command,
 )
+from .broker_keeper import FOLDER_PREFIX, STOP_SECONDS
 from .signals import stop_signals
 
 __all__ = [
@@ -44,7 +45,7 @@ __all__ = [
 
 Kind: TypeAlias = Literal["mosquitto", "amqtt"]
 _START_SECONDS = 60.0  # amqtt on a busy machine; whatever dies earlier is noticed at once
-_STOP_SECONDS = 5.0
+_STOP_SECONDS = STOP_SECONDS + 5.0  # the keeper kills its broker first
 
 
 class Broker:
@@ -145,7 +146,7 @@ class Broker:
         if self._process is not None:
             raise BrokerError(f"the broker already runs at {self.url}")
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="gossamer-broker-")
+            self._folder = tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX)
         # Another process may take a free port before the broker does: choose again, then give up.
         chosen = self.port
         for attempt in range(3):

@@ -15,36 +15,46 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
+FOLDER_PREFIX = "gossamer-broker-"
+"""How the names of brokers' temporary folders begin: no other folder is ever removed."""
 LINGER = 3.0
 """Seconds that the broker outlives its parent: the peers have lost theirs too, and hand over and leave."""
-_STOP_SECONDS = 5.0
+STOP_SECONDS = 5.0
+"""Seconds that the broker has to end by itself once it is asked to; then it is killed."""
 _PR_SET_PDEATHSIG = 1
 
 
 def main(folder: str, command: list[str]) -> int:
     """Run the command until it ends, a signal asks it to, or the parent is gone; its exit code."""
+    ended, orphaned = threading.Event(), threading.Event()
+    asked: SimpleQueue[None] = SimpleQueue()  # the one that bears a signal within a signal
+    # Before the broker runs: a keeper that dies of a signal leaves it behind.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: asked.put(None))
     # The broker's own standard input ends with the keeper: the embedded one heeds that.
     broker = subprocess.Popen(command, stdin=subprocess.PIPE, preexec_fn=_dying_with_us())
-    ended, orphaned = threading.Event(), threading.Event()
 
     def follow_parent() -> None:
         while os.read(0, 1024):
             pass
         orphaned.set()
-        if ended.wait(LINGER):
-            return
-        broker.terminate()
-        if not ended.wait(_STOP_SECONDS):
+        ended.wait(LINGER)
+        asked.put(None)
+
+    def stop_when_asked() -> None:
+        asked.get()
+        broker.terminate()  # does nothing to one that has ended
+        if not ended.wait(STOP_SECONDS):
             broker.kill()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: broker.terminate())
-    threading.Thread(target=follow_parent, daemon=True).start()
+    for task in (follow_parent, stop_when_asked):
+        threading.Thread(target=task, daemon=True).start()
     code = broker.wait()
     ended.set()
-    if orphaned.is_set():
+    if orphaned.is_set() and os.path.basename(folder).startswith(FOLDER_PREFIX):
         shutil.rmtree(folder, ignore_errors=True)
     return code if code >= 0 else 128 - code
 

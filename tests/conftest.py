@@ -34,7 +34,7 @@ def run() -> Callable[[Coroutine[Any, Any, Any]], Any]:
 
     def runner(coroutine: Coroutine[Any, Any, Any]) -> Any:
         async def bounded() -> Any:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 return await coroutine
 
         return asyncio.run(bounded())

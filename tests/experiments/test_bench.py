@@ -154,7 +154,7 @@ def test_the_bare_client_needs_nothing_heavy() -> None:
     assert answer.stdout.strip() == "False"
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_peers_and_bare_clients_take_turns_on_one_broker() -> None:
     if find_mosquitto() is None:
         if os.environ.get("GOSSAMER_REQUIRE_MOSQUITTO") == "1":

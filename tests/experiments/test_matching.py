@@ -60,7 +60,7 @@ async def in_memory(config: Config, folder: Path) -> list[Peer]:
         Peer(member.name, member.learner, spec.settings, connect, seed=spec.seed)
         for member, spec in zip(members, specs, strict=True)
     ]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         await asyncio.gather(*(peer.run() for peer in peers))
     return peers
 

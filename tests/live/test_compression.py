@@ -29,7 +29,7 @@ def outcome_of(folder, url, **gossip):
     return collect(config, spec, [])
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_int8_takes_a_quarter_of_the_bytes_and_hardly_shows(tmp_path, mosquitto):
     plain = outcome_of(tmp_path / "plain", mosquitto.url)
     packed = outcome_of(tmp_path / "int8", mosquitto.url, compress="int8")

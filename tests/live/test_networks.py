@@ -41,7 +41,7 @@ def residual() -> Config:
     )  # fmt: skip
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
 def test_four_processes_learn_what_the_arena_does(tmp_path: Path) -> None:
     config = residual()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,30 @@ class Still:
         self.rounds = state["rounds"]
 
 
+class Gate:
+    """Lets a peer's training go on only as far as the test has come."""
+
+    def __init__(self, limit: int = 0):
+        self.limit = limit
+        self.reached = 0
+
+    def __call__(self, number: int) -> None:
+        self.reached = max(self.reached, number)
+        time.sleep(0.002)
+        for _ in range(100_000):
+            if number <= self.limit:
+                return
+            time.sleep(0.002)  # on the peer's own thread
+        raise RuntimeError("the test never opened this gate")
+
+    async def wait(self) -> None:
+        """Until the peer stands before the closed gate."""
+        await wait_for(lambda: self.reached > self.limit)
+
+    def open(self) -> None:
+        self.limit = 10**9
+
+
 @dataclass
 class Life:
     """One peer that runs, and the means to pull its plug."""
@@ -82,8 +107,17 @@ class Life:
     crashed: bool = False
 
     def trains(self) -> bool:
-        """Whether it has joined, and is not through yet."""
+        """Whether it has joined, and is not through yet: wait for it only if its training is endless."""
         return self.peer._member is not None and self.peer._member.phase == "training"
+
+    def counts(self) -> bool:
+        """Whether it trains, and has heard enough to give weight of its own."""
+        return self.trains() and self.peer._member.engine.counts()
+
+    def go_on_for(self, more: int) -> None:
+        """End an endless training after so many rounds more."""
+        rounds = self.peer._member.engine.round + more
+        self.peer.settings = replace(self.peer.settings, rounds=rounds)
 
     async def crash(self) -> None:
         """End it as kill -9 would: no goodbye, nothing saved, nothing sent from now on."""
@@ -130,12 +164,18 @@ class Nest:
         """Wait for every peer that was not crashed."""
         return [await life.task for life in self.lives if not life.crashed]
 
+    async def finish(self, more: int) -> list[Report]:
+        """End an endless training after so many rounds more, and wait."""
+        for life in self.lives:
+            life.go_on_for(more)
+        return await self.all()
+
 
 def quick(**changes: Any) -> Settings:
     """Settings for tests: short waits, everything else as users have it."""
     values: dict[str, Any] = {
         "swarm": "nest", "rounds": 6, "tick": 0.01, "settle_tolerance": 1e-5,
-        "start_timeout": 30.0, "settle_timeout": 30.0,
+        "start_timeout": 120.0, "settle_timeout": 120.0,
     }  # fmt: skip
     return Settings(**{**values, **changes})
 

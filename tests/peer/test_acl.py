@@ -144,7 +144,7 @@ def test_mosquitto_understands_the_password_file(tmp_path):
     done = subprocess.run(
         ["mosquitto_passwd", "-D", str(files.passwords), ANNA],
         capture_output=True,
-        timeout=20,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr

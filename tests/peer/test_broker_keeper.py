@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.peer.broker import Broker, serve
+from gossamer.peer.broker_keeper import FOLDER_PREFIX
 from gossamer.peer.signals import stop_signals
 
 PROGRAM = """
@@ -82,6 +83,57 @@ def test_a_broker_ends_with_its_killed_keeper(kind):
         assert broker.pid is not None
         os.kill(broker.pid, signal.SIGKILL)
         until_silent(broker.port)
+
+
+KEEPER = """
+import os, signal, subprocess, sys
+from gossamer.peer import broker_keeper
+broker_keeper.LINGER = broker_keeper.STOP_SECONDS = 0.1
+start = subprocess.Popen
+def Popen(*arguments, **options):  # a signal comes before the keeper knows its broker
+    broker = start(*arguments, **options, stdout=subprocess.PIPE)
+    assert broker.stdout.readline().strip() == b"ready"
+    if "signal" in sys.argv:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return broker
+subprocess.Popen = Popen
+sys.exit(broker_keeper.main(sys.argv[1], [sys.executable, "-c", sys.argv[2]]))
+"""
+BROKER = """
+import signal, sys
+signal.signal(signal.SIGTERM, {action})
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+WILLING, STUBBORN = "lambda *_: sys.exit(7)", "signal.SIG_IGN"
+
+
+def keep(folder: Path, action: str, *options: str) -> subprocess.Popen[bytes]:
+    """A keeper in the folder; its broker does this when it is asked to end."""
+    command = [sys.executable, "-c", KEEPER, str(folder), BROKER.format(action=action), *options]
+    return subprocess.Popen(command, stdin=subprocess.PIPE)
+
+
+@pytest.mark.parametrize(
+    ("action", "code"),
+    [(WILLING, 7), (STUBBORN, 128 + signal.SIGKILL)],
+    ids=["willing", "stubborn"],
+)
+def test_a_keeper_asked_at_once_ends_when_its_broker_has(tmp_path, action, code):
+    """The broker is asked to end, and killed when it does not; its keeper never ends before it."""
+    with keep(tmp_path, action, "signal") as keeper:
+        assert keeper.wait() == code
+
+
+@pytest.mark.parametrize("name", [FOLDER_PREFIX + "x", "somebody-s-own"])
+def test_only_a_broker_s_own_folder_is_removed(tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    with keep(folder, WILLING) as keeper:
+        keeper.stdin.close()  # the parent is gone
+        assert keeper.wait() == 7
+    assert folder.exists() == (not name.startswith(FOLDER_PREFIX))
 
 
 def test_serve_ends_when_its_terminal_is_closed(kind):

@@ -5,43 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from peer_kit import Life, Nest, Still, consensus, held, injected, make_learner, quick, wait_for
+from peer_kit import (
+    Gate,
+    Life,
+    Nest,
+    Still,
+    consensus,
+    held,
+    injected,
+    make_learner,
+    quick,
+    wait_for,
+)
 
 from gossamer.gossip.memory_transport import FaultPlan, MemoryBroker
 from gossamer.gossip.pushsum import ONE
 from gossamer.peer.errors import PeerError
 
 TRIO = ("a", "b", "c")
-
-
-class Gate:
-    """Lets a peer's training go on only as far as the test has come."""
-
-    def __init__(self, limit: int = 0):
-        self.limit = limit
-        self.reached = 0
-
-    def __call__(self, number: int) -> None:
-        self.reached = max(self.reached, number)
-        time.sleep(0.002)
-        for _ in range(20_000):
-            if number <= self.limit:
-                return
-            time.sleep(0.002)  # on the peer's own thread
-        raise RuntimeError("the test never opened this gate")
-
-    async def wait(self) -> None:
-        """Until the peer stands before the closed gate."""
-        await wait_for(lambda: self.reached > self.limit)
-
-    def open(self) -> None:
-        self.limit = 10**9
 
 
 class Paced:
@@ -105,8 +91,7 @@ class Start:
             gate.open()
         for life in self.lives.values():
             if more:
-                rounds = life.peer._member.engine.round + more
-                life.peer.settings = replace(life.peer.settings, rounds=rounds)
+                life.go_on_for(more)
         return await self.nest.all()
 
     @property
@@ -126,8 +111,9 @@ def test_a_newcomer_counts_only_after_hearing(run):
             nest.start(name, Still(make_learner(name), 1.0, gates[-1]), settings)
         for gate in gates:
             await gate.wait()
-        late = nest.start("d", Still(make_learner("d"), 1000.0))
-        await wait_for(lambda: late.trains())
+        gates.append(Gate())
+        nest.start("d", Still(make_learner("d"), 1000.0, gates[-1]))
+        await gates[-1].wait()
         for gate in gates:
             gate.open()
         return nest, await nest.all()

@@ -26,7 +26,7 @@ ALIGN = {"global": Matching("align")}
 
 
 def slowly(_number: int) -> None:
-    """Lets rounds pass slowly enough for somebody to join."""
+    """Leaves the loop time between the rounds."""
     time.sleep(0.005)
 
 
@@ -39,14 +39,15 @@ def test_what_a_trained_newcomer_brings_counts_with_its_weight(run, guards):
     """Three at 1, one at 1.2: all agree on 1.05. Guards that know what it will count let it hear."""
 
     async def swarm():
-        nest = Nest(quick(rounds=60, guards=guards))
+        nest = Nest(quick(rounds=10**9, guards=guards))
         settings = replace(nest.settings, expect=("a", "b", "c"), founder=True)
         lives = [nest.start(name, still(name, 1.0), settings) for name in "abc"]
         await wait_for(lambda: all(life.trains() for life in lives))
         late = replace(nest.settings, trained=True, founder=False)
         records = []
-        nest.start("d", still("d", 1.2), late, on_record=records.append)
-        return nest, await nest.all(), records
+        newcomer = nest.start("d", still("d", 1.2), late, on_record=records.append)
+        await wait_for(newcomer.counts)
+        return nest, await nest.finish(more=5), records
 
     nest, reports, records = run(swarm())
     assert held(reports) == injected(reports) == 4
@@ -73,7 +74,7 @@ def test_only_aligned_cells_are_mixed(run, matching):
     """A newcomer that has the founders' cells in another order changes nothing, if it is aligned."""
 
     async def swarm():
-        nest = Nest(quick(rounds=60, matching=matching))
+        nest = Nest(quick(rounds=10**9, matching=matching))
         start = [make_learner(name).network.read("global").clone() for name in "ab"]
         settings = replace(nest.settings, expect=("a", "b"), founder=True)
 
@@ -86,9 +87,9 @@ def test_only_aligned_cells_are_mixed(run, matching):
         values = {name: one.network.flat.clone() for name, one in made.items()}
         lives = [nest.start(name, keep(made[name]), settings) for name in "ab"]
         await wait_for(lambda: all(life.trains() for life in lives))
-        nest.start("c", keep(made["c"]), replace(nest.settings, trained=True, founder=False))
-        reports = await nest.all()
-        return start[0], nest, reports
+        late = replace(nest.settings, trained=True, founder=False)
+        await wait_for(nest.start("c", keep(made["c"]), late).counts)
+        return start[0], nest, await nest.finish(more=5)
 
     start, nest, reports = run(swarm())
     assert held(reports) == injected(reports) == 3

@@ -93,11 +93,10 @@ def test_who_left_a_running_swarm_returns_as_a_newcomer(run, tmp_path):
         again = Nest(nest.settings, nest.broker)
         start(again, tmp_path, ("b",))
         back = again.lives[0]
-        await wait_for(lambda: back.trains() and back.peer._member.engine.counts())
+        await wait_for(back.counts)
         round_of = back.peer._member.engine.round
         for life in (stays, back):
-            rounds = life.peer._member.engine.round + 3
-            life.peer.settings = replace(life.peer.settings, rounds=rounds)
+            life.go_on_for(3)
         return gone, round_of, await stays.task, await back.task
 
     gone, round_of, *reports = run(swarm())
@@ -120,10 +119,7 @@ def test_when_all_come_back_after_their_lease_their_weight_counts(run, tmp_path)
             save_checkpoint(path, {**tree, "saved": tree["saved"] - 10_000})
         second = start(Nest(first.settings, first.broker), tmp_path, rounds=10**9)
         await wait_for(lambda: all(life.trains() for life in second.lives))
-        for life in second.lives:
-            rounds = life.peer._member.engine.round + 3
-            life.peer.settings = replace(life.peer.settings, rounds=rounds)
-        return await second.all()
+        return await second.finish(more=3)
 
     reports = run(swarm())
     assert held(reports) == injected(reports) == 2
@@ -135,14 +131,11 @@ def test_a_newcomer_whom_nobody_could_tell_anything_counts_once(run):
     async def swarm():
         nest = Nest(quick(rounds=10**9))
         one = nest.start("a", settings=quick(rounds=10**9, founder=False))
-        await wait_for(lambda: one.trains() and one.peer._member.engine.counts())
+        await wait_for(one.counts)
         two = nest.start("b")
-        await wait_for(lambda: two.trains() and two.peer._member.engine.counts())
+        await wait_for(two.counts)
         await wait_for(lambda: one.peer._member.engine.gossiper.counters["credited"] > 0)
-        for life in (one, two):
-            rounds = life.peer._member.engine.round + 3
-            life.peer.settings = replace(life.peer.settings, rounds=rounds)
-        return await nest.all()
+        return await nest.finish(more=3)
 
     reports = run(swarm())
     assert [r.weight["global"][2] for r in reports] == [ONE, ONE]
