@@ -69,11 +69,13 @@ class Swarm:
         self._named: NamedNetwork | None = None
         if not self._sparse:
             with self._keys.blaming("data.set"):
-                self.dataset = load(config.data.set)
+                self.dataset = load(config.data.set, seed=config.seed, folder=Path(source).parent)
             if named := config.network.named:
                 with self._keys.blaming(self._network_key()):
                     folder = Path(source).parent
-                    self._named = NamedNetwork(named, self.dataset, config.network.options, folder)
+                    cells = [model.cells for model in config.models]
+                    options = config.network.options
+                    self._named = NamedNetwork(named, self.dataset, options, folder, cells)
             with self._keys.blaming("data"):
                 self._train, self._test = deal(config, self.dataset)
 
@@ -184,11 +186,12 @@ class Swarm:
         config = self.config
         if config.fednp is not None:
             raise self._keys.error("fednp", "the associative network has no last layer to predict")
-        if config.training.proximal:
-            raise self._keys.error(
-                "training.proximal",
-                "the associative network learns without a gradient to add it to",
-            )
+        for key in ("proximal", "weight_decay"):
+            if getattr(config.training, key):
+                raise self._keys.error(
+                    f"training.{key}",
+                    "the associative network learns without a gradient to add it to",
+                )
         with self._keys.blaming("network.layout"):
             module = AssociativeNetwork(config.network.layout)
         network = self._network(index, module)
@@ -280,11 +283,17 @@ def _fill(template: str, peer: int, task: str) -> str:
 def _optimizer(
     config: Config,
 ) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None:
-    rate = config.training.rate
-    match config.training.optimizer:
-        case "sgd":
+    training = config.training
+    rate, decay = training.rate, training.weight_decay
+    match training.optimizer:
+        case "sgd" if not decay:
             return None
+        case "sgd":
+            return lambda parameters: torch.optim.SGD(parameters, lr=rate, weight_decay=decay)
         case "momentum":
-            return lambda parameters: torch.optim.SGD(parameters, lr=rate, momentum=0.9)
+            pace = 0.9 if training.momentum is None else training.momentum
+            return lambda parameters: torch.optim.SGD(
+                parameters, lr=rate, momentum=pace, weight_decay=decay
+            )
         case "adam":
-            return lambda parameters: torch.optim.Adam(parameters, lr=rate)
+            return lambda parameters: torch.optim.Adam(parameters, lr=rate, weight_decay=decay)

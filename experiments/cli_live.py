@@ -6,12 +6,14 @@ import contextlib
 import logging
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from . import console
+from .broker_password import broker_password
 from .errors import ConfigError, Stopped
 from .results import make_folder, require_folder
 
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 PORTS = 65535
 """The largest number that a port can have."""
+PACKETS = (512, 16 * 1024 * 1024)
+KEEPALIVES = (1, 65535)
+"""The bounds of gossip.mqtt_options, which would load numpy for a line of help."""
 
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for results.")]
 Url = Annotated[
@@ -35,6 +40,28 @@ Ca = Annotated[
 Certificate = Annotated[Path | None, typer.Option(help="Our own certificate, if the broker asks.")]
 Key = Annotated[Path | None, typer.Option(help="The key of our own certificate.")]
 Mqtt = Annotated[str, typer.Option("--mqtt", help="Protocol version: 3.1.1 or 5.")]
+MaxPacket = Annotated[
+    int | None,
+    typer.Option(
+        min=PACKETS[0],
+        max=PACKETS[1],
+        help="Bytes of the largest packet that the broker takes; found out if left out.",
+    ),
+]
+Keepalive = Annotated[
+    int | None,
+    typer.Option(
+        min=KEEPALIVES[0],
+        max=KEEPALIVES[1],
+        help="Seconds of silence before the link to the broker is tested; 30 if left out.",
+    ),
+]
+PasswordFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="A file with the password of the URL's user; else GOSSAMER_BROKER_PASSWORD is used."
+    ),
+]
 
 
 def swarm_command(
@@ -44,6 +71,9 @@ def swarm_command(
     certificate: Certificate = None,
     key: Key = None,
     mqtt: Mqtt = "3.1.1",
+    max_packet: MaxPacket = None,
+    keepalive: Keepalive = None,
+    password_file: PasswordFile = None,
     out: Out = None,
 ) -> None:
     """Run a swarm of live peers as processes of this machine, and watch it in one table.
@@ -70,7 +100,9 @@ def swarm_command(
         console.err.print(f"trust: throw-away keys and invitations in {folder / 'trust'}")
     with saying_what_is_kept(folder), broker_for(broker) as address:
         if broker is not None:
-            address = _address(broker, ca, certificate, key, mqtt)
+            address = _address(broker, ca, certificate, key, mqtt, password_file)
+        # or what the config says
+        address = replace(address, max_packet=max_packet, keepalive=keepalive)
         outcome = run_live(settings, folder, address, source=str(config))
     print_outcome(settings, outcome)
     console.wrote([outcome.records, folder / "outcome.json", *draw_swarm(settings, folder)])
@@ -97,6 +129,9 @@ def join_command(
     certificate: Certificate = None,
     key: Key = None,
     mqtt: Mqtt = "3.1.1",
+    max_packet: MaxPacket = None,
+    keepalive: Keepalive = None,
+    password_file: PasswordFile = None,
     identity: Annotated[
         Path | None, typer.Option(help="Our key file (gossamer keygen): the swarm has trust.")
     ] = None,
@@ -117,7 +152,7 @@ def join_command(
     Started again in the same folder after a crash, the peer goes on from its checkpoint.
     """
     from ..peer.host import HostSpec, run_guarded
-    from .join import Given, load_join
+    from .join import Given, load_join, read_join
 
     sys.path.insert(0, str(config.parent.resolve()))  # an entry point may stand beside its file
     spec = load_join(config, swarm, name, Given(identity, invitation, owner), network)
@@ -125,7 +160,15 @@ def join_command(
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
-    address = _address(broker, ca, certificate, key, mqtt)
+    written = read_join(config)
+    if password_file is None and written.password_file is not None:
+        password_file = config.parent / written.password_file
+    address = _address(broker, ca, certificate, key, mqtt, password_file)
+    address = replace(
+        address,
+        max_packet=max_packet or written.max_packet,
+        keepalive=keepalive or written.keepalive,
+    )
     code = run_guarded(HostSpec(address, str(folder), [spec]))
     if code:
         raise typer.Exit(code)
@@ -235,14 +278,20 @@ def register(app: typer.Typer) -> None:
 
 
 def _address(
-    url: str, ca: Path | None, certificate: Path | None, key: Path | None, mqtt: str
+    url: str,
+    ca: Path | None,
+    certificate: Path | None,
+    key: Path | None,
+    mqtt: str,
+    password_file: Path | None,
 ) -> BrokerAddress:
     if mqtt not in ("3.1.1", "5"):
         raise ConfigError(f"--mqtt {mqtt}: the protocol version is 3.1.1 or 5")
     from ..peer.host import BrokerAddress
 
     paths = (None if path is None else str(path) for path in (ca, certificate, key))
-    return BrokerAddress(url, *paths, version=mqtt)
+    password = broker_password(url, password_file)
+    return BrokerAddress(url, *paths, version=mqtt, password=password)
 
 
 def _user(text: str) -> tuple[str, str]:

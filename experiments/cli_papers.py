@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -15,20 +16,106 @@ from . import console
 from .errors import ConfigError
 
 ALL = frozenset({"quick", "runs", "jobs", "only"})
+FIGURE = ".cli_papers:paper_figure"
+FUSION = ".fusing.command:paper_fusion"
+LIVE = ".fusing.live_studies:paper_live"
+FEDERATED = ".federated.fednp_papers:paper_federated"
+NETWORKS = ".networks_papers:paper_networks"
 
 
 @dataclass(frozen=True)
 class Reproduction:
     """One experiment of a paper.
 
-    run: takes `out`, the folder for results, and those options that are in `takes`.
+    run: module:function. It takes the name, `out`, the folder for results, and those options that are in
+        `takes`.
     """
 
     name: str
     section: str
     title: str
-    run: Callable[..., None]
+    run: str
     takes: frozenset[str] = ALL
+
+
+# Written down once more, so that torch need not be loaded to list them; a test compares them with the
+# studies themselves.
+REPRODUCTIONS: Mapping[str, Reproduction] = MappingProxyType(
+    {
+        one.name: one
+        for one in (
+            Reproduction(
+                "averaging-level", "003, V.3.a, figure 17",
+                "Averaging level: accuracy by cells in the global model", FIGURE,
+            ),
+            Reproduction(
+                "semi-local", "003, V.3.d, figure 20",
+                "Semi-local models: one model per group of like peers", FIGURE,
+            ),
+            Reproduction(
+                "semi-local-and-local", "003, V.3.e, figure 21",
+                "Global, semi-local and local models together", FIGURE,
+            ),
+            Reproduction(
+                "associative", "003, V.5, figure 27",
+                "Associative network: accuracy by averaged hidden cells", FIGURE,
+            ),
+            Reproduction(
+                "associative-starts", "003, V.5, 10 mini-batches",
+                "Associative network: which starting weights show the paper's curve", FIGURE,
+            ),
+            Reproduction(
+                "pfnm-table", "reference table",
+                "PFNM and MAGI against averaging and the ensemble, ten peers", FUSION,
+            ),
+            Reproduction(
+                "pfnm-figure2", "000, figures 2 and 3",
+                "PFNM: accuracy and size by the number of peers", FUSION,
+            ),
+            Reproduction(
+                "pfnm-figure4", "000, figure 4",
+                "PFNM: accuracy and size by the number of hidden parts", FUSION,
+            ),
+            Reproduction(
+                "pfnm-streaming", "000, supplement, figure 3b",
+                "PFNM streaming: posterior becomes prior", FUSION,
+            ),
+            Reproduction(
+                "magi-table1", "002, table 1, rows of MNIST", "MAGI: accuracy on MNIST", FUSION
+            ),
+            Reproduction(
+                "magi-figure2", "002, figure 2", "MAGI: size of the fused network by λ", FUSION
+            ),
+            Reproduction(
+                "newcomers", "live", "peers trained apart join, aligned or not", LIVE, frozenset()
+            ),
+            Reproduction(
+                "widths", "live", "peers of three widths in one partial model", LIVE, frozenset()
+            ),
+            Reproduction(
+                "fednp-toy", "004, figure 1 and table 4",
+                "FedNP on three stretches of a parabola, with z frozen as a control",
+                FEDERATED, frozenset({"runs"}),
+            ),
+            Reproduction(
+                "multitask", "001, federated multi-task learning",
+                "MOCHA against separate and pooled linear models", FEDERATED, frozenset({"runs"}),
+            ),
+            Reproduction(
+                "networks-cifar", "003, other networks",
+                "Partial sharing of a small CNN, CIFAR-10", NETWORKS,
+            ),
+            Reproduction(
+                "networks-hapt", "003, other networks",
+                "Partial sharing of an LSTM and a 1-D CNN, HAPT", NETWORKS,
+            ),
+            Reproduction(
+                "compression", "deck 001", "Accuracy and bytes of live peers, by compressor",
+                ".cli_papers:paper_bytes", frozenset({"quick", "only"}),
+            ),
+        )
+    }
+)  # fmt: skip
 
 
 def register(app: typer.Typer) -> None:
@@ -58,7 +145,7 @@ def paper_command(
 
     Most take long at the paper's size; interrupted, they go on where they stopped.
     """
-    known = reproductions()
+    known = REPRODUCTIONS
     if name.lower() == "list":
         rows = [(one.name, one.section, one.title) for one in known.values()]
         console.table("gossamer paper NAME", ["name", "where", "what"], rows)
@@ -74,48 +161,19 @@ def paper_command(
             takes = ", ".join(f"--{one}" for one in sorted(chosen.takes)) or "no options but --out"
             raise ConfigError(f"{name} does not take --{option}; it takes {takes}")
     folder = out or Path("results/paper") / (f"{name}-quick" if quick else name)
-    chosen.run(out=folder, **{option: given[option] for option in chosen.takes})
+    module, function = chosen.run.split(":")
+    run = getattr(import_module(module, __package__), function)
+    run(name, out=folder, **{option: given[option] for option in chosen.takes})
 
 
-def reproductions() -> Mapping[str, Reproduction]:
-    """Every reproduction, in the order in which they are listed."""
+def paper_bytes(name: str, *, quick: bool, only: list[str] | None, out: Path) -> None:
+    """`gossamer paper compression`."""
     from .compression_study import paper_compression
-    from .federated.fednp_papers import FEDERATED_STUDIES, paper_federated
-    from .fusing.command import paper_fusion
-    from .fusing.live_studies import LIVE_STUDIES, paper_live
-    from .fusing.studies import FUSION_STUDIES
-    from .networks_papers import NETWORKS_STUDIES, paper_networks
-    from .paper import STUDIES
 
-    found = [
-        *(Reproduction(s.name, s.section, s.title, partial(_figure, s.name)) for s in STUDIES.values()),
-        *(
-            Reproduction(s.name, s.section, s.title, partial(paper_fusion, s.name))
-            for s in FUSION_STUDIES.values()
-        ),
-        *(
-            Reproduction(s.name, s.section, s.title, partial(paper_live, s.name), frozenset())
-            for s in LIVE_STUDIES.values()
-        ),
-        *(
-            Reproduction(
-                s.name, s.section, s.title, partial(paper_federated, s.name), frozenset({"runs"})
-            )
-            for s in FEDERATED_STUDIES.values()
-        ),
-        *(
-            Reproduction(name, s.section, s.title, partial(paper_networks, name))
-            for name, s in NETWORKS_STUDIES.items()
-        ),
-        Reproduction(
-            "compression", "deck 001", "Accuracy and bytes of live peers, by compressor",
-            paper_compression, frozenset({"quick", "only"}),
-        ),
-    ]  # fmt: skip
-    return {one.name: one for one in found}
+    paper_compression(out=out, quick=quick, only=only)
 
 
-def _figure(
+def paper_figure(
     name: str,
     *,
     quick: bool,

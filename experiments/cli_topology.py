@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..topology import Rule
     from .graphs import Given
 
-RULES = ("auto", "metropolis", "max-degree", "push", "edges")
+RULES = ("push", "metropolis", "max-degree", "edges")
 """Weights, for the help; those of topology.Rule, which a test compares."""
 
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for results.")]
@@ -29,7 +29,13 @@ Peers = Annotated[
     int | None,
     typer.Option(min=1, help="Peers of a builder; 16 if left out. Files bring their own."),
 ]
-Weights = Annotated[str, typer.Option(help=f"Shares of mass: {', '.join(RULES)}.")]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        "--rule", "--weights", metavar="RULE",
+        help=f"Shares of mass: {', '.join(RULES)}. A config's own, else push, if left out.",
+    ),
+]  # fmt: skip
 Tolerance = Annotated[
     float, typer.Option(help="When disagreement counts as gone: a share of the first.")
 ]
@@ -49,7 +55,7 @@ topology_app = typer.Typer(
 def show_command(
     graph: Graph,
     peers: Peers = None,
-    weights: Weights = "auto",
+    weights: Weights = None,
     tolerance: Tolerance = 1e-6,
     group: Annotated[
         str | None, typer.Option(help="The node attribute that colours peers on the picture.")
@@ -65,7 +71,7 @@ def show_command(
     from .graphs.show import MODEL_HEADER, examine, show
 
     rule = _rule(weights)
-    given = _take(graph, peers, seed, bridge)
+    given = _take(graph, peers, seed, bridge, rule)
     _checked(tolerance)
     folder = require_folder(out or _folder("show", given.name))
     shown = examine(given, rule, tolerance, group)
@@ -81,7 +87,7 @@ def compare_command(
         list[str], typer.Argument(metavar="GRAPH…", help="Up to 8 graphs, as for show.")
     ],
     peers: Peers = None,
-    weights: Weights = "auto",
+    weights: Weights = None,
     tolerance: Tolerance = 1e-6,
     learn: Annotated[
         bool | None,
@@ -107,7 +113,7 @@ def compare_command(
     from .graphs.learning import Learning
 
     rule = _rule(weights)
-    found = [_take(graph, peers, seed, bridge) for graph in graphs]
+    found = [_take(graph, peers, seed, bridge, rule) for graph in graphs]
     wanted = comparing.worth_learning(found) if learn is None else learn
     if megabytes is not None and megabytes <= 0:
         raise TopologyError(f"--megabytes {megabytes:g}: give a positive number")
@@ -163,7 +169,7 @@ def compare_command(
 def stress_command(
     graph: Graph,
     peers: Peers = None,
-    weights: Weights = "auto",
+    weights: Weights = None,
     tolerance: Tolerance = 1e-6,
     bridge: Bridge = False,
     seed: SeedOption = 0,
@@ -173,7 +179,7 @@ def stress_command(
     from .graphs import stress as stressing
 
     rule = _rule(weights)
-    given = _take(graph, peers, seed, bridge)
+    given = _take(graph, peers, seed, bridge, rule)
     _checked(tolerance)
     folder = require_folder(out or _folder("stress", given.name))
     with console.progress("steps") as bar:
@@ -261,23 +267,27 @@ def register(app: typer.Typer) -> None:
     app.add_typer(topology_app, name="topology")
 
 
-def _take(text: str, peers: int | None, seed: int, bridging: bool) -> Given:
+def _take(text: str, peers: int | None, seed: int, bridging: bool, rule: Rule | None) -> Given:
     from .graphs.given import take
-    from .graphs.swarm import describe_bridging
+    from .graphs.swarm import describe_bridging, describe_unused, unused
 
     given = take(text, peers, seed=seed, bridging=bridging)
     if given.added.edges:
         console.out.print(
             f"{given.name}: {describe_bridging(given.added, given.labels)}", soft_wrap=True
         )
+    used = rule or given.rule
+    if unused(given.graph, used):
+        line = f"{given.name}: {describe_unused(used)}; --rule edges takes them for shares"
+        console.out.print(line, soft_wrap=True, markup=False)
     return given
 
 
-def _rule(name: str) -> Rule:
+def _rule(name: str | None) -> Rule | None:
     from ..topology import Rule, TopologyError
 
-    if name not in get_args(Rule):
-        raise TopologyError(f"--weights {name!r}: use {', '.join(get_args(Rule))}")
+    if name is not None and name not in get_args(Rule):
+        raise TopologyError(f"--rule {name!r}: use {', '.join(get_args(Rule))}")
     return name  # pyright: ignore[reportReturnType]
 
 

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from . import console
+from .broker_password import broker_password
 from .errors import ConfigError
 from .results import make_folder, require_folder, write_json
 
@@ -115,6 +116,10 @@ def revoke_command(
     ca: Annotated[
         Path | None, typer.Option(help="The authority that signed the broker's certificate.")
     ] = None,
+    password_file: Annotated[
+        Path | None,
+        typer.Option(help="A file with the password of the URL's user; else the environment's."),
+    ] = None,
 ) -> None:
     """Put peers or papers out of the swarm: a signed list that only ever grows.
 
@@ -122,6 +127,7 @@ def revoke_command(
     """
     from ..gossip.trust import Identity, Revocations, revocation_topic
 
+    password = None if broker is None else broker_password(broker, password_file)
     path = file or owner.parent / f"{swarm}.revocations"
     with _one_line():
         key = Identity.load(owner)
@@ -141,21 +147,25 @@ def revoke_command(
     )
     console.wrote([path])
     if broker is not None:
-        asyncio.run(_publish(broker, ca, revocation_topic(swarm), data))
+        asyncio.run(_publish(broker, password, ca, revocation_topic(swarm), data))
         console.out.print(f"published at {revocation_topic(swarm)}", soft_wrap=True)
 
 
-async def _publish(url: str, ca: Path | None, topic: str, data: bytes) -> None:
+async def _publish(
+    url: str, password: str | None, ca: Path | None, topic: str, data: bytes
+) -> None:
     from ..gossip.mqtt import MqttTransport
     from ..gossip.mqtt_address import TlsFiles
 
     tls = None if ca is None else TlsFiles(ca)
-    async with MqttTransport(url, f"gossamer-owner-{data[8:16].hex()}", tls=tls) as transport:
+    name = f"gossamer-owner-{data[8:16].hex()}"
+    async with MqttTransport(url, name, password=password, tls=tls) as transport:
         try:
             async with asyncio.timeout(_PUBLISH_SECONDS):
                 await transport.publish(topic, data, retain=True, qos=1)
         except TimeoutError:
-            raise ConfigError(f"{url}: the broker did not take the list in time") from None
+            where = transport.address  # not the URL, which may have a password in it
+            raise ConfigError(f"{where}: the broker did not take the list in time") from None
 
 
 def study_command(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import console
-from .results import Record, make_folder, require_folder, write_csv
+from .results import Record, make_folder, require_folder, write_csv, write_json
 
 if TYPE_CHECKING:
     from .config import Config
@@ -39,13 +39,15 @@ def sweep_command(
 
     settings = load_config(config)
     # Only now, so that a mistake in the config is told without waiting for torch.
+    from .config_needs import heed_in_sweep
     from .sweep import axes_of, expand
     from .sweep_outcome import run_cells, stackable
     from .sweep_report import HEADER, combine, report, show
     from .sweep_run import Runs
 
-    cells = expand(settings, str(config))
-    keys = [key for key in axes_of(settings, str(config)) if key != "seed"]
+    cells, axes = expand(settings, str(config)), axes_of(settings, str(config))
+    heed_in_sweep(settings, axes, [cell.config for cell in cells], str(config))
+    keys = [key for key in axes if key != "seed"]
     folder = out or Path("results/sweep") / settings.name
     grid = Runs(cells, folder / "runs.jsonl")
     with console.progress("runs") as bar:
@@ -65,6 +67,8 @@ def sweep_command(
             )
         finally:
             found = combine(grid.records())
+            if found:
+                write_json(folder / "config.json", settings.model_dump(mode="json"))
             files = report(found, folder, settings.name)
     console.table(settings.name, [*keys, *HEADER], [one.row() for one in found])
     console.wrote([folder / "runs.jsonl", *files])
@@ -74,7 +78,14 @@ def simulate_in_virtual_time(
     settings: Config, source: str, folder: Path, *, networks: bool
 ) -> None:
     """What `gossamer simulate` does with a config that has a [time] table."""
-    from .virtual.report import simulate_in_time
+    from .virtual.report import Mean, simulate_in_time
+
+    last: list[Mean] = []
+
+    def show(mean: Mean) -> None:
+        last[:] = [mean]
+        latest = f"accuracy {mean.accuracy:.3f}" if mean.peers else "nobody there"
+        bar.update(task, completed=round(mean.time), latest=latest)
 
     with console.progress("seconds") as bar:
         task = bar.add_task(settings.name, total=None, latest="")
@@ -85,12 +96,15 @@ def simulate_in_virtual_time(
             networks=networks,
             threads=os.cpu_count() or 1,
             on_start=lambda seconds: bar.update(task, total=round(seconds)),
-            on_test=lambda tested: bar.update(
-                task,
-                completed=round(tested.time),
-                latest=f"accuracy {tested.metrics.accuracy:.3f}",
-            ),
+            on_mean=show,
         )
+    if last and last[0].peers:
+        console.out.print(
+            f"accuracy {last[0].accuracy:.3f}: the mean over the {last[0].peers} of {settings.peers} peers "
+            "that are there at the end"
+        )
+    else:
+        console.out.print("no accuracy: all peers have left by the end")
     console.wrote([folder / "metrics.jsonl", *files])
 
 

@@ -16,7 +16,9 @@ from .config_values import (
     Count,
     DriftBound,
     Duration,
+    Keepalive,
     Name,
+    Packet,
     Positive,
     Share,
     Topology,
@@ -38,11 +40,15 @@ class Data(_Table):
     """Which samples there are, and who holds them."""
 
     set: str = "digits"
-    """A data set's name (`gossamer data` lists them), or `sparse` for the paper's binary vectors."""
+    """A data set's name (`gossamer data` lists them), or `sparse` for the paper's binary vectors; or a
+    function of yours, `my_module:make_data`, that returns a `gossamer.experiments.data.Dataset`: its file
+    stands beside this one, and it is given `seed` if it has an argument of that name."""
     partition: Literal["successive", "iid", "dirichlet", "shards", "natural"] = "successive"
-    """How samples are dealt out. `natural` gives each peer one writer, subject or node."""
+    """How samples are dealt out. `natural` gives each peer one writer, subject or node. `successive` goes by
+    the order of the data set, so every seed has the same: they differ in starting values and order alone."""
     samples: Count | None = None
-    """Training samples per peer; all that there are, dealt evenly, if left out."""
+    """Training samples per peer; all that there are, dealt evenly, if left out. With `dirichlet` and `shards`
+    at most so many: peers that were dealt fewer have those, and with a low `alpha` that may be a handful."""
     test: Count | None = None
     """Test samples: the first so many of the test set, or, where there is none, per peer."""
     alpha: Annotated[float, Field(gt=0)] = 0.5
@@ -172,15 +178,29 @@ class Training(_Table):
     reduction: Literal["sum", "mean"] = "sum"
     rate: Annotated[float, Field(gt=0)] = 0.1
     optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
+    momentum: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """For the optimizer `momentum`: the share of the last step that is taken again; 0.9 if left out."""
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Pulls every parameter towards 0, as in torch: the gradient of half its square, times this."""
     loss: Literal["squared", "cross-entropy"] = "squared"
     proximal: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """FedProx's μ: a pull towards the values that the last averaging gave. Raise it when peers' data
     differ and they drift apart between averagings."""
 
+    @model_validator(mode="after")
+    def _momentum_is_used(self) -> Training:
+        if self.momentum is not None and self.optimizer != "momentum":
+            raise sentence(
+                f"has a momentum, which the optimizer {self.optimizer!r} does not use: "
+                'write optimizer = "momentum"'
+            )
+        return self
+
 
 class Gossip(_Table):
     """How live peers average, and peers in virtual time, which also know `exchanges`, `fraction`, `dtype`,
-    `compress` and `drift`. Without a [time] table the arena averages exactly and needs none of it."""
+    `compress` and `drift`. Without a [time] table so do peers in lockstep, except for `fraction`, where they
+    send messages: on a `topology`, or in the modes `rounds` and `server`. Else the arena averages exactly."""
 
     mode: Literal["async", "rounds", "server"] = "async"
     """async: train and push, never wait. rounds: train, then average in lockstep. server: one peer
@@ -192,6 +212,11 @@ class Gossip(_Table):
     """rounds: how far disagreement must shrink in one averaging."""
     fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     """async: the share of its weight that a peer gives away in one push; equal parts if left out."""
+    rule: Literal["push", "metropolis", "max-degree", "edges"] = "push"
+    """What a peer gives to whom on a `topology`. push: equal parts to its neighbours and itself, as live
+    peers and peers in virtual time do. In lockstep also metropolis and max-degree, the same both ways, for
+    graphs that are not directed; and edges: a link's `weight` is the share of its mass that a peer sends
+    over it."""
     dtype: Literal["float32", "float64", "float16"] = "float32"
     """Values on the wire."""
     compress: Compress = None
@@ -204,10 +229,28 @@ class Gossip(_Table):
     """async: gossip goes on after training until peers agree to this relative distance."""
     lease: Annotated[float, Field(gt=0)] = 600.0
     """Seconds after which a peer that vanished is given up for good."""
+    start_timeout: Positive = 120.0
+    """Seconds that peers wait for each other before training. Raise it when many start on a slow machine."""
+    settle_timeout: Positive = 30.0
+    """async: seconds after which a peer stops settling, whatever it sees. Raise it on slow links."""
+    leave_timeout: Positive = 15.0
+    """Seconds that a leaving peer has to hand over its mass and say goodbye; then it goes anyway."""
+    keepalive: Keepalive = None
+    """Seconds of silence before the link to the broker is tested, 1 to 65535; 30 if left out. A dead link is
+    noticed after up to twice that."""
     checkpoint: bool = True
     """Whether peers survive a crash. Without it a crash loses the mass that the peer held."""
     per_process: Count = 1
     """Peers that share one process: more saves the memory and start-up time of torch."""
+    max_packet: Packet = None
+    """Bytes of the largest packet to send, 512 to 16777216, where the broker has a limit that it does not
+    tell. Left out, peers find it out; longer messages are cut into several packets."""
+
+    @property
+    def lossy(self) -> list[str]:
+        """The keys that make values arrive otherwise than they were, or not at all."""
+        given = self.compress is not None, self.drift is not None, self.dtype == "float16"
+        return [key for key, one in zip(("compress", "drift", "dtype"), given, strict=True) if one]
 
 
 class Churn(_Table):
@@ -281,7 +324,8 @@ class Config(_Table):
     topology: Topology = None
     """Who may talk to whom: `ring`, `regular:4`, `graph.graphml` (beside this file), `module:function` (as
     in `networkx:karate_club_graph`), a table `{kind = "clusters", links = 2}`; everybody if left out.
-    Every partial model must be connected on it. `gossamer topology show CONFIG` says how it mixes."""
+    Every partial model must be connected on it. Links' weights count with `rule = "edges"` in [gossip] alone.
+    `gossamer topology show CONFIG` says how it mixes in lockstep, under that rule."""
     bridge: bool = False
     """Add the fewest links that join partial models which the topology tears apart, and list them."""
     data: Data = Data()

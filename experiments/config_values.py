@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from ..gossip.compress import parse as parse_compressor
 from ..gossip.drift import check_drift
+from ..gossip.mqtt_options import check_keepalive, check_packet
 from ..gossip.topics import check_name
 
 
@@ -89,6 +90,10 @@ Duration = Annotated[
     _either("should be a number of seconds, a distribution such as 'exponential:1', or a table"),
     _checked(_check_duration),
 ]
+# Bytes of the largest packet that a broker is sent.
+Packet = Annotated[int | None, _checked(check_packet)]
+# Seconds of silence before a link to a broker is tested.
+Keepalive = Annotated[int | None, _checked(check_keepalive)]
 # A compressor's name, and how far a model may move unheard: live peers' knobs, used by two files.
 Compress = Annotated[str | None, _checked(parse_compressor)]
 DriftBound = Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..models import stream
 from .config import Config
-from .data import Dataset, Samples, partition
+from .data import DataError, Dataset, Samples, partition
 
 
 def deal(config: Config, dataset: Dataset) -> tuple[list[Samples], list[Samples]]:
@@ -32,11 +32,23 @@ def deal(config: Config, dataset: Dataset) -> tuple[list[Samples], list[Samples]
     for index, part in enumerate(parts):
         if shared is None:
             kept = stream(seed, "held out", index)
-            part, held = partition.split(part, data.test or 0.2, kept)
+            part, held = partition.split(part, data.test or _tested(index, len(part)), kept)
             test.append(source.take(held))
         else:
             test.append(shared)
         if data.samples is not None:
+            if data.partition == "shards":  # they follow each other: the first ones would be all
+                part = stream(seed, "some of the shards", index).permutation(part)
             part = part[: data.samples]
         train.append(source.take(part))
     return train, test
+
+
+def _tested(peer: int, samples: int) -> int:
+    """A fifth of a peer's samples, and at least one: a peer that is not tested would count as nothing."""
+    if samples < 2:
+        raise DataError(
+            f"peer {peer} is dealt {samples} sample, which leaves none to test it with: take fewer peers, or "
+            "deal them out more evenly"
+        )
+    return max(1, round(0.2 * samples))

@@ -17,6 +17,7 @@ from .config import Compress, ConfigError, DriftBound, first_mistake, load_confi
 from .config_matching import without_networks
 from .config_reading import read_table
 from .config_trust import Trust, named_kind
+from .config_values import Keepalive, Packet, Positive
 
 
 class PeerTrust(Trust):
@@ -86,7 +87,23 @@ class JoinConfig(BaseModel):
     """Peers to talk to; everybody who shares a model if left out."""
     servers: dict[str, str] = {}
     """server mode: the peer that averages each partial model."""
+    max_packet: Packet = None
+    """Bytes of the largest packet to send the broker, as in a swarm config's [gossip]."""
+    keepalive: Keepalive = None
+    """Seconds of silence before the link to the broker is tested, 1 to 65535; 30 if left out. Lower it on
+    links that die silently, raise it to save a battery."""
+    password_file: Path | None = None
+    """A file beside this one whose first line is the password of the user that the broker's URL names, so
+    that it need not stand in the URL."""
     lease: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds after which a peer that vanished is given up for good. Raise it for devices that sleep."""
+    start_timeout: Positive = 120.0
+    """Seconds to wait for the peers of `expect`. Raise it where they are slow to start."""
+    settle_timeout: Positive = 30.0
+    """Seconds after which the peer stops settling when training is over, whatever it sees. Raise it on slow
+    links."""
+    leave_timeout: Positive = 15.0
+    """Seconds that the peer has for handing over its mass when it leaves; then it goes anyway."""
     checkpoint: bool = True
     network: Path | None = None
     """A network that was trained before (safetensors), beside this file: what it knows counts with the
@@ -98,6 +115,14 @@ class JoinConfig(BaseModel):
     """`[trust]`: the peer's key and papers; without it, whoever reaches the broker is believed."""
 
 
+def read_join(path: Path) -> JoinConfig:
+    """Read a peer's file."""
+    try:
+        return JoinConfig.model_validate(read_table(path))
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {first_mistake(error, JoinConfig)}") from None
+
+
 def load_join(
     path: Path,
     swarm: str,
@@ -106,10 +131,7 @@ def load_join(
     network: Path | None = None,
 ) -> PeerSpec:
     """Read a peer's file into what its process needs; a `network` given here goes before the file's."""
-    try:
-        join = JoinConfig.model_validate(read_table(path))
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {first_mistake(error, JoinConfig)}") from None
+    join = read_join(path)
     if (join.entry is None) == (join.config is None):
         raise ConfigError(f"{path}: give either 'entry' or 'config' (with 'index')")
     trust = _trust(join.trust, path.parent, given or Given())
@@ -152,6 +174,9 @@ def load_join(
         servers=join.servers,
         expect=tuple(join.expect),
         lease=join.lease,
+        start_timeout=join.start_timeout,
+        settle_timeout=join.settle_timeout,
+        leave_timeout=join.leave_timeout,
         guards=join.trust.guards,
         private=join.trust.private,
         dp=join.trust.dp,

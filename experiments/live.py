@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import networkx as nx
@@ -20,7 +21,8 @@ from ..topology import Bridging, static
 from .build import Member, Swarm
 from .config import Config, ConfigError
 from .config_matching import starts_apart, without_networks
-from .graphs.swarm import PUSHES, SwarmGraph, swarm_graph, tell
+from .config_needs import heed
+from .graphs.swarm import PUSHES, SwarmGraph, require_push, swarm_graph, tell
 from .swarm_papers import make_papers
 
 
@@ -29,6 +31,8 @@ def plan(config: Config, folder: Path, broker: BrokerAddress, source: str = "con
 
     With trust the peers' keys and invitations are made, in the folder's `trust`.
     """
+    require_push(config, source, "live peers", "run it in the arena with gossamer simulate")
+    heed(config, "live", source)
     swarm = Swarm(config, source)
     members = swarm.members()
     owners = shared_owners(members)
@@ -81,6 +85,9 @@ def plan(config: Config, folder: Path, broker: BrokerAddress, source: str = "con
             matching=swarm.matching(index),
             settle_tolerance=gossip.settle_tolerance,
             lease=gossip.lease,
+            start_timeout=gossip.start_timeout,
+            settle_timeout=gossip.settle_timeout,
+            leave_timeout=gossip.leave_timeout,
             trust=config.trust.kind,
             identity=papers and papers.key(member.name),
             invitation=papers and papers.invitation(member.name),
@@ -101,6 +108,10 @@ def plan(config: Config, folder: Path, broker: BrokerAddress, source: str = "con
                 network=_text(swarm.trained_file(index)),
             )
         )
+    if broker.max_packet is None:
+        broker = replace(broker, max_packet=gossip.max_packet)
+    if broker.keepalive is None:
+        broker = replace(broker, keepalive=gossip.keepalive)
     return SwarmSpec(swarm_name(config), broker, folder, peers, gossip.per_process)
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..models import NETWORKS, Anatomy, ModelError, discover
+from ..models import NETWORKS, Anatomy, ModelError
+from ..models.whole import discover_for
 from ..peer.entry import load_entry
 from ..peer.errors import PeerError
 from .data import Dataset, Samples
@@ -94,13 +95,16 @@ class NamedNetwork:
         data: Dataset,
         options: Mapping[str, Any] | None = None,
         folder: Path | None = None,
+        slices: Iterable[object] = (),
     ):
         self._named, self._options = named, dict(options or {})
         self._function = find_function(named, folder)
         self._shape, self._classes = tuple(data.train.x.shape[1:]), data.classes
         # Two samples of the data: their values hardly matter, but zeros would prove little.
         first = self.make()
-        self.anatomy: Anatomy = discover(first, self.inputs(data.train.take([0, 1])))
+        # Parts are needed only if some of the swarm's models, `slices`, have a part of the network.
+        sample = self.inputs(data.train.take([0, 1]))
+        self.anatomy: Anatomy = discover_for(slices, first, sample)
 
     def make(self) -> nn.Module:
         """A new module."""

@@ -5,7 +5,7 @@ Importing this loads neither torch nor the arena: the command line does so only 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .arena import Arena, Mixing, Needs, Round
     from .build import Member
     from .config import Config
+    from .virtual.wire import Wire
 
 
 @dataclass(frozen=True)
@@ -31,33 +32,47 @@ class Simulation:
     mixing: Mixing | None = None
     stores: list[MatchedStore] | None = None
     """The peers' vectors, where a partial model is averaged at a common width."""
+    wire: Wire | None = None
+    """What becomes of values between peers, where it is not the values themselves that arrive."""
 
     @classmethod
-    def of(cls, config: Config, source: str = "config") -> Simulation:
-        """Build every peer of a config, unless it can be told beforehand that they do not fit."""
+    def of(cls, config: Config, source: str = "config", *, say: bool = True) -> Simulation:
+        """Build every peer of a config, unless it can be told beforehand that they do not fit.
+
+        A config with [time] or [sweep] is refused: it is not one run in lockstep. say: name keys that have
+        no effect in lockstep, on the terminal.
+        """
         import torch
 
         from ..models import ModelError, implementers
         from .arena.memory import free_memory
         from .build import Swarm
+        from .config_needs import heed
         from .matching import members_in_order
 
+        if say:
+            heed(config, "lockstep", source)
         try:
             expected_needs(config).refuse_beyond(free_memory(torch.device("cpu")))
         except ModelError as error:
             raise ConfigError(f"{source}: key 'peers': {error}") from None
         members, stores = members_in_order(Swarm(config, source))
         mixing = None
-        if config.topology is not None or config.bridge:
+        if config.topology is not None or config.bridge or config.gossip.rule != "push":
             from .graphs import mixing_of  # scipy takes a while: only for those who have a graph
 
             found = implementers([member.network for member in members])
             shared = {owner: who for owner, who in found.items() if len(who) > 1}
             mixing = mixing_of(config, shared, source)
-        return cls(config, members, mixing, stores)
+        if not config.gossip.lossy:
+            return cls(config, members, mixing, stores)
+        from .wiring import wiring_of
 
-    def arena(self) -> Arena:
-        """The members in an arena, ready to run."""
+        mixing, wire = wiring_of(config, members, mixing, source)
+        return cls(config, members, mixing, stores, wire)
+
+    def arena(self, threads: int | None = None) -> Arena:
+        """The members in an arena, ready to run; threads change no result."""
         from .arena import Arena
 
         config = self.config
@@ -69,6 +84,8 @@ class Simulation:
             test_every=config.test_every,
             mixing=self.mixing,
             stores=self.stores,
+            wire=self.wire,
+            threads=threads,
         )
 
     def rounds(self, arena: Arena | None = None) -> Iterator[Round]:
@@ -117,14 +134,15 @@ def simulate(
 ) -> list[Path]:
     """Run a simulation and leave config.json, metrics.jsonl, summary.csv and accuracy.png / .svg.
 
-    With `networks` every peer's network is left as safetensors too. Stopped by Ctrl-C, the files hold
-    what was computed until then, and KeyboardInterrupt goes on to the caller.
+    Where values are compressed, rounded or skipped, traffic.csv has the bytes of each shared model. With
+    `networks` every peer's network is left as safetensors too. Stopped by Ctrl-C, the files hold what was
+    computed until then, and KeyboardInterrupt goes on to the caller.
     """
-    metrics = out / "metrics.jsonl"
+    # First, since it refuses what does not fit: until then nothing is written over.
+    arena = simulation.arena()
     try:
-        with RecordFile(metrics) as file:
+        with RecordFile(out / "metrics.jsonl") as file:
             write_json(out / "config.json", simulation.config.model_dump(mode="json"))
-            arena = simulation.arena()
             console.err.print(str(arena.needs()), soft_wrap=True)
             for round in simulation.rounds(arena):
                 for member, test in zip(simulation.members, round.tests, strict=False):
@@ -138,13 +156,26 @@ def simulate(
                         }
                     )
                 on_round(round)
+    except KeyboardInterrupt:
+        if networks:
+            save_networks(simulation.members, out)
+        raise
     finally:
         written = summarise(out, simulation.config.name)
-    if networks:
-        for member in simulation.members:
-            written.append(out / f"peer-{member.name}.safetensors")
-            member.network.save(written[-1])
-    return written
+        if arena.lockstep is not None:
+            from .virtual.wire import write_traffic
+
+            written.append(write_traffic(out / "traffic.csv", arena.lockstep.counted()))
+    return [*written, *(save_networks(simulation.members, out) if networks else [])]
+
+
+def save_networks(members: Sequence[Member], out: Path) -> list[Path]:
+    """Leave every peer's network, as it is now, as safetensors."""
+    files = []
+    for member in members:
+        files.append(out / f"peer-{member.name}.safetensors")
+        member.network.save(files[-1])
+    return files
 
 
 def summarise(out: Path, title: str) -> list[Path]:

@@ -6,10 +6,13 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import Any
 
 from .config import Config, ConfigError, parse_config
+from .config_needs import refuse_idle_axes
+from .named_files import fingerprint
 
 
 @dataclass(frozen=True)
@@ -22,16 +25,24 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Names the run by all that decides its result, so that finished runs are not run again."""
+        """Names the run by all that decides its result, so that finished runs are not run again.
+
+        That is the config, and what is in the files and modules that it names.
+        """
+        return self._key
+
+    @cached_property
+    def _key(self) -> str:  # kept, so that a worker has the key of when the sweep was started
         text = self.config.model_dump_json(exclude_defaults=True)
+        text += fingerprint(self.config, self.source)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def expand(config: Config, source: str = "config") -> list[Cell]:
     """Every run of a config's sweep, seeds innermost; without a sweep, the config itself.
 
-    A key that does not exist, a list without values, or a value that its key does not take is a
-    `ConfigError` that names it.
+    A key that does not exist, a list without values, a value that its key does not take, or a key that
+    changes nothing in any of the runs is a `ConfigError` that names it.
     """
     axes = axes_of(config, source)
     plain = config.model_dump(mode="json") | {"sweep": {}}
@@ -42,6 +53,7 @@ def expand(config: Config, source: str = "config") -> list[Cell]:
         for path, value in settings.items():
             _put(table, path, value, source)
         cells.append(Cell(settings, parse_config(table, f"{source}, [sweep]"), source))
+    refuse_idle_axes(axes, [cell.config for cell in cells], source)
     return cells
 
 

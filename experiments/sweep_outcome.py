@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol, TypeVar
 
@@ -12,7 +12,7 @@ import numpy as np
 from ..models import Learner, Metrics, ModelGraph, SlicedNetwork
 from .arena import Arena
 from .build import Member, Swarm
-from .config import Config
+from .config import Config, ConfigError
 from .results import Record
 from .simulate import Simulation
 from .sweep import Cell
@@ -34,38 +34,47 @@ class Outcome:
     @classmethod
     def of(cls, tests: Sequence[Metrics]) -> Outcome:
         """From every peer's last test."""
-        accuracies = [test.accuracy for test in tests]
+        return cls.over([test.accuracy for test in tests])
+
+    @classmethod
+    def over(cls, accuracies: Sequence[float]) -> Outcome:
+        """From the accuracies of all peers that count."""
         return cls(float(np.mean(accuracies)), min(accuracies))
 
 
 def outcome(config: Config, source: str = "config", threads: int = 1) -> Outcome:
     """Run one config, in lockstep or in virtual time; threads change no result."""
-    if config.time is not None:
-        from .virtual.learning import LearningSwarm, Reading
-
-        last: dict[int, Reading] = {}
-        config = config.model_copy(update={"test_every": config.rounds})
-        swarm = LearningSwarm(
-            config,
-            source,
-            threads=threads,
-            on_test=lambda reading: last.update({reading.peer: reading}),
-        )
-        swarm.run()
-        return Outcome.of([reading.metrics for reading in last.values()])
     config = config.model_copy(update={"test_every": config.rounds})
-    simulation = Simulation.of(config, source)
-    members = simulation.members
-    arena = Arena(
-        [member.learner for member in members],
-        every=config.every,
-        weights=[m.samples for m in members] if config.weights == "samples" else None,
-        test_every=config.test_every,
-        mixing=simulation.mixing,
-        stores=simulation.stores,
-        threads=threads,
-    )
+    if config.time is not None:
+        return _outcome_in_time(config, source, threads)
+    simulation = Simulation.of(config, source, say=False)  # a sweep says it once, for all its runs
+    arena = simulation.arena(threads)
     return Outcome.of(list(simulation.rounds(arena))[-1].tests)
+
+
+def _outcome_in_time(config: Config, source: str, threads: int) -> Outcome:
+    """By the rule of a run's own figure: peers that are there at the end."""
+    from .virtual.learning import LearningSwarm, Reading
+    from .virtual.standing import Test, lives_of, standing
+
+    tests: dict[str, list[Test]] = {}
+
+    def note(tested: Reading) -> None:
+        row = (tested.time, tested.round, tested.metrics.accuracy)
+        tests.setdefault(swarm.members[tested.peer].name, []).append(row)
+
+    swarm = LearningSwarm(config, source, threads=threads, on_test=note)
+    swarm.run()
+    for rows in tests.values():
+        rows.sort()
+    lives = lives_of(swarm.world, [member.name for member in swarm.members])
+    here = standing(tests, lives, swarm.seconds)
+    if not here:
+        raise ConfigError(
+            f"{source}: key 'time.churn': all peers have left by the end, so there is no accuracy; lower "
+            "'leave', raise 'arrive', or stop earlier with 'seconds'"
+        )
+    return Outcome.over(list(here.values()))
 
 
 def outcomes(configs: Sequence[Config], sources: Sequence[str], threads: int = 1) -> list[Outcome]:
@@ -136,6 +145,7 @@ def stackable(cells: list[C]) -> list[list[C]]:
         config = cell.config
         room = min(MOST_RUNS, STACK_COORDINATES // max(_coordinates(config), 1))
         exact = config.time is None and config.topology is None and not config.bridge
+        exact = exact and not config.gossip.lossy and config.gossip.rule == "push"
         exact = exact and all(model.matching == "none" for model in config.models)
         exact = exact and not config.network.named  # large, and of a size that only building tells
         if not exact or room < 2:
@@ -153,6 +163,12 @@ def stackable(cells: list[C]) -> list[list[C]]:
 def run_cells(cells: list[Cell], threads: int = 1) -> list[Record]:
     """A worker's job: the records of a batch of cells."""
     found = outcomes([cell.config for cell in cells], [cell.source for cell in cells], threads)
+    for cell in cells:
+        if replace(cell).key != cell.key:
+            raise ConfigError(
+                f"{cell.source}: a file or module that it names was changed while the sweep ran; finished "
+                "runs are kept, start it again for the others"
+            )
     return [
         {
             "key": cell.key,

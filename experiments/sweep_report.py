@@ -12,28 +12,31 @@ import numpy as np
 
 from .results import Record, write_csv
 
-HEADER = ("runs", "median", "2nd quintile", "3rd quintile", "mean", "worst peer")
+HEADER = ("runs", "mean", "± sd", "median", "worst peer")
 
 
 @dataclass(frozen=True)
 class Combination:
-    """The runs of one combination of values, over seeds."""
+    """The runs of one combination of values, over seeds.
+
+    `deviation` is the standard deviation over seeds, None of a single run; `worst` is the worst peer of
+    the worst run.
+    """
 
     settings: dict[str, Any]
     runs: int
-    median: float
-    low: float
-    high: float
     mean: float
+    deviation: float | None
+    median: float
     worst: float
 
     def row(self) -> list[str]:
         """As a line of a table."""
-        figures = (self.median, self.low, self.high, self.mean, self.worst)
+        figures = (self.mean, self.deviation, self.median, self.worst)
         return [
             *(show(value) for value in self.settings.values()),
             f"{self.runs}",
-            *(f"{figure:.4f}" for figure in figures),
+            *("" if figure is None else f"{figure:.4f}" for figure in figures),
         ]
 
 
@@ -50,11 +53,16 @@ def combine(records: Sequence[Record]) -> list[Combination]:
     found = []
     for group in groups.values():
         accuracies = [record["accuracy"] for record in group]
-        low, median, high = (float(q) for q in np.quantile(accuracies, [0.4, 0.5, 0.6]))
-        worst = min(record["worst"] for record in group)
-        mean = float(np.mean(accuracies))
-        settings = _apart_from_seed(group[0])
-        found.append(Combination(settings, len(group), median, low, high, mean, worst))
+        found.append(
+            Combination(
+                _apart_from_seed(group[0]),
+                len(group),
+                mean=float(np.mean(accuracies)),
+                deviation=float(np.std(accuracies, ddof=1)) if len(group) > 1 else None,
+                median=float(np.median(accuracies)),
+                worst=min(record["worst"] for record in group),
+            )
+        )
     return found
 
 
@@ -74,28 +82,36 @@ def report(found: Sequence[Combination], out: Path, title: str) -> list[Path]:
         rest = {key: value for key, value in one.settings.items() if key != axis}
         label = ", ".join(show(value) for value in rest.values())
         lines.setdefault(label or "all", []).append(one)
+    repeated = any(one.deviation is not None for one in found)  # else there are no bars to draw
     for line in lines.values():
         line.sort(key=lambda one: one.settings[axis])
     drawn = [
         Line(
             label,
             [one.settings[axis] for one in line],
-            [one.median for one in line],
-            [one.low for one in line],
-            [one.high for one in line],
+            [one.mean for one in line],
+            [one.mean - (one.deviation or 0) for one in line] if repeated else (),
+            [one.mean + (one.deviation or 0) for one in line] if repeated else (),
         )
         for label, line in lines.items()
     ]
-    runs = min(one.runs for one in found)
     figures = draw_lines(
         out / "figure",
         drawn,
         title=title,
         x_label=axis,
         legend=", ".join(key for key in found[0].settings if key != axis),
-        caption=f"median of {runs} runs, bars: second and third quintile.",
+        caption=_caption([one.runs for one in found]),
     )
     return [table, *figures]
+
+
+def _caption(runs: Sequence[int]) -> str:
+    fewest, most = min(runs), max(runs)
+    if most == 1:
+        return "one run each, so nothing is known of the spread; seeds = 5 in [sweep] repeats them."
+    counts = f"{most}" if fewest == most else f"{fewest} to {most}"
+    return f"mean of {counts} runs, bars: one standard deviation over seeds to either side."
 
 
 def _axis(found: Sequence[Combination]) -> str | None:

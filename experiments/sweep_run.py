@@ -6,10 +6,10 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
@@ -109,7 +109,10 @@ def in_parallel(
     workers = min(jobs, len(batches))
     threads = max(1, (os.cpu_count() or 1) // workers)
     with ProcessPoolExecutor(workers, context, initializer=_prepare_worker) as pool:
-        waiting: set[Future[list[Record]]] = {pool.submit(run, batch, threads) for batch in batches}
+        with _later_interrupts():
+            waiting: set[Future[list[Record]]] = {
+                pool.submit(run, batch, threads) for batch in batches
+            }
         try:
             while waiting:
                 done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
@@ -124,6 +127,22 @@ def in_parallel(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
+@contextmanager
+def _later_interrupts() -> Iterator[None]:
+    """Let Ctrl-C wait until the block is over; processes started in it let it wait until they are ready.
+
+    A new worker imports for seconds, and would answer with a traceback from wherever it is by then.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _prepare_worker() -> None:
     """Threads inside one product fight with the other workers for the same cores.
 
@@ -132,6 +151,8 @@ def _prepare_worker() -> None:
     """
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # one that waited ends us here
     threading.Thread(target=_end_with_parent, name="end with parent", daemon=True).start()
 
 

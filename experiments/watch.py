@@ -25,6 +25,7 @@ from ..peer.records import is_record, label
 from ..peer.signals import stop_signals
 from ..peer.swarm import LocalSwarm, SwarmSpec
 from . import console
+from .broker_password import broker_password
 from .build import Member, Swarm
 from .config import Config
 from .config_matching import without_networks
@@ -60,7 +61,7 @@ class Outcome:
 def broker_for(url: str | None, say: bool = True) -> Iterator[BrokerAddress]:
     """The broker that was named, or one of our own for as long as the block lasts."""
     if url is not None:
-        yield BrokerAddress(url)
+        yield BrokerAddress(url, password=broker_password(url))
         return
     with Broker() as broker:
         if say:

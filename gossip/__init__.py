@@ -1,7 +1,7 @@
 """How values are averaged: push-sum, transfers, the wire format and transports."""
 
+from .delays import Patience
 from .gossiper import Account, Gossiper, new_session
-from .ledger import Patience
 from .memory_transport import FaultPlan, MemoryBroker, MemoryTransport
 from .messages import Ack, Give, Message, Recall
 from .modes import AsyncMode, ManualMode, Mode

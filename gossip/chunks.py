@@ -1,8 +1,11 @@
 """Long messages in several packets: split to the broker's limit, put together in bounded memory.
 
-Every packet starts with a 40-byte chunk header: magic, version, who sent it, which message, index,
-count, total length and a checksum of the whole. Chunks are of equal size (the last one may be
+Every packet starts with a 40-byte chunk header: magic, version, attempt, who sent it, which message,
+index, count, total length and a checksum of the whole. Chunks are of equal size (the last one may be
 shorter), so that each header alone says where its bytes belong: any order will do.
+
+A message that is sent again, unchanged, keeps its number, so that each attempt completes what the ones
+before have brought. The attempt tells a repetition, which wants an answer, from a duplicated packet.
 
 A message that fits one packet pays nothing: what was received is handed on as a view.
 """
@@ -16,7 +19,7 @@ import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from .wire import MAX_MESSAGE_BYTES, Buffer, WireError
 
@@ -28,10 +31,12 @@ DEFAULT_LIMIT: Final = 1024 * 1024 - TOPIC_ROOM
 MIN_BODY: Final = 64
 """No chunk but the last may be smaller: bounds how many pieces a stranger can claim."""
 
-_HEADER = struct.Struct("<4sB3xQQIIII")
+_HEADER = struct.Struct("<4sBB2xQQIIII")
 HEADER_BYTES: Final = _HEADER.size
 MIN_LIMIT: Final = HEADER_BYTES + 2 * MIN_BODY  # two halves of a little more than one body fit
 _REMEMBERED = 256
+_ATTEMPTS = 256  # as many as one byte tells apart
+_HEAD = 4096  # bytes of a message by which it is known again, besides its checksum
 
 
 class Chunker:
@@ -51,6 +56,8 @@ class Chunker:
         self._sender = int.from_bytes(digest, "little")
         # A restarted peer keeps its session: a random start keeps its old chunks apart from new.
         self._next = secrets.randbits(63) if first_id is None else first_id
+        self._sent: OrderedDict[tuple[Any, ...], tuple[int, int]] = OrderedDict()
+        """Number and attempt of the messages cut lately, by what is in them."""
 
     def split(self, buffers: Sequence[Buffer]) -> Iterator[bytes]:
         """The payloads of one message, each copied once from `buffers` when it is asked for.
@@ -61,22 +68,44 @@ class Chunker:
         total = sum(len(view) for view in views)
         if total > MAX_MESSAGE_BYTES:
             raise WireError("too-large", f"{total} bytes; the limit is {MAX_MESSAGE_BYTES}")
-        message_id = self._next
-        self._next = (self._next + 1) % 2**64
         count = max(1, -(-total // (self.limit - HEADER_BYTES)))
-        return self._pieces(views, message_id, total, count)
-
-    def _pieces(
-        self, views: list[memoryview], message_id: int, total: int, count: int
-    ) -> Iterator[bytes]:
         checksum = 0
-        if count > 1:  # one packet arrives whole or not at all: nothing to check
+        if count > 1:  # one packet arrives whole or not at all: nothing to check, or to complete
             for view in views:
                 checksum = zlib.crc32(view, checksum)
+        message_id, attempt = self._number(views, total, checksum, count)
+        return self._pieces(views, (message_id, attempt), total, checksum, count)
+
+    def _number(
+        self, views: list[memoryview], total: int, checksum: int, count: int
+    ) -> tuple[int, int]:
+        """A new number for a message, or the one that it had before, and the attempt."""
+        # The first buffer is a message's own header, which has a sequence: no two are alike in that.
+        known = (total, checksum, bytes(views[0][:_HEAD])) if count > 1 else ()
+        message_id, attempt = self._sent.pop(known, (0, _ATTEMPTS))
+        attempt += 1
+        if attempt >= _ATTEMPTS:
+            message_id, attempt = self._next, 0
+            self._next = (self._next + 1) % 2**64
+        if count > 1:
+            self._sent[known] = message_id, attempt
+            if len(self._sent) > _REMEMBERED:
+                self._sent.popitem(last=False)
+        return message_id, attempt
+
+    def _pieces(
+        self,
+        views: list[memoryview],
+        number: tuple[int, int],
+        total: int,
+        checksum: int,
+        count: int,
+    ) -> Iterator[bytes]:
+        message_id, attempt = number
         size = _chunk_size(total, count)
         for index in range(count):
             head = _HEADER.pack(
-                MAGIC, VERSION, self._sender, message_id, index, count, total, checksum
+                MAGIC, VERSION, attempt, self._sender, message_id, index, count, total, checksum
             )
             yield b"".join([head, *_cut(views, index * size, (index + 1) * size)])
 
@@ -104,6 +133,8 @@ class _Partial:
     data: bytearray
     seen: bytearray
     missing: int
+    attempt: int = 0
+    """The latest of which a chunk has come."""
 
     @property
     def cost(self) -> int:
@@ -112,6 +143,7 @@ class _Partial:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
+    attempt: int
     sender: int
     message_id: int
     index: int
@@ -125,9 +157,10 @@ class _Chunk:
 class Reassembler:
     """Puts chunks together, within bounds that no sender can exceed.
 
-    When a bound is reached the oldest unfinished message is given up (of the same sender, if it is
-    the sender's bound) and counted in `dropped` by cause: its sender repeats it. Raise the bounds
-    with the size of your vectors times the neighbours that may send at the same time.
+    When a bound is reached the unfinished message that waits the longest for another chunk is given up
+    (of the same sender, if it is the sender's bound) and counted in `dropped` by cause: its sender
+    repeats it. Raise the bounds with the size of your vectors times the neighbours that may send at the
+    same time.
     """
 
     max_message_bytes: int = 64 * 1024 * 1024
@@ -138,7 +171,7 @@ class Reassembler:
     """Unfinished messages given up, and duplicated chunks ignored, by cause."""
     held_bytes: int = 0
     _partials: OrderedDict[tuple[int, int], _Partial] = field(default_factory=OrderedDict)
-    _finished: OrderedDict[tuple[int, int], None] = field(default_factory=OrderedDict)
+    _finished: OrderedDict[tuple[int, int], int] = field(default_factory=OrderedDict)
 
     @property
     def unfinished(self) -> int:
@@ -154,7 +187,7 @@ class Reassembler:
         if chunk.count == 1:
             return chunk.body
         key = (chunk.sender, chunk.message_id)
-        if key in self._finished:
+        if chunk.attempt <= self._finished.get(key, -1):
             self.dropped["duplicate"] += 1
             return None
         partial = self._partials.get(key)
@@ -166,6 +199,8 @@ class Reassembler:
             chunk.total,
         ):
             raise WireError("checksum", "a chunk contradicts the others of its message")
+        partial.attempt = max(partial.attempt, chunk.attempt)
+        self._partials.move_to_end(key)  # what makes progress is the last to be given up
         if partial.seen[chunk.index]:
             self.dropped["duplicate"] += 1
             return None
@@ -207,7 +242,8 @@ class Reassembler:
         self.held_bytes -= partial.cost
         if zlib.crc32(partial.data) != partial.checksum:
             raise WireError("checksum", "the chunks of a message do not add up to its checksum")
-        self._finished[key] = None
+        self._finished.pop(key, None)
+        self._finished[key] = partial.attempt
         if len(self._finished) > _REMEMBERED:
             self._finished.popitem(last=False)
         return memoryview(partial.data).toreadonly()
@@ -218,7 +254,8 @@ def _parse(payload: Buffer, max_message_bytes: int) -> _Chunk:
     if len(view) < HEADER_BYTES:
         cause = "truncated" if bytes(view[:4]) == MAGIC else "garbage"
         raise WireError(cause, f"{len(view)} bytes are too few for a chunk")
-    magic, version, sender, message_id, index, count, total, checksum = _HEADER.unpack_from(view)
+    magic, version, attempt, *of = _HEADER.unpack_from(view)
+    sender, message_id, index, count, total, checksum = of
     if magic != MAGIC:
         raise WireError("garbage", f"a payload that starts with {magic!r}, not {MAGIC!r}")
     if version != VERSION:
@@ -235,4 +272,4 @@ def _parse(payload: Buffer, max_message_bytes: int) -> _Chunk:
     if len(body) != expected:
         cause = "truncated" if len(body) < expected else "trailing"
         raise WireError(cause, f"chunk {index} of {count} has {len(body)} bytes, not {expected}")
-    return _Chunk(sender, message_id, index, count, total, checksum, body)
+    return _Chunk(attempt, sender, message_id, index, count, total, checksum, body)

@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 
 from .compress import Packed
-from .ledger import Delays, Edge, Patience, Transfer, is_line
+from .delays import Delays, DelaysBySize, Patience
+from .ledger import Edge, Transfer, is_line
 from .messages import Ack, Give, Recall, Tag
 from .pushsum import Array
 from .state import State
 from .wire import WireError
 
 _log = logging.getLogger(__name__)
+_NOTHING = np.empty(0, dtype=np.uint8)  # what a transfer carries that only says that nothing comes
 
 
 class Giving:
@@ -39,7 +41,7 @@ class Giving:
     ) -> None:
         self._state = state
         self._rng = rng
-        self._delays = Delays(patience)
+        self._delays = DelaysBySize(patience)
         self.lossy = lossy
 
     # --- opening --------------------------------------------------------------------------------
@@ -71,12 +73,22 @@ class Giving:
             return False
         if taken is None:
             state.counters["own-value-not-finite"] += 1
+            state.tell_diverged(vector)
             return False
         for peer, (value, packed, share) in taken.items():
             session = self._session_of(peer)
             transfer = state.ledger.debit(vector, peer, session, share, value, now, tag, packed)
             state.outbox.append(transfer.give)
         state.counters["push"] += len(shares)
+        return True
+
+    def skip(self, vector: str, peers: Iterable[str], now: float, tag: Tag) -> bool:
+        """Tell neighbours that they need not wait; see `Gossiper.skip`."""
+        for peer in peers:
+            session = self._session_of(peer)
+            transfer = self._state.ledger.debit(vector, peer, session, 0, _NOTHING, now, tag)
+            self._state.outbox.append(transfer.give)
+            self._state.counters["skip"] += 1
         return True
 
     def hand_over(self, now: float) -> None:
@@ -166,12 +178,18 @@ class Giving:
         elif (
             not transfer.recalling
             and transfer.give.tag is None  # a schedule waits for its own: only death ends it
-            and now - transfer.opened >= self._delays.recall_after()
+            and now - transfer.opened >= self._delays_of(transfer.give).recall_after()
         ):
             self.recall(*edge, now)
-        elif now - transfer.sent >= self._delays.resend_after(transfer.attempts):
+        elif now - transfer.sent >= self._delays_of(transfer.give).resend_after(transfer.attempts):
             state.counters["repeat"] += 1
             self._send(state.ledger.update(edge, sent=now, attempts=transfer.attempts + 1))
+
+    def _delays_of(self, give: Give) -> Delays:
+        """The delays of transfers of this size. A recall is small, but it follows on what is large."""
+        if give.packed is None:
+            return self._delays.of(give.value.nbytes)
+        return self._delays.of(sum(len(buffer) for buffer in give.packed.data))
 
     def _send(self, transfer: Transfer) -> None:
         give = transfer.give
@@ -195,16 +213,25 @@ class Giving:
             transfer.give.sequence,
         ):
             state.counters["stale-ack"] += 1
+            if ack.giver_session == state.ledger.session and ack.sequence > state.ledger.given(
+                *edge
+            ):
+                state.disowned = f"its books are older than what {ack.sender} has seen of them"
             return
-        if ack.verdict not in ("credited", "void"):
+        if ack.verdict == "gone":
+            state.disowned = f"{ack.sender} had given it up"
+        elif ack.verdict not in ("credited", "void"):
             state.counters["bad-verdict"] += 1
             return
         state.ledger.close(edge)
         state.links.settled(transfer.give, credited=ack.verdict == "credited")
         state.counters[f"acknowledged-{ack.verdict}"] += 1
+        delays = self._delays_of(transfer.give)
         if transfer.opened is not None:
-            self._delays.acknowledged(now - transfer.opened, transfer.attempts)
-        if ack.verdict == "void":
+            delays.acknowledged(now - transfer.opened, transfer.attempts)
+        if transfer.recalling or ack.verdict == "credited":
+            delays.recalled(arrived=ack.verdict == "credited")
+        if ack.verdict != "credited":
             self._take_back(transfer.give)
 
     def gone(self, peer: str, session: str, statement: Iterable[Any] | None) -> None:
@@ -227,5 +254,6 @@ class Giving:
                     self._take_back(give)
 
     def _take_back(self, give: Give) -> None:
-        self._state.vault.take_back(give)
+        if give.weight:  # else it said that nothing comes
+            self._state.vault.take_back(give)
         self._state.mode.returned(give)

@@ -18,6 +18,7 @@ receiving.py, and what both work on in state.py.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -27,8 +28,9 @@ from typing import Any
 import numpy as np
 
 from .compress import Links
+from .delays import Patience
 from .giving import Giving
-from .ledger import Ledger, Patience
+from .ledger import Ledger
 from .messages import Ack, Give, Message, Tag
 from .modes import ManualMode, Mode
 from .pushsum import Array
@@ -36,6 +38,8 @@ from .receiving import Receiving
 from .state import State
 from .store import Store
 from .vault import Vault
+
+_log = logging.getLogger(__name__)
 
 SNAPSHOT_VERSION = 1
 
@@ -131,6 +135,15 @@ class Gossiper:
         return self._state.counters
 
     @property
+    def disowned(self) -> str:
+        """Why this session must end, in words; empty while nothing says so.
+
+        A neighbour answered that it had given the session up, or has seen more of it than its books
+        know, which are then an old copy. Only a new session makes good what is counted twice.
+        """
+        return self._state.disowned
+
+    @property
     def vectors(self) -> tuple[str, ...]:
         """The names of all vectors, sorted."""
         return self._state.vault.vectors
@@ -184,6 +197,14 @@ class Gossiper:
         """
         return self._giving.push(vector, shares, now, tag, plain=plain, whole=whole)
 
+    def skip(self, vector: str, peers: Iterable[str], now: float, tag: Tag) -> bool:
+        """Tell free neighbours that nothing comes from here in this exchange, so that they go on without.
+
+        It is a transfer of no weight and no value, repeated until it is answered like any other: what a
+        schedule does when `push` cannot. Returns True.
+        """
+        return self._giving.skip(vector, peers, now, tag)
+
     def recall(self, peer: str, vector: str, now: float) -> None:
         """Ask for the mass of an open transfer back; it is absorbed if the answer is "void"."""
         self._giving.recall(peer, vector, now)
@@ -224,11 +245,19 @@ class Gossiper:
         """Note that a neighbour is online; `vectors` are those that may be pushed to it.
 
         leaving: it is about to go and refuses whatever comes, so it is nobody's heir.
-        A session other than the one known means that the old one is gone for good. Returns False,
-        and changes nothing, if this session was already declared gone: it cannot come back.
+        A session other than the one known means that the old one is gone for good. Returns False if
+        this session was already declared gone: it cannot come back. From then on what it gives is
+        refused: it would lose its mass to us, who give it nothing, and part of that mass was taken back
+        when it was given up. The answer tells it to begin a new one.
         """
         if (peer, session) in self._state.neighbours.gone:
             self.counters["gone-session-online"] += 1
+            if (peer, session) not in self._state.neighbours.returned:
+                self._state.neighbours.returned.add((peer, session))
+                _log.warning(
+                    "peer %s: %s is back in a session that was given up here: what it gives is refused, "
+                    "and it is told to begin a new one", self.peer, peer,
+                )  # fmt: skip
             return False
         known = self._state.neighbours.get(peer)
         if known is not None and known.session != session:

@@ -7,8 +7,6 @@ is older has been closed by its sender and may be ignored.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -24,87 +22,6 @@ Edge: TypeAlias = tuple[str, str]
 SESSIONS_KEPT = 64
 """How many sessions of one sender are remembered. A duplicate would have to be delayed across that
 many fresh starts of its sender to be credited twice."""
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """When to repeat an unacknowledged transfer, and when to ask for it back.
-
-    Waiting times follow the acknowledgement delays that were seen, not fixed constants.
-    """
-
-    first: float = 1.0
-    """Delay in seconds assumed before any was seen. Raise it on slow links to avoid a burst of
-    repeats at the start; lower it for simulations."""
-    resend_quantile: float = 0.95
-    """Quantile of delays on which repeating is based. Lower it if messages are lost often and
-    bandwidth is plentiful."""
-    resend_factor: float = 1.5
-    """Repeat after this many times that quantile. Raise it if `counters["repeat"]` is large
-    although little is lost."""
-    backoff: float = 2.0
-    """Each repeat of one transfer waits this many times longer than the one before."""
-    recall_quantile: float = 0.99
-    """Quantile of delays on which recalling is based."""
-    recall_factor: float = 20.0
-    """Ask for the mass back after this many times that quantile. Raise it if neighbours pause for
-    long and the recalls are answered "credited" anyway; lower it if mass is locked up by peers that
-    vanish."""
-    shortest: float = 0.02
-    """Never repeat faster than this, in seconds."""
-    longest: float = 30.0
-    """Never wait longer than this between two repeats, in seconds."""
-    remembered: int = 256
-    """How many delays are remembered. Lower it to follow changing links faster."""
-
-
-class Delays:
-    """The acknowledgement delays seen lately, and the waiting times that follow from them."""
-
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
-        self._seen: deque[float] = deque()
-        self._sorted: list[float] = []
-        self._scale = 1.0
-
-    def acknowledged(self, delay: float, attempts: int) -> None:
-        """Learn from an acknowledgement that came `delay` after the transfer was first sent.
-
-        After a repeat nobody knows which copy was answered, so such a delay is not learnt; instead
-        the backed-off wait stays in force until a transfer is answered at its first attempt.
-        """
-        if attempts == 1:
-            self._remember(max(0.0, delay))
-            self._scale = 1.0
-        else:
-            self._scale = max(self._scale, self._patience.backoff ** (attempts - 1))
-
-    def resend_after(self, attempts: int) -> float:
-        """Return how long to wait for an answer to the latest of `attempts` copies."""
-        p = self._patience
-        base = p.resend_factor * self._quantile(p.resend_quantile)
-        scale = max(self._scale, p.backoff ** min(max(attempts - 1, 0), 64))
-        return min(max(base, p.shortest) * scale, p.longest)
-
-    def recall_after(self) -> float:
-        """Return the age at which an open transfer is stale."""
-        p = self._patience
-        return p.recall_factor * max(self._quantile(p.recall_quantile), p.shortest)
-
-    def _remember(self, delay: float) -> None:
-        self._seen.append(delay)
-        insort(self._sorted, delay)
-        if len(self._seen) > self._patience.remembered:
-            del self._sorted[bisect_left(self._sorted, self._seen.popleft())]
-
-    def _quantile(self, q: float) -> float:
-        """The quantile, interpolated; asked for at every tick, so the delays are kept in order."""
-        if not self._sorted:
-            return self._patience.first
-        place = q * (len(self._sorted) - 1)
-        low = int(place)
-        high = min(low + 1, len(self._sorted) - 1)
-        return self._sorted[low] + (place - low) * (self._sorted[high] - self._sorted[low])
 
 
 def is_line(row: object) -> bool:
@@ -138,6 +55,8 @@ class Ledger:
         self.peer = peer
         self.session = session
         self.open: dict[Edge, Transfer] = {}
+        self.promises = 0
+        """Debits and decisions so far: what must be saved before anybody is told."""
         self._sequences: dict[Edge, int] = {}
         self._seen: dict[str, dict[str, dict[str, tuple[int, Verdict]]]] = {}
 
@@ -158,6 +77,7 @@ class Ledger:
             raise ValueError(f"transfer of {vector!r} to {receiver!r}: one is open already")
         sequence = self._sequences.get(edge, 0) + 1
         self._sequences[edge] = sequence
+        self.promises += 1
         give = Give(
             vector,
             self.peer,
@@ -182,6 +102,10 @@ class Ledger:
         """Strike an open transfer off; what becomes of its mass is the caller's business."""
         return self.open.pop(edge)
 
+    def given(self, receiver: str, vector: str) -> int:
+        """Return the last sequence that was given on an edge; 0 if none was."""
+        return self._sequences.get((receiver, vector), 0)
+
     def verdict(self, sender: str, session: str, vector: str) -> tuple[int, Verdict]:
         """Return the last sequence seen and its verdict; (0, "void") if none was."""
         return self._seen.get(sender, {}).get(session, {}).get(vector, (0, "void"))
@@ -190,6 +114,7 @@ class Ledger:
         self, sender: str, session: str, vector: str, sequence: int, verdict: Verdict
     ) -> None:
         """Write down, once and for all, what became of a received sequence."""
+        self.promises += 1
         sessions = self._seen.setdefault(sender, {})
         sessions.setdefault(session, {})[vector] = (sequence, verdict)
         if len(sessions) > SESSIONS_KEPT:

@@ -211,7 +211,7 @@ class MemoryTransport:
         will: Will | None = None,
         on_connect: Hook | None = None,
         on_state: StateCallback | None = None,
-        max_inbound_messages: int = 1024,
+        max_inbound_messages: int = 16 * 1024,
         max_inbound_bytes: int = 64 * 1024 * 1024,
     ) -> None:
         self.client_id = client_id

@@ -23,6 +23,9 @@ Tag: TypeAlias = tuple[int, int]
 Verdict: TypeAlias = Literal["credited", "void"]
 """What became of a transfer at its receiver: credited, or never to be credited."""
 
+Answer: TypeAlias = Literal["credited", "void", "gone"]
+"""What a receiver says of it; "gone" is "void" to a session that was given up, which must begin anew."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Give:
@@ -49,7 +52,8 @@ class Ack:
     """The receiver's answer to a `Give` or a `Recall`.
 
     `sender` and `session` are those of the peer that answers; `receiver` and `giver_session` those
-    of the peer that gave, whose `sequence` it is.
+    of the peer that gave, whose `sequence` it is: the last that the receiver knows, which is newer than
+    the one asked about if the giver's books are old.
     """
 
     vector: str
@@ -58,7 +62,7 @@ class Ack:
     receiver: str
     giver_session: str
     sequence: int
-    verdict: Verdict
+    verdict: Answer
 
 
 @dataclass(frozen=True, slots=True)

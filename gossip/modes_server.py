@@ -121,7 +121,7 @@ class ServerMode:
         A server keeps what a client refused for it: it goes back with the next round's mean.
         """
         server = self._own.get(give.vector)
-        if server is not None and give.tag is not None and give.tag[1] == RETURN:
+        if server is not None and give.weight and give.tag is not None and give.tag[1] == RETURN:
             server.pot[give.receiver] = server.pot.get(give.receiver, 0) + give.weight
         client = self._clients.get(give.vector)
         if client is not None and client.given and give.receiver == client.server:
@@ -173,7 +173,9 @@ class ServerMode:
             client.done = client.round
         elif client.server in gossiper.free_neighbours(vector, online_only=False):
             tag = (client.round, GATHER)
-            client.given = gossiper.push(vector, {client.server: weight}, now, tag, whole=True)
+            given = gossiper.push(vector, {client.server: weight}, now, tag, whole=True)
+            # What cannot be written stays here: a server that knows this averages without it.
+            client.given = given or gossiper.skip(vector, [client.server], now, tag)
         elif client.server in self._gone.difference(gossiper.neighbours(vector)):
             client.done = client.round  # it went while we trained: go on with what we have
 
@@ -191,6 +193,11 @@ class ServerMode:
             if shares and gossiper.push(vector, shares, now, back, whole=True):
                 for peer in shares:
                     del server.pot[peer]
+            elif shares and len(shares) == len(server.pot):
+                # No mean that can be written: what they put in stays here, and is theirs when there is.
+                gossiper.skip(vector, shares, now, back)
+                server.closed = False
+                server.done = server.round
             if not server.pot:
                 server.closed = False
                 server.done = server.round

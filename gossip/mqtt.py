@@ -21,9 +21,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from .mqtt_address import ALWAYS_FATAL, FATAL_AT_FIRST, Address, TlsFiles
+from .mqtt_address import ALWAYS_FATAL, FATAL_AT_FIRST, REFUSALS, Address, TlsFiles
 from .mqtt_echo import Echo
-from .mqtt_limit import PacketLimit
+from .mqtt_limit import AROUND, PacketLimit
 from .mqtt_link import Link
 from .mqtt_options import MqttOptions
 from .topics import is_gossip, is_state, matches
@@ -40,7 +40,6 @@ from .transport import (
 )
 
 _log = logging.getLogger(__name__)
-_AROUND = 16  # bytes of a packet besides topic and payload: header, lengths, packet id, properties
 
 __all__ = ["MqttOptions", "MqttTransport"]
 
@@ -48,6 +47,7 @@ __all__ = ["MqttOptions", "MqttTransport"]
 class MqttTransport:
     """A client of an MQTT broker; see `Transport` for what it does.
 
+    password: of the user that the URL names, if it is not in the URL.
     echo: a topic that one of the subscriptions covers. Now and then the transport publishes there, to
         hear itself: see `Echo`. What arrives on it is not handed on.
 
@@ -60,6 +60,7 @@ class MqttTransport:
         url: str,
         client_id: str,
         *,
+        password: str | None = None,
         will: Will | None = None,
         tls: TlsFiles | None = None,
         options: MqttOptions | None = None,
@@ -69,7 +70,7 @@ class MqttTransport:
         seed: int | np.random.Generator | None = None,
     ) -> None:
         self.client_id = client_id
-        self.address = Address.parse(url)
+        self.address = Address.parse(url, password)
         self.options = options or MqttOptions()
         self.counters: Counter[str] = Counter()
         self.connection = Connection("new")
@@ -84,7 +85,7 @@ class MqttTransport:
         self._patterns: list[str] = []
         self._echo = Echo(echo, self.options.keepalive)
         self._echo_topic = echo
-        self._limit = PacketLimit(str(self.address), self.options.max_packet)
+        self._limit = PacketLimit(str(self.address), self.options.max_packet, self.counters)
         self._inbox = Inbox(
             self.counters, self.options.max_inbound_messages, self.options.max_inbound_bytes
         )
@@ -156,10 +157,9 @@ class MqttTransport:
             except TransportError as failure:
                 error = failure
                 break
-            if halved:
-                self.counters["packets-halved"] += 1
             self._set("lost", str(lost))
-            _log.info("%s: %s; trying again", self.client_id, lost)
+            level = logging.WARNING if lost.cause in REFUSALS else logging.INFO
+            _log.log(level, "%s: %s; trying again", self.client_id, lost)
             if halved or loop.time() - started > options.longest_delay:
                 failures = 0
             delay = min(options.longest_delay, options.first_delay * 2.0 ** min(failures, 30))
@@ -218,12 +218,16 @@ class MqttTransport:
             if not first.done():
                 first.set_result(None)
             listening = asyncio.ensure_future(self._echo.listen(link, self._covered))
-            asking = asyncio.ensure_future(self._limit.ask(link, self._echo_topic))
+            asking = asyncio.ensure_future(self._limit.ask(link, self._echo_topic, self._covered))
             try:
-                await asyncio.wait((listening, link.lost), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    (listening, asking, link.lost), return_when=asyncio.FIRST_COMPLETED
+                )
             finally:
                 listening.cancel()
                 asking.cancel()
+            if asking.done():
+                asking.result()  # raises: a packet that cannot be cut does not get through
             if not link.lost.done():
                 self.counters["deaf"] += 1
                 link.give_up("deaf", "takes what we say, but we hear nothing, not even ourselves")
@@ -247,7 +251,7 @@ class MqttTransport:
     def max_payload(self, topic: str) -> int:
         """See `Transport.max_payload`. In MQTT 5 the broker's own limit counts, if it names one;
         else it becomes less when the broker hangs up on large packets: ask each time."""
-        return self._limit.size - len(topic.encode()) - _AROUND
+        return self._limit.size - len(topic.encode()) - AROUND
 
     async def publish(
         self, topic: str, payload: Payload, *, retain: bool = False, qos: int | None = None
@@ -264,7 +268,7 @@ class MqttTransport:
                 await self._settled.wait()
                 await asyncio.sleep(0)
                 continue
-            size = len(payload) + len(topic.encode()) + _AROUND
+            size = len(payload) + len(topic.encode()) + AROUND
             if not self._limit.allows(size):
                 raise TransportError(
                     "too-large",
@@ -314,6 +318,7 @@ class MqttTransport:
             self.counters["inbound-unsolicited"] += 1
             return
         if self._echo.heard(topic):
+            self._limit.heard(len(payload))
             return
         if len(payload) > self.options.max_inbound_payload and not is_state(topic):
             self.counters["inbound-too-large"] += 1

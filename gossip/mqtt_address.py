@@ -20,10 +20,13 @@ _SCHEMES: dict[str, tuple[int, bool, Literal["tcp", "websockets"]]] = {
     "wss": (443, True, "websockets"),
 }
 
-ALWAYS_FATAL = frozenset({"password", "not-authorised", "certificate", "tls", "taken-over"})
+ALWAYS_FATAL = frozenset({"taken-over"})
 """Causes that waiting does not cure: no retry, before or after the first connection."""
-FATAL_AT_FIRST = frozenset({"unknown-host", "protocol"})
-"""Causes that are the user's mistake at the start, but may be a passing fault later."""
+REFUSALS = frozenset({"password", "not-authorised", "certificate", "tls"})
+"""Causes for which a broker does not take us, or we do not take it."""
+FATAL_AT_FIRST = REFUSALS | {"unknown-host", "protocol"}
+"""Causes that are the user's mistake at the start, but may be a passing fault later: a broker that took
+us before may have been started with the wrong rules, or before its certificate was renewed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,11 @@ class Address:
     password: str | None = field(default=None, repr=False)
 
     @classmethod
-    def parse(cls, url: str) -> Address:
-        """Read `mqtt[s]://` or `ws[s]://` `[user:password@]host[:port][/path]`."""
+    def parse(cls, url: str, password: str | None = None) -> Address:
+        """Read `mqtt[s]://` or `ws[s]://` `[user[:password]@]host[:port][/path]`.
+
+        password: instead of one in the URL, for the user that it names.
+        """
         parts = urlsplit(url)
         if parts.scheme not in _SCHEMES:
             known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
@@ -54,6 +60,8 @@ class Address:
             raise TransportError("url", f"no host in {_hide(url)}")
         if transport == "tcp" and parts.path not in ("", "/"):
             raise TransportError("url", f"{parts.scheme}:// takes no path: {_hide(url)}")
+        if password is not None and not parts.username:
+            raise TransportError("url", f"a password needs a user name, NAME@host: {_hide(url)}")
         return cls(
             host=parts.hostname,
             port=port,
@@ -61,7 +69,7 @@ class Address:
             transport=transport,
             path=parts.path or "/mqtt",
             username=unquote(parts.username) if parts.username else None,
-            password=unquote(parts.password) if parts.password else None,
+            password=unquote(parts.password) if parts.password else password,
         )
 
     def __str__(self) -> str:

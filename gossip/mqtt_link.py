@@ -50,7 +50,8 @@ class Link:
         self.max_packet: int | None = None
         self._address = address
         self._unsent: dict[int, asyncio.Future[bool]] = {}
-        self._patience = 2.0 * keepalive
+        self.patience = 2.0 * keepalive
+        """Seconds after which an answer is not to be expected any more."""
         self._reason: Any = None
         self._given_up: TransportError | None = None
         self._complaint = _Complaint()
@@ -111,7 +112,18 @@ class Link:
 
         def on_publish(_client: Any, _data: Any, mid: int, _code: Any, _properties: Any) -> None:
             waiting = self._unsent.pop(mid, None)
-            if waiting is not None and not waiting.done():
+            if waiting is None or waiting.done():
+                return
+            if self._packets is not None and mid in self._packets.too_large:
+                self._packets.too_large.discard(mid)
+                waiting.set_exception(
+                    TransportError(
+                        "too-large",
+                        f"{self._address} refused a message for its size: raise the broker's packet limit "
+                        "(mosquitto: message_size_limit)",
+                    )
+                )
+            else:
                 waiting.set_result(True)
 
         def write() -> None:
@@ -215,6 +227,7 @@ class Link:
     async def publish(self, topic: str, payload: Payload, qos: int, retain: bool) -> bool:
         """Send; True when written to the socket (QoS 0) or acknowledged (QoS 1), False if lost.
 
+        TransportError if the broker says that it is too large (MQTT 5, QoS 1).
         A broker that owes an acknowledgement for twice the keepalive is given up. (aiomqtt's own
         `publish` makes two tasks for every message; one future will do.)
         """
@@ -231,7 +244,7 @@ class Link:
         waiting = self._unsent[info.mid] = asyncio.get_running_loop().create_future()
         try:
             while qos and not waiting.done():
-                await asyncio.wait((waiting,), timeout=self._patience)
+                await asyncio.wait((waiting,), timeout=self.patience)
                 if not waiting.done() and not self.congested():
                     self.give_up("no-answer", "did not acknowledge a message")
                     return False

@@ -26,7 +26,8 @@ Deliver = Callable[[str, bytes | memoryview, bool], None]
 """Called with topic, payload and whether it was retained, for every message at QoS 0. Only a large
 payload is a view: of memory that nobody else uses."""
 
-_PUBLISH = 0x30
+_PUBLISH, _PUBACK = 0x30, 0x40
+_TOO_LARGE, _UNSPECIFIED = 0x95, 0x80
 _SCRATCH = 64 * 1024  # what one read takes in while no large packet is open
 _READS = 64  # per turn of the event loop: other connections want theirs too
 _SUCCESS, _AGAIN = paho.MQTT_ERR_SUCCESS, paho.MQTT_ERR_AGAIN
@@ -56,6 +57,8 @@ class Packets:
         self._command = 0
         self._packet: memoryview | None = None  # a packet that is not complete yet
         self._filled = 0
+        self.too_large: set[int] = set()
+        """Ids of messages that the broker refused for their size."""
         self._client._packet_read = self.read
 
     # --- writing --------------------------------------------------------------------------------
@@ -148,6 +151,10 @@ class Packets:
     def _handle(self, command: int, packet: memoryview) -> MQTTErrorCode:
         if command & 0xF6 == _PUBLISH:  # at QoS 0
             return self._message(command, packet)
+        if self._version5 and command == _PUBACK and packet[2:3] == bytes((_TOO_LARGE,)):
+            # mosquitto says so, though MQTT has no such answer to a message: paho would hang up on it.
+            self.too_large.add(int.from_bytes(packet[:2], "big"))
+            packet = memoryview(bytes((*packet[:2], _UNSPECIFIED, *packet[3:])))
         self._client._in_packet = {
             "command": command,
             "have_remaining": 1,

@@ -26,6 +26,8 @@ class Neighbours:
     def __init__(self) -> None:
         self._known: dict[str, Neighbour] = {}
         self.gone: set[tuple[str, str]] = set()
+        self.returned: set[tuple[str, str]] = set()
+        """Those of them that were online again, although they were given up."""
 
     def get(self, peer: str) -> Neighbour | None:
         """Return what is known of a peer."""

@@ -23,7 +23,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from .gossiper import Gossiper
-from .pushsum import ONE, Array, Mass
+from .pushsum import ONE, Array, Mass, is_finite
 
 _BITS = 24  # exact in float32, whatever the scale
 
@@ -98,6 +98,11 @@ class PrivateRound:
             )
         if mass.weight == 0:
             raise ValueError(f"private averaging of {self.vector!r}: no weight, nothing to hide")
+        if not is_finite(mass.value):
+            raise ValueError(
+                f"private averaging of {self.vector!r}: its values are NaN or infinite, which no mask hides: "
+                "the training has diverged; lower the learning rate, or look at the data"
+            )
         self._true = Mass(np.array(mass.value), mass.weight)
         return _shifted(mass, self._total(self.secrets, mass.value.size))
 

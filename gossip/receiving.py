@@ -10,7 +10,7 @@ import dataclasses
 
 from .compress import PackError
 from .ledger import Edge
-from .messages import Ack, Give, Recall, Verdict
+from .messages import Ack, Answer, Give, Recall, Verdict
 from .state import State
 
 
@@ -36,6 +36,10 @@ class Receiving:
         last, verdict = state.ledger.verdict(message.sender, message.session, message.vector)
         if message.sequence < max(last, 1):
             state.counters["stale"] += 1
+            if last:
+                # What became of this one is forgotten. Of the last one it is known, and true whoever
+                # hears it: a late copy's sender has moved on, and one with old books learns that.
+                self._answer(dataclasses.replace(message, sequence=last), verdict)
         elif message.sequence == last:
             state.counters["duplicate"] += 1
             self._answer(message, verdict)
@@ -68,11 +72,15 @@ class Receiving:
         found = self.unpacked(give)  # at once: what it refers to may be forgotten before its turn
         give = give if isinstance(found, str) else found
         defect = "leaving" if refusing else None
+        if (give.sender, give.session) in state.neighbours.returned:
+            defect = "gone-session"
         if defect is None and not state.mode.admit(give):
             # Looked at when its turn has come, so that a mode hears of a refusal at the right time.
             self._held[give.sender, give.vector] = give
             state.counters["held"] += 1
             return
+        if defect is None and not (give.weight or give.value.size or give.packed):
+            defect = "nothing"  # its sender says so because we wait for it: see `Gossiper.skip`
         if defect is None:
             defect = found if isinstance(found, str) else self._defect(give)
         if defect is None:
@@ -82,7 +90,12 @@ class Receiving:
             state.links.credited(give)
             state.mode.credited(give)
         else:
-            self._decide(give, "void", f"refused-{defect}")
+            if (
+                defect == "not-finite"
+            ):  # ours may be what is wrong, and who only receives never pushes
+                state.tell_diverged(give.vector)
+            gone = defect == "gone-session"
+            self._decide(give, "void", f"refused-{defect}", "gone" if gone else "void")
             state.mode.refused(give)
 
     def _defect(self, give: Give) -> str | None:
@@ -93,13 +106,15 @@ class Receiving:
             return "weight"
         return state.vault.defect(give)
 
-    def _decide(self, message: Give | Recall, verdict: Verdict, cause: str) -> None:
+    def _decide(
+        self, message: Give | Recall, verdict: Verdict, cause: str, answer: Answer | None = None
+    ) -> None:
         self._state.counters[cause] += 1
         sender, session = message.sender, message.session
         self._state.ledger.decide(sender, session, message.vector, message.sequence, verdict)
-        self._answer(message, verdict)
+        self._answer(message, answer or verdict)
 
-    def _answer(self, message: Give | Recall, verdict: Verdict) -> None:
+    def _answer(self, message: Give | Recall, verdict: Answer) -> None:
         books = self._state.ledger
         giver, giver_session = message.sender, message.session
         vector, sequence = message.vector, message.sequence

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from .compress import Links
 from .ledger import Ledger
 from .messages import Message
 from .modes import Mode
 from .neighbours import Neighbours
+from .pushsum import is_finite
 from .vault import Vault
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +35,10 @@ class State:
     neighbours: Neighbours = field(default_factory=Neighbours)
     counters: Counter[str] = field(default_factory=Counter[str])
     outbox: list[Message] = field(default_factory=list[Message])
+    diverged: set[str] = field(default_factory=set[str])
+    """Vectors of which was said that they are not finite."""
+    disowned: str = ""
+    """Why this session must end, if a neighbour's answer says so: see `Gossiper.disowned`."""
 
     def known(self, vector: str) -> str:
         """Return the name of a vector; ValueError if there is none of this name."""
@@ -37,6 +47,18 @@ class State:
                 f"peer {self.ledger.peer!r} has no vector {vector!r}, only {list(self.vault.vectors)}"
             )
         return vector
+
+    def tell_diverged(self, vector: str) -> None:
+        """Say once, for each vector, that its values are not finite, if they are not."""
+        value = self.vault.store.read(vector)
+        if vector in self.diverged or is_finite(value):
+            return
+        self.diverged.add(vector)
+        _log.warning(
+            "peer %s: model %s has diverged, %d of its %d values are NaN or infinite: it gives none of "
+            "them to anybody, and takes none in; lower the learning rate, or look at its data",
+            self.ledger.peer, vector, value.size - np.isfinite(value).sum(), value.size,
+        )  # fmt: skip
 
     def snapshot(self, *, values: bool) -> dict[str, Any]:
         """Return what must not be forgotten as plain data; the vectors' values only on request."""

@@ -13,12 +13,17 @@ drops are counted in `counters`, never raised: the ledger repeats what matters.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 from .topics import is_state
+
+STRETCH = 0.01
+"""Seconds for which messages are handed out, and dealt with, before the event loop gets its turn. One in
+every turn would not keep up with a broker, which sends hundreds of small packets in that time."""
 
 Payload: TypeAlias = bytes | bytearray
 Hook: TypeAlias = Callable[[], Awaitable[None]]
@@ -188,10 +193,13 @@ class Inbox:
     async def messages(self) -> AsyncIterator[Received]:
         """What was queued, in the order of arrival."""
         while True:
+            until = time.perf_counter() + STRETCH
             while self._queue:
                 self._bytes -= len(self._queue[0].payload)
                 yield self._queue.popleft()  # without a name, which would hold on to it
-                await asyncio.sleep(0)  # a full inbox must not starve the other tasks
+                if time.perf_counter() >= until:
+                    await asyncio.sleep(0)  # a full inbox must not starve the other tasks
+                    until = time.perf_counter() + STRETCH
             if self._closed:
                 if self._error is not None:
                     raise self._error

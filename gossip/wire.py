@@ -64,6 +64,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "float64": np.dtype("<f8"),
     "float16": np.dtype("<f2"),
 }
+_WIDER: Final[list[WireDtype]] = ["float16", "float32", "float64"]
 
 
 class WireError(ValueError):
@@ -148,6 +149,20 @@ def as_sent(value: np.ndarray[Any, Any], dtype: WireDtype = "float32") -> np.nda
             f"{np.abs(value).max():g}: use dtype {'float64' if dtype == 'float32' else 'float32'}",
         )
     return sent
+
+
+def wide_enough(value: np.ndarray[Any, Any], dtype: WireDtype) -> WireDtype:
+    """`dtype`, or the next wider one that holds every entry of a finite value.
+
+    Each message says how its own value is written, so one that outgrew float16 travels in float32.
+    """
+    for name in _WIDER[_WIDER.index(dtype) :]:
+        target = _wire_dtype(name)
+        if value.dtype.itemsize <= target.itemsize or not value.size:
+            return name
+        if max(value.max(), -value.min()) <= np.finfo(target).max:
+            return name
+    return "float64"
 
 
 def encode(message: Message, schema: str, dtype: WireDtype = "float32") -> list[Buffer]:
@@ -332,7 +347,7 @@ _FIELDS: dict[str, dict[str, Callable[[object], bool]]] = {
         "dtype": lambda value: isinstance(value, str) and (value in _DTYPES or value == PACKED),
         "length": _is_count,
     },
-    "ack": _COMMON | {"verdict": lambda value: value in ("credited", "void")},
+    "ack": _COMMON | {"verdict": lambda value: value in ("credited", "void", "gone")},
     "recall": _COMMON,
 }
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from .anatomy import Anatomy, ParameterMap, Part, dense_axes
 from .errors import ModelError
@@ -32,6 +33,7 @@ def discover(
     Modules that are no chain need an `example` input; it and the other arguments are explained at
     `gossamer.models.parts.find`.
     """
+    refuse_lazy(module)
     declare = getattr(module, "anatomy", None)
     if callable(declare):
         anatomy = declare()
@@ -46,7 +48,7 @@ def discover(
 
             anatomy = find(module, example, parts=parts, channels=channels, check=check)
         else:
-            _try(module, example)
+            try_example(module, example)
     given = {name: tuple(value.shape) for name, value in module.named_parameters()}
     known = {parameter.name: parameter.shape for parameter in anatomy.parameters}
     if list(given.items()) != list(known.items()):
@@ -59,7 +61,7 @@ def discover(
 
 
 @torch.no_grad()
-def _try(module: nn.Module, example: Tensor | tuple[Tensor, ...]) -> None:
+def try_example(module: nn.Module, example: Tensor | tuple[Tensor, ...]) -> None:
     """A chain needs no example, but one that it cannot take is a mistake to tell of at once."""
     inputs = example if isinstance(example, tuple) else (example,)
     if not inputs or not all(isinstance(x, Tensor) for x in inputs):
@@ -75,6 +77,16 @@ def _try(module: nn.Module, example: Tensor | tuple[Tensor, ...]) -> None:
     finally:
         for one, training in modes:
             one.training = training
+
+
+def refuse_lazy(module: nn.Module) -> None:
+    """Raise, by the parameter's name, if a module has not been given its shapes yet."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    if lazy := [name for name, value in tensors if is_lazy(value)]:
+        raise ModelError(
+            f"{lazy[0]!r} has no shape yet, for its layer is lazy: call the module once on a sample, "
+            "module(x), before it is wrapped"
+        )
 
 
 def _chain_or_none(module: nn.Module) -> Anatomy | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import nan
 from typing import Any, Protocol, runtime_checkable
 
 from .network import SlicedNetwork
@@ -11,10 +12,13 @@ from .network import SlicedNetwork
 
 @dataclass(frozen=True)
 class Metrics:
-    """Totals over samples; `a + b` is what training or testing on both would have counted."""
+    """Totals over samples; `a + b` is what training or testing on both would have counted.
+
+    Where samples are neither right nor wrong, as in regression, `correct` is NaN.
+    """
 
     loss: float = 0.0
-    correct: int = 0
+    correct: float = 0
     samples: int = 0
 
     def __add__(self, other: Metrics) -> Metrics:
@@ -24,13 +28,13 @@ class Metrics:
 
     @property
     def accuracy(self) -> float:
-        """The share of samples that were right; 0 when there were none."""
-        return self.correct / self.samples if self.samples else 0.0
+        """The share of samples that were right; NaN when there were none, or nothing is right or wrong."""
+        return self.correct / self.samples if self.samples else nan
 
     @property
     def mean_loss(self) -> float:
-        """The loss per sample; 0 when there were none."""
-        return self.loss / self.samples if self.samples else 0.0
+        """The loss per sample; NaN when there were none."""
+        return self.loss / self.samples if self.samples else nan
 
 
 @runtime_checkable

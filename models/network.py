@@ -16,11 +16,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .allotment import SliceSpec
 from .anatomy import Anatomy, Buffers
-from .discovery import discover
 from .errors import ModelError
 from .graph import ModelGraph
 from .initial import Start, starting_values
 from .slicing import Slicing
+from .whole import discover_for
 
 
 class SlicedNetwork:
@@ -35,7 +35,8 @@ class SlicedNetwork:
 
     module
         Chains of Linear layers are understood as they are; other modules are traced with `example`, or
-        carry an `anatomy()`.
+        carry an `anatomy()`. One that cannot be traced may still be shared whole (`{"all": 1.0}`) or not
+        at all (`{}`).
     slices, graph, cross
         See Slicing.
     example, parts, channels, check
@@ -88,12 +89,16 @@ class SlicedNetwork:
         self.peer = peer
         self.buffers: Buffers = buffers
         if anatomy is None:
-            anatomy = discover(module, example, parts=parts, channels=channels, check=check)
+            anatomy = discover_for(
+                slices.values(), module, example, parts=parts, channels=channels, check=check
+            )
         anatomy = anatomy.with_buffers(buffers)
         name = rest.replace("{peer}", peer) if rest is not None else None
         self.slicing = Slicing(anatomy, slices, graph=graph, rest=name, cross=cross)
         self.flat = torch.cat([value.detach().reshape(-1) for value in self._tensors()])
         self.rebind(self.flat)
+        if _own_memory not in module._state_dict_hooks.values():
+            module._register_state_dict_hook(_own_memory)
         self._where = {owner: self._place(owner) for owner in self.slicing.owners}
         if seed is not None:
             current = self.flat.double().cpu().numpy()
@@ -245,3 +250,20 @@ class SlicedNetwork:
     def _place(self, owner: str) -> slice | Tensor:
         where = self.slicing.where(owner)
         return where if isinstance(where, slice) else torch.from_numpy(where).to(self.flat.device)
+
+
+def _own_memory(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
+    """Copy a state's tensors out of memory that several networks share, as in an arena.
+
+    torch.save writes all the memory behind a tensor: one peer's file would hold everybody's values.
+    """
+    mine = {name: v for name, v in state.items() if name.startswith(prefix) and _is_view(v)}
+    size = sum(value.nbytes for value in mine.values())
+    for name, value in mine.items():
+        if value.untyped_storage().nbytes() > size:
+            state[name] = value.clone()
+
+
+def _is_view(value: Any) -> bool:
+    """Whether it is a tensor to look at; with `keep_vars` the parameters themselves were asked for."""
+    return isinstance(value, Tensor) and not value.requires_grad

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from math import inf
+from math import inf, nan
 from numbers import Real
 from typing import Any, Literal
 
@@ -15,9 +15,12 @@ from torch.nn import functional as F
 from .errors import ModelError
 from .learner import Metrics
 from .network import SlicedNetwork
+from .sgd_check import check_samples
 
 # A loss takes outputs [n, classes] and labels [n] and returns one number per sample.
 Loss = Callable[[Tensor, Tensor], Tensor]
+Right = Callable[[Tensor, Tensor], Tensor]
+"""Of outputs and labels, whether each sample is right."""
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -77,7 +80,9 @@ class SgdLearner:
     network
         The peer's sliced network.
     train, test
-        Inputs [n, …] and integer labels [n].
+        Inputs [n, …] and integer labels [n]; with a loss of your own also float targets [n, …]. Without
+        training samples a peer learns nothing and passes on what it hears; without test samples its
+        accuracy is NaN, and means over peers leave it out.
     stretch
         Samples between two averagings: what the paper calls the mini-batch size. Raise it to talk less
         often; lower it when peers drift apart between averagings.
@@ -91,6 +96,11 @@ class SgdLearner:
         Rate 0 learns nothing: a control.
     loss
         `squared`, `cross-entropy`, or a function of (outputs, labels) giving one number per sample.
+    right
+        A function of (outputs, labels) that says of each sample whether it is right, for accuracy. If left
+        out, the most active output counts; a single one says yes above one half, or above 0 with
+        `cross-entropy`: a loss of your own on a logit wants `right=lambda out, y: (out[:, 0] > 0) == y`.
+        Float targets are then neither right nor wrong, and accuracy is NaN: look at the loss.
     seed
         Orders the samples: every epoch is a fresh permutation, stretches follow each other through it.
     """
@@ -107,6 +117,7 @@ class SgdLearner:
         rate: float = 0.1,
         optimizer: OptimizerFactory | None = None,
         loss: str | Loss = "squared",
+        right: Right | None = None,
         seed: int = 0,
     ):
         if stretch < 1 or batch < 1:
@@ -115,7 +126,7 @@ class SgdLearner:
             raise ModelError(
                 f"rate {rate!r}: give a number from 0 (which learns nothing) up, as in 0.1"
             )
-        if len(train[0]) == 0 or len(train[0]) != len(train[1]):
+        if len(train[0]) != len(train[1]):
             raise ModelError(
                 f"peer {network.peer!r}: {len(train[0])} training inputs with {len(train[1])} labels"
             )
@@ -124,14 +135,16 @@ class SgdLearner:
                 f"optimizer {optimizer!r}: give a function of the parameters, as in "
                 "lambda p: torch.optim.Adam(p, 1e-3)"
             )
-        for what, (inputs, labels) in (("training", train), ("test", test)):
-            _check_samples(network, what, inputs, labels)
         if isinstance(loss, str) and loss not in LOSSES:
             raise ModelError(f"unknown loss {loss!r}: there are {', '.join(LOSSES)}")
+        self.loss: Loss = LOSSES[loss] if isinstance(loss, str) else loss
+        own = None if self.loss in LOSSES.values() else self.loss
+        for what, (inputs, labels) in (("training", train), ("test", test)):
+            check_samples(network, what, inputs, labels, own)
         self.network = network
         self.samples, self.held_out = train, test
         self.stretch, self.batch, self.reduction = stretch, batch, reduction
-        self.loss: Loss = LOSSES[loss] if isinstance(loss, str) else loss
+        self.right = right
         # Where a single output says yes: a logit at 0, a probability at one half.
         self._threshold = 0.0 if self.loss is cross_entropy else 0.5
         parameters = list(network.module.parameters())
@@ -141,8 +154,10 @@ class SgdLearner:
 
     def train(self, steps: int = 1) -> Metrics:
         """Train for `steps` stretches; the metrics are those seen while training."""
+        if not len(self.samples[1]):
+            return Metrics()
         self.network.module.train()
-        loss, correct, left = 0.0, 0, steps * self.stretch
+        loss, correct, left = 0.0, 0.0, steps * self.stretch
         while left:
             # Batches end with their stretch, so that averaging falls where it was asked for.
             within = (left - 1) % self.stretch + 1
@@ -165,10 +180,10 @@ class SgdLearner:
         With `buffers="recompute"`, batch statistics are first taken anew from the training samples:
         averaging has moved the weights under them.
         """
-        if self.network.buffers == "recompute":
+        inputs, labels = self.held_out
+        if self.network.buffers == "recompute" and len(labels):
             self.network.recompute(self.samples[0])
         self.network.module.eval()
-        inputs, labels = self.held_out
         total = Metrics()
         for first in range(0, len(labels), 1000):
             outputs = self.network.module(inputs[first : first + 1000])
@@ -211,43 +226,15 @@ class SgdLearner:
         self.order = order[count:]
         return order[:count]
 
-    def _right(self, outputs: Tensor, labels: Tensor) -> int:
+    def _right(self, outputs: Tensor, labels: Tensor) -> float:
         """How many samples are right: the most active output wins."""
+        if self.right is not None:
+            return int(self.right(outputs, labels).sum())
+        if labels.is_floating_point():
+            return nan
         if outputs.shape[1] == 1:
             return int(((outputs[:, 0] > self._threshold) == (labels > 0)).sum())
         return int((outputs.argmax(dim=1) == labels).sum())
-
-
-@torch.no_grad()
-def _check_samples(network: SlicedNetwork, what: str, inputs: Tensor, labels: Tensor) -> None:
-    """Find out now, with the peer's name, what torch would say deep in the first training step."""
-    peer = f"peer {network.peer!r}, {what} samples"
-    if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor):
-        raise ModelError(f"{peer}: give inputs and labels as torch tensors")
-    # Integers are tokens for an embedding, whatever the network computes in.
-    if inputs.is_floating_point() and inputs.dtype != network.flat.dtype:
-        raise ModelError(f"{peer}: inputs are {inputs.dtype}, the network is {network.flat.dtype}")
-    if labels.dtype != torch.int64 or labels.shape != (len(inputs),):
-        raise ModelError(
-            f"{peer}: labels must be int64 of shape ({len(inputs)},), not {labels.dtype} of shape "
-            f"{tuple(labels.shape)}"
-        )
-    if not len(inputs):
-        return
-    try:
-        training = network.module.training
-        outputs = network.module.eval()(inputs[:1])
-        network.module.train(training)
-    except RuntimeError as error:
-        raise ModelError(
-            f"{peer}: inputs of shape {tuple(inputs.shape[1:])} do not fit the network: {error}"
-        ) from None
-    classes = max(outputs.shape[1], 2)
-    if int(labels.min()) < 0 or int(labels.max()) >= classes:
-        raise ModelError(
-            f"{peer}: labels run from {int(labels.min())} to {int(labels.max())}, but the network's "
-            f"{outputs.shape[1]} outputs allow 0 to {classes - 1}"
-        )
 
 
 def _copied(value: Any) -> Any:

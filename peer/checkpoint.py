@@ -6,6 +6,8 @@ reading a checkpoint runs no code.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -18,38 +20,75 @@ from safetensors.torch import save_file
 
 from .errors import PeerError
 
-FORMAT = "gossamer-checkpoint-1"
+FORMAT = "gossamer-checkpoint-2"
+_REMEDY = "move it away to begin anew, or put back a copy"
 
 
 def save_checkpoint(path: Path, tree: dict[str, Any], *, sync: bool = False) -> None:
     """Replace the checkpoint at `path`.
 
-    The rename is atomic, which is all that a killed process needs. `sync` also forces the bytes to the
-    disk, for devices that lose power: it costs a disk write per exchange.
+    The rename is atomic, which is all that a killed process needs. After a power cut the file may be an
+    older one, or cut: `sync` also forces the bytes and the rename to the disk, at a disk write per
+    exchange. A peer can do without where it can tell that the machine has started anew (see clock.py): it
+    then keeps values and rounds alone, for which an older file will do.
     """
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(_pack(tree, tensors))
     part = path.with_name(path.name + ".part")
-    save_file(tensors, part, {"format": FORMAT, "tree": text})
-    if sync:
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-    part.replace(path)
+    try:
+        metadata = {"format": FORMAT, "tree": text, "checksum": _checksum(text, tensors)}
+        save_file(tensors, part, metadata)
+        if sync:
+            _force(part, os.O_RDWR)
+        part.replace(path)
+        if sync and os.name == "posix":  # elsewhere a folder cannot be opened
+            _force(path.parent, os.O_RDONLY)
+    except (OSError, SafetensorError):
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)  # half a file on a full disk helps nobody
+        raise
 
 
 def load_checkpoint(path: Path) -> dict[str, Any] | None:
-    """The tree that was saved, or None if there is no file."""
+    """The tree that was saved, or None if there is no file. PeerError if it is not what was saved."""
     if not path.exists():
         return None
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
-                raise PeerError(f"{path}: is not a checkpoint of this program; move it away")
+                raise PeerError(
+                    f"{path}: is not a checkpoint of this version of the program; move it away to begin "
+                    "anew, or run the version that wrote it"
+                )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return _unpack(json.loads(metadata["tree"]), tensors)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise PeerError(f"{path}: cannot be read as a checkpoint: {error}") from None
+        text = metadata["tree"]
+        if metadata["checksum"] != _checksum(text, tensors):
+            raise PeerError(f"{path}: is damaged: its checksum is wrong; {_REMEDY}")
+        return _unpack(json.loads(text), tensors)
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise PeerError(
+            f"{path}: cannot be read as a checkpoint, it may be cut: {error}; {_REMEDY}"
+        ) from None
+
+
+def _checksum(text: str, tensors: dict[str, torch.Tensor]) -> str:
+    """Of all that a file says: a flipped bit is a valid number too, and would spread to every peer."""
+    found = hashlib.blake2b(text.encode(), digest_size=16)
+    for name in sorted(tensors):
+        tensor = tensors[name].cpu()
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def _force(path: Path, how: int) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    file = os.open(path, how)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def _pack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:

@@ -14,9 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ..gossip.chunks import Reassembler
 from ..gossip.messages import Give
 from ..gossip.modes_paced import PacedMode
 from ..gossip.modes_rounds import RoundsMode
@@ -29,13 +26,15 @@ from ..models import Learner, Metrics, Weighted
 from .agreement import Agreement
 from .allocator import give_back
 from .arrival import Arrival, PeerGuards
-from .checkpoint import load_checkpoint, save_checkpoint
+from .clock import clock, mark
 from .compression import Compression
 from .errors import PeerError
 from .matched_store import MatchedStore
 from .outgoing import Dispatch, Outgoing
 from .presence import Event, Gone, Offline, Online
 from .privacy import Privacy
+from .room import Room
+from .saving import Saver
 from .sessions import Sessions
 from .settings import Settings
 from .store import schema_hashes
@@ -74,8 +73,15 @@ class Engine:
         self.dropped: Counter[str] = Counter()
         self.received = 0
         """Messages taken in so far."""
-        self._checkpoint = checkpoint
-        self._reassembler = Reassembler()
+        self.in_touch = self._began = clock()
+        """When the others could last hear of this session, by `clock`; and when it began."""
+        self._saver = Saver(name, settings, checkpoint, self._tree)
+        self._saved: tuple[str, int] | None = None
+        """The session, and how much it had promised to others, when it was last saved."""
+        sizes = {vector: self.store.read(vector).size for vector in self.schemas}
+        self.room = Room(name, sizes, settings.dtype)
+        """How much of what others send may wait."""
+        self._reassembler = self.room.reassembler()
         self._guards = None
         if settings.bounds is not None:
             self._guards = PeerGuards(settings.bounds, on_change=self._shun)
@@ -84,7 +90,7 @@ class Engine:
         self.compression = Compression(
             name, settings,
             {vector: self.store.entries(vector) for vector in self.schemas},
-            {vector: self.store.read(vector).size for vector in self.schemas},
+            sizes,
         )  # fmt: skip
         self._met: dict[str, Online] = {}
         """The peers that can be reached now, as presence announced them."""
@@ -140,18 +146,26 @@ class Engine:
         """Whether the peer's own weight counts in everything that it shares."""
         return all(self.gossiper.account(vector).injected for vector in self.gossiper.vectors)
 
-    def renew(self) -> None:
+    def disowned(self) -> str:
+        """Why this session is over, if a neighbour said so and is to be believed: after a restart, when
+        our books may be old, and else once in a lease, or liars could make us lose our mass all the time.
+        """
+        believed = self.restored or clock() - self._began > self.settings.lease
+        return self.gossiper.disowned if believed else ""
+
+    def renew(self, why: str = "was away for longer than its lease") -> None:
         """Start a new session with the values of the old one, whose mass counts no more."""
         if self.settings.mode != "async":
             raise PeerError(
-                f"peer {self.name}: was away for longer than its lease of {self.settings.lease:g} s, and "
-                f"{self.settings.mode} mode cannot be joined midway; raise the lease"
+                f"peer {self.name}: {why}, and {self.settings.mode} mode cannot be joined midway; raise "
+                f"the lease of {self.settings.lease:g} s"
             )
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         self.gossiper, self.mode = self._sessions.begin()
         self.lived, self.restored = True, False
+        self.in_touch = self._began = clock()
         self._earlier, self._over = self.round, False
         self._arrival.renew()
         self._met.clear()
@@ -204,6 +218,7 @@ class Engine:
         """Take in packets and events, let time pass, and return what to send."""
         for event in events:
             self._apply(event)
+        self._reassembler.max_total_bytes = self.room.unfinished(len(self._met))
         for vector, packet in arrived:
             self._take(vector, packet, now)
         for vector, packet in self.trust.early():
@@ -215,8 +230,10 @@ class Engine:
         self.averaged = self._is_averaged()
         self.store.forget()  # what a push has read would only take up memory
         messages = self.gossiper.poll()
-        if messages:
-            self.save()
+        if messages and self._saved != (self.session, self.gossiper.ledger.promises):
+            self.save()  # what is only said again, the last one knows
+        else:
+            self._saver.save_now_and_then(self.round)
         return self._dispatch.pack(messages, self.session, max_packet)
 
     def disagreement(self) -> dict[str, float]:
@@ -252,68 +269,56 @@ class Engine:
 
     def save(self) -> None:
         """Write the checkpoint, if the peer has one."""
-        if self._checkpoint is None:
-            return
-        save_checkpoint(
-            self._checkpoint,
-            {
-                "peer": self.name,
-                "saved": time.time(),
-                "schemas": self.schemas,
-                "round": self.round,
-                "earlier": self._earlier,
-                "over": self._over,
-                "newcomer": self._arrival.snapshot(),
-                "network": self.network.flat,
-                "store": self.store.snapshot(),
-                "learner": self.learner.state(),
-                "gossip": self.gossiper.snapshot(values=False),
-                "trust": self.memory(),
-                "releases": self._privacy.count,
-                "guards": self._guards.snapshot(time.monotonic()) if self._guards else {},
-            },
-        )
+        self._saver.save()
+        self._saved = self.session, self.gossiper.ledger.promises
+
+    def _tree(self) -> dict[str, Any]:
+        return {
+            "peer": self.name,
+            "in_touch": mark(self.in_touch),
+            "schemas": self.schemas,
+            "round": self.round,
+            "earlier": self._earlier,
+            "over": self._over,
+            "newcomer": self._arrival.snapshot(),
+            "network": self.network.flat,
+            "store": self.store.snapshot(),
+            "learner": self.learner.state(),
+            "gossip": self.gossiper.snapshot(values=False),
+            "trust": self.memory(),
+            "releases": self._privacy.count,
+            "guards": self._guards.snapshot(time.monotonic()) if self._guards else {},
+        }
 
     def _restore(self) -> bool:
         """Continue from the checkpoint if there is a usable one; else start a new session."""
-        tree = load_checkpoint(self._checkpoint) if self._checkpoint else None
+        tree = self._saver.load(self.schemas)
         if tree is None:
             self.gossiper, self.mode = self._sessions.begin()
             return False
-        if tree["peer"] != self.name or tree["schemas"] != self.schemas:
-            raise PeerError(
-                f"{self._checkpoint}: holds another network or peer ({tree['peer']}); "
-                "point the peer at another file, or move this one away"
-            )
-        self.lived = True
-        self.network.flat.copy_(torch.as_tensor(tree["network"]))
-        self.store.restore(tree["store"])
-        self.learner.restore(tree["learner"])
-        self.round = tree["round"]
-        self._memory = tree.get("trust", {})
-        self._privacy.restore(tree.get("releases", 0))
-        if self._guards is not None:
-            self._guards.restore(tree.get("guards", {}), time.monotonic())
-        if tree.get("over", False):
-            _log.info(
-                "peer %s said goodbye in its former life: it keeps what it learnt, in a new session",
-                self.name,
-            )  # fmt: skip
-            self._begin_anew()
-            self.lived = self.round > 0  # who never trained starts as if for the first time
-            return False
-        away = time.time() - tree["saved"]
-        if away > self.settings.lease:
-            _log.warning(
-                "peer %s was away for %.0f s, longer than its lease: it returns as a newcomer",
-                self.name, away,
-            )  # fmt: skip
-            self.renew()
-            return False
-        self._earlier = tree.get("earlier", 0)
-        self._arrival.restore(tree["newcomer"])
-        self.gossiper, self.mode = self._sessions.resume(tree["gossip"])
-        return True
+        with self._saver.fitting():
+            self.network.flat.copy_(tree["network"])
+            self.store.restore(tree["store"])
+            self.learner.restore(tree["learner"])
+            self.round, self._memory = tree["round"], tree["trust"]
+            self._privacy.restore(tree["releases"])
+            if self._guards is not None:
+                self._guards.restore(tree["guards"], time.monotonic())
+            touched = self._saver.in_touch(tree)
+            if touched is None:
+                self._begin_anew()
+                self.lived = self.round > 0  # who never trained starts as if for the first time
+                return False
+            if clock() - touched > self.settings.lease:
+                away = f"was away for {clock() - touched:.0f} s, longer than its lease"
+                self.renew(away)
+                _log.warning("peer %s %s: it returns as a newcomer", self.name, away)
+                return False
+            self.lived, self.in_touch = True, touched
+            self._earlier = tree["earlier"]
+            self._arrival.restore(tree["newcomer"])
+            self.gossiper, self.mode = self._sessions.resume(tree["gossip"])
+            return True
 
     # --- insides --------------------------------------------------------------------------------
 

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from ..gossip import topics
 from ..gossip.mqtt import MqttOptions, MqttTransport
 from ..gossip.mqtt_address import TlsFiles
+from ..gossip.mqtt_options import KEEPALIVE, LARGEST_PACKET
 from ..gossip.privacy import ReleasePlan
 from ..gossip.topics import TopicError
 from ..gossip.transport import Hook, Transport, TransportError, Will
@@ -30,7 +32,8 @@ from ..models import Learner, ModelError, Start
 from .arrival import load_trained
 from .entry import call_entry
 from .errors import PeerError
-from .peer import Connect, Peer, Record, Report
+from .peer import Connect, Peer, Report
+from .record_file import RecordFile
 from .settings import Matching, Settings
 from .signals import stop_signals
 
@@ -44,7 +47,13 @@ ECHO = "@echo"
 
 @dataclass(frozen=True)
 class BrokerAddress:
-    """How to reach a broker."""
+    """How to reach a broker.
+
+    max_packet: bytes of the largest packet to send it. Left out, peers find out what it bears, which
+        costs them the first few messages; give its limit where you know it.
+    keepalive: seconds of silence before the link is tested; see MqttOptions.
+    password: of the user that the URL names, if it is not in the URL.
+    """
 
     url: str
     ca: str | None = None
@@ -52,6 +61,9 @@ class BrokerAddress:
     key: str | None = None
     version: str = "3.1.1"
     connect_timeout: float = 15.0
+    max_packet: int | None = None
+    keepalive: int | None = None
+    password: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -84,8 +96,11 @@ class HostSpec:
     threads: int = 1
 
     def write(self, path: Path) -> None:
-        """As JSON."""
-        path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+        """As JSON, for our own eyes: the broker's password may be in it."""
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            os.fchmod(out.fileno(), 0o600)  # whatever the rights of a file that was there
+            out.write(json.dumps(asdict(self), indent=1))
 
     @classmethod
     def read(cls, path: Path) -> HostSpec:
@@ -121,10 +136,16 @@ def mqtt_transport(
     if broker.ca or broker.certificate:
         tls = TlsFiles(_path(broker.ca), _path(broker.certificate), _path(broker.key))
     version = "5" if broker.version == "5" else "3.1.1"
-    options = MqttOptions(version=version, connect_timeout=broker.connect_timeout)
-    return MqttTransport(
-        broker.url, client_id, will=will, tls=tls, options=options, on_connect=on_connect, echo=echo
+    options = MqttOptions(
+        version=version,
+        connect_timeout=broker.connect_timeout,
+        keepalive=KEEPALIVE if broker.keepalive is None else broker.keepalive,
+        max_packet=LARGEST_PACKET if broker.max_packet is None else broker.max_packet,
     )
+    return MqttTransport(
+        broker.url, client_id, password=broker.password,
+        will=will, tls=tls, options=options, on_connect=on_connect, echo=echo,
+    )  # fmt: skip
 
 
 async def run_peer(
@@ -139,18 +160,12 @@ async def run_peer(
         )
     if spec.network is not None:
         await asyncio.to_thread(load_trained, learner.network, Path(spec.network))
-    metrics = (folder / f"{spec.name}.jsonl").open("a", encoding="utf-8")
-
-    def record(values: Record) -> None:
-        metrics.write(json.dumps(values) + "\n")
-        metrics.flush()
-
-    peer = Peer(
-        spec.name, learner, spec.settings, connect,
-        samples=spec.samples, seed=spec.seed, on_record=record,
-        checkpoint=folder / f"{spec.name}.checkpoint" if spec.checkpoint else None,
-    )  # fmt: skip
-    with metrics:
+    with RecordFile(folder / f"{spec.name}.jsonl") as metrics:
+        peer = Peer(
+            spec.name, learner, spec.settings, connect,
+            samples=spec.samples, seed=spec.seed, on_record=metrics.write,
+            checkpoint=folder / f"{spec.name}.checkpoint" if spec.checkpoint else None,
+        )  # fmt: skip
         watch = asyncio.create_task(_leave_when(leaving, peer), name=f"{spec.name} watch")
         try:
             report = await peer.run()
@@ -162,9 +177,15 @@ async def run_peer(
 
 def _leave_behind(folder: Path, name: str, learner: Learner, report: Report) -> None:
     """Write what a peer takes home, then remove the checkpoint that it needs no more."""
-    learner.network.save(folder / f"{name}.safetensors")
-    text = json.dumps(asdict(report))
-    (folder / f"{name}.report.json").write_text(text, encoding="utf-8")
+    try:
+        learner.network.save(folder / f"{name}.safetensors")
+        text = json.dumps(asdict(report))
+        (folder / f"{name}.report.json").write_text(text, encoding="utf-8")
+    except (OSError, SafetensorError) as error:
+        raise PeerError(
+            f"peer {name}: cannot write what it learnt to {folder}: {error}; make room, and start it again: "
+            "its checkpoint, if it has one, is kept"
+        ) from None
     (folder / f"{name}.checkpoint").unlink(missing_ok=True)
 
 

@@ -6,22 +6,23 @@ import logging
 import time
 
 from ..gossip import topics
-from ..gossip.chunks import MIN_LIMIT
+from ..gossip.chunks import HEADER_BYTES, MIN_LIMIT
 from ..gossip.trust import Heard
 from .cards import read_status
 from .errors import PeerError
 from .membership import Membership
-from .outgoing import Outgoing
+from .outgoing import MAX_PIECES, Outgoing
 from .presence import Gone
 
 _log = logging.getLogger(__name__)
 
-MAX_PENDING = 256
-"""Packets that may wait for a busy peer; more are dropped and counted: their senders repeat them."""
-
 MAX_PACKET = 4 << 20
 """Bytes of the largest packet, if the broker takes it. Cutting a message costs a checksum and a copy on
 either side; lower this when large packets hold up other traffic on a slow link."""
+
+MAX_PENDING = 2 * MAX_PIECES
+"""Packets that may wait for a busy peer; more, or more bytes than its models make likely (see Room), are
+dropped and counted: their senders repeat them. A message in many small packets finds room as a whole."""
 
 
 async def receive(member: Membership) -> None:
@@ -31,6 +32,7 @@ async def receive(member: Membership) -> None:
             if topics.is_gossip(topic):
                 _file(member, topics.parse(topic), payload)
             else:
+                member.hear_own(topic, bytes(payload))
                 _heed(member, member.trust.hear(topic, bytes(payload)))
         except topics.TopicError:
             member.engine.dropped["topic"] += 1
@@ -42,8 +44,16 @@ async def receive(member: Membership) -> None:
 def _file(member: Membership, where: topics.Topic, payload: bytes | memoryview) -> None:
     if where.vector is None:
         return
-    if len(member.pending) < MAX_PENDING:
+    if not member.trust.expects(where.vector, payload):
+        return  # counted there: strangers take up no memory
+    if len(payload) > member.engine.room.largest + HEADER_BYTES + member.trust.overhead:
+        member.engine.dropped["packet-too-large"] += 1
+    elif (
+        len(member.pending) < MAX_PENDING
+        and member.pending_bytes + len(payload) <= member.pending_limit
+    ):
         member.pending.append((where.vector, payload))
+        member.pending_bytes += len(payload)
     else:
         member.engine.dropped["busy"] += 1
 
@@ -63,6 +73,8 @@ def _heed(member: Membership, heard: list[Heard]) -> None:
                     f"peer {member.name}: may take part no longer, its paper was revoked or has "
                     "expired; ask the swarm's owner"
                 )
+            case "unanswered":
+                member.introduce_again()
             case "out":
                 member.events += member.roster.expel(each.peer)
 
@@ -84,8 +96,8 @@ def _hear_oneself(member: Membership, payload: bytes) -> None:
         count = member.engine.dropped["name-taken"]
         if count & (count - 1) == 0:  # 1, 2, 4, 8, …: a flood cannot flood the log
             _log.warning("peer %s: somebody else came online under this name", member.name)
-    if status.state == "offline" and member.born:
-        # A late last will of ours, or somebody who asks whether the name is free.
+    if status.state != "online" and member.born:
+        # A late last will of ours, another life that left, or somebody who asks whether the name is free.
         member.contradict()
 
 
@@ -99,7 +111,8 @@ async def gossip(member: Membership) -> None:
         for event in events:
             if isinstance(event, Gone):
                 member.trust.gone(event.peer, event.session)
-        arrived, member.pending = member.pending, []
+        arrived, member.pending, member.pending_bytes = member.pending, [], 0
+        member.pending_limit = member.engine.room.waiting(len(member.roster.online()))
         limit = _room(member)
         outgoing = await member.worker.run(member.engine.turn, arrived, events, now, limit)
         arrived.clear()  # megabytes, which would else be held until the next turn

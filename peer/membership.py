@@ -1,13 +1,14 @@
 """What the tasks of one peer share while it is in its swarm: one session, from joining to leaving.
 
-Nobody but `keep_status` waits for the broker to take a status, so that a broker that is away holds up
-neither gossip nor training nor leaving.
+Nobody but `keep_status` and `keep_card` waits for the broker to take a status or a card, so that a broker
+that is away holds up neither gossip nor training nor leaving.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,16 +17,20 @@ from ..gossip import topics
 from ..gossip.transport import Transport
 from ..gossip.trust import Trusting
 from ..gossip.wire import SchemaEntry
+from .clock import clock
 from .engine import Engine
+from .own_card import OwnCard
 from .presence import Card, Event, Phase, Roster, Status
 from .settings import Settings
 from .worker import Worker
+
+_log = logging.getLogger(__name__)
 
 Record = dict[str, Any]
 
 
 class LeaseOver(Exception):
-    """Out of touch for so long that the others have given this session up."""
+    """The others have given this session up; the text says why, after the peer's name."""
 
 
 class Membership:
@@ -57,6 +62,9 @@ class Membership:
         self.roster.remember(engine.gossiper.known_sessions(), time.monotonic())
         self.pending: list[tuple[str, bytes | memoryview]] = []
         """Packets that wait for the next turn, with the vector that each is about."""
+        self.pending_bytes = 0
+        self.pending_limit = engine.room.waiting(0)
+        """Bytes of packets that may wait."""
         self.events: list[Event] = []
         """What became known about the others since the last turn."""
         self.born = False
@@ -76,9 +84,13 @@ class Membership:
         self._wake = asyncio.Event()
         self._turned = asyncio.Condition()
         self._status_due = asyncio.Event()
+        self._card_due = False
+        self._own_card = OwnCard()
+        self._card_lost = asyncio.Event()
         self._speaking = asyncio.Lock()
         """Held while card and status are published, so that the last word is the last to arrive."""
-        self._in_touch = _clock()
+        if not engine.restored:
+            engine.in_touch = clock()
 
     def topic(self, kind: topics.Kind) -> str:
         """One of this peer's own topics."""
@@ -100,6 +112,11 @@ class Membership:
         """Say again that we live: somebody said, or asked whether, we do not."""
         self._status_due.set()
 
+    def introduce_again(self) -> None:
+        """Show our card once more: nobody has answered us, and it may have been refused."""
+        self._card_due = True
+        self._status_due.set()
+
     async def keep_status(self) -> None:
         """Publish the status whenever it changed. What waited for a broker may be out of date by the
         time it goes out; then it is due again, and the newest comes last."""
@@ -108,16 +125,40 @@ class Membership:
             self._status_due.clear()
             async with self._speaking:
                 if self._in():
+                    if self._card_due:
+                        self._card_due = False
+                        await self._publish_card()
                     await self._publish_status()
+
+    def hear_own(self, topic: str, payload: bytes) -> None:
+        """Look after our card and status at the broker, without which nobody who comes later finds us."""
+        if topic == self.topic("card"):
+            if self._own_card.hear(payload):
+                self._card_lost.set()
+        elif topic == self.topic("status") and not payload and self.born:
+            self.contradict()
+
+    async def keep_card(self) -> None:
+        """Publish the card again when somebody cleared or replaced it, for as long as it takes."""
+        while True:
+            await self._card_lost.wait()
+            self._card_lost.clear()
+            while not self._own_card.stands:
+                async with self._speaking:
+                    if self._in() and not self._name_taken():
+                        _log.warning(
+                            "peer %s publishes its card again: somebody cleared or replaced it",
+                            self.name,
+                        )
+                        await self._publish_card()
+                await asyncio.sleep(self._own_card.pause(time.monotonic()))
 
     async def birth(self) -> None:
         """Publish card and status; runs again after every reconnection."""
         self.roster.reconnected(time.monotonic(), since=self.transport.connection.since)
         async with self._speaking:
             if self._in():
-                card = Card(self.session, self.since, self._samples, self._vectors)
-                signed = self.trust.card(card.encode())
-                await self.transport.publish(self.topic("card"), signed, retain=True)
+                await self._publish_card()
                 await self._publish_status()
                 self.introduced = True
 
@@ -136,6 +177,17 @@ class Membership:
     def _in(self) -> bool:
         """Whether to tell the others: else the name may be somebody else's, or the session be over."""
         return self.born and not self.lease_over()
+
+    def _name_taken(self) -> bool:
+        """Whether another life is online under our name: it would put its card back as we do ours."""
+        status = self.own_status
+        return status is not None and status.state == "online" and status.session != self.session
+
+    async def _publish_card(self) -> None:
+        card = Card(self.session, self.since, self._samples, self._vectors)
+        signed = self.trust.card(card.encode())
+        self._own_card.published(signed)
+        await self.transport.publish(self.topic("card"), signed, retain=True)
 
     async def _publish_status(self) -> None:
         await self.say(Status("online", self.session, self.phase, leaving=self.leaving))
@@ -168,16 +220,20 @@ class Membership:
             await asyncio.sleep(min(1.0, self.settings.lease / 8))
             self.check_lease()
             if self.transport.connection.state == "connected":
-                self._in_touch = _clock()
+                self.engine.in_touch = clock()
 
     def check_lease(self) -> None:
-        """Raise LeaseOver once we are back after too long a time."""
-        if self.lease_over() and self.transport.connection.state == "connected":
-            raise LeaseOver
+        """Raise LeaseOver once we are back after too long a time, or were told that we are given up."""
+        if self.transport.connection.state != "connected":
+            return
+        if self.lease_over():
+            raise LeaseOver("was out of touch for longer than its lease")
+        if why := self.engine.disowned():
+            raise LeaseOver(f"must end its session: {why}")
 
     def lease_over(self) -> bool:
         """Whether the others may have given us up."""
-        return _clock() - self._in_touch > self.settings.lease
+        return clock() - self.engine.in_touch > self.settings.lease
 
     # --- turns ----------------------------------------------------------------------------------
 
@@ -208,9 +264,3 @@ class Membership:
         """Turn after turn, until the engine says that training may go on."""
         while not self.engine.averaged:
             await self.next_turn()
-
-
-def _clock() -> float:
-    """Seconds that go on while the device sleeps, unlike time.monotonic on Linux."""
-    boot = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.time() if boot is None else time.clock_gettime(boot)

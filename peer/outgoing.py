@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..gossip.chunks import HEADER_BYTES, Chunker
-from ..gossip.messages import Message
+from ..gossip.messages import Give, Message, Recall
 from ..gossip.trust import Trusting
-from ..gossip.wire import WireDtype, encode
+from ..gossip.wire import MAX_MESSAGE_BYTES, WireDtype, encode, wide_enough
 from .compression import Compression
+from .errors import PeerError
+
+_log = logging.getLogger(__name__)
+
+MAX_PIECES = 8192
+"""Packets of one message. Receivers have room for them, and guards do not take them for a flood."""
+
+
+TRIES = 5
+"""Times that a message in several packets is sent to a neighbour in vain before there is a warning."""
+
+
+@dataclass(slots=True)
+class _Tries:
+    """What was sent to one neighbour about one vector, and not acknowledged as far as that shows."""
+
+    sequence: int = 0
+    sent: int = 0
+    recalled: bool = False
+    warned: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,6 +62,7 @@ class Dispatch:
         self._compression = compression
         self._waiting: dict[tuple[str, str, type[Message]], Message] = {}
         """Messages that cannot be sealed yet."""
+        self._tries: dict[tuple[str, str], _Tries] = {}
         self.set_trust(trust)
 
     def set_trust(self, trust: Trusting) -> None:
@@ -51,12 +73,15 @@ class Dispatch:
     def renew(self) -> None:
         """Forget what an old session still had to say."""
         self._waiting.clear()
+        self._tries.clear()
         self._chunker = None
 
     def gone(self, peer: str) -> None:
         """Forget what waits for a peer that is gone."""
         for at in [each for each in self._waiting if each[0] == peer]:
             del self._waiting[at]
+        for edge in [each for each in self._tries if each[0] == peer]:
+            del self._tries[edge]
 
     def pack(self, messages: list[Message], session: str, max_packet: int) -> list[Outgoing]:
         """Return the packets of all messages that can leave now."""
@@ -68,7 +93,10 @@ class Dispatch:
             self._chunker = Chunker(f"{self._name}/{session}", limit)
         outgoing = []
         for message in messages:
-            buffers = encode(message, self._schemas[message.vector], self._dtype)
+            buffers = encode(message, self._schemas[message.vector], self._dtype_of(message))
+            total = sum(len(buffer) for buffer in buffers)
+            self._check(message.vector, total, limit - HEADER_BYTES)
+            self._count(message, total, -(-total // (limit - HEADER_BYTES)))
             self._compression.sent(message, buffers)
             packets = self._chunker.split(buffers)
             if overhead:
@@ -76,10 +104,55 @@ class Dispatch:
                 if sealed is None:
                     continue  # just now out, or without a key: the ledger repeats or gives up
                 packets = iter(sealed)
-            elif sum(len(buffer) for buffer in buffers) > max_packet - HEADER_BYTES:
+            elif total > max_packet - HEADER_BYTES:
                 packets = iter(list(packets))  # a checksum over much: not on the event loop
             outgoing.append(Outgoing(message.receiver, message.vector, packets))
         return outgoing
+
+    def _check(self, vector: str, total: int, body: int) -> None:
+        if total > MAX_MESSAGE_BYTES:  # in a wider dtype than usual: see `wide_enough`
+            raise PeerError(
+                f"peer {self._name}: model {vector}: a message has {total} bytes, and {MAX_MESSAGE_BYTES} "
+                "are the most: its values are too large for the dtype on the wire; train at a lower rate, or "
+                "share it as several partial models"
+            )
+        if total > MAX_PIECES * body:
+            raise PeerError(
+                f"peer {self._name}: model {vector}: a message has {total} bytes, and a packet takes {body}: "
+                f"that makes {-(-total // body)} packets, more than {MAX_PIECES}; raise "
+                "the broker's packet limit (mosquitto: max_packet_size or message_size_limit)"
+            )
+
+    def _count(self, message: Message, total: int, pieces: int) -> None:
+        """Warn, once, of a neighbour whom large messages do not reach.
+
+        A next one that was not preceded by a recall means that the one before was acknowledged.
+        """
+        if not isinstance(message, Give | Recall):
+            return
+        tries = self._tries.setdefault((message.receiver, message.vector), _Tries())
+        if isinstance(message, Recall):
+            tries.recalled = True
+            return
+        if message.sequence != tries.sequence and not tries.recalled:
+            tries.sent, tries.warned = 0, False
+        tries.sequence, tries.recalled = message.sequence, False
+        tries.sent += 1
+        if tries.sent >= TRIES and pieces > 1 and not tries.warned:
+            tries.warned = True
+            _log.warning(
+                "peer %s: model %s: a message of %d bytes in %d packets was sent to %s %d times, and it has "
+                "not acknowledged any: it may be busy, or packets get lost; fewer and larger ones fare "
+                "better: raise max_packet and the broker's packet limit (mosquitto: max_packet_size or "
+                "message_size_limit), or its max_queued_messages, or compress",
+                self._name, message.vector, total, pieces, message.receiver, tries.sent,
+            )  # fmt: skip
+
+    def _dtype_of(self, message: Message) -> WireDtype:
+        """How a message's value is written: wider than usual only where it would not fit."""
+        if not isinstance(message, Give) or message.packed is not None:
+            return self._dtype
+        return wide_enough(message.value, self._dtype)
 
     def _sealable(self, messages: list[Message]) -> list[Message]:
         """What can be sealed by now; the newest of the rest waits for its receiver's card or a key."""

@@ -25,7 +25,7 @@ from . import mail
 from .credentials import Credentials, begin_trust
 from .ending import HAND_OVER_SHARE, Settling, hand_over, say_goodbye
 from .engine import Engine
-from .errors import PeerError
+from .errors import NotSaved, PeerError
 from .joining import join
 from .lock import CheckpointLock
 from .membership import LeaseOver, Membership, Record
@@ -139,12 +139,9 @@ class Peer:
         while True:
             try:
                 return await self._session(engine, worker, vectors)
-            except LeaseOver:
-                _log.warning(
-                    "peer %s was out of touch for longer than its lease: it returns as a newcomer",
-                    self.name,
-                )
-                await worker.run(engine.renew)
+            except LeaseOver as over:
+                _log.warning("peer %s %s: it returns as a newcomer", self.name, over)
+                await worker.run(engine.renew, str(over))
 
     async def _session(
         self, engine: Engine, worker: Worker, vectors: dict[str, list[SchemaEntry]]
@@ -175,14 +172,21 @@ class Peer:
                 ):
                     await transport.subscribe(pattern)
                 return await self._live(member)
-            except PeerError as error:
+            except BaseException as error:
                 if member.born:
-                    await say_goodbye(member, str(error), self.settings.leave_timeout)
+                    await self._end_badly(member, error)
                 raise
-            except BaseException:
-                if member.born:
-                    await transport.abort()  # nobody said goodbye, so let the last will speak
-                raise
+
+    async def _end_badly(self, member: Membership, error: BaseException) -> None:
+        """Say goodbye if this peer cannot take part; else let the last will speak, as for the dead."""
+        if isinstance(error, PeerError) and not isinstance(error, NotSaved):
+            try:
+                await say_goodbye(member, str(error), self.settings.leave_timeout)
+            except NotSaved as too:
+                _log.warning("%s", too)
+            else:
+                return
+        await member.transport.abort()
 
     async def _live(self, member: Membership) -> Report:
         """Run the peer's tasks until the learning task is through, then say goodbye."""
@@ -191,6 +195,7 @@ class Peer:
             "gossip": mail.gossip(member),
             "lease": member.keep_in_touch(),
             "status": member.keep_status(),
+            "card": member.keep_card(),
         }
         try:
             async with asyncio.TaskGroup() as group:

@@ -16,7 +16,7 @@ from ..gossip.pushsum import Array
 from ..gossip.store import Store
 from ..gossip.trust import Guards
 from ..gossip.trust.guarded import guard
-from ..gossip.wire import as_sent
+from ..gossip.wire import as_sent, wide_enough
 from .compression import Compression
 from .settings import Settings
 
@@ -88,4 +88,4 @@ class Sessions:
 
 
 def _as_float16(_vector: str, value: Array) -> Array:
-    return as_sent(value, "float16")
+    return as_sent(value, wide_enough(value, "float16"))

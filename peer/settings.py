@@ -57,7 +57,8 @@ class Settings:
     weigh: Literal["peers", "samples"] = "peers"
     """Whether every peer counts the same in the average, or by its number of samples."""
     dtype: Literal["float32", "float64", "float16"] = "float32"
-    """Values on the wire. float16 halves the traffic; what it rounds off stays with the sender."""
+    """Values on the wire. float16 halves the traffic; what it rounds off stays with the sender, and a message
+    with a value that it cannot hold (beyond 65504) goes in float32."""
     compress: str | None = None
     """How values are compressed: float16, int8, mask:0.1, subsample:0.1, top-k:0.01, low-rank:4, or several
     joined by +, as in top-k:0.05+int8. What is left out stays with the sender and follows later; int8 takes
@@ -97,6 +98,9 @@ class Settings:
     lease: float = 600.0
     """A peer that was away for longer than this many seconds is given up for good: mass on its way to
     it is taken back, and if it returns, it returns as a newcomer. Raise it for devices that sleep."""
+    save_every: float = 10.0
+    """Seconds of training that a crash may cost a peer with a checkpoint while nobody hears from it; less,
+    while it gossips. Large models are saved less often, so that it takes a twentieth of the time at most."""
     leave_timeout: float = 15.0
     """Seconds that a leaving peer has to hand over its mass and say goodbye; then it goes anyway."""
     trust: Literal["none", "swarm"] = "none"

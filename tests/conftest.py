@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from gossamer.gossip.memory_transport import MemoryBroker, MemoryTransport
 from gossamer.gossip.mqtt import MqttOptions, MqttTransport
 from gossamer.gossip.mqtt_address import TlsFiles
 from gossamer.peer.broker import Broker, BrokerSettings, BrokerTls, find_mosquitto
 from gossamer.peer.certificates import Authority
+
+# How long an example takes says something about the machine, not about the code.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 RIGS = ["memory", "mosquitto-3.1.1", "mosquitto-5", "mosquitto-tls", "amqtt", "amqtt-websockets"]
 
@@ -61,7 +67,13 @@ class Rig:
             assert self.broker is not None
             url = self.broker.websocket_url if self.websockets else self.broker.url
             version = "5" if self.name.endswith("-5") else "3.1.1"
-            knobs = MqttOptions(version=version, first_delay=0.05, longest_delay=0.5, **bounds)
+            knobs = MqttOptions(
+                version=version,
+                connect_timeout=120.0,
+                first_delay=0.05,
+                longest_delay=0.5,
+                **bounds,
+            )
             transport = MqttTransport(
                 url, client_id, tls=self.tls, options=knobs, seed=1, **options
             )
@@ -95,15 +107,15 @@ def brokers(authority: Authority) -> Iterator[Callable[[str], Broker]]:
             if name.startswith("mosquitto"):
                 require_mosquitto()
             kind = "mosquitto" if name.startswith("mosquitto") else "amqtt"
-            settings = BrokerSettings()
+            wanted = BrokerSettings()
             if name.endswith("-tls"):
                 server = authority.issue_server()
-                settings = BrokerSettings(
+                wanted = BrokerSettings(
                     tls=BrokerTls(authority.certificate, server.certificate, server.key)
                 )
             elif name.endswith("-websockets"):
-                settings = BrokerSettings(websocket_port=0)
-            running[name] = Broker(settings, kind=kind)
+                wanted = BrokerSettings(websocket_port=0)
+            running[name] = Broker(wanted, kind=kind)
             running[name].start()
         return running[name]
 
@@ -126,6 +138,14 @@ def rig(
         tls=TlsFiles(ca=Path(authority.certificate)) if name.endswith("-tls") else None,
         websockets=name.endswith("-websockets"),
     )
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port of ours on which nobody listens, and nobody else can while the test runs."""
+    with socket.socket() as kept:
+        kept.bind(("127.0.0.1", 0))
+        yield kept.getsockname()[1]
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from .check import (
     bridge,
     bridged,
     check_models,
+    flowing,
     require_models_connected,
     subgraphs,
 )
@@ -31,6 +32,7 @@ from .weights import (
     metropolis,
     mixing_matrix,
     uniform_push,
+    weighted,
     with_weights,
 )
 
@@ -70,6 +72,7 @@ __all__ = [
     "exchanges_to",
     "facts",
     "fewest_to_split",
+    "flowing",
     "from_function",
     "link_delays",
     "load",
@@ -96,6 +99,7 @@ __all__ = [
     "subgraphs",
     "uniform_push",
     "weak_spots",
+    "weighted",
     "with_weights",
     "without",
     "worst_loss",

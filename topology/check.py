@@ -13,15 +13,20 @@ from itertools import combinations, pairwise, permutations
 import networkx as nx
 import numpy as np
 from scipy.optimize import LinearConstraint, milp
+from scipy.sparse import csr_array
 
 from .errors import DisconnectedError, TopologyError, name_components, name_peers
 from .structure import Edge, components
+from .weights import Rule, mixing_matrix
 
 Members = Mapping[str, Collection[int]]
 """Which peers implement each partial model."""
 
 EXACT = 4000
 """Candidate links up to which the least set is sought; beyond, a good one is taken."""
+
+KEPT = 1e-12
+"""A share that is no more than rounding."""
 
 
 @dataclass(frozen=True)
@@ -64,22 +69,52 @@ def subgraphs(graph: nx.Graph, members: Members) -> dict[str, nx.Graph]:
     return {model: graph.subgraph(peers) for model, peers in members.items()}
 
 
-def check_models(graph: nx.Graph, members: Members) -> list[Reach]:
+def flowing(graph: nx.Graph, rule: Rule = "push") -> nx.Graph:
+    """The graph of the links that carry something: all, but under the rule `edges` those of weight 0."""
+    silent = [(u, v) for u, v, weight in graph.edges(data="weight") if weight == 0]
+    if rule != "edges" or not silent:
+        return graph
+    copy = graph.copy()
+    copy.remove_edges_from(silent)
+    return copy
+
+
+def check_models(graph: nx.Graph, members: Members, rule: Rule = "push") -> list[Reach]:
     """What each partial model reaches, in the order given. Directed: strongly connected parts."""
-    return [
-        Reach(model, tuple(components(part))) for model, part in subgraphs(graph, members).items()
-    ]
+    parts = subgraphs(flowing(graph, rule), members)
+    return [Reach(model, tuple(components(part))) for model, part in parts.items()]
 
 
-def require_models_connected(graph: nx.Graph, members: Members) -> None:
-    """Raise `DisconnectedError` naming each partial model that cannot gossip, and its components."""
-    torn = [reach for reach in check_models(graph, members) if not reach.connected]
+def require_models_connected(graph: nx.Graph, members: Members, rule: Rule = "push") -> None:
+    """Raise `DisconnectedError` naming each partial model that cannot gossip, and its components.
+
+    Links count by what they carry under the rule. A rule that does not fit the graph, or under which
+    peers would never agree, is a `TopologyError`.
+    """
+    torn = [reach for reach in check_models(graph, members, rule) if not reach.connected]
     if torn:
         lines = "\n  ".join(str(reach) for reach in torn)
+        silent = flowing(graph, rule) is not graph
         raise DisconnectedError(
-            f"{len(torn)} of {len(members)} partial models cannot gossip among all their peers:\n  {lines}\n"
+            f"{len(torn)} of {len(members)} partial models cannot gossip among all their peers"
+            f"{', since links of weight 0 carry nothing' * silent}:\n  {lines}\n"
             "Add links between the components; gossamer.topology.bridge lists the fewest that do",
             torn[0].components,
+        )
+    for model, part in subgraphs(graph, members).items() if rule != "push" else ():
+        _require_settling(model, mixing_matrix(part, rule))
+
+
+def _require_settling(model: str, matrix: csr_array) -> None:
+    """Connected peers of whom nobody keeps anything may pass their mass round and round."""
+    flow = csr_array(matrix * (matrix > KEPT))
+    flow.eliminate_zeros()
+    if not flow.diagonal().any() and not nx.is_aperiodic(
+        nx.from_scipy_sparse_array(flow, create_using=nx.DiGraph)
+    ):
+        raise TopologyError(
+            f"{model}: all its peers give away all that they have, and pass it round for ever without "
+            "agreeing: let the weights of some peer's edges sum to less than 1"
         )
 
 

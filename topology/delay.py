@@ -29,7 +29,7 @@ def link_delays(graph: nx.Graph, most: int, seed: Seed = 0) -> nx.Graph:
     return copy
 
 
-def delayed_matrix(graph: nx.Graph, rule: Rule = "auto") -> csr_array:
+def delayed_matrix(graph: nx.Graph, rule: Rule = "push") -> csr_array:
     """One exchange of a swarm whose links are `late`, mass on its way included.
 
     The state is the peers' mass, then what arrives in 1, 2, … exchanges at each peer. Columns sum to

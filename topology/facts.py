@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import networkx as nx
 
-from .check import Members, subgraphs
+from .check import Members, flowing, subgraphs
 from .errors import TopologyError
 from .graphs import Seed
 from .schedule import Schedule
@@ -49,7 +49,7 @@ class Facts:
 
 def facts(
     graph: nx.Graph,
-    rule: Rule = "auto",
+    rule: Rule = "push",
     tolerance: float = 1e-6,
     seed: Seed = 0,
     what: str = "the graph",
@@ -58,8 +58,12 @@ def facts(
     """Degrees, spectrum, distances and weak spots of a connected graph.
 
     A disconnected one raises `DisconnectedError` with its components. `seed` and `sources` choose
-    where distances are sampled from when there are more peers than `sources`.
+    where distances are sampled from when there are more peers than `sources`. Links that carry nothing
+    under the rule do not count.
     """
+    whole, graph = graph, flowing(graph, rule)
+    if graph is not whole:
+        what = f"{what} without its links of weight 0"
     require_connected(graph, what)
     gap = spectral_gap(mixing_matrix(graph, rule))
     degrees = [
@@ -83,7 +87,7 @@ def facts(
 
 
 def model_facts(
-    graph: nx.Graph, members: Members, rule: Rule = "auto", tolerance: float = 1e-6, seed: Seed = 0
+    graph: nx.Graph, members: Members, rule: Rule = "push", tolerance: float = 1e-6, seed: Seed = 0
 ) -> Mapping[str, Facts]:
     """Facts of each partial model on the subgraph of the peers that implement it."""
     return {
@@ -93,7 +97,7 @@ def model_facts(
 
 
 def schedule_rate(
-    schedule: Schedule, rule: Rule = "auto", steps: int | None = None, method: Method = "auto"
+    schedule: Schedule, rule: Rule = "push", steps: int | None = None, method: Method = "auto"
 ) -> float:
     """|λ2| per exchange over one period; 0 when a period averages exactly.
 

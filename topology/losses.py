@@ -89,7 +89,7 @@ def random_loss(
     graph: nx.Graph,
     kind: Kind,
     shares: Sequence[float] = SHARES,
-    rule: Rule = "auto",
+    rule: Rule = "push",
     tolerance: float = 1e-6,
     draws: int = 5,
     seed: Seed = 0,
@@ -119,7 +119,7 @@ def worst_loss(
     graph: nx.Graph,
     kind: Kind,
     shares: Sequence[float] = SHARES,
-    rule: Rule = "auto",
+    rule: Rule = "push",
     tolerance: float = 1e-6,
 ) -> Loss:
     """The most harmful of the known attacks, each choosing anew after every share lost.

@@ -25,7 +25,7 @@ class Schedule:
     graph: Callable[[int], nx.Graph]
     period: int | None = None
 
-    def matrix(self, step: int, rule: Rule = "auto") -> csr_array:
+    def matrix(self, step: int, rule: Rule = "push") -> csr_array:
         """The exchange at `step` as a peers × peers matrix; a peer that is away keeps its mass."""
         graph = self.graph(step)
         if len(graph) < self.peers:

@@ -60,8 +60,8 @@ def second_eigenvalue(matrix: csr_array, method: Method = "auto") -> float:
 def predicted_exchanges(gap: float, tolerance: float = 1e-6) -> float:
     """Exchanges until the error is `tolerance` of what it was, from the slowest start.
 
-    Other starts hold less of the slow mode and get there sooner, by a fixed number of exchanges.
-    `inf` when the gap is 0.
+    Other starts hold less of the slow mode and get there sooner, by a fixed number of exchanges. Push-sum's
+    weights settle at the same pace, which can cost an exchange more. `inf` when the gap is 0.
     """
     if not 0 < tolerance < 1:
         raise TopologyError(f"tolerance is a fraction of the first error, 0 … 1, not {tolerance}")

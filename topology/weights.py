@@ -15,16 +15,22 @@ from scipy.sparse import coo_array, csr_array, diags_array
 
 from .errors import TopologyError, name_peers
 
-Rule = Literal["auto", "metropolis", "max-degree", "push", "edges"]
-"""Names of weight rules; `auto` is metropolis on undirected graphs and push on directed ones."""
+Rule = Literal["push", "metropolis", "max-degree", "edges"]
+"""Names of weight rules. Swarms run `push` unless told otherwise, and so everything here is about it."""
 
 
 def _adjacency(graph: nx.Graph) -> tuple[csr_array, list[int]]:
     if graph.is_multigraph():
         raise TopologyError("parallel links: use nx.Graph or nx.DiGraph, not a multigraph")
-    nodes = sorted(graph.nodes)
-    if not nodes:
+    if not graph:
         raise TopologyError("the graph has no peers")
+    try:
+        nodes = sorted(graph.nodes)
+    except TypeError:
+        raise TopologyError(
+            f"peers {name_peers(graph)} are names of several types, which have no order: "
+            "gossamer.topology.plain(graph) numbers them"
+        ) from None
     loops = sorted(nx.nodes_with_selfloops(graph))
     if loops:
         raise TopologyError(
@@ -108,21 +114,24 @@ def edge_weights(graph: nx.Graph, attribute: str = "weight") -> csr_array:
 
 RULES = MappingProxyType(
     {
+        "push": uniform_push,
         "metropolis": metropolis,
         "max-degree": max_degree,
-        "push": uniform_push,
         "edges": edge_weights,
     }
 )
 """Weight rules by the name a config uses."""
 
 
-def mixing_matrix(graph: nx.Graph, rule: Rule = "auto") -> csr_array:
+def weighted(graph: nx.Graph) -> bool:
+    """Whether weights are written on the links: any other than 1. Only the rule `edges` uses them."""
+    return any(weight not in (None, 1) for *_, weight in graph.edges(data="weight"))
+
+
+def mixing_matrix(graph: nx.Graph, rule: Rule = "push") -> csr_array:
     """The matrix of one exchange on `graph` under the named rule, checked."""
-    if rule == "auto":
-        rule = "push" if graph.is_directed() else "metropolis"
     if rule not in RULES:
-        raise TopologyError(f"unknown weight rule {rule!r}: use auto, {', '.join(RULES)}")
+        raise TopologyError(f"unknown weight rule {rule!r}: use {', '.join(RULES)}")
     matrix = RULES[rule](graph)
     check_stochastic(matrix, names=sorted(graph.nodes))
     return matrix
@@ -163,7 +172,7 @@ def check_stochastic(
             )
 
 
-def with_weights(graph: nx.Graph, rule: Rule = "auto") -> nx.Graph:
+def with_weights(graph: nx.Graph, rule: Rule = "push") -> nx.Graph:
     """A copy with each edge's share as `weight`; directed when the two directions differ."""
     matrix = mixing_matrix(graph, rule)
     nodes = sorted(graph.nodes)

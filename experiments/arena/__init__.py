@@ -2,6 +2,16 @@
 
 from .arena import Arena, Round
 from .memory import Needs, Term, estimate
-from .mixing import ExactMean, Gossip, Mixing
+from .mixing import ExactMean, Gossip, Mixing, Server
 
-__all__ = ["Arena", "ExactMean", "Gossip", "Mixing", "Needs", "Round", "Term", "estimate"]
+__all__ = [
+    "Arena",
+    "ExactMean",
+    "Gossip",
+    "Mixing",
+    "Needs",
+    "Round",
+    "Server",
+    "Term",
+    "estimate",
+]

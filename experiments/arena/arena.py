@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, nan
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,11 +17,16 @@ from .averaging import Averager
 from .common import CommonAverager
 from .group import Group, Task
 from .grouping import form, sort
-from .memory import Needs, free_memory, needs_of
+from .memory import Needs, combine, free_memory, needs_of
 from .mixing import ExactMean, Mixing
 from .shards import OneMachine, Shards
 from .stack import Alone, Stack
 from .workers import Workers, processors
+
+if TYPE_CHECKING:  # gossipers, compressors and scipy: only for those who have a wire
+    from ..lockstep import Lockstep
+    from ..virtual.wire import Wire
+    from .wired import Wired
 
 
 @dataclass(frozen=True)
@@ -33,10 +39,16 @@ class Round:
 
     @property
     def accuracy(self) -> float:
-        """The mean over peers of the accuracy on their own tests (NaN if not tested)."""
-        return (
-            float(np.mean([test.accuracy for test in self.tests])) if self.tests else float("nan")
-        )
+        """The mean over peers of the accuracy on their own tests (NaN if not tested).
+
+        Peers without test samples are left out. Regression has no accuracy: see `loss`.
+        """
+        return _mean([test.accuracy for test in self.tests if test.samples])
+
+    @property
+    def loss(self) -> float:
+        """The mean over peers of the loss per sample of their own tests, for those that have any."""
+        return _mean([test.mean_loss for test in self.tests if test.samples])
 
 
 class Arena:
@@ -49,7 +61,9 @@ class Arena:
     tensor, and training is a few batched products for all of them. Results are those of a loop over the
     learners, to rounding. The learners stay yours: `learner.network` shows what was learned (it *is* its
     row of the stack), and `train`, `test`, `state` and `restore` go on working. Learners that cannot be
-    stacked (your own kinds, unusual optimizers, modules with buffers) run one after the other.
+    stacked (your own kinds, unusual optimizers, modules with buffers) run one after the other. To keep a
+    network, `learner.network.save(path)`; before you pickle, copy or send it yourself, `release()`, or all
+    peers' values go along.
 
     every
         Stretches that each learner trains between two averagings.
@@ -71,6 +85,10 @@ class Arena:
     stores
         One per learner, where peers of different widths share a partial model: it is then averaged at
         the common width that the stores hold. Not with `device` or `shards`.
+    wire
+        What becomes of values between peers, `Wire(compress="int8")` say: they are then averaged one by
+        one, by live peers' own rules, and `arena.lockstep` has the bytes. For `Gossip` and `Server`, not
+        with `device` or `shards`.
     """
 
     def __init__(
@@ -86,6 +104,7 @@ class Arena:
         memory: int | None = None,
         shards: Shards | None = None,
         stores: Sequence[MatchedStore] | None = None,
+        wire: Wire | None = None,
     ):
         if not learners:
             raise ModelError("an arena needs at least one learner")
@@ -112,6 +131,16 @@ class Arena:
         home = self._learners[0].network.flat.device
         where = self._device or home
         self._needs = needs_of(kinds, self._learners, self._threads, moved=where != home)
+        self._wired: Wired | None = None
+        if wire is not None:
+            if device is not None or shards is not None:
+                raise ModelError(
+                    "a wire is read on the networks' own device: leave out device and shards"
+                )
+            from .wired import Wired
+
+            self._wired = Wired(self._learners, mixing or ExactMean(), weights, wire, stores or ())
+            self._needs = combine([self._needs, self._wired.needs()])
         self._needs.refuse_beyond(memory if memory is not None else free_memory(where))
         self._groups: list[Group] = [form(kind, self._learners, self._device) for kind in kinds]
         self._seats = {
@@ -149,6 +178,11 @@ class Arena:
         """The memory that this arena takes, term by term."""
         return self._needs
 
+    @property
+    def lockstep(self) -> Lockstep | None:
+        """What peers have sent to each other, by model; None without a wire."""
+        return None if self._wired is None else self._wired.lockstep
+
     def run(self, rounds: int) -> Iterator[Round]:
         """Train and average `rounds` times, yielding after each; stop iterating to stop early.
 
@@ -181,6 +215,9 @@ class Arena:
 
     def average(self) -> None:
         """One averaging of every partial model."""
+        if self._wired is not None:
+            self._wired.average()
+            return
         workers = self._working()
         for tasks in self._averager.tasks():
             workers.run(tasks)
@@ -246,6 +283,10 @@ class Arena:
         if self._workers is None:
             self._workers = Workers(self._threads)
         return self._workers
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else nan
 
 
 def _device(name: str | torch.device | None) -> torch.device | None:

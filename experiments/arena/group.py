@@ -12,7 +12,7 @@ from torch import Tensor
 from ...models import Learner, Metrics, ModelError, SgdLearner
 from . import plan
 from .engines import Engine, Stretch
-from .rules import Rule, SlotStack
+from .rules import Rule, SlotStack, rate_of
 from .samples import Pool, Shelf, batches, draw
 from .scores import score
 from .stack import Alone, Stack
@@ -134,7 +134,7 @@ class SgdGroup:
         if not isinstance(where, slice):  # scattered rows were copied together
             for whole, part in zip(held, (values, *state), strict=True):
                 whole[where] = part
-        return self._named(rows, score(outputs, seen_labels, one.loss))
+        return self._named(rows, score(outputs, seen_labels, one.loss, one.right))
 
     def _test(self, rows: Sequence[int]) -> list[tuple[int, Metrics]]:
         """Peers with equally many test samples."""
@@ -146,7 +146,8 @@ class SgdGroup:
         for at in range(0, samples, some):
             count = min(some, samples - at)
             outputs = self._engine.outputs(values, _window(inputs, rows, at, count))
-            scores = score(outputs, _window(labels, rows, at, count), self._learners[0].loss)
+            one = self._learners[0]
+            scores = score(outputs, _window(labels, rows, at, count), one.loss, one.right)
             metrics = [a + b for a, b in zip(metrics, scores, strict=True)]
         return self._named(rows, metrics)
 
@@ -166,10 +167,7 @@ class SgdGroup:
 
     def _present_rule(self) -> Rule:
         """The rule with the learning rate that the optimizers have now: a schedule may have moved it."""
-        optimizers = [learner.optimizer for learner in self._learners]
-        if not isinstance(optimizers[0], torch.optim.Optimizer):
-            return self._rule
-        rates = {float(o.param_groups[0]["lr"]) for o in optimizers}  # type: ignore[union-attr]
+        rates = {rate_of(learner) for learner in self._learners}
         if len(rates) > 1:
             raise ModelError(
                 f"peers {self._learners[0].network.peer!r} … were stacked with one learning rate and now "

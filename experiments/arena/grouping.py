@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 from ...models import AssociativeLearner, Learner, SgdLearner
 from . import plan
 from .associative import AssociativeGroup
-from .chain import read_chain
+from .chain import Chain, read_chain
 from .engines import ChainEngine, ModuleEngine
 from .group import Group, LoopGroup, SgdGroup
 from .rules import Rule, read_rule, steps_taken
@@ -51,7 +51,7 @@ def form(kind: Kind, learners: Sequence[Learner], device: torch.device | None) -
         return AssociativeGroup(kind.places, chosen, where)
     one: SgdLearner = chosen[0]
     assert kind.rule is not None
-    chain = read_chain(one.network.module, one.loss)
+    chain = _chain(one)
     if chain is not None:
         return SgdGroup(kind.places, chosen, ChainEngine(chain, one.loss), kind.rule, where)
     inputs, labels = one.samples[0][:1].to(where), one.samples[1][:1].to(where)
@@ -72,12 +72,14 @@ def _kind(learner: Learner) -> Kind:
         return Kind(
             ("loop", type(learner)), why_not=f"{type(learner).__name__} is not known to stack"
         )
+    if not len(learner.samples[1]):
+        return Kind("relay", why_not="it has no training samples")
     rule, count, module = read_rule(learner), steps_taken(learner), learner.network.module
     if rule is None or count is None:
         return Kind("optimizer", why_not="its optimizer has no stacked form")
     if not all(parameter.requires_grad for parameter in module.parameters()):
         return Kind("frozen", why_not="some of its parameters are frozen")
-    chain = read_chain(module, learner.loss)
+    chain = _chain(learner)
     if chain is None and any(True for _ in module.buffers()):
         return Kind("buffers", why_not="its module has buffers")
     large = learner.batch * learner.samples[0][0].numel() > plan.LARGE_IMAGES
@@ -87,8 +89,14 @@ def _kind(learner: Learner) -> Kind:
     key = (
         what, rule, count, learner.loss, learner.stretch, learner.batch, learner.reduction,
         flat.dtype, flat.device, tuple(learner.samples[0].shape[1:]), learner.held_out[0].dtype,
+        learner.right, learner.samples[1].dtype, tuple(learner.samples[1].shape[1:]),
     )  # fmt: skip
     return Kind(key, rule=rule)
+
+
+def _chain(learner: SgdLearner) -> Chain | None:
+    """What its module computes, if batched products can do it and count what is right."""
+    return None if learner.right else read_chain(learner.network.module, learner.loss)
 
 
 def signature(module: nn.Module) -> Hashable:

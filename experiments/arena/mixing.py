@@ -49,6 +49,14 @@ class ExactMean:
         return None, weights
 
 
+@dataclass(frozen=True)
+class Server(ExactMean):
+    """The same mean, from one peer for every partial model, as in a live swarm's `server` mode.
+
+    It differs from `ExactMean` where a wire changes what is sent to the server and back.
+    """
+
+
 @dataclass(frozen=True, eq=False)
 class Gossip:
     """Synchronous exchanges on a graph whose nodes 0 … n−1 are the learners, in order.
@@ -64,8 +72,8 @@ class Gossip:
         learns counts by the weight it has. `plain` only mixes values: it needs rows that sum to 1,
         which metropolis and max-degree weights have.
     rule
-        The weights on the graph's edges, see topology.mixing_matrix. If left out: push for push-sum,
-        metropolis for plain.
+        What a peer gives to whom, see topology.mixing_matrix. If left out: push (equal parts) for
+        push-sum, metropolis for plain. Weights on the graph's edges count with `edges` alone.
     exchanges
         How often peers exchange in one averaging. Raise it when peers disagree after a round.
     """
@@ -99,12 +107,16 @@ class Gossip:
                     f"the schedule is for {self.graph.peers} peers, and there are {peers} learners"
                 )
             return
-        if sorted(self.graph.nodes) != list(range(peers)):
+        if set(self.graph.nodes) != set(range(peers)):
+            few = ", ".join(repr(node) for node in list(self.graph)[:4])
+            if len(self.graph) == peers:
+                few += "; gossamer.topology.plain(graph) numbers them in the graph's order"
             raise ModelError(
                 f"the graph has {len(self.graph)} nodes and there are {peers} learners: nodes must be "
-                f"the numbers 0 to {peers - 1}, one for each learner"
+                f"the numbers 0 to {peers - 1}, one for each learner, and here they begin with {few}"
             )
-        require_models_connected(self.graph, {name: list(who) for name, who in owners.items()})
+        members = {name: list(who) for name, who in owners.items()}
+        require_models_connected(self.graph, members, self._rule)
 
     def matrices(
         self, owner: str, members: Sequence[int], step: int, weights: np.ndarray
@@ -118,6 +130,10 @@ class Gossip:
                 matrix = matrix.multiply(sent[None, :]).multiply(1.0 / weights[:, None]).tocsr()
             found.append(matrix)
         return found, weights
+
+    @property
+    def _rule(self) -> Rule:
+        return self.rule or ("push" if self.kind == "push-sum" else "metropolis")
 
     def _matrix(self, members: Sequence[int], exchange: int) -> csr_array:
         """The matrix of one exchange among the members; those of a graph that stays are kept."""
@@ -134,8 +150,7 @@ class Gossip:
         if len(some) < len(members):  # who is away keeps what it has
             some = some.copy()
             some.add_nodes_from(members)
-        rule = self.rule or ("push" if self.kind == "push-sum" else "metropolis")
-        matrix = mixing_matrix(some, rule)
+        matrix = mixing_matrix(some, self._rule)
         if self.kind == "plain":
             check_stochastic(matrix, rows=True, names=sorted(members))
         if not changing or period:

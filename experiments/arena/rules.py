@@ -133,6 +133,14 @@ def read_rule(learner: SgdLearner) -> Rule | None:
     return None
 
 
+def rate_of(learner: SgdLearner) -> float:
+    """The learning rate that a learner's optimizer has now."""
+    optimizer = learner.optimizer
+    if isinstance(optimizer, PlainSgd):
+        return optimizer.rate
+    return float(optimizer.param_groups[0]["lr"])
+
+
 def steps_taken(learner: SgdLearner) -> int | None:
     """How many steps the optimizer has counted; None if its parameters disagree."""
     counts = {int(state["step"]) for state in _states(learner).values() if "step" in state} or {0}

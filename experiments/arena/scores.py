@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from math import nan
+
 import torch
 from torch import Tensor
 
 from ...models import Metrics, cross_entropy, squared_error
-from ...models.sgd import Loss
+from ...models.sgd import Loss, Right
 
 
-def score(outputs: Tensor, labels: Tensor, loss: Loss) -> list[Metrics]:
+def score(outputs: Tensor, labels: Tensor, loss: Loss, own: Right | None = None) -> list[Metrics]:
     """Metrics of every peer from outputs and labels [peers, samples].
 
     Outputs are [peers, samples, classes], or [steps, peers, batch, classes] as they were computed.
+    own: the learners' own word for what is right, which comes with modules' outputs, as targets that are
+    no classes do; both are [peers, samples, …].
     """
+    if own is not None or labels.is_floating_point():
+        return [_metrics(one, goal, loss, own) for one, goal in zip(outputs, labels, strict=True)]
     peers, samples = labels.shape
     classes, axis = outputs.shape[-1], outputs.ndim - 3
     if axis:
@@ -31,6 +37,12 @@ def score(outputs: Tensor, labels: Tensor, loss: Loss) -> list[Metrics]:
     totals = losses.sum(dim=others, dtype=torch.float64).tolist()
     counts = right.sum(dim=others).tolist()
     return [Metrics(total, count, samples) for total, count in zip(totals, counts, strict=True)]
+
+
+def _metrics(outputs: Tensor, labels: Tensor, loss: Loss, own: Right | None) -> Metrics:
+    """Of one peer, by functions that know nothing of stacks."""
+    total = float(loss(outputs, labels).sum(dtype=torch.float64))
+    return Metrics(total, nan if own is None else int(own(outputs, labels).sum()), len(labels))
 
 
 def _right(outputs: Tensor, labels: Tensor) -> Tensor:

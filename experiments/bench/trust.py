@@ -92,6 +92,7 @@ def _pair() -> tuple[Trust, Trust]:
         )  # fmt: skip
     for one, other in (people, people[::-1]):
         other.hear(topics.card("bench", one.name), one.card(b"{}"))
+        other.hear(topics.status("bench", one.name), one.status(b'{"state": "online"}'))
     for one in (*people, *people):
         for receiver, model, packet in one.tick()[0]:
             next(each for each in people if each.name == receiver).open(model, packet)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from .files import DataError
@@ -19,7 +20,8 @@ class Samples:
 
     `x` is float32 `[n, ...]`: images keep their shape, `(channels, height, width)`, with ink or
     light at 1 and background at 0; use `flat()` for a multi-layer perceptron. `y` is int64 in
-    `0 .. classes - 1`. `group` is int64, any numbers, and is what `partition.by_group` wants.
+    `0 .. classes - 1`; targets of a regression, which only a loss of your own can use, are float32
+    `[n, ...]`. `group` is int64, any numbers, and is what `partition.by_group` wants.
     """
 
     x: Tensor
@@ -33,13 +35,15 @@ class Samples:
                 f"of shape {tuple(self.x.shape)}: scale or reshape it first"
             )
         for name, column in (("y", self.y), ("group", self.group)):
-            if column is None:
+            if column is None or (name == "y" and column.dtype == torch.float32):
                 continue
             if column.dtype != torch.int64 or column.shape != (len(self.x),):
                 raise DataError(
                     f"Samples.{name} must be int64 of shape ({len(self.x)},), one for each row "
                     f"of x, not {column.dtype} of shape {tuple(column.shape)}"
                 )
+        if len(self.y) != len(self.x):
+            raise DataError(f"Samples.y has {len(self.y)} targets for {len(self.x)} rows of x")
 
     def __len__(self) -> int:
         return len(self.x)
@@ -83,6 +87,11 @@ class Dataset:
         for part, samples in (("train", self.train), ("test", self.test)):
             if samples is None or not len(samples):
                 continue
+            if samples.y.is_floating_point():
+                raise DataError(
+                    f"{self.name}: {part} labels are not whole numbers, so they are no classes; targets of a "
+                    "regression go to an SgdLearner with a loss of your own"
+                )
             low, high = int(samples.y.min()), int(samples.y.max())
             if low < 0 or high >= self.classes:
                 raise DataError(
@@ -91,8 +100,12 @@ class Dataset:
                 )
 
 
-def samples(x: np.ndarray, y: np.ndarray, group: np.ndarray | None = None) -> Samples:
-    """Samples from arrays of any number type; bytes are taken for pixels and scaled to [0, 1]."""
+def samples(x: ArrayLike, y: ArrayLike, group: ArrayLike | None = None) -> Samples:
+    """Samples from arrays of any number type; bytes are taken for pixels and scaled to [0, 1].
+
+    Whole numbers in `y` are classes. Others are targets of a regression, and are kept as they are.
+    """
+    x, y = np.asarray(x), np.asarray(y)
     inputs = torch.from_numpy(
         np.array(x, dtype=np.float32, order="C")
     )  # a copy: sources may be read-only
@@ -101,8 +114,19 @@ def samples(x: np.ndarray, y: np.ndarray, group: np.ndarray | None = None) -> Sa
     elif not bool(torch.isfinite(inputs).all()):
         row = int((~torch.isfinite(inputs)).flatten(1).any(1).nonzero()[0])
         raise DataError(f"sample {row} holds a value that is not finite: remove or repair it")
-    groups = None if group is None else torch.from_numpy(group.astype(np.int64))
-    return Samples(inputs, torch.from_numpy(y.astype(np.int64)), groups)
+    groups = None if group is None else torch.from_numpy(np.asarray(group).astype(np.int64))
+    return Samples(inputs, _targets(y), groups)
+
+
+def _targets(y: np.ndarray) -> Tensor:
+    """Classes as int64, anything that is no whole number as float32."""
+    if y.dtype.kind == "f" and y.size:
+        if not np.isfinite(y).all():
+            row = int(np.argwhere(~np.isfinite(y))[0, 0])
+            raise DataError(f"the label of sample {row} is not finite: remove or repair it")
+        if y.ndim > 1 or (y != np.rint(y)).any():
+            return torch.from_numpy(y.astype(np.float32))
+    return torch.from_numpy(y.astype(np.int64))
 
 
 def restrict(part: Samples, labels: Sequence[int]) -> Samples:
@@ -130,12 +154,13 @@ def from_torch(dataset: Any, indices: Iterable[int] | None = None) -> Samples:
 
     Byte inputs (tensors, arrays, PIL images) are scaled to [0, 1]; PIL images become
     `(channels, height, width)`; floats are kept as they are. A single number becomes one feature.
+    Labels are read as by `samples`.
     """
     chosen = range(len(dataset)) if indices is None else [int(i) for i in indices]
     if not len(chosen):
         raise DataError("from_torch was given no samples: pass a dataset or indices that hold some")
     inputs: list[np.ndarray] = []
-    labels: list[int] = []
+    labels: list[np.ndarray] = []
     for i in chosen:
         try:
             x, y = dataset[i]
@@ -143,13 +168,19 @@ def from_torch(dataset: Any, indices: Iterable[int] | None = None) -> Samples:
             held = f", which has {len(dataset)}" if hasattr(dataset, "__len__") else ""
             raise DataError(f"from_torch: there is no sample {i} in the dataset{held}") from None
         inputs.append(_array(x))
-        labels.append(int(y))
+        label = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+        labels.append(label.reshape(()) if label.size == 1 else label)
         if inputs[-1].shape != inputs[0].shape:
             raise DataError(
                 f"from_torch: sample {i} has shape {inputs[-1].shape}, the first one "
                 f"{inputs[0].shape}: resize or pad in the dataset's transform"
             )
-    return samples(np.stack(inputs), np.array(labels))
+        if labels[-1].shape != labels[0].shape:
+            raise DataError(
+                f"from_torch: the label of sample {i} has shape {labels[-1].shape}, that of the first one "
+                f"{labels[0].shape}"
+            )
+    return samples(np.stack(inputs), np.stack(labels))
 
 
 def _array(x: Any) -> np.ndarray:

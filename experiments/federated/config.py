@@ -23,7 +23,8 @@ class Data(_Table):
     """Which samples there are."""
 
     set: str = "digits"
-    """A data set's name; `gossamer data` lists them."""
+    """A data set's name (`gossamer data` lists them), or a function of yours, `my_module:make_data`, that
+    returns a `gossamer.experiments.data.Dataset`; its file stands beside this one."""
     samples: Count | None = None
     """Training samples of all clients together, drawn at random; all that there are if left out."""
     test: Count | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 from torch import Tensor
@@ -23,7 +24,7 @@ def clients_of(
 ) -> list[Client]:
     """All clients of one run. They depend on the seed, and on no method but by its rate and epochs."""
     try:
-        data = load_once(config.data.set)
+        data = _data(config.data.set, seed, source)
         make = maker(config, data)
         train, test = shares(config, data, seed)
         return [
@@ -82,9 +83,18 @@ def alike(labels: np.ndarray, own: np.ndarray, classes: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=2)
-def load_once(name: str) -> Dataset:
+def load_once(name: str, seed: int = 0, folder: Path | None = None) -> Dataset:
     """A data set, kept for the next run of this process."""
-    return load(name)
+    return load(name, seed=seed, folder=folder)
+
+
+def _data(name: str, seed: int, source: str) -> Dataset:
+    if ":" not in name:  # the same for all seeds
+        return load_once(name)
+    try:
+        return load_once(name, seed, Path(source).parent)
+    except DataError as error:
+        raise DataError(f"key 'data.set': {error}") from None
 
 
 def _client(

@@ -16,19 +16,25 @@ import numpy as np
 
 from ...models import ModelError
 from ..config import Count
+from ..lockstep import Lockstep
 from .client import Client
-from .method import Method, Turn
+from .gossiping import WHOLE, GossipMethod, lockstep_of
+from .method import Turn
 
 
 @dataclass(frozen=True)
 class State:
-    """Push-sum's weights α and who may hear whom; the networks are the clients' own."""
+    """Push-sum's weights α and who may hear whom; the networks are the clients' own.
+
+    lockstep: the clients' gossipers, where a wire changes what is pushed.
+    """
 
     alpha: np.ndarray
     neighbours: tuple[tuple[int, ...], ...]
+    lockstep: Lockstep | None = None
 
 
-class GossipSgd(Method):
+class GossipSgd(GossipMethod):
     """Whole networks, pushed at random."""
 
     pushes: Count = 1
@@ -48,12 +54,15 @@ class GossipSgd(Method):
         return State(
             np.ones(len(clients)),
             tuple(tuple(graph.neighbors(k)) for k in range(len(clients))),
+            None if self.wire is None else lockstep_of(clients, self.wire),
         )
 
     def round(self, state: State, clients: Sequence[Client], turn: Turn) -> State:
         alpha = state.alpha.copy()
         for k in turn.pick(clients):
             clients[k].train()
+        if state.lockstep is not None:
+            return self._push(state, state.lockstep, turn)
         for _ in range(self.pushes):
             sums = [alpha[k] / 2 * client.values().double() for k, client in enumerate(clients)]
             alpha = alpha / 2
@@ -66,3 +75,13 @@ class GossipSgd(Method):
             for client, total, weight in zip(clients, sums, alpha, strict=True):
                 client.load(total / weight)
         return State(alpha, state.neighbours)
+
+    def _push(self, state: State, lockstep: Lockstep, turn: Turn) -> State:
+        """The same pushes, by the clients' gossipers."""
+        before = lockstep.sent
+        for _ in range(self.pushes):
+            targets = {i: [int(turn.rng.choice(k))] for i, k in enumerate(state.neighbours)}
+            lockstep.exchange(WHOLE, targets)
+        turn.across(lockstep.sent - before)
+        alpha = [lockstep.weight(k, WHOLE) for k in range(len(state.neighbours))]
+        return State(np.array(alpha), state.neighbours, lockstep)

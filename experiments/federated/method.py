@@ -103,6 +103,10 @@ class Turn:
         self._across += times * size(values)
         return values
 
+    def across(self, sent: int) -> None:
+        """Bytes between clients that gossipers have sent, and counted, themselves."""
+        self._across += sent
+
     def report(self) -> RoundReport:
         """What the round has cost so far."""
         return RoundReport(self._participants, self._up, self._down, self._across)

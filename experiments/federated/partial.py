@@ -15,7 +15,8 @@ from ...topology import Schedule, build_schedule
 from ..arena import Arena, Gossip
 from ..config import Count
 from .client import Client
-from .method import Method, Share, Turn
+from .gossiping import GossipMethod
+from .method import Share, Turn
 
 MODEL = "everyone"
 """The partial model that all clients implement."""
@@ -30,7 +31,7 @@ class State:
     made: int
 
 
-class PartialModels(Method):
+class PartialModels(GossipMethod):
     """Push-sum gossip of a part of every network."""
 
     share: Share = 1.0
@@ -55,12 +56,18 @@ class PartialModels(Method):
             every=clients[0].epochs,
             mixing=Gossip(graphs, exchanges=self.exchanges),
             threads=1,
+            wire=self.wire,
         )
         return State(arena, graphs, 0)
 
     def round(self, state: State, clients: Sequence[Client], turn: Turn) -> State:
         turn.pick(clients)
         state.arena.train()
+        if (lockstep := state.arena.lockstep) is not None:
+            before = lockstep.sent
+            state.arena.average()
+            turn.across(lockstep.sent - before)
+            return state
         message = clients[0].network.read(MODEL)
         for exchange in range(state.made, state.made + self.exchanges):
             graph = state.graphs.graph(exchange)

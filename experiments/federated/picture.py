@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from ..figures import save
 from ..results import Record
@@ -80,7 +81,15 @@ def draw(
 
 def _over_bytes(axes: Axes, limit: int | None) -> None:
     axes.set(xlabel="megabytes sent by all", title="at equal bytes", xscale="log")
+    low, high = axes.get_xlim()
+    decades = np.log10(high / low)
+    # As many labels as have room: 1, 2, 5 of each decade, or decades alone; evenly within half of one.
+    subs = (1, 2, 5) if decades < 3.2 else (1,)
+    axes.xaxis.set_major_locator(
+        MaxNLocator(6) if decades < 0.5 else LogLocator(subs=subs, numticks=9)
+    )
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(labelleft=False)
     if limit:
         axes.axvline(limit / 1e6, color="#444444", linewidth=0.8, linestyle=":")

@@ -18,8 +18,8 @@ class Standing:
     """One method over its seeds.
 
     `accuracy` and `worst` (the worst decile) are means over seeds after the last round; `deviation` is
-    the standard deviation of accuracy over seeds; `at_bytes` and `worst_at_bytes` are the same at the
-    common budget, None for a bound.
+    the standard deviation of accuracy over seeds, None of a single one; `at_bytes` and `worst_at_bytes`
+    are the same at the common budget, None for a bound.
     """
 
     method: str
@@ -27,7 +27,7 @@ class Standing:
     seeds: int
     rounds: int
     accuracy: float
-    deviation: float
+    deviation: float | None
     worst: float
     at_bytes: float | None
     worst_at_bytes: float | None
@@ -77,7 +77,7 @@ def standings(records: Sequence[Record]) -> list[Standing]:
                 seeds=len(runs),
                 rounds=min(end["round"] for end in ends),
                 accuracy=float(np.mean(means)),
-                deviation=float(np.std(means, ddof=1)) if len(means) > 1 else 0.0,
+                deviation=float(np.std(means, ddof=1)) if len(means) > 1 else None,
                 worst=float(np.mean([worst_decile(end["accuracy"]) for end in ends])),
                 at_bytes=None if paid is None else float(np.mean([np.mean(p) for p in paid])),
                 worst_at_bytes=None
@@ -135,7 +135,8 @@ def show(records: Sequence[Record], title: str) -> None:
         rows.append(
             (
                 one.method + (" (bound)" if one.bound else ""), one.seeds,
-                f"{one.accuracy:.3f}", f"{one.deviation:.3f}", f"{one.worst:.3f}",
+                f"{one.accuracy:.3f}", "" if one.deviation is None else f"{one.deviation:.3f}",
+                f"{one.worst:.3f}",
                 "" if one.at_bytes is None else f"{one.at_bytes:.3f}",
                 "" if one.worst_at_bytes is None else f"{one.worst_at_bytes:.3f}",
                 f"{one.bytes / 1e6:.2f}" if one.bytes else "", f"{one.seconds:.1f}",

@@ -6,12 +6,15 @@ import hashlib
 import json
 import time
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from ...gossip.compress import CompressError
 from ...models import Metrics, ModelError, stream
 from ...topology import TopologyError
 from ..config import ConfigError
+from ..named_files import digest, entry_files, topology_files
 from ..results import Record
 from .client import Client
 from .config import Comparison
@@ -31,11 +34,19 @@ class Cell:
     @property
     def key(self) -> str:
         """Names the run by all that decides its result; other methods and the number of seeds do not."""
+        return self._key
+
+    @cached_property
+    def _key(self) -> str:  # kept, so that a worker has the key of when the comparison was started
         decisive = self.config.model_dump(
             mode="json", exclude={"name", "methods", "seeds", "seed", "server"}
         )
         knobs = self.config.method(self.name).model_dump(mode="json")
         text = json.dumps([decisive, self.config.kind(self.name), knobs, self.seed], sort_keys=True)
+        files = entry_files(self.config.data.set, Path(self.source).parent)
+        if "topology" in knobs:  # a graph may be a file, or a function of the user's
+            files += topology_files(knobs["topology"], Path())
+        text += digest(files)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

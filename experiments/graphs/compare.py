@@ -69,7 +69,7 @@ class Entry:
 def compare(
     graphs: Sequence[Given],
     *,
-    rule: Rule = "auto",
+    rule: Rule | None = None,
     tolerance: float = 1e-6,
     learning: Learning | None = None,
     budget: float | None = None,
@@ -79,6 +79,8 @@ def compare(
 ) -> list[Entry]:
     """Measure every graph; all must have the same number of peers.
 
+    rule
+        The weights of exchanges; if left out, those that a swarm on each graph runs.
     budget
         Bytes that the whole swarm may send in a learning run; if left out, one exchange per round on
         the graph of median cost. The runs differ in nothing but how they spend it.
@@ -96,8 +98,9 @@ def compare(
     entries = []
     for given in graphs:
         on_graph(given.name)
-        steps = [] if learning is None else learn(given, learning, budget or 0.0, rule)
-        entries.append(_entry(given, rule, tolerance, steps, seed))
+        used = rule or given.rule
+        steps = [] if learning is None else learn(given, learning, budget or 0.0, used)
+        entries.append(_entry(given, used, tolerance, steps, seed))
         on_done()
     return entries
 
@@ -218,7 +221,7 @@ def draw_compare(folder: Path) -> list[Path]:
         handles.append(Line2D([], [], linewidth=1.6, label=graph["name"], **look))
     low = record["tolerance"] / 100
     panels[0].set(
-        xscale="log", yscale="log", ylim=(low, 2), xlabel="exchanges", ylabel="of the first",
+        xscale="log", yscale="log", ylim=(low, 2), xlabel="exchanges", ylabel="as a share of the first",
         title=f"disagreement of {graphs[0]['peers']} peers",
     )  # fmt: skip
     panels[0].axhline(record["tolerance"], color="#888888", linewidth=0.8, linestyle=":")
@@ -232,7 +235,7 @@ def draw_compare(folder: Path) -> list[Path]:
     if learned:
         panels[1].set(
             xlabel="MB that the swarm was allowed to send so far",
-            ylabel="accuracy, mean of peers over a quarter of the run", ylim=(0, 1),
+            ylabel="accuracy: mean of peers,\nover a quarter of the run", ylim=(0, 1),
             title=f"digits, {record['budget_bytes'] / 1e6:.3g} MB for every graph",
         )  # fmt: skip
     for axes in panels:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,11 @@ PEER, WEAK, ADDED = COLOURS[0], COLOURS[1], COLOURS[2]
 SHARES = colors.LinearSegmentedColormap.from_list("shares", ["#D0D0D0", "#202020"])
 SIDE = 5.6 * 72  # the map's side in points (it is never drawn smaller)
 MARGIN = 0.06
+LEAST = 0.2
+"""A map is never drawn flatter or narrower than this, however its peers stand in line."""
+
+# Inches: the highest map, the narrowest page, and what stands beside, above and below the map.
+HIGHEST, NARROWEST, BAR, TITLE, ROW = 6.9, 6.0, 1.05, 0.8, 0.22
 
 
 @dataclass(frozen=True)
@@ -54,11 +59,30 @@ def diameter(places: Places) -> float:
     return min(24.0, max(1.6, 0.85 * nearest(places) * SIDE / (1 + 2 * MARGIN)))
 
 
+def extent(places: Places) -> tuple[float, float]:
+    """How wide and how high a map is, in sides of the square that its places are in."""
+    width, height = np.ptp(places, axis=0) if len(places) else (0.0, 0.0)
+    return max(float(width), LEAST) + 2 * MARGIN, max(float(height), LEAST) + 2 * MARGIN
+
+
+def page(shown: Map, width: float) -> tuple[float, float]:
+    """Width and height in inches that a map needs with its legend, on paper that is so wide at most."""
+    wide, tall = extent(shown.places)
+    bar = BAR if _scaled(shown) else 0.0
+    scale = min((width - bar) / wide, HIGHEST / tall)  # inches per side of the square
+    entries, title = len(_entries(shown)), 1 if _in_groups(shown) else 0
+    rows = title + -(-entries // _columns(entries))
+    return max(scale * wide + bar, NARROWEST), scale * tall + TITLE + ROW * rows
+
+
 def draw_map(axes: Axes, shown: Map, legend: bool = True) -> None:
-    """Draw a graph on square axes without ticks."""
+    """Draw a graph, in its own proportions, on axes without ticks."""
     axes.set_axis_off()
-    axes.set_aspect("equal")
-    axes.set(xlim=(-MARGIN, 1 + MARGIN), ylim=(-MARGIN, 1 + MARGIN))
+    axes.set_aspect("equal", anchor="N")  # what room is left is left below, for the legend
+    wide, tall = extent(shown.places)
+    low, high = shown.places.min(axis=0), shown.places.max(axis=0)
+    x, y = (low + high) / 2
+    axes.set(xlim=(x - wide / 2, x + wide / 2), ylim=(y - tall / 2, y + tall / 2))
     _draw_links(axes, shown)
     _draw_peers(axes, shown)
     if shown.peers <= LABELLED:
@@ -79,8 +103,7 @@ def _draw_links(axes: Axes, shown: Map) -> None:
     faint = float(np.clip(12.0 / np.sqrt(crowd), 0.15, 0.9))
     tints = SHARES(norm(shares))
     between = _between_groups(shown)
-    marked = {*shown.cut_links, *shown.added, *between}
-    plain = [i for i, link in enumerate(shown.links) if link not in marked]
+    plain = _plain(shown, between)
     if shown.directed and shown.peers <= LABELLED:
         for i in plain:
             _arrow(axes, ends[i], tints[i], diameter(shown.places) / 2 + 1, width)
@@ -102,6 +125,12 @@ def _draw_links(axes: Axes, shown: Map) -> None:
                 zorder=2,
             )
         )
+
+
+def _plain(shown: Map, between: Set[tuple[int, int]] = frozenset()) -> list[int]:
+    """Which links are drawn in the grey of their share."""
+    marked = {*shown.cut_links, *shown.added, *between}
+    return [i for i, link in enumerate(shown.links) if link not in marked]
 
 
 def _between_groups(shown: Map) -> set[tuple[int, int]]:
@@ -215,21 +244,35 @@ def _clashes(box: tuple[float, ...], taken: Sequence[tuple[float, ...]]) -> floa
     return over + 20 * out
 
 
-def _draw_legend(axes: Axes, shown: Map) -> None:
-    figure = axes.figure
+def _in_groups(shown: Map) -> bool:
+    return 0 < len(looks(shown.groups)) <= GROUPS
+
+
+def _even(shares: Sequence[float]) -> bool:
+    """Whether all links carry the same, so that the legend can say it."""
+    return len(shares) == 0 or float(np.ptp(shares)) < 1e-9
+
+
+def _scaled(shown: Map) -> bool:
+    """Whether the picture needs a scale of shares: only if greys differ and some link has one."""
+    return not _even(shown.shares) and bool(_plain(shown))
+
+
+def _columns(entries: int) -> int:
+    return 1 if entries <= 3 else 2 if entries <= 8 else 4
+
+
+def _entries(shown: Map) -> list[Line2D]:
     entries: list[Line2D] = []
-    known = looks(shown.groups)
-    if shown.groups and len(known) <= GROUPS:
+    if _in_groups(shown):
         entries += [
             Line2D([], [], linestyle="", marker=marker, color=colour, markersize=8, label=name)
-            for name, (colour, marker) in known.items()
+            for name, (colour, marker) in looks(shown.groups).items()
         ]
     else:
         entries.append(Line2D([], [], linestyle="", marker="o", color=PEER, label="peer"))
-    shares = np.array(shown.shares, dtype=float)
-    even = len(shares) > 0 and np.ptp(shares) < 1e-9
-    if even:
-        text = f"link, share {shares[0]:.3g}"
+    if shown.links and _even(shown.shares):
+        text = f"link, share {shown.shares[0]:.3g}"
         entries.append(Line2D([], [], color=SHARES(0.5), linewidth=1.2, label=text))
     if shown.cut_links:
         text = f"cut link ({len(shown.cut_links)}): its loss splits the swarm"
@@ -243,13 +286,21 @@ def _draw_legend(axes: Axes, shown: Map) -> None:
     if shown.added:
         text = f"link added by bridging ({len(shown.added)})"
         entries.append(Line2D([], [], color=ADDED, linestyle=":", linewidth=2, label=text))
+    return entries
+
+
+def _draw_legend(axes: Axes, shown: Map) -> None:
+    entries = _entries(shown)
     axes.legend(
-        handles=entries, title="group" if shown.groups and len(known) <= GROUPS else None,
+        handles=entries, title="group" if _in_groups(shown) else None,
         loc="upper center", bbox_to_anchor=(0.5, 0.0), frameon=False, fontsize=9,
-        ncols=1 if len(entries) <= 3 else 2 if len(entries) <= 8 else 4,
+        ncols=_columns(len(entries)),
     )  # fmt: skip
-    if len(shares) and not even and figure is not None:
-        figure.colorbar(
-            ScalarMappable(_norm(shares), SHARES), ax=axes, shrink=0.5, pad=0.01, aspect=30,
-            label="share of a peer's mass that a link carries per exchange",
+    if _scaled(shown) and axes.figure is not None:
+        high = extent(shown.places)[1] > 0.7  # else the words are longer than the map is high
+        words = "share of a peer's mass that a link carries per exchange"
+        axes.figure.colorbar(
+            ScalarMappable(_norm(np.array(shown.shares)), SHARES), ax=axes, shrink=0.7 if high else 0.9,
+            pad=0.01, aspect=30 if high else 15, label=words if high else "share per exchange",
+            panchor=False,  # the map stays at the top
         )  # fmt: skip

@@ -11,6 +11,7 @@ import networkx as nx
 from ...topology import (
     Bridging,
     Members,
+    Rule,
     Schedule,
     TopologyError,
     bridge,
@@ -34,7 +35,10 @@ NOTHING_ADDED = Bridging((), True)
 
 @dataclass(frozen=True)
 class Given:
-    """A graph to look at. `graph` holds all links of one period when `schedule` changes over time."""
+    """A graph to look at. `graph` holds all links of one period when `schedule` changes over time.
+
+    `rule` is the one that a swarm on it runs: a config's own, else push.
+    """
 
     name: str
     graph: nx.Graph
@@ -42,6 +46,7 @@ class Given:
     changes: bool = False
     models: Members = field(default_factory=dict)
     added: Bridging = NOTHING_ADDED
+    rule: Rule = "push"
 
     @property
     def labels(self) -> dict[int, str]:
@@ -115,8 +120,12 @@ def _from_config(path: Path) -> Given:
         return Given(config.name, graph, static(graph), models=models)
     if found.graph is None:
         union = found.schedule.union(0, found.schedule.period or WINDOW)
-        return Given(config.name, union, found.schedule, changes=True, models=models)
-    return Given(config.name, found.graph, found.schedule, models=models, added=found.added)
+        graph, changes = union, True
+    else:
+        graph, changes = found.graph, False
+    return Given(
+        config.name, graph, found.schedule, changes, models, found.added, config.gossip.rule
+    )
 
 
 def groups_of(given: Given, key: str | None = None) -> dict[int, str]:

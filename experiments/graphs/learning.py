@@ -85,7 +85,7 @@ class Paid:
         return found, weights
 
 
-def learn(given: Given, learning: Learning, budget: float, rule: Rule = "auto") -> list[Step]:
+def learn(given: Given, learning: Learning, budget: float, rule: Rule = "push") -> list[Step]:
     """Train in rounds; whenever the bytes allowed so far pay for it, the graph makes an exchange.
 
     `budget` is what the whole swarm may send in all rounds together. Push-sum's weights go on from

@@ -32,7 +32,7 @@ def places(graph: nx.Graph) -> Places:
     links = csr_array(nx.to_scipy_sparse_array(plain, nodelist=nodes, dtype=float))
     found = spread(_square(_by_pivots(links)))
     if 2 < len(nodes) <= STRESSED:
-        found = spread(_square(_by_stress(links, found), keep_shape=True))
+        found = spread(_square(_lying(_by_stress(links, found)), keep_shape=True))
     return found
 
 
@@ -76,6 +76,16 @@ def _square(points: Places, keep_shape: bool = False) -> Places:
     size = np.full(2, (high - low).max()) if keep_shape else high - low
     size = np.where(size > 1e-9, size, 1.0)
     return (points - (low + high) / 2) / size + 0.5
+
+
+def _lying(points: Places) -> Places:
+    """Turned so that the longer way runs across, as pages do; left alone if no way is much longer."""
+    centred = points - points.mean(axis=0)
+    _, sizes, ways = np.linalg.svd(centred, full_matrices=False)
+    if sizes[0] < 1.2 * sizes[1]:
+        return points
+    (x, y), _ = ways if ways[0, np.abs(ways[0]).argmax()] > 0 else -ways
+    return centred @ np.array([[x, -y], [y, x]])  # a turn, never a mirror
 
 
 def _by_pivots(links: csr_array, pivots: int = 50) -> Places:

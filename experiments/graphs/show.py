@@ -47,12 +47,15 @@ MODEL_HEADER = ["partial model", "peers", "links", "gap", "exchanges", "cut link
 
 def examine(
     given: Given,
-    rule: Rule = "auto",
+    rule: Rule | None = None,
     tolerance: float = 1e-6,
     group: str | None = None,
 ) -> Shown:
-    """Everything that `show` says about a graph; a disconnected one raises with its components."""
-    graph = given.graph
+    """Everything that `show` says about a graph; a disconnected one raises with its components.
+
+    rule: the weights of exchanges; those that a swarm on the graph runs if left out.
+    """
+    graph, rule = given.graph, rule or given.rule
     whole = facts(graph, rule, tolerance, what=given.name)
     rows = _time_rows(given, rule, tolerance) if given.changes else _rate_rows(whole, rule)
     rows = [*_size_rows(given, whole), *rows, *_shape_rows(whole, given.labels)]
@@ -90,9 +93,8 @@ def _size_rows(given: Given, whole: Facts) -> list[tuple[str, str]]:
 
 
 def _rate_rows(whole: Facts, rule: Rule) -> list[tuple[str, str]]:
-    used = rule if rule != "auto" else "push" if whole.directed else "metropolis"
     return [
-        ("weights", used),
+        ("weights", rule),
         ("spectral gap", f"{whole.gap:.6g}"),
         ("error per exchange", f"× {whole.second:.6g}"),
         (f"exchanges to {whole.tolerance:g}", number(whole.exchanges)),
@@ -143,7 +145,10 @@ def _record(given: Given, whole: Facts, rule: Rule, group: str | None) -> dict[s
     index = {node: i for i, node in enumerate(nodes)}
     matrix = mixing_matrix(graph, rule)
     links = sorted((index[u], index[v]) for u, v in graph.edges)
-    shares = np.asarray(matrix[[v for _, v in links], [u for u, _ in links]]).ravel()
+    ends = [u for u, _ in links], [v for _, v in links]
+    shares = np.asarray(matrix[ends[1], ends[0]]).ravel()
+    if not whole.directed:  # one line for both ways: what they carry on the average
+        shares = (shares + np.asarray(matrix[ends[0], ends[1]]).ravel()) / 2
     groups = groups_of(given, group)
     labels = given.labels
     record = {
@@ -176,18 +181,25 @@ def draw_show(folder: Path) -> list[Path]:
     from matplotlib.figure import Figure
 
     from ..figures import save
-    from .drawing import LABELLED, draw_map
+    from .drawing import LABELLED, draw_map, page
 
     record = json.loads((folder / "topology.json").read_text("utf-8"))
     count = len(record["places"])
     large = count >= SUMMARY
-    figure = Figure(figsize=(11.5 if large else 8.2, 8.2), layout="constrained")
+    found = map_of(record)
+    drawn = len(found.links)
+    known = record["facts"]
+    notes = [f"{drawn:,} of {known['links']:,} links drawn"] if drawn < known["links"] else []
+    if count > LABELLED:
+        notes.append(f"more than {LABELLED} peers are not numbered")
+    width, height = page(found, 8.2)
+    height += 0.2 if notes else 0.0
+    paper = (11.5, max(height, 6.0)) if large else (width, height)
+    figure = Figure(figsize=paper, layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(2, 2 if large else 1, width_ratios=[2.2, 1] if large else [1])
     axes = figure.add_subplot(grid[:, 0])
-    found = map_of(record)
     draw_map(axes, found)
-    known = record["facts"]
     size = f"{count:,} peers, {known['links']:,} links"
     pace = f"gap {known['gap']:.4g}, {number(known['exchanges'] or inf)} exchanges to {known['tolerance']:g}"
     told = f"{size} in all its steps" if record["changes"] else f"{size}, {pace}"
@@ -195,10 +207,6 @@ def draw_show(folder: Path) -> list[Path]:
     if large:
         _draw_degrees(figure.add_subplot(grid[0, 1]), record)
         _draw_errors(figure.add_subplot(grid[1, 1]), record)
-    drawn = len(found.links)
-    notes = [f"{drawn:,} of {known['links']:,} links drawn"] if drawn < known["links"] else []
-    if count > LABELLED:
-        notes.append(f"more than {LABELLED} peers are not numbered")
     if notes:
         figure.supxlabel("; ".join(notes), fontsize=8, color="#444444", x=0.02, ha="left")
     return save(figure, folder / "topology")
@@ -251,7 +259,7 @@ def _draw_errors(axes: Any, record: dict[str, Any]) -> None:
         steps, np.maximum(second, 1e-300) ** steps, color=COLOURS[7], linestyle="--",
         label="predicted, slowest start",
     )  # fmt: skip
-    axes.set(title="disagreement", xlabel="exchange", ylabel="of the first")
+    axes.set(title="disagreement", xlabel="exchange", ylabel="as a share of the first")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2))

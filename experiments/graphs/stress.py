@@ -69,13 +69,13 @@ class Stress:
 def stress(
     given: Given,
     *,
-    rule: Rule = "auto",
+    rule: Rule | None = None,
     tolerance: float = 1e-6,
     seed: int = 0,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Stress:
-    """Take a graph apart in every way, and say what breaks first."""
-    graph = given.graph
+    """Take a graph apart in every way, and say what breaks first; rule: the graph's own if left out."""
+    graph, rule = given.graph, rule or given.rule
     if given.changes:
         raise TopologyError(f"{given.name} changes over time: stress takes one graph")
     if len(graph) > PEERS:

@@ -18,6 +18,7 @@ import numpy as np
 from ...topology import (
     Bridging,
     Members,
+    Rule,
     Schedule,
     Spec,
     TopologyError,
@@ -25,13 +26,14 @@ from ...topology import (
     bridged,
     build,
     build_schedule,
+    mixing_matrix,
     predicted_exchanges,
     require_connected,
     require_models_connected,
     schedule_rate,
     spectral_gap,
     static,
-    uniform_push,
+    weighted,
 )
 from ...topology.spec import SCHEDULES, parse
 from .. import console
@@ -67,17 +69,22 @@ class SwarmGraph:
             return config.gossip.exchanges
         if config.gossip.mode == "async":
             return PUSHES
-        tolerance, most = config.gossip.tolerance, 1.0
+        tolerance, rule, most = config.gossip.tolerance, config.gossip.rule, 1.0
         for who in models.values():
             if self.graph is not None:
-                gap = spectral_gap(uniform_push(_part(self.graph, who)))
+                gap = spectral_gap(mixing_matrix(_part(self.graph, who), rule))
                 most = max(most, predicted_exchanges(gap, tolerance))
             else:
                 part = _scheduled(self.schedule, who)
                 window = part.period or WINDOW
-                rate = schedule_rate(part, "push", window)
+                rate = schedule_rate(part, rule, window)
                 exact = window if rate < 1e-12 else predicted_exchanges(1.0 - rate, tolerance)
                 most = max(most, exact)
+        if not np.isfinite(most):
+            raise TopologyError(
+                f"peers never come to {tolerance:g} of their disagreement on this graph under the rule "
+                f"{rule}: say how many exchanges to make, by exchanges in [gossip]"
+            )
         return int(np.ceil(most))
 
 
@@ -95,6 +102,10 @@ def swarm_graph(config: Config, models: Members, source: str = "config") -> Swar
     set; errors name the file, the key and the peers. Files and modules may stand beside the config.
     """
     if config.topology is None:
+        if config.gossip.rule != "push":
+            raise ConfigError(
+                f"{source}: key 'gossip.rule': there is no 'topology' over whose links peers would give"
+            )
         if config.bridge:
             raise ConfigError(f"{source}: key 'bridge': there is no 'topology' to add links to")
         return None
@@ -103,12 +114,43 @@ def swarm_graph(config: Config, models: Members, source: str = "config") -> Swar
             f"{source}: key 'topology': in server mode every peer talks to the servers alone; leave it out"
         )
     folder = Path(source).parent
+    with _blaming(source, "topology"), beside(folder):
+        found = _swarm_graph(config, found_beside(config.topology, folder), models)
+    if config.gossip.rule != "push":
+        with _blaming(source, "gossip.rule"):
+            _check_rule(found, config.gossip.rule, models)
+    return found
+
+
+@contextmanager
+def _blaming(source: str, key: str) -> Iterator[None]:
+    """Graphs know nothing of configs: say in one line which file and key an error comes from."""
     try:
-        with beside(folder):
-            return _swarm_graph(config, found_beside(config.topology, folder), models)
+        yield
     except TopologyError as error:
-        line = " ".join(str(error).split())  # one line, wherever it is shown
-        raise ConfigError(f"{source}: key 'topology': {line}") from None
+        line = " ".join(str(error).split())
+        raise ConfigError(f"{source}: key {key!r}: {line}") from None
+
+
+def _check_rule(found: SwarmGraph, rule: Rule, models: Members) -> None:
+    if rule == "edges" and found.added.edges:
+        raise TopologyError(
+            "links that bridging adds have no weight; add them to the graph yourself: "
+            + name_links(found.added.edges)
+        )
+    if found.graph is None:
+        found.schedule.matrix(0, rule)  # steps are alike: a rule fits all of them or none
+    else:
+        require_models_connected(found.graph, models, rule)
+
+
+def require_push(config: Config, source: str, who: str, way_out: str) -> None:
+    """Raise if a config asks for another rule where peers send messages: there they give equal parts."""
+    if config.gossip.rule != "push":
+        raise ConfigError(
+            f"{source}: key 'gossip.rule': {who} give equal parts, not by the rule "
+            f"{config.gossip.rule!r}; leave it out, or {way_out}"
+        )
 
 
 def mixing_of(config: Config, models: Members, source: str = "config") -> Gossip | None:
@@ -123,15 +165,31 @@ def mixing_of(config: Config, models: Members, source: str = "config") -> Gossip
     found = swarm_graph(config, models, source)
     if found is None:
         return None
-    tell(found)
+    rule = config.gossip.rule
+    tell(found, rule, 'in lockstep gossip.rule = "edges" takes them for shares')
     graph = found.schedule if found.graph is None else found.graph
-    return Gossip(graph, exchanges=found.count(config, models))
+    with _blaming(source, "gossip.rule"):
+        return Gossip(graph, rule=rule, exchanges=found.count(config, models))
 
 
-def tell(found: SwarmGraph) -> None:
-    """List on the terminal what bridging added, if anything."""
+def tell(found: SwarmGraph, rule: Rule = "push", way_out: str = "") -> None:
+    """Say on the terminal which links bridging added, if any, and that links' weights go unused, if so."""
     if found.added.edges:
         console.out.print(describe_bridging(found.added), soft_wrap=True)
+    if found.graph is not None and unused(found.graph, rule):
+        line = f"{describe_unused(rule)}{f'; {way_out}' * bool(way_out)}"
+        console.out.print(line, soft_wrap=True, markup=False)
+
+
+def unused(graph: nx.Graph, rule: Rule) -> bool:
+    """Whether a graph has weights on its links and the rule does not look at them."""
+    return rule != "edges" and weighted(graph)
+
+
+def describe_unused(rule: Rule) -> str:
+    """One line about it."""
+    given = "peers give equal parts" if rule == "push" else f"peers give by the rule {rule}"
+    return f"weights on the topology's links are not used: {given}"
 
 
 def describe_bridging(added: Bridging, labels: Mapping[int, str] | None = None) -> str:

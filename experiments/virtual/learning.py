@@ -20,6 +20,7 @@ from ...models import Metrics
 from ..arena import Arena
 from ..build import Member, Swarm
 from ..config import Config, ConfigError
+from ..graphs.swarm import require_push
 from ..live import check_compression, graph_of, shared_owners
 from ..matching import members_in_order
 from .exact import ExactSwarm, Shared
@@ -28,6 +29,9 @@ from .wire import wire_of
 
 FANOUT = 2
 """Neighbours that a peer pushes to after a round, as live peers do unless told otherwise."""
+
+_LAST_MOMENT = 1e-9
+"""What ends with the run still counts, though sums of stretches may be a few roundings beyond it."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ class LearningSwarm:
                 f"{source}: key 'models': fuse has no place in virtual time; leave out [time], or run live "
                 "peers with gossamer swarm"
             )
+        require_push(config, source, "peers in virtual time", "leave out [time]")
         self.members, _ = members_in_order(Swarm(config, source))
         graph = _graph(config, self.members, source)
         self.world = world_of(config, graph, source)
@@ -113,14 +118,24 @@ class LearningSwarm:
         """Let the config's time pass, then test every peer that is there."""
         for peer in self._present(0.0):
             self._begin(peer, 0.0)
-        self.swarm.run(self.seconds)
+        self.swarm.run(self.seconds * (1 + _LAST_MOMENT))
         self._give_up_the_rest()
+        self._bring_home()
+        here = self._present(self.seconds)
+        for peer, metrics in zip(here, self._arena.test(here), strict=True):
+            self._on_test(Reading(self.seconds, self.rounds[peer], peer, metrics))
+
+    def stop(self) -> None:
+        """Interrupted: let networks have what their peers held by then. Nothing is tested any more."""
+        for peer in list(self._trained):
+            self._undo(peer)
+        self._bring_home()
+
+    def _bring_home(self) -> None:
+        """Write what peers hold of shared models into their networks."""
         for peer, member in enumerate(self.members):
             for owner, lane in self._lanes[peer].items():
                 member.network.write(owner, lane.stores[peer].read(owner))
-        here = self._present(self.swarm.now)
-        for peer, metrics in zip(here, self._arena.test(here), strict=True):
-            self._on_test(Reading(self.swarm.now, self.rounds[peer], peer, metrics))
 
     def _begin(self, peer: int, time: float) -> None:
         """Start a stretch from the values of now."""
@@ -130,6 +145,7 @@ class LearningSwarm:
         done = self.rounds[peer]
         turn = time // (self.config.test_every * self.world.conditions.pace)
         due = done > 0 and turn > self._turns[peer]
+        due = due and time < self.seconds * (1 - _LAST_MOMENT)  # at the end all are tested anyway
         self._turns[peer] = turn
         self._begun[peer] = _Begun(start, Reading(time, done, peer, Metrics()) if due else None)
 

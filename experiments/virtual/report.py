@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable
+import math
+from bisect import insort
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ..config import Config
+from ..config_needs import heed
 from ..results import RecordFile, read_records, write_csv, write_json
+from ..simulate import save_networks
 from .learning import LearningSwarm, Reading
+from .standing import RULE, Lives, Test, lives_of, read_lives, standing, write_lives
+from .wire import write_traffic
 
 _MARKS = 100  # moments at which a curve is drawn
 
@@ -23,57 +30,87 @@ def simulate_in_time(
     threads: int = 1,
     on_start: Callable[[float], None] = lambda seconds: None,
     on_test: Callable[[Reading], None] = lambda _: None,
+    on_mean: Callable[[Mean], None] = lambda _: None,
 ) -> list[Path]:
     """Run a config with a [time] table.
 
-    Leaves config.json, metrics.jsonl, summary.csv, accuracy.png / .svg, and traffic.csv: for each shared
-    model the bytes of values that were sent, and what compression and skipped pushes saved. Stopped by
-    Ctrl-C, the files hold what there was until then.
+    Leaves config.json, metrics.jsonl, presence.csv (who was there when, where peers come and go),
+    summary.csv, accuracy.png / .svg, and traffic.csv: for each shared model the bytes of values that were
+    sent, and what compression and skipped pushes saved. With `networks` every peer's network is left as
+    safetensors too. Stopped by Ctrl-C, the files hold what there was until then; a config that cannot be
+    run leaves earlier results as they are.
+
+    on_mean: called about a hundred times, and at the end, with what the peers that are there have.
     """
+    tests: dict[str, list[Test]] = {}
+    next_mean = 0.0
+
+    def note(tested: Reading) -> None:
+        nonlocal next_mean
+        member = swarm.members[tested.peer]
+        file.write(
+            {
+                "time": tested.time,
+                "round": tested.round,
+                "peer": member.name,
+                "task": member.task,
+                "accuracy": tested.metrics.accuracy,
+                "loss": tested.metrics.mean_loss,
+            }
+        )
+        row = (tested.time, tested.round, tested.metrics.accuracy)
+        insort(tests.setdefault(member.name, []), row)
+        on_test(tested)
+        if tested.time >= next_mean:
+            next_mean = tested.time + swarm.seconds / _MARKS
+            on_mean(Mean.of(tests, lives, tested.time))
+
+    heed(config, "virtual", source)
+    # First, since it finds what is wrong with the config: until then nothing is written over.
+    swarm = LearningSwarm(config, source, threads=threads, on_test=note)
+    names = [member.name for member in swarm.members]
+    lives = lives_of(swarm.world, names)
     with RecordFile(out / "metrics.jsonl") as file:
-
-        def note(tested: Reading) -> None:
-            member = swarm.members[tested.peer]
-            file.write(
-                {
-                    "time": tested.time,
-                    "round": tested.round,
-                    "peer": member.name,
-                    "task": member.task,
-                    "accuracy": tested.metrics.accuracy,
-                    "loss": tested.metrics.mean_loss,
-                }
-            )
-            on_test(tested)
-
-        swarm = LearningSwarm(config, source, threads=threads, on_test=note)
         on_start(swarm.seconds)
         write_json(out / "config.json", config.model_dump(mode="json"))
+        write_lives(out / "presence.csv", lives)
         try:
             swarm.run()
+            on_mean(Mean.of(tests, lives, swarm.seconds))
+        except KeyboardInterrupt:
+            swarm.stop()
+            if networks:
+                save_networks(swarm.members, out)
+            raise
         finally:
             written = [*summarise(out, config.name), _traffic(swarm, out / "traffic.csv")]
-    if networks:
-        for member in swarm.members:
-            written.append(out / f"peer-{member.name}.safetensors")
-            member.network.save(written[-1])
-    return written
+    return [*written, *(save_networks(swarm.members, out) if networks else [])]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean accuracy of those who count at a moment, and how many they are; NaN if nobody does."""
+
+    time: float
+    accuracy: float
+    peers: int
+
+    @classmethod
+    def of(cls, tests: Mapping[str, Sequence[Test]], lives: Lives, time: float) -> Mean:
+        """By the rule of `standing`."""
+        found = standing(tests, lives, time)
+        return cls(time, fmean(found.values()) if found else math.nan, len(found))
 
 
 def _traffic(swarm: LearningSwarm, path: Path) -> Path:
-    header = ["model", "bytes", "plain_bytes", "skipped", "mean_distortion", "worst_distortion"]
-    rows = []
-    for lane in swarm.swarm.lanes:
-        traffic, name = lane.traffic, lane.shared.name
-        distortion = f"{traffic.mean_distortion:.4g}", f"{traffic.worst:.4g}"
-        rows.append([name, lane.bytes, lane.bytes + traffic.saved, traffic.skipped, *distortion])
-    write_csv(path, header, rows)
-    return path
+    return write_traffic(
+        path, ((lane.shared.name, lane.bytes, lane.traffic) for lane in swarm.swarm.lanes)
+    )
 
 
 def summarise(out: Path, title: str) -> list[Path]:
-    """Draw and tabulate whatever metrics.jsonl holds; nothing if it is empty."""
-    tests: dict[str, list[tuple[float, int, float]]] = {}
+    """Draw and tabulate whatever metrics.jsonl and presence.csv hold; nothing if nobody was tested."""
+    tests: dict[str, list[Test]] = {}
     tasks: dict[str, str] = {}
     for record in read_records(out / "metrics.jsonl"):
         row = (record["time"], record["round"], record["accuracy"])
@@ -85,25 +122,34 @@ def summarise(out: Path, title: str) -> list[Path]:
 
     for rows in tests.values():
         rows.sort()
+    lives = read_lives(out / "presence.csv")
+    end = max(rows[-1][0] for rows in tests.values())
+    mean, here = Mean.of(tests, lives, end), standing(tests, lives, end)
     table = out / "summary.csv"
-    by_number = sorted(tests, key=lambda peer: (len(peer), peer))
-    lines = ([p, tasks[p], tests[p][-1][1], f"{tests[p][-1][2]:.4f}"] for p in by_number)
-    write_csv(table, ["peer", "task", "rounds", "accuracy"], lines)
+    lines = [
+        [p, tasks[p], tests[p][-1][1], f"{tests[p][-1][2]:.4f}", "yes" if p in here else "no"]
+        for p in sorted(tests, key=lambda peer: (len(peer), peer))
+    ]
+    lines.append(["mean", "", "", f"{mean.accuracy:.4f}", f"{mean.peers}"])
+    write_csv(table, ["peer", "task", "rounds", "accuracy", "there"], lines)
     figure, axes = canvas(
-        f"{len(tests)} peers; line: mean, band: worst to best peer, each by its latest test on its own task"
+        f"{len(tests)} peers; line: mean, band: worst to best, of {RULE}; at the last test "
+        f"{mean.accuracy:.3f}, the mean of {mean.peers}"
     )
-    band(axes, curve(tests))
+    band(axes, curve(tests, lives))
     axes.set(title=title, xlabel="virtual time in seconds", ylabel="accuracy")
     return [table, *save(figure, out / "accuracy")]
 
 
-def curve(tests: dict[str, list[tuple[float, int, float]]]) -> dict[Any, list[float]]:
-    """At moments from the first test to the last, the latest accuracy of every peer tested by then."""
+def curve(
+    tests: Mapping[str, Sequence[Test]], lives: Lives | None = None
+) -> dict[Any, list[float]]:
+    """At moments from the first test to the last, the accuracy of everybody who counts, if any do."""
     first = min(rows[0][0] for rows in tests.values())
     last = max(rows[-1][0] for rows in tests.values())
     found: dict[Any, list[float]] = {}
     for mark in range(_MARKS + 1):
         time = last if mark == _MARKS else first + (last - first) * mark / _MARKS
-        places = ((rows, bisect_right(rows, time, key=lambda r: r[0])) for rows in tests.values())
-        found[time] = [rows[place - 1][2] for rows, place in places if place]
+        if here := standing(tests, lives or {}, time):
+            found[time] = list(here.values())
     return found

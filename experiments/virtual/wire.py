@@ -6,8 +6,9 @@ headers and answers are left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -16,11 +17,12 @@ from ...gossip.compress import Links, Shapes, Traffic, parse
 from ...gossip.drift import Drift
 from ...gossip.messages import Give
 from ...gossip.pushsum import Array
-from ...gossip.wire import WireDtype, as_sent
+from ...gossip.wire import WireDtype, as_sent, wide_enough
 from ...peer.compression import blocks
 from ...peer.store import schema_entries
 from ..build import Member
 from ..config import Config
+from ..results import write_csv
 
 
 @dataclass(frozen=True)
@@ -45,16 +47,16 @@ class Wire:
         """A new life's end of the wire, which remembers nothing yet."""
         links = Links(None if self.compress is None else parse(self.compress), self.shapes)
         drift = None if self.drift is None else Drift(self.drift, links.traffic)
-        return End(links, drift, np.dtype(self.dtype).itemsize)
+        return End(links, drift, self.dtype)
 
 
 @dataclass(frozen=True)
 class End:
-    """One life's end of the wire: its references, what it pushed last, and a plain value's bytes."""
+    """One life's end of the wire: its references, what it pushed last, and how plain values are written."""
 
     links: Links
     drift: Drift | None
-    size: int
+    dtype: WireDtype
 
     def skips(self, vector: str, value: Array, messages: int) -> bool:
         """Whether a push is left out because the value has hardly moved since the last."""
@@ -68,7 +70,7 @@ class End:
         total = 0
         for give in messages:
             assert isinstance(give, Give)
-            plain = self.size * give.value.size
+            plain = np.dtype(wide_enough(give.value, self.dtype)).itemsize * give.value.size
             if give.packed is not None:
                 self.links.traffic[give.vector].sent(give.packed.nbytes, plain)
             total += plain if give.packed is None else give.packed.nbytes
@@ -77,6 +79,17 @@ class End:
     def traffic(self, vector: str) -> Traffic:
         """What was saved and distorted of one vector."""
         return self.links.traffic[vector]
+
+
+def write_traffic(path: Path, counted: Iterable[tuple[str, int, Traffic]]) -> Path:
+    """A table of bytes that were sent, and what was saved and distorted, from a row for each model."""
+    header = ["model", "bytes", "plain_bytes", "skipped", "mean_distortion", "worst_distortion"]
+    rows = [
+        [name, size, size + each.saved, each.skipped, f"{each.mean_distortion:.4g}", f"{each.worst:.4g}"]
+        for name, size, each in counted
+    ]  # fmt: skip
+    write_csv(path, header, rows)
+    return path
 
 
 def wire_of(config: Config, members: Sequence[Member], owners: Mapping[str, Sequence[int]]) -> Wire:
@@ -90,4 +103,4 @@ def wire_of(config: Config, members: Sequence[Member], owners: Mapping[str, Sequ
 
 
 def _as_float16(_vector: str, value: Array) -> Array:
-    return as_sent(value, "float16")
+    return as_sent(value, wide_enough(value, "float16"))

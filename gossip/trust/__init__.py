@@ -14,7 +14,8 @@ from .invitation import (
     save_invitation,
     save_ticket,
 )
-from .keyring import OVERHEAD, Keyring, Opened
+from .keyring import OVERHEAD, Keyring
+from .opened import Opened
 from .register import Member, Register
 from .revocation import Revocations, revocation_topic
 from .trust import Trust

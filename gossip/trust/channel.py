@@ -52,35 +52,39 @@ def framed(parts: Iterable[str | bytes | int]) -> bytes:
 
 
 class Window:
-    """Which numbers have been seen: each counts once, and very late ones not at all."""
+    """Which numbers have been seen: each counts once, and very late ones not at all.
 
-    __slots__ = ("_seen", "_top")
+    top: the highest one seen before, if any was; all up to it count as seen.
+    """
 
-    def __init__(self) -> None:
-        self._top = -1
-        self._seen = 0
+    __slots__ = ("_seen", "top")
+
+    def __init__(self, top: int = -1) -> None:
+        self.top = top
+        self._seen = 0 if top < 0 else (1 << WINDOW) - 1
 
     def fresh(self, number: int) -> bool:
         """Whether this number has not been seen and is not too late to tell."""
-        behind = self._top - number
+        behind = self.top - number
         return behind < 0 or (behind < WINDOW and not self._seen >> behind & 1)
 
     def note(self, number: int) -> None:
         """Note a number, once its packet proved genuine."""
-        if number > self._top:
-            self._seen = (self._seen << min(number - self._top, WINDOW)) & ((1 << WINDOW) - 1)
-            self._top = number
-        self._seen |= 1 << (self._top - number)
+        if number > self.top:
+            self._seen = (self._seen << min(number - self.top, WINDOW)) & ((1 << WINDOW) - 1)
+            self.top = number
+        self._seen |= 1 << (self.top - number)
 
 
 class Channel:
     """This life of ours and that life of one peer's.
 
-    name, exchange, session: the other peer's. `number` is the next packet's: it counts everything that
-    is sealed for this life of the peer, whatever the key, so that no key ever meets a nonce twice.
+    name, exchange, session, since: the other peer's. `number` is the last packet's: it counts everything
+    that is sealed for this life of the peer, whatever the key, so that no key ever meets a nonce twice.
+    Make it with `Channels.open`, which lets it go on where another between these lives has stopped.
     """
 
-    __slots__ = ("_secret", "exchange", "in_tag", "name", "number", "session", "window")
+    __slots__ = ("_secret", "exchange", "in_tag", "name", "number", "session", "since", "window")
 
     def __init__(
         self,
@@ -89,13 +93,14 @@ class Channel:
         name: str,
         exchange: bytes,
         session: str,
+        since: float,
     ) -> None:
         own_name, private = own
         own_exchange = private.public_key().public_bytes_raw()
         shared = agree(private, name, exchange)
         ends = sorted([own_name.encode() + b"\0" + own_exchange, name.encode() + b"\0" + exchange])
         self._secret = derive(shared, "pair", swarm, *ends)
-        self.name, self.exchange, self.session = name, exchange, session
+        self.name, self.exchange, self.session, self.since = name, exchange, session, since
         self.in_tag = life_tag(name, exchange)
         self.number = 0
         self.window = Window()

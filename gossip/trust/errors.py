@@ -13,6 +13,7 @@ Cause: TypeAlias = Literal[
     "used-up",  # an open ticket that as many peers hold as it admits
     "revoked",
     "stale",  # older than what is known already
+    "clock",  # dated in the future: somebody's clock is wrong
     "unanswered",  # under our own name, by another life that does not answer us: it may be long over
     "unknown-sender",  # no admitted peer's card of this life is known
     "not-a-member",  # an admitted peer, but not to this partial model

@@ -20,10 +20,8 @@ half the time.
 
 from __future__ import annotations
 
-import hashlib
 import struct
 import threading
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgpack
@@ -31,12 +29,13 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from ..chunks import HEADER_BYTES as CHUNK_HEADER
 from ..wire import Buffer
 from .channel import Channel, agree, derive, framed, life_tag
+from .channels import Channels
 from .epochs import Epoch, ModelKey
 from .errors import TrustError
 from .identity import Identity
+from .opened import Opened, check_inside
 from .register import Member
 
 MAGIC: Final = b"GSMX"
@@ -46,15 +45,6 @@ OVERHEAD: Final = _HEADER.size + 16
 """Bytes that sealing adds: cut chunks that much smaller than the transport's limit."""
 _NO_KEEPER: Final = bytes(8)
 _NO_EPOCH: Final = Epoch(0, "")
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A genuine packet: who sealed it, in which session, and the chunk inside."""
-
-    sender: str
-    session: str
-    packet: Buffer
 
 
 class Keyring:
@@ -74,9 +64,12 @@ class Keyring:
         self.exchange = self._private.public_key().public_bytes_raw()
         self._tag = life_tag(name, self.exchange)
         self._models = {model: ModelKey(model, name, since) for model in sorted(models)}
-        self._channels: dict[str, Channel] = {}
-        self._by_tag: dict[bytes, Channel] = {}
+        self._channels = Channels(swarm, name, self._private)
         self._member_models: dict[str, frozenset[str]] = {}
+        self._present: set[str] = set()
+        """Members whose present life has said that it is there."""
+        self.answered = False
+        """Whether anybody has sealed a genuine packet for this life of ours."""
         self._pairs: dict[str, bytes] = {}
         self._ciphers: dict[tuple[Any, ...], tuple[AESGCM, bytes]] = {}
         self._outbox: list[tuple[str, str, bytes]] = []
@@ -85,7 +78,10 @@ class Keyring:
     # --- members --------------------------------------------------------------------------------
 
     def admit(self, member: Member, now: float) -> None:
-        """Note an admitted peer, a new life of one, or new papers of one."""
+        """Note an admitted peer, a new life of one, or new papers of one.
+
+        TrustError, and nothing changed, if no channel to it can be had.
+        """
         with self._lock:
             known = self._channels.get(member.name)
             new_life = known is None or (known.exchange, known.session) != (
@@ -93,33 +89,43 @@ class Keyring:
                 member.session,
             )
             if new_life:
-                own = (self.name, self._private)
-                channel = Channel(
-                    self.swarm, own, member.name, member.exchange, member.session
-                )  # raises before anything is changed
-                self._forget_channel(member.name)
-                self._channels[member.name] = self._by_tag[channel.in_tag] = channel
+                self._channels.open(member)
+                self._forget_ciphers(known)
+                self._present.discard(member.name)
             self._pairs[member.name] = member.pair
             before = self._member_models.get(member.name, frozenset())
             self._member_models[member.name] = member.models
             for model, key in self._models.items():
                 if model in member.models and (new_life or model not in before):
                     key.join(member.name, member.since, now)
+                    if member.name in self._present:
+                        key.seen(member.name)
                 elif model in before and model not in member.models:
                     key.leave(member.name, now)
 
     def retire(self, peer: str, now: float) -> None:
         """Note that a peer left, was given up, revoked or expired: keys it knew are replaced."""
         with self._lock:
-            self._forget_channel(peer)
+            self._forget_ciphers(self._channels.close(peer))
+            self._present.discard(peer)
             self._pairs.pop(peer, None)
             for model in self._member_models.pop(peer, frozenset()) & self._models.keys():
                 self._models[model].leave(peer, now)
 
-    def _forget_channel(self, peer: str) -> None:
-        old = self._channels.pop(peer, None)
+    def seen(self, peer: str) -> None:
+        """Note that a peer says it is there; from now on it may be the keeper of keys."""
+        with self._lock:
+            self._present.add(peer)
+            for model in self._member_models.get(peer, frozenset()) & self._models.keys():
+                self._models[model].seen(peer)
+
+    def present(self) -> list[str]:
+        """The members that say they are there and share a model with us."""
+        with self._lock:
+            return sorted({name for key in self._models.values() for name in key.present})
+
+    def _forget_ciphers(self, old: Channel | None) -> None:
         if old is not None:
-            self._by_tag.pop(old.in_tag, None)
             self._ciphers = {at: c for at, c in self._ciphers.items() if at[0] != old.in_tag}
 
     def epoch(self, model: str) -> Epoch | None:
@@ -167,24 +173,31 @@ class Keyring:
         with self._lock:
             return sum(key.adopted for key in self._models.values())
 
+    def claimed(self, model: str, sealed: Buffer) -> Channel:
+        """The channel on which a packet says that it comes; TrustError if that cannot be.
+
+        Nothing is proved by it, but it is cheap: no lock (an event loop may ask) and no cipher.
+        """
+        if len(sealed) < OVERHEAD:
+            raise TrustError("malformed", f"{len(sealed)} bytes are too few for a sealed packet")
+        magic, version, tag, *_ = _HEADER.unpack_from(sealed)
+        if magic != MAGIC or version != VERSION:
+            raise TrustError("malformed", "a packet that is not sealed, or of another version")
+        channel = self._channels.tagged(tag)
+        if channel is None:
+            raise TrustError("unknown-sender", "sealed by nobody whose card is known")
+        if model not in self._member_models.get(channel.name, ()) or model not in self._models:
+            raise TrustError("not-a-member", f"{model!r} is not shared with {channel.name}")
+        return channel
+
     def open(self, model: str, sealed: Buffer, now: float) -> Opened | None:
         """Open a packet that arrived in the inbox of `model`; None if it was about keys.
 
         TrustError says why a packet is not genuine; nothing is changed by it then.
         """
         with self._lock:
-            if len(sealed) < OVERHEAD:
-                raise TrustError(
-                    "malformed", f"{len(sealed)} bytes are too few for a sealed packet"
-                )
-            magic, version, tag, number, epoch_number, keeper = _HEADER.unpack_from(sealed)
-            if magic != MAGIC or version != VERSION:
-                raise TrustError("malformed", "a packet that is not sealed, or of another version")
-            channel = self._by_tag.get(tag)
-            if channel is None:
-                raise TrustError("unknown-sender", "sealed by nobody whose card is known")
-            if model not in self._member_models.get(channel.name, ()) or model not in self._models:
-                raise TrustError("not-a-member", f"{model!r} is not shared with {channel.name}")
+            channel = self.claimed(model, sealed)
+            _, _, _, number, epoch_number, keeper = _HEADER.unpack_from(sealed)
             epoch = self._epoch(model, epoch_number, keeper)
             if not channel.window.fresh(number):
                 raise TrustError("replayed", f"packet {number} of {channel.name} came before")
@@ -198,6 +211,7 @@ class Keyring:
                     "forged", f"not sealed by {channel.name} for {model!r}, or changed on the way"
                 ) from None
             channel.window.note(number)
+            self.answered = True
             if epoch is _NO_EPOCH:
                 self._hear_keys(channel, model, inside, now)
                 return None
@@ -208,6 +222,7 @@ class Keyring:
         """Messages about keys that are due: (receiver, model, packet) for the receiver's inbox."""
         with self._lock:
             for model, key in self._models.items():
+                key.pass_over(now)
                 for member, message in key.due(now):
                     self._tell(member, model, message)
             outgoing, self._outbox = self._outbox, []
@@ -272,17 +287,6 @@ class Keyring:
             ) from None
         for answer in answers:
             self._tell(channel.name, model, answer)
-
-
-def check_inside(sender: str, session: str, packet: bytes) -> None:
-    """Raise unless a chunk says that it comes from the peer that sealed it.
-
-    Chunks are put together by the sender they name: a member must not be able to slip one of its own
-    into another's message.
-    """
-    named = packet[8:16] if len(packet) >= CHUNK_HEADER else b""
-    if named != hashlib.blake2b(f"{sender}/{session}".encode(), digest_size=8).digest():
-        raise TrustError("impersonated", f"{sender} sealed a chunk of somebody else's message")
 
 
 def _keeper_tag(epoch: Epoch) -> bytes:

@@ -56,7 +56,7 @@ class OwnName:
         if self._exchange in answers:
             self._alive.add(exchange)
         if not self.ours and exchange not in self._alive:
-            if _is_online(body):
+            if is_online(body):
                 self._doubt = exchange
             elif self._doubt == exchange:
                 self._doubt = b""
@@ -66,7 +66,8 @@ class OwnName:
         return True
 
 
-def _is_online(body: bytes) -> bool:
+def is_online(body: bytes) -> bool:
+    """Whether a status says that its peer is there; no if it cannot be read."""
     try:
         return json.loads(body)["state"] == "online"
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -15,7 +15,7 @@ from .. import topics
 from . import fields, signed
 from .errors import TrustError
 from .identity import Identity, check_key, peer_id
-from .invitation import Admission, Terms, check
+from .invitation import CLOCK_SKEW, Admission, Terms, check
 from .revocation import Revocations
 
 MAX_PEERS: Final = 4096
@@ -85,10 +85,10 @@ class Register:
     # --- cards ----------------------------------------------------------------------------------
 
     def card(self, peer: str, payload: bytes, now: float) -> tuple[Member, bytes]:
-        """Take in a card published at `peer`'s topic: the member, and the card for presence.
+        """Read a card published at `peer`'s topic: the member, to `take` in, and the card for presence.
 
-        TrustError, and nothing changed, if it is not signed by that peer, not admitted, or older than
-        the one we have.
+        TrustError if it is not signed by that peer, not admitted, from the future, or older than the
+        one we have.
         """
         head, body = signed.read(payload, topics.card(self.swarm, peer), lambda h: _key(h, peer))
         member = self._member(peer, head, now)
@@ -99,11 +99,14 @@ class Register:
             raise TrustError("stale", f"a card of {peer} from before it was gone")
         if known is None and len(self.members) >= MAX_PEERS:
             raise TrustError("used-up", f"over {MAX_PEERS} peers: {peer} is not taken in")
+        return member, body
+
+    def take(self, member: Member) -> None:
+        """Take in a member, as its card has it."""
         if member.terms.kind == "ticket":
             self._holders.setdefault(member.terms.number, {})[peer_id(member.key)] = None
-        self.members[peer] = member
-        self._left.pop(peer, None)
-        return member, body
+        self.members[member.name] = member
+        self._left.pop(member.name, None)
 
     def _member(self, peer: str, head: Mapping[str, Any], now: float) -> Member:
         try:
@@ -116,6 +119,13 @@ class Register:
             raise TrustError("malformed", f"the card of {peer} lacks what trust needs") from None
         terms = check(admission, self.owner, self.swarm, head["key"], now)
         self._allow(peer, head["key"], terms)
+        if issued > now + CLOCK_SKEW:
+            # Once known, it would make every card look old that its peer issues with the right time.
+            raise TrustError(
+                "clock",
+                f"the card of {peer} is dated {issued - now:.0f} s ahead of our time: its clock is "
+                "ahead, or ours is behind",
+            )
         admitted = frozenset(model for model in models if terms.admits(model))
         return Member(peer, head["key"], exchange, pair, session, since, issued, admitted, terms)
 

@@ -25,20 +25,20 @@ from . import signed
 from .errors import TrustError
 from .identity import Identity
 from .invitation import Admission, check
-from .keyring import OVERHEAD, Keyring, Opened
-from .own_name import OwnName
+from .keyring import OVERHEAD, Keyring
+from .opened import Opened
+from .own_name import OwnName, is_online
 from .register import Claim, Register, sign_card, sign_status
 from .revocation import Revocations, revocation_topic
 from .trusting import Heard
+from .unanswered import Unanswered
+from .waiting import Waiting
 
 _log = logging.getLogger(__name__)
 
 MAX_EARLY: Final = 64
 MAX_EARLY_BYTES: Final = 16 << 20
 """Packets kept that came before the key that opens them. More are dropped: their senders repeat them."""
-
-MAX_WAITING: Final = 256
-"""Statuses kept of peers whose card has not arrived yet."""
 
 
 class Trust:
@@ -95,7 +95,8 @@ class Trust:
         self._models = frozenset(models)
         self._number = 0
         self._own_name = OwnName(self.keyring.exchange)
-        self._waiting: dict[str, bytes] = {}
+        self._unanswered = Unanswered(self.name)
+        self._waiting = Waiting()
         self._early: list[tuple[str, Buffer]] = []
         self._early_bytes = self._epochs = 0
 
@@ -149,23 +150,24 @@ class Trust:
     def _card(self, peer: str, payload: bytes) -> list[Heard]:
         member, body = self.register.card(peer, payload, self._wall())
         self.keyring.admit(member, self._clock())
+        self.register.take(member)
         heard = [Heard("card", peer, body)]
-        waiting = self._waiting.pop(peer, None)
+        waiting = self._waiting.pop(peer)
         if waiting is not None:
             heard += self._status(peer, waiting)
         return heard
 
     def _status(self, peer: str, payload: bytes) -> list[Heard]:
         try:
-            return [Heard("status", peer, self.register.status(peer, payload))]
+            body = self.register.status(peer, payload)
         except TrustError as error:
             if error.cause != "unknown-sender":
                 raise
-            self._waiting.pop(peer, None)
-            if len(self._waiting) >= MAX_WAITING:
-                del self._waiting[next(iter(self._waiting))]
-            self._waiting[peer] = payload
+            self._waiting.keep(peer, payload)
             return []
+        if is_online(body):
+            self.keyring.seen(peer)
+        return [Heard("status", peer, body)]
 
     def _own(self, kind: str, payload: bytes) -> list[Heard]:
         """Our own topic: what another life of ours says there, if it lives."""
@@ -210,6 +212,18 @@ class Trust:
         except TrustError as error:
             self._refused(error, f"a packet for {receiver}")
             return None
+
+    def expects(self, model: str, packet: Buffer) -> bool:
+        """Whether a packet may be worth keeping until it can be opened; if not, it is counted by cause.
+
+        Cheap: whoever is no member cannot fill the memory of a peer that is busy.
+        """
+        try:
+            self.keyring.claimed(model, packet)
+        except TrustError as error:
+            self._refused(error, f"the inbox of {model}")
+            return False
+        return True
 
     def open(self, model: str, packet: Buffer) -> Opened | None:
         """The genuine chunk in a packet; None, counted by cause, if there is none."""
@@ -262,11 +276,18 @@ class Trust:
             self.keyring.retire(peer, self._clock())
 
     def tick(self) -> tuple[list[tuple[str, str, bytes]], list[Heard]]:
-        """Key messages that are due (receiver, model, packet), and members whose papers expired."""
+        """Key messages that are due (receiver, model, packet), and what else presence should know.
+
+        That is members whose papers expired, and that nobody answers us. Ask once our card is out.
+        """
         now = self._wall()
         out = self._out(self.register.expire(now), "its paper has expired")
         out += self._out_oneself(now >= self._terms.expires)
-        return self.keyring.tick(self._clock()), out
+        keys = self.keyring.tick(self._clock())
+        others = [] if self.keyring.answered else self.keyring.present()
+        if self._unanswered.look(others, self._clock()):
+            out.append(Heard("unanswered", self.name))
+        return keys, out
 
     def snapshot(self) -> dict[str, Any]:
         """What a next life should remember: `memory`."""

@@ -12,14 +12,15 @@ from typing import Any, Literal, Protocol
 from .. import topics
 from ..messages import Message
 from ..wire import Buffer
-from .keyring import Opened
+from .opened import Opened
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What presence should know: a genuine card or status, or that a peer is out (body empty)."""
+    """What presence should know: a genuine card or status, that a peer is out (body empty), or that
+    nobody has answered us and our card should be shown again (unanswered; body empty)."""
 
-    kind: Literal["card", "status", "out"]
+    kind: Literal["card", "status", "out", "unanswered"]
     peer: str
     body: bytes = b""
 
@@ -40,6 +41,7 @@ class Trusting(Protocol):
     def hear(self, topic: str, payload: bytes) -> list[Heard]: ...
     def can_seal(self, receiver: str, model: str) -> bool: ...
     def seal(self, receiver: str, model: str, packet: bytes) -> bytes | None: ...
+    def expects(self, model: str, packet: Buffer) -> bool: ...
     def open(self, model: str, packet: Buffer) -> Opened | None: ...
     def early(self) -> list[tuple[str, Buffer]]: ...
     def genuine(self, opened: Opened, message: Message) -> bool: ...
@@ -79,6 +81,10 @@ class NoTrust:
     def seal(self, receiver: str, model: str, packet: bytes) -> bytes | None:
         """As it is."""
         return packet
+
+    def expects(self, model: str, packet: Buffer) -> bool:
+        """Always."""
+        return True
 
     def open(self, model: str, packet: Buffer) -> Opened | None:
         """As it is, from whomever."""

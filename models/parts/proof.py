@@ -133,7 +133,8 @@ class _Trial:
             return torch.from_numpy(take[cells] - cells[0])
 
         self._module.load_state_dict(self._values)
-        permute_tensors(anatomy, self._module.state_dict(), take)  # the module's own tensors
+        own: dict[str, Tensor] = dict(self._module.named_parameters())
+        permute_tensors(anatomy, own | dict(self._module.named_buffers()), take)
         inputs = list(self._example)
         for place, part in self._inputs.items():
             dim = self._dims[place]

@@ -34,6 +34,20 @@ def model(**table: Any) -> dict[str, Any]:
 # What peers get
 
 
+def test_a_number_of_samples_is_drawn_from_all_of_a_peers_shards() -> None:
+    data = {"partition": "shards", "shards": 2, "test": 20}
+    whole = swarm(peers=16, data=data).members()
+    some = swarm(peers=16, data=data | {"samples": 40}).members()
+    again = swarm(peers=16, data=data | {"samples": 40}).members()
+    for all_, few, same in zip(whole, some, again, strict=True):
+        labels = few.learner.samples[1]  # type: ignore[attr-defined]
+        assert len(labels) == few.samples == 40
+        counts = all_.learner.samples[1].bincount()  # type: ignore[attr-defined]
+        often = (counts > counts.sum() / 5).nonzero().flatten()  # a shard ends with few of a label
+        assert set(often.tolist()) <= set(labels.tolist())
+        assert torch.equal(labels, same.learner.samples[1])  # type: ignore[attr-defined]
+
+
 def test_peers_hold_successive_digits_and_share_the_first_of_the_test_set() -> None:
     digits = load("digits")
     assert digits.test is not None
@@ -140,11 +154,25 @@ def test_cross_lets_pairs_of_unrelated_models_own_weights() -> None:
     assert len(without.network.slicing.private) > len(crossed.network.slicing.private)
 
 
+def test_the_poorest_peer_of_a_set_without_test_samples_keeps_back_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    digits = load("digits")
+    few = replace(digits, train=digits.train.take(range(8)), test=None)
+    monkeypatch.setattr("gossamer.experiments.build.load", lambda *_, **__: few)
+    learner = swarm(data={}).member(0).learner
+    assert [len(learner.samples[1]), len(learner.held_out[1])] == [1, 1]  # type: ignore[attr-defined]
+    with pytest.raises(
+        ConfigError, match=r"key 'data': peer 0 is dealt 1 sample, which leaves none"
+    ):
+        swarm(peers=8, data={})
+
+
 def test_a_set_without_test_samples_keeps_back_some_of_each_peer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = replace(load("digits"), test=None)
-    monkeypatch.setattr("gossamer.experiments.build.load", lambda name: whole)
+    monkeypatch.setattr("gossamer.experiments.build.load", lambda *_, **__: whole)
     for member in swarm(data={"samples": 30, "test": 20}).members():
         (train, _), (test, _) = member.learner.samples, member.learner.held_out  # type: ignore[attr-defined]
         assert (len(train), len(test), member.samples) == (30, 20, 30)

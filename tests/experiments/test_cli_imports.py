@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import pkgutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import get_args
 
 import pytest
 
 import gossamer.experiments.simulate  # noqa: F401  (a module of the same name as a function)
 from gossamer import experiments
-from gossamer.experiments import cli, cli_slices, cli_topology
+from gossamer import peer as peer_package
+from gossamer.experiments import cli, cli_papers, cli_slices, cli_topology, data
+from gossamer.experiments.federated.fednp_papers import FEDERATED_STUDIES
+from gossamer.experiments.fusing.live_studies import LIVE_STUDIES
+from gossamer.experiments.fusing.studies import FUSION_STUDIES
 from gossamer.experiments.networks import READY
+from gossamer.experiments.networks_papers import NETWORKS_STUDIES
+from gossamer.experiments.paper import STUDIES
 from gossamer.topology import Rule
 
 HEAVY = (
@@ -107,10 +116,69 @@ def test_a_bad_config_is_told_without_torch(tmp_path: Path, text: str | None) ->
     assert found == dict.fromkeys(found, (2, []))
 
 
-def test_keys_are_made_without_torch(tmp_path: Path) -> None:
-    found = loaded(tmp_path, ["keygen", "owner"], heavy=("matplotlib", "torch"))
-    assert found == {"keygen owner": (0, [])}
-    assert (tmp_path / "owner.key").exists()
+SLOW = ("matplotlib", "scipy", "sklearn", "torch")
+
+
+def test_keys_and_papers_are_made_without_torch(tmp_path: Path) -> None:
+    trust = ["--owner", "owner.key", "--swarm", "mine"]
+    found = loaded(
+        tmp_path,
+        ["keygen", "owner"],
+        ["invite", *trust, "--uses", "2", "-o", "ticket"],
+        ["revoke", *trust, "--paper", "7"],
+        heavy=SLOW,
+    )
+    assert found == dict.fromkeys(found, (0, []))
+    assert {file.name for file in tmp_path.iterdir()} == {"owner.key", "ticket", "mine.revocations"}
+
+
+def test_lists_are_printed_without_torch(tmp_path: Path) -> None:
+    found = loaded(tmp_path, ["paper", "list"], ["paper"], ["data"], heavy=SLOW)
+    assert found == dict.fromkeys(found, (0, []))
+
+
+def test_unknown_names_are_told_without_torch(tmp_path: Path) -> None:
+    commands = ["paper", "tables"], ["data", "numbers"], ["study", "hard"]
+    found = loaded(tmp_path, *commands, ["paper", "widths", "--quick"], heavy=SLOW)
+    assert found == dict.fromkeys(found, (2, []))
+
+
+def test_a_broker_starts_without_torch(tmp_path: Path) -> None:
+    rules = ["--acl", "rules", "--swarm", "mine", "--peer", "anna@abc"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # so that it does not stay
+        port = ["--port", str(taken.getsockname()[1])]
+        found = loaded(
+            tmp_path,
+            ["broker", *port],
+            ["broker", *port, "--embedded", "--user", "anna:secret"],
+            ["broker", *port, "--tls", "certificates"],
+            ["broker", *port, *rules],
+            heavy=SLOW,
+        )
+    assert found == dict.fromkeys(found, (2, []))
+    assert (tmp_path / "certificates").exists()
+    assert (tmp_path / "rules").exists()
+
+
+def test_papers_are_listed_as_they_call_themselves() -> None:
+    listed = {one.name: one for one in cli_papers.REPRODUCTIONS.values()}
+    studies = {
+        cli_papers.FIGURE: STUDIES,
+        cli_papers.FUSION: FUSION_STUDIES,
+        cli_papers.LIVE: LIVE_STUDIES,
+        cli_papers.FEDERATED: FEDERATED_STUDIES,
+        cli_papers.NETWORKS: NETWORKS_STUDIES,
+    }
+    wanted = {
+        name: (one.section, one.title, run)
+        for run, known in studies.items()
+        for name, one in known.items()
+    }
+    own = listed.pop("compression")  # has no study of that kind
+    assert {name: (one.section, one.title, one.run) for name, one in listed.items()} == wanted
+    for one in (*listed.values(), own):
+        function = pkgutil.resolve_name(f"gossamer.experiments{one.run}")
+        assert set(inspect.signature(function).parameters) == {"name", "out", *one.takes}
 
 
 @pytest.mark.parametrize(
@@ -159,10 +227,28 @@ def test_help_knows_the_networks_and_the_rules() -> None:
     assert get_args(Rule) == cli_topology.RULES
 
 
-def test_the_package_has_all_its_names() -> None:
-    assert set(experiments.__all__) <= set(dir(experiments))
-    for name in experiments.__all__:
-        assert getattr(experiments, name).__name__ == name
-    assert callable(experiments.simulate)  # not the module
+@pytest.mark.parametrize("package", [experiments, peer_package, data])
+def test_a_package_has_all_its_names(package: ModuleType) -> None:
+    assert set(package.__all__) <= set(dir(package))
+    for name in package.__all__:
+        assert getattr(package, name).__name__.split(".")[-1] == name
     with pytest.raises(AttributeError, match="no attribute 'Arenas'"):
-        _ = experiments.Arenas  # type: ignore[attr-defined]
+        _ = package.Arenas
+
+
+def test_simulate_is_the_function_and_not_the_module() -> None:
+    assert callable(experiments.simulate)
+
+
+def test_names_of_packages_are_there_at_first_use(tmp_path: Path) -> None:
+    program = """
+from gossamer import peer
+from gossamer.experiments import data
+for package in (peer, data):
+    assert all(hasattr(package, name) for name in package.__all__), package
+from gossamer.peer import *
+from gossamer.experiments.data import *
+print(Peer.__name__, LocalSwarm.__name__, tasks.__name__, Dataset.__name__)
+"""
+    told = python(program, folder=tmp_path).split()
+    assert told == ["Peer", "LocalSwarm", "gossamer.experiments.data.tasks", "Dataset"]

@@ -52,7 +52,7 @@ def test_peers_start_equal_where_they_share_and_parts_are_searched_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = swarm(models=[{"name": "global", "share": {"*": 0.5, "6": 0}}])
-    monkeypatch.setattr("gossamer.experiments.networks.discover", None)  # would fail
+    monkeypatch.setattr("gossamer.experiments.networks.discover_for", None)  # would fail
     first, second = found.member(0).network, found.member(2).network
     assert torch.equal(first.read("global"), second.read("global"))
     assert not torch.equal(first.flat, second.flat)
@@ -68,7 +68,7 @@ def test_buffers_are_as_the_config_says() -> None:
 def test_windows_reach_networks_in_their_own_order(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.rand(60, 12, 5)
     y = torch.arange(60) % 3
-    monkeypatch.setattr(build, "load", lambda _: Dataset("w", Samples(x, y), None, 3))
+    monkeypatch.setattr(build, "load", lambda *_, **__: Dataset("w", Samples(x, y), None, 3))
     lstm = swarm({"name": "lstm", "options": {"hidden": 4}}, data={"samples": 10}).member(0)
     assert lstm.learner.samples[0].shape[1:] == (12, 5)  # type: ignore[attr-defined]
     cnn = swarm({"name": "cnn1d", "options": {"widths": [4]}}, data={"samples": 10}).member(0)
@@ -96,6 +96,24 @@ def test_a_function_of_the_users_stands_beside_the_config(tmp_path: Path) -> Non
     assert torch.equal(learner.network.flat, swarm(entry, source).member(1).network.flat)
     with pytest.raises(ConfigError, match=r"network.entry': .* 7 outputs allow 0 to 6"):
         swarm({"entry": "orchard:wrong"}, source).member(0)
+
+
+def test_a_network_that_cannot_be_traced_may_be_shared_whole(tmp_path: Path) -> None:
+    (tmp_path / "tangle.py").write_text(
+        "from torch import nn\n"
+        "class Rows(nn.Module):\n"
+        "    def __init__(self, classes):\n"
+        "        super().__init__()\n"
+        "        self.rows, self.out = nn.LSTM(8, 6, batch_first=True), nn.Linear(6, classes)\n"
+        "    def forward(self, x):\n"
+        "        return self.out(self.rows(x[:, 0])[0][:, -1])\n"
+    )
+    entry, source = {"entry": "tangle:Rows"}, str(tmp_path / "swarm.toml")
+    member = swarm(entry, source, models=[{"name": "all", "share": 1.0}]).member(0)
+    assert member.network.owners == ("all",)
+    assert swarm(entry, source, models=[]).member(1).network.owners == ("local-1",)
+    with pytest.raises(ConfigError, match=r"network.entry': .* could be traced"):
+        swarm(entry, source)
 
 
 @pytest.mark.parametrize("network", [CNN, RESNET])

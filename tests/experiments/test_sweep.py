@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import signal
 import subprocess
 import sys
@@ -222,7 +223,7 @@ if __name__ == "__main__":
 """,
         "utf-8",
     )
-    killed = subprocess.run([sys.executable, str(script)], timeout=100, check=False)
+    killed = subprocess.run([sys.executable, str(script)], timeout=280, check=False)
     assert killed.returncode == -signal.SIGKILL
     finished = records_of(tmp_path / "runs.jsonl")
     assert len(finished) == 3
@@ -278,14 +279,20 @@ def test_combinations_are_summarised_over_seeds(tmp_path: Path) -> None:
     ]
     assert found[0].median == pytest.approx(0.21)
     assert found[0].mean == pytest.approx(0.21)
-    assert (found[0].low, found[0].high) == (pytest.approx(0.208), pytest.approx(0.212))
+    assert found[0].deviation == pytest.approx(0.01)
     assert found[0].worst == 0.0
     files = report(found, tmp_path, "title")
     assert {file.name for file in files} == {"summary.csv", "figure.png", "figure.svg"}
     with (tmp_path / "summary.csv").open(newline="") as file:
         header, first, *_ = csv.reader(file)
-    assert header[:3] == ["a", "b", "runs"]
-    assert first[:4] == ["2", "x", "3", "0.2100"]
+    assert header == ["a", "b", "runs", "mean", "± sd", "median", "worst peer"]
+    assert first == ["2", "x", "3", "0.2100", "0.0100", "0.2100", "0.0000"]
+    assert "mean of 3 runs, bars: one standard deviation" in (tmp_path / "figure.svg").read_text()
+    once = combine([record for record in records if record["settings"]["seed"] == 0])
+    assert once[0].deviation is None
+    assert once[0].row()[2:5] == ["1", "0.2000", ""]
+    report(once, tmp_path, "title")
+    assert "one run each" in (tmp_path / "figure.svg").read_text()
     only_words = [{**record, "settings": {"b": record["settings"]["b"]}} for record in records]
     assert [file.name for file in report(combine(only_words), tmp_path, "t")] == ["summary.csv"]
     assert report([], tmp_path, "t") == []
@@ -298,8 +305,9 @@ def test_the_command(file: Path, tmp_path: Path, ran: list[Cell]) -> None:
     )
     assert result.exit_code == 0
     assert {path.name for path in out.iterdir()} == {
-        *("runs.jsonl", "summary.csv", "figure.png", "figure.svg")
+        *("runs.jsonl", "config.json", "summary.csv", "figure.png", "figure.svg")
     }
+    assert parse_config(json.loads((out / "config.json").read_text())) == load_config(file)
     assert len(ran) == len(records_of(out / "runs.jsonl")) == 8
     assert "64-2-10" in result.stdout
 

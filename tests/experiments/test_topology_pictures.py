@@ -99,6 +99,31 @@ def test_title_and_legend_are_inside(
     assert figure._suptitle.get_window_extent().x0 >= 0  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    "name", ["networkx:karate_club_graph", "path", "ring", "star", "clusters:2"]
+)
+def test_a_page_is_as_high_as_its_map(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = drawn(name, None if ":k" in name else 12, tmp_path, monkeypatch)
+    axes = figure.axes[0]
+    record = json.loads((tmp_path / "topology.json").read_text())
+    y = axes.transData.transform(record["places"])[:, 1]
+    assert figure.bbox.height - np.ptp(y) <= 2.6 * figure.dpi  # title, legend and a margin
+    legend = axes.get_legend()
+    assert legend is not None
+    assert 0 <= legend.get_window_extent().y0 < legend.get_window_extent().y1 < y.min()
+
+
+def test_a_scale_is_drawn_only_for_links_that_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = drawn("barabasi-albert:1", 16, tmp_path, monkeypatch)
+    assert len(tree.axes) == 1  # every link is a cut link, and has that colour
+    club = drawn("networkx:karate_club_graph", None, tmp_path, monkeypatch)
+    assert len(club.axes) == 2
+
+
 def test_weak_spots_are_the_ones_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figure = drawn("networkx:karate_club_graph", None, tmp_path, monkeypatch)
     rings = scattered(figure.axes[0])[-1]
@@ -135,6 +160,8 @@ def test_places_follow_the_graphs_own_or_its_hops() -> None:
     ring = places(build("ring", 24))
     steps = np.linalg.norm(ring - np.roll(ring, 1, axis=0), axis=1)
     assert steps.max() < 1.5 * steps.min()  # a ring is drawn as one
+    wide, tall = np.ptp(places(nx.barbell_graph(6, 4)), axis=0)
+    assert tall < 0.6 * wide  # what is long lies
     apart = places(nx.disjoint_union(nx.cycle_graph(5), nx.cycle_graph(5)))
     assert np.isfinite(apart).all()
     assert ring.min() >= -1e-9

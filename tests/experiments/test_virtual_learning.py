@@ -15,6 +15,7 @@ from gossamer.experiments import build
 from gossamer.experiments.arena import Arena
 from gossamer.experiments.config import ConfigError, parse_config
 from gossamer.experiments.results import read_records
+from gossamer.experiments.virtual.exact import _Transfer
 from gossamer.experiments.virtual.learning import LearningSwarm, Reading
 from gossamer.experiments.virtual.report import curve, simulate_in_time, summarise
 from gossamer.gossip import ONE
@@ -98,8 +99,7 @@ def test_without_gossip_a_stretch_is_a_plain_stretch() -> None:
     swarm, _ = learn(time=quiet, rounds=4)
     fresh = LearningSwarm(parse_config(table(time=quiet, rounds=4)))
     for member, other in zip(swarm.members, fresh.members, strict=True):
-        rounds = 3  # the fourth stretch ends with the run, not before it
-        other.learner.train(rounds)
+        other.learner.train(4)
         torch.testing.assert_close(member.network.flat, other.network.flat, rtol=0, atol=1e-5)
 
 
@@ -168,13 +168,17 @@ def test_float16_on_the_wire_loses_no_weight() -> None:
     assert 0 < held <= 6 * ONE
 
 
-def test_a_value_too_large_for_float16_stays_where_it_is() -> None:
-    swarm = LearningSwarm(parse_config(table(gossip={"dtype": "float16"})))
-    lane = swarm.swarm.lanes[0]
-    lane.stores[2].write("global", np.full_like(lane.stores[2].read("global"), 1e5))
-    assert not lane.push(2, [], 1, 0.0)
-    swarm.run()  # until it has heard enough from the others to be small again
-    assert lane.gossipers[2].counters["own-value-too-large"] > 1
+def test_a_value_too_large_for_float16_travels_in_float32_and_its_bytes_count() -> None:
+    sent = {}
+    for value in (1.0, 1e5, np.nan):
+        swarm = LearningSwarm(parse_config(table(gossip={"dtype": "float16"})))
+        lane = swarm.swarm.lanes[0]
+        start = lane.stores[2].read("global")
+        lane.stores[2].write("global", np.full_like(start, value))
+        to_3 = _Transfer(0, 2, 3, 1.0, 2.0, True)
+        assert lane.push(2, [to_3], ONE // 2, 0.0) == np.isfinite(value)
+        sent[value] = lane.bytes
+    assert sent == {1.0: 2 * start.size, 1e5: 4 * start.size, np.nan: 0}
 
 
 def saved(swarm: LearningSwarm) -> tuple[int, Traffic]:
@@ -236,11 +240,14 @@ def test_files(tmp_path: Path) -> None:
     assert "virtual time" in (tmp_path / "accuracy.svg").read_text()
     with (tmp_path / "summary.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
-    assert header == ["peer", "task", "rounds", "accuracy"]
+    assert header == ["peer", "task", "rounds", "accuracy", "there"]
+    *rows, mean = rows
     assert {row[0]: row[3] for row in rows} == {
         str(peer): f"{accuracy:.4f}"
         for peer, accuracy in last(sorted(seen, key=lambda t: t.time)).items()
     }
+    there = [float(row[3]) for row in rows if row[4] == "yes"]
+    assert mean == ["mean", "", "", f"{np.mean(there):.4f}", f"{len(there)}"]
 
 
 def test_interrupted_keeps_what_was_tested(tmp_path: Path) -> None:

@@ -88,8 +88,8 @@ def test_one_greedy_sender_loses_its_own_messages_first():
     honest = list(Chunker("honest", LIMIT).split([bytes(range(200))]))
     bounds.add(honest[0])
     greedy = Chunker("greedy", LIMIT)
-    for _ in range(50):
-        bounds.add(next(greedy.split([bytes(1000)])))
+    for number in range(50):
+        bounds.add(next(greedy.split([bytes((number,)) * 1000])))
     assert bounds.dropped == {"sender-bytes": 48}
     assert bytes(bounds.add(honest[1])) == bytes(range(200))
 
@@ -142,3 +142,47 @@ def test_any_bytes_raise_nothing_but_wire_errors(data, dressed):
 def test_senders_are_told_what_is_wrong():
     with pytest.raises(ValueError, match="at least"):
         Chunker("ann", MIN_LIMIT - 1)
+
+
+# --- repetition ---------------------------------------------------------------------------------
+
+
+def test_a_repetition_completes_what_has_arrived():
+    chunker, reassembler = Chunker("ann", LIMIT), Reassembler()
+    message = [b"header of one transfer", bytes(range(256)) * 10]
+    first, second = list(chunker.split(message)), list(chunker.split(message))
+    assert len(first) > 10
+    assert all(reassembler.add(payload) is None for payload in first[::2])
+    got = [reassembler.add(payload) for payload in second[1::2]]
+    assert [bytes(whole) for whole in got if whole is not None] == [b"".join(message)]
+    assert reassembler.unfinished == 0
+
+
+def test_a_repetition_of_what_was_complete_is_handed_on_again_but_a_duplicate_is_not():
+    chunker, reassembler = Chunker("ann", LIMIT), Reassembler()
+    message = [b"header", bytes(1000)]
+    for _ in range(3):  # whoever repeats has heard no answer
+        payloads = list(chunker.split(message))
+        found = [reassembler.add(payload) for payload in payloads]
+        assert found[-1] is not None
+        assert [reassembler.add(payload) for payload in payloads] == [None] * len(payloads)
+    assert reassembler.unfinished == 0
+
+
+def test_other_messages_and_other_sizes_are_no_repetition():
+    message = [b"header 1", bytes(1000)]
+    narrow, wide = Chunker("ann", LIMIT), Chunker("ann", LIMIT + 40)
+    payloads = [next(c.split(message)) for c in (wide, narrow)]
+    payloads.append(next(wide.split([b"header 2", bytes(1000)])))
+    reassembler = Reassembler()
+    for payload in payloads:
+        assert reassembler.add(payload) is None
+    assert reassembler.unfinished == 3
+
+
+def test_a_message_that_makes_progress_is_given_up_last():
+    reassembler = Reassembler(max_unfinished=2)
+    slow, left, new = (list(Chunker(name, LIMIT).split([bytes(500)])) for name in "abc")
+    for payload in (slow[0], left[0], slow[1], new[0]):
+        reassembler.add(payload)
+    assert [reassembler.add(payload) for payload in slow[2:]][-1] is not None

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gossamer.gossip.delays import Patience
 from gossamer.gossip.gossiper import Gossiper, new_session
-from gossamer.gossip.ledger import Patience
 from gossamer.gossip.memory import FaultPlan, MemoryNetwork, Partition, introduce, run
 from gossamer.gossip.messages import Ack, Give, Recall
 from gossamer.gossip.modes import AsyncMode

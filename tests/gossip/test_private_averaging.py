@@ -152,6 +152,9 @@ def test_what_cannot_be_private_is_refused():
     with pytest.raises(ValueError, match="not 32"):
         mask(b"short", "v", 1, 0, 3, 1.0)
     half = PrivateRound("anna", "v", 1, {"b": b"1" * 32, "c": b"2" * 32}, MaskPlan(65536.0))
+    diverged = PrivateRound("a", "v", 0, {"b": bytes(32), "c": bytes(32)})
+    with pytest.raises(ValueError, match=r"'v': its values are NaN or infinite.*has diverged"):
+        diverged.enter(Mass(np.array([1.0, np.nan]), ONE))
     with pytest.raises(ValueError, match="masks overflow float16"):
         half.enter(Mass(np.ones(1000, np.float16), ONE >> 4))
 

@@ -6,8 +6,8 @@ import networkx as nx
 import numpy as np
 import pytest
 
+from gossamer.gossip.delays import Patience
 from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.ledger import Patience
 from gossamer.gossip.memory import FaultPlan, MemoryNetwork, introduce, run
 from gossamer.gossip.modes_rounds import RoundsMode, exchanges_for
 from gossamer.gossip.pushsum import ONE

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gossamer.gossip.delays import Patience
 from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.ledger import Patience
 from gossamer.gossip.memory import FaultPlan, MemoryNetwork, introduce, run
 from gossamer.gossip.messages import Give
 from gossamer.gossip.modes_server import ServerMode

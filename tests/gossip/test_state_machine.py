@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gossamer.gossip.compress import Links, parse
+from gossamer.gossip.delays import Patience
 from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.ledger import Patience
 from gossamer.gossip.messages import Ack, Give, Message
 from gossamer.gossip.pushsum import ONE, portion
 from gossamer.gossip.store import DictStore

@@ -10,9 +10,11 @@ import pytest
 from proxy import read_packet
 
 from gossamer.gossip.mqtt import MqttOptions, MqttTransport
+from gossamer.gossip.mqtt_echo import Echo
 
 ECHO = "deaf/a/inbox/@echo"
-QUICK = MqttOptions(first_delay=0.01, longest_delay=0.05, keepalive=1, connect_timeout=0.5)
+# Patient by itself, so that a slow machine is not taken for a bad broker; each test shortens one wait.
+QUICK = MqttOptions(first_delay=0.01, longest_delay=0.05, keepalive=3600, connect_timeout=200.0)
 CONNECT, PUBLISH, SUBSCRIBE, PING, DISCONNECT = 1, 3, 8, 12, 14
 
 
@@ -68,6 +70,13 @@ class HalfBroker:
             writer.write(packet)
 
 
+def listener(broker: HalfBroker) -> MqttTransport:
+    """A transport that calls to itself every now and then; it counts turns of the loop, not seconds."""
+    transport = MqttTransport(broker.url, "a", options=QUICK, echo=ECHO)
+    transport._echo = Echo(ECHO, 0.3)
+    return transport
+
+
 async def until(condition) -> None:
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.01)
@@ -79,7 +88,7 @@ def test_who_does_not_hear_itself_starts_over(run, caplog):
     async def scenario():
         async with (
             HalfBroker("deaf", "good") as broker,
-            MqttTransport(broker.url, "a", options=QUICK, echo=ECHO) as a,
+            listener(broker) as a,
         ):
             await a.subscribe("deaf/a/inbox/+")
             began = a.connection.since
@@ -97,7 +106,7 @@ def test_who_hears_itself_stays_and_hands_nothing_on(run):
     async def scenario():
         async with (
             HalfBroker("good") as broker,
-            MqttTransport(broker.url, "a", options=QUICK, echo=ECHO) as a,
+            listener(broker) as a,
         ):
             await a.subscribe("deaf/a/inbox/+")
             await until(lambda: broker.published.count(("good", ECHO)) >= 4)
@@ -113,9 +122,9 @@ def test_an_echo_that_nobody_subscribed_to_is_not_waited_for(run):
     async def scenario():
         async with (
             HalfBroker("deaf") as broker,
-            MqttTransport(broker.url, "a", options=QUICK, echo=ECHO) as a,
+            listener(broker) as a,
         ):
-            await asyncio.sleep(2.5)
+            await asyncio.sleep(1.0)
             assert broker.connections == 1
             assert broker.published == []
             assert a.connection.state == "connected"
@@ -131,6 +140,7 @@ def test_a_subscription_without_an_answer_starts_over(run, caplog):
             HalfBroker("no-suback", "good") as broker,
             MqttTransport(broker.url, "a", options=QUICK) as a,
         ):
+            a._link._client.timeout = 0.2  # of this connection alone
             await a.subscribe("deaf/#")
             await a.publish("deaf/status", b"state")
             await until(lambda: broker.connections == 2)
@@ -150,6 +160,7 @@ def test_a_message_without_an_acknowledgement_is_said_again(run, caplog):
             HalfBroker("no-puback", "good") as broker,
             MqttTransport(broker.url, "a", options=QUICK) as a,
         ):
+            a._link.patience = 0.2  # of this connection alone
             assert await a.publish("deaf/status", b"state")
             assert [topic for _, topic in broker.published] == ["deaf/status"] * 2
             assert a.counters["outbound-lost"] == 1

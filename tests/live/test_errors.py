@@ -15,7 +15,7 @@ from swarm_kit import small_config, small_swarm, wait_for
 
 from gossamer.experiments.config import ConfigError, Model
 from gossamer.experiments.live import plan
-from gossamer.peer.broker import Broker, BrokerSettings, BrokerTls, free_port
+from gossamer.peer.broker import Broker, BrokerSettings, BrokerTls
 from gossamer.peer.errors import PeerError
 from gossamer.peer.host import BrokerAddress, HostSpec
 from gossamer.peer.swarm import LocalSwarm
@@ -23,11 +23,11 @@ from gossamer.peer.swarm import LocalSwarm
 
 def host(spec, *, index: int = 0, **broker) -> tuple[int, str, Path]:
     """Run one peer's process to its end: exit code, last line, its metrics file."""
-    address = replace(spec.broker, connect_timeout=2.0, **broker)
+    address = replace(spec.broker, **{"connect_timeout": 120.0, **broker})
     path = spec.folder / "host.json"
     HostSpec(address, str(spec.folder), [spec.peers[index]]).write(path)
     command = [sys.executable, "-m", "gossamer.peer", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     lines = done.stderr.strip().splitlines()
     return done.returncode, lines[-1] if lines else "", spec.folder / "0.jsonl"
 
@@ -41,9 +41,9 @@ def refused(spec, *words: str, **broker) -> None:
     assert not metrics.exists() or metrics.read_text() == ""  # nothing was trained
 
 
-def test_an_unknown_broker(tmp_path):
-    url = f"mqtt://127.0.0.1:{free_port()}"
-    refused(small_swarm(small_config(1, 2), tmp_path, url), url)
+def test_an_unknown_broker(tmp_path, silent_port):
+    url = f"mqtt://127.0.0.1:{silent_port}"
+    refused(small_swarm(small_config(1, 2), tmp_path, url), url, connect_timeout=1.0)
 
 
 def test_a_refused_password(tmp_path, mosquitto):
@@ -72,7 +72,9 @@ def test_an_expired_certificate(tmp_path, mosquitto):
 def test_a_name_that_is_online_already(tmp_path, mosquitto):
     async def swarm():
         with Broker(kind="mosquitto") as broker:
-            waiting = small_swarm(small_config(2, 2), tmp_path / "first", broker.url)
+            waiting = small_swarm(
+                small_config(2, 2), tmp_path / "first", broker.url, start_timeout=900.0
+            )
             first = LocalSwarm(replace(waiting, peers=waiting.peers[:1]))  # waits for peer 1
             task = asyncio.create_task(first.run())
             log = tmp_path / "first/host-0.log"

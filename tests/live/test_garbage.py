@@ -61,7 +61,7 @@ async def publish(broker: Broker, topic: str, payload: bytes, folder: Path) -> N
     qos = "1" if len(payload) < 1024 else "0"
     where = ["-h", "127.0.0.1", "-p", str(broker.port), "-t", topic]
     command = [program, *where, "-q", qos, "-f", str(file)]
-    await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=60, check=False)
+    await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=300, check=False)
 
 
 async def publish_by_hand(port: int, topic: str, payload: bytes) -> None:
@@ -90,7 +90,8 @@ async def publish_by_hand(port: int, topic: str, payload: bytes) -> None:
 
 async def poisoned(broker: Broker, folder: Path) -> None:
     """Two peers wait for a third, which comes when all the poison is in."""
-    spec = small_swarm(small_config(3, 4, mode="async"), folder, broker.url)
+    config = small_config(3, 4, mode="async")
+    spec = small_swarm(config, folder, broker.url, start_timeout=600.0)
     first = LocalSwarm(replace(spec, peers=spec.peers[:2]))
     third = LocalSwarm(replace(spec, folder=folder / "third", peers=spec.peers[2:]))
     log = folder / "host-0.log"

@@ -1,16 +1,18 @@
-"""Real processes on a mosquitto that hangs up on large packets, and cannot say so in MQTT 3.1.1."""
+"""Real processes on a mosquitto that hangs up on large packets, or drops them without a word."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from swarm_kit import small_config
 
 from gossamer.experiments.live import plan
 from gossamer.experiments.watch import collect
+from gossamer.peer import broker as broker_module
 from gossamer.peer.broker import Broker
 from gossamer.peer.broker_config import BrokerSettings
 from gossamer.peer.errors import PeerError
@@ -39,6 +41,34 @@ def test_peers_average_through_a_broker_with_a_low_limit(
         halved = report["transport"].get("packets-halved", 0)
         reconnects = report["transport"].get("reconnects", 0)
         assert (halved >= 1 and reconnects >= 3) if version == "3.1.1" else not reconnects
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("version", ["3.1.1", "5"])
+def test_peers_average_through_a_broker_that_drops_large_messages(
+    mosquitto: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    make = broker_module.mosquitto_command
+
+    def command(*arguments: Any) -> list[str]:
+        made = make(*arguments)
+        config = Path(made[-1])
+        config.write_text(f"message_size_limit 2000\n{config.read_text()}")
+        return made
+
+    monkeypatch.setattr(broker_module, "mosquitto_command", command)
+    config = small_config(2, 4, mode="rounds")
+    with Broker(kind="mosquitto") as broker:
+        spec = plan(config, tmp_path, BrokerAddress(broker.url, version=version))
+        asyncio.run(LocalSwarm(spec).run())
+    outcome = collect(config, spec, [])
+    held, injected = outcome.weight["global"]
+    assert held == injected == 2
+    assert outcome.consensus["global"] < 1e-2
+    for peer in spec.peers:
+        report = json.loads((tmp_path / f"{peer.name}.report.json").read_text())
+        assert report["transport"]["packets-halved"] >= 1
+        assert not report["transport"].get("reconnects")
 
 
 @pytest.mark.timeout(300)

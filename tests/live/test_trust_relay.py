@@ -82,10 +82,7 @@ def test_a_peers_own_old_words_do_not_keep_it_from_starting(mosquitto, run, tmp_
     assert weight(reports) == 2 * ONE
 
 
-def test_a_second_life_of_one_key_is_refused_while_the_first_goes_on(
-    mosquitto, run, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(joining, "NAME_GRACE", 1.0)
+def test_a_second_life_of_one_key_is_refused_while_the_first_goes_on(mosquitto, run, tmp_path):
     config = config_of(2, 3)
 
     async def scenario():

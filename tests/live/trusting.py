@@ -53,7 +53,7 @@ class Gate:
     def train(self, steps: int) -> Metrics:
         if self.rounds == self._at:
             self.reached.set()
-            assert self.open.wait(30), "nobody opened the gate"
+            assert self.open.wait(230), "nobody opened the gate"
         self.rounds += 1
         return self._inner.train(steps)
 
@@ -76,7 +76,7 @@ class Patient(Gate):
         self._ready = ready
 
     def train(self, steps: int) -> Metrics:
-        for _ in range(3000):
+        for _ in range(40_000):
             if self._ready(self.rounds):
                 break
             time.sleep(0.005)

@@ -58,7 +58,7 @@ def broker(tmp_path):
         [program, "-c", str(files.config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while True:
             try:
                 socket.create_connection(("127.0.0.1", port), timeout=1).close()
@@ -70,14 +70,15 @@ def broker(tmp_path):
         yield port, {user: path.read_text().strip() for user, path in files.secrets.items()}
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(120)
 
 
 def client(broker, user, password=None):
     port, words = broker
     return aiomqtt.Client(
-        "127.0.0.1", port, username=user, password=password or words[user], identifier=user
-    )
+        "127.0.0.1", port, username=user, password=password or words[user], identifier=user,
+        timeout=120,
+    )  # fmt: skip
 
 
 async def heard(one, listener, attempts, last):

@@ -100,7 +100,7 @@ def test_embedded_broker_ends_with_its_parent(tmp_path):
     )
     assert done.returncode == -9, done.stderr
     pid = int(done.stdout)
-    for _ in range(500):
+    for _ in range(10_000):
         try:
             with open(f"/proc/{pid}/stat") as state:
                 if state.read().rsplit(")", 1)[1].split()[0] == "Z":

@@ -88,7 +88,7 @@ def test_a_broker_ends_with_its_killed_keeper(kind):
 KEEPER = """
 import os, signal, subprocess, sys
 from gossamer.peer import broker_keeper
-broker_keeper.LINGER = broker_keeper.STOP_SECONDS = 0.1
+broker_keeper.LINGER, broker_keeper.STOP_SECONDS = 0.1, float(sys.argv[3])
 start = subprocess.Popen
 def Popen(*arguments, **options):  # a signal comes before the keeper knows its broker
     broker = start(*arguments, **options, stdout=subprocess.PIPE)
@@ -107,11 +107,16 @@ while True:
     signal.pause()
 """
 WILLING, STUBBORN = "lambda *_: sys.exit(7)", "signal.SIG_IGN"
+PATIENCE = {
+    WILLING: "250",
+    STUBBORN: "0.1",
+}  # seconds: who is willing is never killed for being slow
 
 
 def keep(folder: Path, action: str, *options: str) -> subprocess.Popen[bytes]:
     """A keeper in the folder; its broker does this when it is asked to end."""
-    command = [sys.executable, "-c", KEEPER, str(folder), BROKER.format(action=action), *options]
+    told = [str(folder), BROKER.format(action=action), PATIENCE[action], *options]
+    command = [sys.executable, "-c", KEEPER, *told]
     return subprocess.Popen(command, stdin=subprocess.PIPE)
 
 

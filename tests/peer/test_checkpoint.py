@@ -73,3 +73,102 @@ def test_another_peers_checkpoint_is_refused(tmp_path):
     Engine("a", make_learner("a"), quick(), checkpoint=path).save()
     with pytest.raises(PeerError, match="another network or peer"):
         Engine("b", make_learner("b"), quick(), checkpoint=path)
+
+
+def flip(path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x40
+    path.write_bytes(data)
+
+
+def saved(tmp_path):
+    path = tmp_path / "a.checkpoint"
+    Engine("a", make_learner("a"), quick(), checkpoint=path).save()
+    return path
+
+
+def again(path) -> Engine:
+    return Engine("a", make_learner("a"), quick(), checkpoint=path)
+
+
+def refused(path, *words: str) -> None:
+    with pytest.raises(PeerError) as found:
+        again(path)
+    text = str(found.value)
+    assert text.startswith(f"{path}: ")
+    assert "\n" not in text
+    for word in ("move it away", *words):
+        assert word in text
+
+
+def test_a_flipped_bit_in_a_value_or_in_the_books_is_found(tmp_path):
+    path = tmp_path / "c"
+    tree = {"round": 12345, "values": torch.ones(64), "bytes": torch.ones(3, dtype=torch.uint8)}
+    save_checkpoint(path, tree)
+    flip(path, path.stat().st_size - 5)  # of a value: still a number
+    with pytest.raises(PeerError, match=r"c: is damaged: its checksum is wrong; move it away"):
+        load_checkpoint(path)
+    save_checkpoint(path, tree)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"12345", b"12344"))
+    with pytest.raises(PeerError, match="is damaged"):
+        load_checkpoint(path)
+    save_checkpoint(path, tree)
+    assert load_checkpoint(path) is not None
+
+
+def test_a_checkpoint_with_values_that_are_not_finite_is_refused(tmp_path):
+    path = saved(tmp_path)
+    tree = load_checkpoint(path)
+    assert tree is not None
+    tree["network"][3] = torch.nan
+    save_checkpoint(path, tree)
+    refused(path, "NaN or infinite")
+
+
+@pytest.mark.parametrize("kept", [0, 7, 200, -1])
+def test_a_cut_checkpoint_is_refused_in_one_line(tmp_path, kept):
+    path = saved(tmp_path)
+    path.write_bytes(path.read_bytes()[:kept])
+    refused(path, "it may be cut")
+
+
+def test_a_checkpoint_of_another_version_is_refused_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "FORMAT", "gossamer-checkpoint-99")
+    path = saved(tmp_path)
+    monkeypatch.undo()
+    refused(path, "not a checkpoint of this version", "run the version that wrote it")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("in_touch", None), ("learner", None), ("gossip", None), ("peer", None), ("network", None),
+        ("learner", {}), ("gossip", {"version": 99}), ("in_touch", 12.5), ("network", torch.zeros(3)),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_that_lacks_something_is_refused_in_one_line(tmp_path, key, value):
+    path = saved(tmp_path)
+    tree = load_checkpoint(path)
+    assert tree is not None
+    if value is None:
+        del tree[key]
+    else:
+        tree[key] = value
+    save_checkpoint(path, tree)
+    refused(path, "does not fit this version of the program, or this learner")
+
+
+def test_a_failed_save_leaves_the_old_one_and_takes_up_no_room(tmp_path, monkeypatch):
+    path = tmp_path / "c"
+    save_checkpoint(path, {"n": 1})
+
+    def full(tensors, part, metadata):
+        part.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(path, {"n": 2})
+    assert load_checkpoint(path) == {"n": 1}
+    assert [each.name for each in tmp_path.iterdir()] == ["c"]

@@ -24,7 +24,9 @@ HERE = Path(__file__).parent
 def spec(tmp_path, brokers, monkeypatch):
     """Two peers of one process that would train for ever."""
     monkeypatch.chdir(HERE)
-    settings = quick(rounds=10**9, expect=("a", "b"), founder=True, test_every=10**9)
+    settings = quick(
+        rounds=10**9, expect=("a", "b"), founder=True, test_every=10**9, leave_timeout=200.0
+    )
     peers = [PeerSpec(n, "peer_kit:make_learner", {"name": n}, settings) for n in "ab"]
     return HostSpec(BrokerAddress(brokers("amqtt").url), str(tmp_path), peers)
 

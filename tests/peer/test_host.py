@@ -17,7 +17,7 @@ from gossamer.gossip.mqtt import MqttTransport
 from gossamer.gossip.pushsum import ONE
 from gossamer.gossip.transport import Will
 from gossamer.models import SgdLearner
-from gossamer.peer.broker import Broker, free_port
+from gossamer.peer.broker import Broker
 from gossamer.peer.errors import PeerError
 from gossamer.peer.host import (
     BrokerAddress,
@@ -82,9 +82,11 @@ def test_an_entry_point_that_returns_no_learner_is_named(run, tmp_path):
         run(run_peer(spec, connect, tmp_path, asyncio.Event()))
 
 
-def test_what_no_restart_would_cure_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys):
+def test_what_no_restart_would_cure_is_one_line_and_exit_code_2(
+    tmp_path, monkeypatch, capsys, silent_port
+):
     monkeypatch.chdir(HERE)
-    url = f"mqtt://127.0.0.1:{free_port()}"
+    url = f"mqtt://127.0.0.1:{silent_port}"
     spec = HostSpec(BrokerAddress(url, connect_timeout=0.2), str(tmp_path), [peer_spec("a")])
     assert run_guarded(spec) == 2
     (line,) = capsys.readouterr().err.splitlines()

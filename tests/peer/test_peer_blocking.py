@@ -12,6 +12,7 @@ from peer_kit import Nest, make_learner, quick
 from gossamer.gossip.trust import intake as intake_module
 from gossamer.peer import engine as engine_module
 from gossamer.peer import outgoing as outgoing_module
+from gossamer.peer import saving
 from gossamer.peer.engine import Engine
 
 HEAVY = ("train", "turn", "save", "found", "report", "close", "disagreement", "agrees")
@@ -32,8 +33,9 @@ def test_nothing_heavy_runs_on_the_loop(run, tmp_path, monkeypatch, mode):
 
     for name in HEAVY:
         watch(Engine, name)
-    for name in ("save_checkpoint", "load_checkpoint", "schema_hashes"):
-        watch(engine_module, name)
+    for name in ("save_checkpoint", "load_checkpoint"):
+        watch(saving, name)
+    watch(engine_module, "schema_hashes")
     watch(outgoing_module, "encode")
     watch(intake_module, "decode")
     learners = [make_learner("a"), make_learner("b")]
@@ -66,7 +68,7 @@ def test_a_long_stretch_of_training_leaves_the_loop_free(run):
 
         def train(self, steps):
             before = turns[0]
-            for _ in range(2_000):  # until the loop has turned a hundred times meanwhile
+            for _ in range(20_000):  # until the loop has turned a hundred times meanwhile
                 if turns[0] - before >= 100:
                     break
                 threading.Event().wait(0.005)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from peer_kit import Nest, held, injected, make_learner, quick, wait_for
+from peer_kit import Gate, Nest, held, injected, make_learner, quick
 
 from gossamer.gossip.memory_transport import FaultPlan, MemoryBroker
 from gossamer.models.fednp import SITES, FedNPLearner, FedNPOptions, server_cavities
@@ -14,8 +14,18 @@ FAULTS = FaultPlan(drop=0.1, duplicate=0.1, reorder=0.2, delay=(0, 3))
 OPTIONS = FedNPOptions(dimensions=3, hidden=4, batch=8, strength=0.05)
 
 
-def wrapped(name: str) -> FedNPLearner:
-    return FedNPLearner(make_learner(name), OPTIONS, teller=name == NAMES[0], seed=0)
+class Held(FedNPLearner):
+    """Trains as far as its gate lets it."""
+
+    gate: Gate
+
+    def train(self, steps: int = 1):
+        self.gate(self.gate.reached + 1)
+        return super().train(steps)
+
+
+def wrapped(name: str, kind: type[FedNPLearner] = FedNPLearner) -> FedNPLearner:
+    return kind(make_learner(name), OPTIONS, teller=name == NAMES[0], seed=0)
 
 
 def servers() -> dict[str, str]:
@@ -59,14 +69,15 @@ def test_cavities_are_the_servers_once_peers_agree(run, mode):
 
 def test_a_killed_peer_goes_on_with_the_site_that_it_told(run, tmp_path):
     learners = {name: wrapped(name) for name in NAMES}
+    learners["b"] = doomed = wrapped("b", Held)
+    doomed.gate = gate = Gate(2)
 
     async def swarm():
         nest = Nest(quick(mode="rounds", expect=NAMES, founder=True, rounds=8))
         for name, learner in learners.items():
             nest.start(name, learner, checkpoint=tmp_path / name)
-        await wait_for(
-            lambda: nest.lives[1].trains() and nest.lives[1].peer._member.engine.round >= 2
-        )
+        await gate.wait()
+        gate.open()  # a thread cannot be killed, only let go
         await nest.lives[1].crash()
         learners["b"] = wrapped("b")
         nest.start("b", learners["b"], checkpoint=tmp_path / "b")

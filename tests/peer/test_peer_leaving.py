@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from peer_kit import Nest, Still, make_learner, quick, wait_for
+from peer_kit import Gate, Nest, Still, make_learner, quick, wait_for
 
 from gossamer.gossip.gossiper import Gossiper
 from gossamer.gossip.pushsum import ONE
@@ -67,10 +68,12 @@ def test_a_broker_that_is_away_holds_up_nothing_but_the_news(run):
     """Phases change, rounds are trained, and when the broker is back the newest status is there."""
 
     async def swarm():
-        nest = Nest(quick(rounds=3))
-        life = nest.start("a")
-        await wait_for(life.trains)
+        gate = Gate()
+        nest = Nest(quick(rounds=3, leave_timeout=9e3))
+        life = nest.start("a", Still(make_learner("a"), 1.0, gate))
+        await gate.wait()
         nest.broker.stop()
+        gate.open()
         await wait_for(lambda: life.peer._member.phase == "done")
         await nest.broker.start([life.transports[-1]])
         report = await life.task
@@ -86,9 +89,9 @@ def test_who_leaves_after_agreement_keeps_what_it_agreed_upon(run):
     """The other one never stops training, so that the first waits for it, closed."""
 
     async def swarm():
-        nest = Nest(quick(expect=PAIR, founder=True))
-        one = nest.start("a", settings=quick(rounds=2, expect=PAIR, founder=True))
-        two = nest.start("b", settings=quick(rounds=10**9, expect=PAIR, founder=True))
+        nest = Nest(quick(expect=PAIR, founder=True, leave_timeout=9e3))
+        one = nest.start("a", settings=replace(nest.settings, rounds=2))
+        two = nest.start("b", settings=replace(nest.settings, rounds=10**9))
         await wait_for(
             lambda: one.peer._member is not None and one.peer._member.phase == "settling"
         )
@@ -167,7 +170,7 @@ def test_a_goodbye_that_is_too_long_is_shortened(run, caplog, monkeypatch):
     monkeypatch.setattr(NoTrust, "status", status)
 
     async def swarm():
-        nest = Nest(quick(rounds=10**9))
+        nest = Nest(quick(rounds=10**9, leave_timeout=9e3))
         life = nest.start("a")
         await wait_for(life.trains)
         books = life.peer._member.engine.gossiper.ledger

@@ -18,16 +18,29 @@ from peer_kit import (
     consensus,
     held,
     injected,
+    last_seen,
     make_learner,
     quick,
     wait_for,
 )
 
+from gossamer.gossip.delays import Delays
 from gossamer.gossip.memory_transport import FaultPlan, MemoryBroker
 from gossamer.gossip.pushsum import ONE
 from gossamer.peer.errors import PeerError
+from gossamer.peer.presence import RETURN_GRACE
 
 TRIO = ("a", "b", "c")
+
+
+@pytest.fixture(autouse=True)
+def _ask_back_soon(monkeypatch):
+    """Who stands before a gate answers nobody, and the others must get to theirs all the same.
+
+    They do when they ask their mass back: after twenty times the longest delay they have seen, which on
+    a slow machine is longer than any test may take.
+    """
+    monkeypatch.setattr(Delays, "recall_after", lambda _: 0.5)
 
 
 class Paced:
@@ -98,8 +111,15 @@ class Start:
     def learners(self):
         return [life.peer.learner for life in self.lives.values()]
 
-    async def given_up(self, name, by="a"):
-        await wait_for(lambda: self.lives[by].peer._member.roster._entries[name].announced is None)
+    async def outlive(self, name):
+        """The lease of one who is offline is over, as far as the others can tell."""
+        for other in set(TRIO) - {name}:
+            await self.lives[other].outlive(name)
+
+    async def given_up(self, name):
+        await self.outlive(name)
+        others = [self.lives[other].peer._member.roster for other in set(TRIO) - {name}]
+        await wait_for(lambda: all(one._entries[name].announced is None for one in others))
 
 
 def test_a_newcomer_counts_only_after_hearing(run):
@@ -188,10 +208,11 @@ def test_a_peer_that_dies_for_good_is_given_up_and_takes_only_what_it_held(run, 
     caplog.set_level(logging.INFO)
 
     async def swarm():
-        start = Start(Nest(quick(rounds=10, lease=0.4)), limit=4)
+        start = Start(Nest(quick(rounds=10)), limit=4)
         await start.wait()
         await start.crash("c")
         lost = start.engine("c").gossiper.account("global")
+        await start.outlive("c")
         return start, await start.finish(), lost
 
     start, reports, lost = run(swarm())
@@ -203,12 +224,13 @@ def test_a_peer_that_dies_for_good_is_given_up_and_takes_only_what_it_held(run, 
 
 def test_away_for_longer_than_the_lease_a_checkpoint_comes_back_as_a_newcomer(run, tmp_path):
     async def swarm():
-        start = Start(Nest(quick(rounds=10**6, lease=0.5)), limit=10**6, folder=tmp_path)
+        start = Start(Nest(quick(rounds=10**6)), limit=10**6, folder=tmp_path)
         await wait_for(lambda: start.gates["c"].reached > 3)
         session = start.engine("c").session
         await start.crash("c")
         lost = start.engine("c").gossiper.account("global")
         await start.given_up("c")
+        last_seen(tmp_path / "c.checkpoint", 10 * start.nest.settings.lease)
         start.begin("c", Gate(10**9))
         await wait_for(lambda: start.lives["c"].trains())
         assert start.engine("c").session != session
@@ -222,12 +244,13 @@ def test_away_for_longer_than_the_lease_a_checkpoint_comes_back_as_a_newcomer(ru
 
 def test_a_peer_out_of_touch_for_too_long_takes_a_new_session_by_itself(run, caplog):
     async def swarm():
-        start = Start(Nest(quick(rounds=10**6, lease=0.5)), limit=10**6)
+        start = Start(Nest(quick(rounds=10**6)), limit=10**6)
         await wait_for(lambda: start.gates["c"].reached > 3)
         lone = start.lives["c"]
         session, transport = start.engine("c").session, lone.transports[-1]
         start.nest.broker.disconnect(transport, transport._will)
         transport.lose("the cable was pulled")
+        lone.peer._member.engine.in_touch -= 10 * start.nest.settings.lease
         lost = start.engine("c").gossiper.account("global")
         await start.given_up("c")
         await transport.reconnect()
@@ -259,19 +282,22 @@ def test_an_outage_shorter_than_the_lease_costs_nothing(run):
     assert consensus(start.learners) < 1e-3
 
 
-def test_who_died_while_the_broker_was_away_is_missed_and_given_up(run, caplog, monkeypatch):
+def test_who_died_while_the_broker_was_away_is_missed_and_given_up(run, caplog):
     """No last will tells of it: the broker was not there to publish one, and has forgotten the rest."""
-    monkeypatch.setattr("gossamer.peer.presence.RETURN_GRACE", 0.2)
     caplog.set_level(logging.INFO)
 
     async def swarm():
-        nest = Nest(quick(rounds=10, lease=1.0))
+        nest = Nest(quick(rounds=10))
         start = Start(nest, limit=4)
         await start.wait()
         lost = start.engine("c").gossiper.account("global")
         nest.broker.stop()
         await start.crash("c")
         await nest.broker.start([start.lives[name].transports[-1] for name in "ab"])
+        for name, other in ("ab", "ba"):
+            entries = start.lives[name].peer._member.roster._entries
+            await wait_for(lambda e=entries, o=other: e[o].doubted_since is None)
+            entries["c"].doubted_since -= RETURN_GRACE + 10 * nest.settings.lease
         return start, await start.finish(), lost
 
     start, reports, lost = run(swarm())

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from peer_kit import Nest, Still, consensus, held, injected, make_learner, quick
 
+from gossamer.gossip import topics
 from gossamer.gossip.memory_transport import MemoryBroker
+from gossamer.gossip.trust import NoTrust
+from gossamer.peer import mail, outgoing
 from gossamer.peer.errors import PeerError
+from gossamer.peer.mail import MAX_PENDING
+from gossamer.peer.outgoing import MAX_PIECES
+from gossamer.peer.room import Room
 
 LOW = 4000
 
@@ -87,3 +95,63 @@ def test_a_limit_too_low_for_gossip_is_one_error(run):
             await nest.all()
 
     run(scenario())
+
+
+# --- many small packets -----------------------------------------------------------------------------
+
+
+def test_a_message_in_hundreds_of_packets_passes(run):
+    async def scenario():
+        nest = Nest(quick(rounds=3, mode="rounds", expect=("a", "b")), MemoryBroker(max_packet=600))
+        slices, layout = {"global": "160-200-10"}, "160=200=10"
+        learners = [
+            Still(make_learner(n, slices, layout=layout), v) for n, v in (("a", 0), ("b", 1))
+        ]
+        assert 4 * len(learners[0].network.read("global")) > 256 * 450
+        for name, learner in zip("ab", learners, strict=True):
+            nest.start(name, learner)
+        reports = await nest.all()
+        assert held(reports) == injected(reports) == 2
+        assert consensus(learners) < 1e-3
+        assert not any(report.dropped.get("busy") for report in reports)
+
+    run(scenario())
+
+
+def test_a_busy_peer_has_room_for_a_whole_message_but_not_for_everything():
+    engine = SimpleNamespace(dropped=Counter(), room=Room("a", {"global": 1_000_000}, "float32"))
+    member = SimpleNamespace(
+        pending=[], pending_bytes=0, pending_limit=10**9, engine=engine, trust=NoTrust("a")
+    )
+    inbox = topics.parse(topics.inbox("nest", "a", "global"))
+
+    def file(count: int, size: int) -> None:
+        for _ in range(count):
+            mail._file(member, inbox, bytes(size))  # type: ignore[arg-type]
+
+    file(MAX_PIECES, 500)
+    assert len(member.pending) == MAX_PIECES
+    file(MAX_PENDING, 0)
+    assert len(member.pending) == MAX_PENDING
+    assert member.engine.dropped["busy"] == MAX_PIECES
+    member.pending.clear()
+    member.pending_limit = member.pending_bytes + 1000
+    file(3, 500)
+    assert len(member.pending) == 2
+
+
+def test_a_message_in_too_many_packets_is_refused_by_name(run, monkeypatch):
+    monkeypatch.setattr(outgoing, "MAX_PIECES", 8)
+
+    async def scenario():
+        nest = Nest(quick(rounds=3, mode="rounds", expect=("a", "b")), MemoryBroker(max_packet=600))
+        for name in "ab":
+            nest.start(name, make_learner(name, {"global": "40-40-10"}, layout="40=40=10"))
+        return await asyncio.gather(*(life.task for life in nest.lives), return_exceptions=True)
+
+    errors = run(scenario())
+    told = [str(error) for error in errors if isinstance(error, PeerError)]
+    assert told
+    for text in told:
+        assert "model global: a message has 8" in text
+        assert "more than 8; raise the broker's packet limit" in text

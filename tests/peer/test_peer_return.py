@@ -6,10 +6,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from peer_kit import Nest, Still, consensus, held, injected, make_learner, quick, wait_for
+from peer_kit import (
+    Nest,
+    Still,
+    consensus,
+    held,
+    injected,
+    last_seen,
+    make_learner,
+    quick,
+    wait_for,
+)
 
 from gossamer.gossip.pushsum import ONE
-from gossamer.peer.checkpoint import load_checkpoint, save_checkpoint
 from gossamer.peer.engine import Engine
 from gossamer.peer.errors import PeerError
 
@@ -64,19 +73,22 @@ def test_who_was_through_goes_on_together_in_new_sessions(run, tmp_path, mode):
 @pytest.mark.parametrize("mode", ["rounds", "server"])
 def test_lockstep_rounds_are_counted_from_the_start_of_the_session(run, tmp_path, mode):
     """One has trained more than the other: else each would wait for a round that is over there."""
-    settings = replace(MODES[mode], settle_timeout=0.3)
+    settings = MODES[mode]
 
     async def swarm():
         broker = None
-        for name, rounds in (("a", 3), ("b", 1)):
+        before = {"a": 3, "b": 1}
+        for name, rounds in before.items():
             alone = Nest(replace(settings, expect=(), servers={}, rounds=rounds))
             await start(alone, tmp_path, (name,)).all()
             broker = alone.broker
-        nest = start(Nest(settings, broker), tmp_path)
+        nest = Nest(settings, broker)
+        for name, rounds in before.items():
+            start(nest, tmp_path, (name,), rounds=rounds + 3)
         return await nest.all()
 
     reports = run(swarm())
-    assert [r.rounds for r in reports] == [6, 6]
+    assert [r.rounds for r in reports] == [6, 4]
     assert held(reports) == injected(reports) == 2
     assert all(r.gossip["credited"] for r in reports)
 
@@ -85,7 +97,7 @@ def test_who_left_a_running_swarm_returns_as_a_newcomer(run, tmp_path):
     """What it handed over stays with the others, and its new life brings weight of its own."""
 
     async def swarm():
-        nest = start(Nest(quick(rounds=10**9, expect=PAIR)), tmp_path)
+        nest = start(Nest(quick(rounds=10**9, expect=PAIR, leave_timeout=9e3)), tmp_path)
         stays, goes = nest.lives
         await wait_for(lambda: goes.trains() and goes.peer._member.engine.round > 2)
         goes.peer.leave("for lunch")
@@ -114,9 +126,7 @@ def test_when_all_come_back_after_their_lease_their_weight_counts(run, tmp_path)
         for life in first.lives:
             await life.crash()
         for name in PAIR:
-            path = tmp_path / f"{name}.checkpoint"
-            tree = load_checkpoint(path)
-            save_checkpoint(path, {**tree, "saved": tree["saved"] - 10_000})
+            last_seen(tmp_path / f"{name}.checkpoint", 10_000)
         second = start(Nest(first.settings, first.broker), tmp_path, rounds=10**9)
         await wait_for(lambda: all(life.trains() for life in second.lives))
         return await second.finish(more=3)

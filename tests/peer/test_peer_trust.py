@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from papers_kit import Papers
-from peer_kit import Nest, Still, consensus, held, injected, make_learner, quick, wait_for
+from peer_kit import Gate, Nest, Still, consensus, held, injected, make_learner, quick
 
 from gossamer.gossip.trust import GuardSettings, public_text, revocation_topic
 from gossamer.peer.checkpoint import load_checkpoint, save_checkpoint
@@ -123,11 +123,13 @@ def test_a_checkpoint_remembers_the_revocations(run, tmp_path):
     file, data = tmp_path / "a.checkpoint", papers.revoke("x@y")
 
     async def scenario():
-        nest = Nest(settings)
-        first = nest.start("a", settings=papers.settings("a", settings), checkpoint=file)
-        nest.start("b", settings=papers.settings("b", settings))
-        await wait_for(first.trains)
+        nest, gate = Nest(settings), Gate()
+        still = Still(make_learner("a"), 1.0, gate)
+        first = nest.start("a", still, papers.settings("a", settings), checkpoint=file)
+        nest.start("b", Still(make_learner("b"), 1.0), papers.settings("b", settings))
+        await gate.wait()
         first.peer._member.trust.hear(revocation_topic(papers.swarm), data)
+        gate.open()
         await nest.all()
 
     run(scenario())

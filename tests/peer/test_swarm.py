@@ -74,7 +74,8 @@ def counts(spec) -> list[int]:
 def test_peers_in_processes_learn_to_the_end_and_are_watched(spec, monkeypatch):
     monkeypatch.chdir(HERE)
     records = []
-    patient = [replace(p, settings=replace(p.settings, start_timeout=300.0)) for p in spec.peers]
+    limits = {"start_timeout": 300.0, "leave_timeout": 120.0}
+    patient = [replace(p, settings=replace(p.settings, **limits)) for p in spec.peers]
     asyncio.run(LocalSwarm(replace(spec, peers=patient), on_record=records.append).run())
     assert {record["peer"] for record in records} <= {"a", "b", "c"}
     reports = [json.loads((spec.folder / f"{name}.report.json").read_text()) for name in "abc"]
@@ -98,7 +99,11 @@ def test_a_crashed_process_is_restarted_alone(run, spec, pretend, monkeypatch):
 
 def test_who_crashes_too_often_ends_the_swarm(run, spec, pretend, monkeypatch):
     fast(monkeypatch)
-    pretend('case "$3" in *host-0*) exit 3;; esac\nexec sleep 600\n')
+    pretend(
+        'case "$3" in *host-0*) '
+        'while [ ! -e "${3%0.json}1.json.count" ]; do sleep 0.02; done; exit 3;; esac\n'
+        "exec sleep 600\n"
+    )
     with pytest.raises(PeerError, match=r"peer a, b crashed 3 times; see .*host-0\.log"):
         run(LocalSwarm(spec).run())
     assert counts(spec) == [3, 1]
@@ -134,7 +139,9 @@ def test_stop_ends_all_and_restarts_none(run, spec, pretend):
     async def scenario():
         swarm = LocalSwarm(spec)
         task = asyncio.create_task(swarm.run())
-        await wait_for(lambda: len(swarm.pids) == 3)
+        files = [spec.folder / f"host-{index}.json.count" for index in (0, 1)]
+        begun = lambda: all(file.exists() and file.stat().st_size for file in files)  # noqa: E731
+        await wait_for(lambda: len(swarm.pids) == 3 and begun())
         swarm.stop()
         await task
         return swarm.pids

@@ -14,6 +14,7 @@ from gossamer.topology import (
     check,
     check_models,
     components,
+    facts,
     require_models_connected,
 )
 
@@ -102,3 +103,35 @@ def test_torn_models_are_named_with_their_peers() -> None:
 def test_strangers_are_named() -> None:
     with pytest.raises(TopologyError, match=r"'odd' names peers \{7\}"):
         check_models(nx.path_graph(3), {"odd": [1, 7]})
+
+
+def weighted_path(*weights: float) -> nx.Graph:
+    graph = nx.Graph()
+    graph.add_weighted_edges_from((i, i + 1, weight) for i, weight in enumerate(weights))
+    return graph
+
+
+def test_links_of_weight_0_join_nobody_under_edges() -> None:
+    graph = weighted_path(0.4, 0.0, 0.5)
+    members = {"all": range(4), "right": [2, 3]}
+    assert all(reach.connected for reach in check_models(graph, members))
+    whole, right = check_models(graph, members, "edges")
+    assert whole.components == (frozenset({0, 1}), frozenset({2, 3}))
+    assert right.connected
+    with pytest.raises(DisconnectedError, match=r"1 of 2 .* since links of weight 0 carry nothing"):
+        require_models_connected(graph, members, "edges")
+    with pytest.raises(DisconnectedError, match="club without its links of weight 0 is not"):
+        facts(graph, "edges", what="club")
+    assert facts(graph).links == 3
+    assert graph.number_of_edges() == 3
+
+
+def test_peers_that_keep_nothing_must_not_go_round_in_step() -> None:
+    with pytest.raises(TopologyError, match="pair: all its peers give away all"):
+        require_models_connected(weighted_path(1.0), {"pair": [0, 1]}, "edges")
+    require_models_connected(weighted_path(0.9), {"pair": [0, 1]}, "edges")
+    three = nx.cycle_graph(3)
+    nx.set_edge_attributes(three, 0.5, "weight")  # nobody keeps anything, but nobody is in step
+    require_models_connected(three, {"all": range(3)}, "edges")
+    with pytest.raises(TopologyError, match="weight is None"):
+        require_models_connected(nx.path_graph(3), {"all": range(3)}, "edges")

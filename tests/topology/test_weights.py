@@ -13,6 +13,7 @@ from gossamer.topology import (
     metropolis,
     mixing_matrix,
     uniform_push,
+    weighted,
     with_weights,
 )
 
@@ -99,12 +100,23 @@ def test_bad_graphs_are_refused() -> None:
         mixing_matrix(nx.path_graph(2), "fast")  # type: ignore[arg-type]
     with pytest.raises(TopologyError, match="no peers"):
         mixing_matrix(nx.Graph())
+    with pytest.raises(TopologyError, match=r"of several types.*topology\.plain"):
+        mixing_matrix(nx.path_graph(["a", 1, 2]))
+
+
+def test_a_graph_is_weighted_by_anything_but_ones() -> None:
+    graph = nx.path_graph(3)
+    assert not weighted(graph)
+    nx.set_edge_attributes(graph, 1.0, "weight")
+    assert not weighted(graph)
+    graph[0][1]["weight"] = 0
+    assert weighted(graph)
 
 
 def test_with_weights_round_trips() -> None:
     graph = nx.star_graph(4)
-    assert not with_weights(graph).is_directed()
-    pushed = with_weights(graph, "push")
+    assert not with_weights(graph, "metropolis").is_directed()
+    pushed = with_weights(graph)
     assert pushed.is_directed()
     assert pushed[0][1]["weight"] == pytest.approx(1 / 5)
     assert pushed[1][0]["weight"] == pytest.approx(1 / 2)

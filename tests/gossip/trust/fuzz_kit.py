@@ -128,7 +128,8 @@ class Target:
         """Carl, who can seal what he likes: broken chunks, broken messages, broken key messages."""
         carl, ben = self.carl, self.ben
         keyring = carl.trust.keyring
-        channel = keyring._channels[ben.name]
+        channel = keyring._channels.get(ben.name)
+        assert channel is not None
         if self.rng.random() < 0.1:
             inside = {"kind": "key", "number": 1, "keeper": carl.name, "key": bytes(32)}
             plain = bytes(msgpack.packb(inside) or b"")

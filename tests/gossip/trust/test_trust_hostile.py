@@ -9,7 +9,7 @@ from gossamer.gossip import topics
 from gossamer.gossip.trust import Identity, TrustError, invite, revocation_topic, signed
 from gossamer.gossip.trust import register as module
 from gossamer.gossip.trust.invitation import read_terms
-from gossamer.gossip.trust.own_name import _is_online
+from gossamer.gossip.trust.own_name import is_online
 from gossamer.gossip.trust.revocation import Revocations
 
 
@@ -103,7 +103,7 @@ def test_a_revocation_list_of_another_form_is_malformed(bad):
 
 
 def test_a_status_nested_too_deep_is_not_online():
-    assert not _is_online(b"[" * 200_000)
+    assert not is_online(b"[" * 200_000)
 
 
 def test_deep_nesting_in_a_head_is_malformed():

@@ -155,6 +155,8 @@ def test_under_any_order_of_messages_and_losses_members_end_with_one_key():
                 for b in keys:
                     if b != a.me and b not in a.members and rng.random() < 0.5:
                         a.join(b, since[b], now)
+                    elif b in a.members and rng.random() < 0.5:  # and so do statuses
+                        a.seen(b)
             network = deliver(keys, network, now, rng, loss=0.4)
         for _ in range(200):
             now += 1.0
@@ -162,6 +164,7 @@ def test_under_any_order_of_messages_and_losses_members_end_with_one_key():
                 for b in keys:
                     if b != a.me and b not in a.members:
                         a.join(b, since[b], now)
+                    a.seen(b)
             network = deliver(keys, network, now, rng, loss=0.0)
         eldest = min(keys, key=lambda name: (since[name], name))
         assert {key.keeper for key in keys.values()} == {eldest}
@@ -172,6 +175,7 @@ def test_under_any_order_of_messages_and_losses_members_end_with_one_key():
 
 def deliver(keys, network, now, rng, loss):
     for key in keys.values():
+        key.pass_over(now)
         network += [(key.me, to, message) for to, message in key.due(now)]
     later = []
     for sender, to, message in network:

@@ -16,7 +16,8 @@ from gossamer.gossip import topics
 from gossamer.gossip.chunks import Chunker
 from gossamer.gossip.trust import OVERHEAD, NoTrust, TrustError
 from gossamer.gossip.trust.channel import WINDOW, Window
-from gossamer.gossip.trust.keyring import _HEADER, Keyring, check_inside
+from gossamer.gossip.trust.keyring import _HEADER, Keyring
+from gossamer.gossip.trust.opened import check_inside
 from gossamer.gossip.wire import decode, encode
 
 
@@ -111,6 +112,7 @@ def test_an_outsider_cannot_inject():
     assert only(ben.trust.counters, "malformed") == 1
     eve.trust.keyring._models["global"].since = 0.0  # she says she is the eldest
     eve.trust.keyring.admit(anna.trust.register.members[ben.name], clock.now)
+    eve.trust.keyring.seen(ben.name)
     settle([eve], clock)
     (packet,) = eve.packets(ben)
     assert ben.trust.open("global", packet) is None
@@ -233,7 +235,7 @@ def test_members_of_one_group_cannot_read_anothers():
     assert all(secret not in key.keys.values() for key in ben.trust.keyring._models.values())
     # What Ben sends into group B is not taken either, though he has a channel to Carl.
     chunk = ben.chunks(ben.give(carl, "group-b"))[0]
-    channel = ben.trust.keyring._channels[carl.name]
+    channel = ben.trust.keyring._channels.get(carl.name)
     ben.trust.keyring._models["group-b"] = ben.trust.keyring._models["group-a"]
     forged = ben.trust.keyring._seal(channel, "group-b", ben.trust.keyring.epoch("group-a"), chunk)
     assert carl.trust.open("group-b", forged) is None
@@ -292,3 +294,21 @@ def test_without_trust_everything_passes_unchanged():
     (heard,) = trust.hear(topics.card(SWARM, "ben"), b"card")
     assert (heard.kind, heard.peer, heard.body) == ("card", "ben", b"card")
     assert trust.card(b"x") == trust.status(b"x") == trust.will(b"x") == b"x"
+
+
+def test_what_no_member_can_have_sealed_is_told_without_opening_it():
+    """So that it need not be kept until there is time to open it."""
+    (anna, ben), _ = group("anna", "ben")
+    (packet,) = anna.packets(ben)
+    assert ben.trust.expects("global", packet)
+    assert not ben.trust.counters
+    for stranger, cause in (
+        (bytes(1000), "malformed"),
+        (b"", "malformed"),
+        (packet[:8] + bytes(8) + packet[16:], "unknown-sender"),
+    ):
+        assert not ben.trust.expects("global", stranger)
+        assert ben.trust.counters.pop(f"untrusted-{cause}") == 1
+    assert not ben.trust.expects("other", packet)
+    assert ben.trust.counters == {"untrusted-not-a-member": 1}
+    assert ben.trust.open("global", packet) is not None  # nothing was used up

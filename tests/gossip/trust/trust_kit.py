@@ -15,6 +15,7 @@ from gossamer.gossip.wire import encode
 SWARM = "garden"
 SCHEMA = "0" * 16
 OWNER = Identity.generate("owner")
+ONLINE = b'{"state": "online"}'
 
 
 @dataclass
@@ -95,7 +96,7 @@ def person(label: str, clock: Clock, models: tuple[str, ...] = ("global",)) -> P
 def introduce(people: list[Person], body: bytes = b"{}") -> None:
     """Everybody hears everybody's card and status."""
     for one in people:
-        card, status = one.trust.card(body), one.trust.status(b"online")
+        card, status = one.trust.card(body), one.trust.status(ONLINE)
         for other in people:
             if other is not one:
                 other.trust.hear(topics.card(SWARM, one.name), card)

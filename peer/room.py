@@ -1,0 +1,61 @@
+"""How much memory a peer has for what others send: what its own models make likely, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..gossip.chunks import Reassembler
+from ..gossip.wire import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, WireDtype
+from .errors import PeerError
+
+AROUND = 2 * MAX_HEADER_BYTES
+"""Bytes of a message besides its value, and more."""
+WIDTHS: Mapping[WireDtype, int] = {"float16": 2, "float32": 4, "float64": 8}
+WIDEST = 8
+"""Bytes of a value, at most. Whoever sends it decides, and each message says so."""
+LEAST = 4 << 20
+"""Bytes that may wait, however small the models are: answers and keys come beside them."""
+MOST = 1 << 30
+"""Bytes that may wait, however many the neighbours are, unless a single message takes more."""
+
+
+class Room:
+    """The bounds of one peer.
+
+    sizes: values of each vector. dtype: how the peer writes them. PeerError, by name, for a vector that
+    no message can carry.
+    """
+
+    def __init__(self, name: str, sizes: Mapping[str, int], dtype: WireDtype) -> None:
+        width = WIDTHS[dtype]
+        for vector, size in sizes.items():
+            if (total := size * width + AROUND) > MAX_MESSAGE_BYTES:
+                raise PeerError(
+                    f"peer {name}: model {vector}: its {size} values make a message of {total} bytes, and "
+                    f"{MAX_MESSAGE_BYTES} are the most: share it as several partial models"
+                    + ("" if width == 2 else ", or send float16")
+                )
+        self._each = sum(size * width + AROUND for size in sizes.values())
+        """One message about every vector."""
+        widest = max(sizes.values(), default=0) * WIDEST + AROUND
+        self.largest = min(MAX_MESSAGE_BYTES, widest)
+        """Bytes of the largest message that can be of any use here."""
+
+    def waiting(self, neighbours: int) -> int:
+        """Bytes that may wait while the peer trains: twice what each of its neighbours, and one who is
+        not known yet, has to say about every vector."""
+        likely = 2 * self._each * (neighbours + 1)
+        return max(LEAST, 2 * self.largest, min(likely, MOST))
+
+    def reassembler(self) -> Reassembler:
+        """One that takes every message which is of use, and from each sender one that waits besides."""
+        sender = 2 * (self._each + self.largest)
+        return Reassembler(
+            max_message_bytes=self.largest,
+            max_sender_bytes=sender,
+            max_total_bytes=self.unfinished(0),
+        )
+
+    def unfinished(self, neighbours: int) -> int:
+        """Bytes of all messages of which some chunks are missing."""
+        return 2 * (self._each + self.largest) + self.waiting(neighbours)

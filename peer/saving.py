@@ -1,0 +1,153 @@
+"""When a peer writes its checkpoint, and what it does if it cannot.
+
+What others are about to be told must be saved before, and is tried again for a while if the disk is full.
+A peer that nobody hears saves now and then, so that a crash costs it seconds of training, not all of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from .checkpoint import load_checkpoint, save_checkpoint
+from .clock import boot, moment
+from .errors import NotSaved, PeerError
+from .settings import Settings
+
+_log = logging.getLogger(__name__)
+
+RETRY_FOR = 30.0
+"""Seconds for which a checkpoint that cannot be written is tried again."""
+LARGEST_SHARE = 0.05
+"""Of a peer's time, what saving may take where nobody waits for it: large models are saved less often."""
+
+
+class Saver:
+    """One peer's checkpoint file.
+
+    path: None saves nothing. tree: returns what to save, when it is saved.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        path: Path | None,
+        tree: Callable[[], dict[str, Any]],
+    ):
+        self.path = path
+        self._name, self._settings, self._tree = name, settings, tree
+        # A power cut may bring an older file back. Where boots have names it is known to be old, and
+        # its books are not gone on with. Else every save must reach the disk; and so must, everywhere,
+        # the count of what was released with noise, or the report would state too small an epsilon.
+        self._sync = boot() is None or settings.dp is not None
+        self._last, self._cost, self._round = time.monotonic(), 0.0, 0
+        self._failing = False
+
+    # --- a former life --------------------------------------------------------------------------
+
+    def load(self, schemas: Mapping[str, str]) -> dict[str, Any] | None:
+        """The checkpoint of a former life, if there is one; PeerError if it is not this peer's, or bad."""
+        tree = None if self.path is None else load_checkpoint(self.path)
+        if tree is None:
+            return None
+        with self.fitting():
+            if tree["peer"] != self._name or tree["schemas"] != schemas:
+                raise PeerError(
+                    f"{self.path}: holds another network or peer ({tree['peer']}); "
+                    "point the peer at another file, or move this one away"
+                )
+            if not torch.isfinite(tree["network"]).all():
+                raise PeerError(
+                    f"{self.path}: holds values that are NaN or infinite, of a training that diverged; "
+                    "move it away to begin anew"
+                )
+        return tree
+
+    @contextmanager
+    def fitting(self) -> Iterator[None]:
+        """Around all that is done with a checkpoint: whatever it lacks is a PeerError, which names it."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise PeerError(
+                f"{self.path}: does not fit this version of the program, or this learner "
+                f"({type(error).__name__}: {error}); run the version that wrote it, or move it away to "
+                "begin anew"
+            ) from error
+
+    def in_touch(self, tree: dict[str, Any]) -> float | None:
+        """When the session in a checkpoint was last in touch, by `clock`; None if it cannot go on.
+
+        Others may have given it up, or the file be older than what they were told: not one that the
+        machine wrote before it started anew.
+        """
+        at = moment(tree["in_touch"])
+        if tree["over"]:
+            _log.info(
+                "peer %s said goodbye in its former life: it keeps what it learnt, in a new session",
+                self._name,
+            )
+            return None
+        if at is None:
+            _log.warning(
+                "peer %s cannot tell how long it was away, for the machine started anew or its clock was "
+                "set back: it keeps what it learnt, in a new session",
+                self._name,
+            )
+        return at
+
+    # --- this life ------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Save what others are about to be told; NotSaved if that cannot be done, even after a while."""
+        if self.path is None:
+            return
+        tree, pause, until = self._tree(), 0.25, time.monotonic() + RETRY_FOR
+        while (why := self._write(tree)) is not None:
+            if time.monotonic() >= until:
+                raise NotSaved(
+                    f"peer {self._name}: its checkpoint {self.path} cannot be written: {why}; make "
+                    f"room, and start it again within its lease of {self._settings.lease:g} s: it then "
+                    "goes on where it was"
+                )
+            time.sleep(pause)  # on the peer's own thread
+            pause = min(2 * pause, 4.0)
+
+    def save_now_and_then(self, number: int) -> None:
+        """Save after this round if it is time to. Nobody was told anything: no harm if it fails."""
+        if self.path is None or number == self._round:
+            return
+        rest = max(self._settings.save_every, self._cost / LARGEST_SHARE)
+        if time.monotonic() - self._last >= rest:
+            self._write(self._tree())
+
+    def _write(self, tree: dict[str, Any]) -> str | None:
+        """Write the file; what went wrong, if anything did. An operator hears of it once."""
+        assert self.path is not None
+        began = time.monotonic()
+        try:
+            save_checkpoint(self.path, tree, sync=self._sync)
+        except (OSError, SafetensorError) as error:
+            self._last = time.monotonic()
+            why = getattr(error, "strerror", None) or str(error)
+            if not self._failing:
+                _log.warning(
+                    "peer %s: cannot write its checkpoint %s: %s; it tries again",
+                    self._name, self.path, why,
+                )  # fmt: skip
+            self._failing = True
+            return why
+        self._last = time.monotonic()
+        self._cost, self._round = self._last - began, tree["round"]
+        if self._failing:
+            self._failing = False
+            _log.info("peer %s: could write its checkpoint again", self._name)
+        return None

@@ -1,0 +1,83 @@
+"""Compression in the comparison's gossip methods: the pushes stay the same, what they carry does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from federated_kit import make_clients, values
+
+from gossamer.experiments.config import ConfigError
+from gossamer.experiments.federated import Turn
+from gossamer.experiments.federated.config import Comparison, parse_comparison
+from gossamer.experiments.federated.gossip_sgd import GossipSgd
+from gossamer.experiments.federated.partial import PartialModels
+from gossamer.experiments.federated.run import Cell, check, run
+
+
+def small(**methods: dict[str, Any]) -> Comparison:
+    return parse_comparison(
+        {
+            "peers": 5, "rounds": 10, "seeds": 1, "test_every": 10, "data": {"samples": 300, "test": 200},
+            "split": {"kind": "iid"}, "network": {"layout": "64=16=10"}, "methods": methods,
+        },
+        "many.toml",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["gossamer", "gossip-sgd"])
+def test_compression_sends_less_and_still_learns(method: str) -> None:
+    knobs = {
+        "plain": {},
+        "int8": {"compress": "int8"},
+        "half": {"dtype": "float16"},
+        "patient": {"drift": 0.1},
+    }
+    config = small(**{name: {"method": method, **more} for name, more in knobs.items()})
+    ends = {name: run(Cell(config, name, 0))["curve"][-1] for name in knobs}
+    accuracy = {name: np.mean(end["accuracy"]) for name, end in ends.items()}
+    sent = {name: end["bytes"] for name, end in ends.items()}
+    assert accuracy["plain"] > 0.6
+    for name in knobs:
+        assert abs(accuracy[name] - accuracy["plain"]) < 0.05
+    assert sent["plain"] > 3.5 * sent["int8"] > 0
+    assert sent["plain"] == 2 * sent["half"]
+    assert 0 < sent["patient"] < sent["plain"]
+
+
+@pytest.mark.parametrize("method", [GossipSgd, PartialModels])
+def test_a_wire_that_changes_nothing_makes_the_same_pushes(method: Any) -> None:
+    found = []
+    for knobs in ({}, {"dtype": "float64"}):
+        clients = make_clients(sizes=(4, 6, 5, 7))
+        made = method(**knobs)
+        state, sent = made.start(clients), 0
+        for index in range(4):
+            turn = Turn(np.random.default_rng(index))
+            state = made.round(state, clients, turn)
+            sent += turn.report().across
+        found.append((np.stack([values(client) for client in clients]), sent, state))
+    (plain, plain_bytes, before), (wired, wired_bytes, after) = found
+    assert np.abs(plain - wired).max() < 1e-9
+    assert plain_bytes == wired_bytes > 0  # these clients' values are float64
+    if method is GossipSgd:
+        assert after.alpha == pytest.approx(before.alpha)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        ({"compress": "int99"}, "key 'compress': .*int99"),
+        ({"compress": "int8", "dtype": "float16"}, "exclude each other"),
+        ({"compress": "low-rank:60"}, "low-rank:60 makes no block shorter"),
+        ({"drift": -1.0}, "key 'drift'"),
+    ],
+)
+@pytest.mark.parametrize("method", ["gossamer", "gossip-sgd"])
+def test_what_cannot_be_is_refused_before_anything_runs(
+    method: str, knobs: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"many.toml: .*\[methods.one\].*{words}") as refused:
+        check(small(one={"method": method, **knobs}), "many.toml")
+    assert "\n" not in str(refused.value)

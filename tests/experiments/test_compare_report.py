@@ -1,0 +1,60 @@
+"""A comparison's table and picture: no spread where there is one run, no heap of labels."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from gossamer.experiments import console
+from gossamer.experiments.federated.picture import _over_bytes
+from gossamer.experiments.federated.report import show, standings
+from gossamer.experiments.results import Record
+
+
+def records(seeds: int) -> list[Record]:
+    return [
+        {
+            "method": "fedavg",
+            "seed": seed,
+            "bound": False,
+            "curve": [
+                {"round": 3, "bytes": 10**6, "seconds": 1.0, "accuracy": [0.5 + seed / 10, 0.5]}
+            ],
+        }
+        for seed in range(seeds)
+    ]
+
+
+def test_one_seed_has_no_deviation(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console.out, "width", 160)
+    (one,), (two,) = standings(records(1)), standings(records(2))
+    assert one.deviation is None
+    assert two.deviation == pytest.approx(0.05 / 2**0.5)
+    show(records(1), "title")
+    assert "0.000" not in capsys.readouterr().out
+    show(records(2), "title")
+    assert "0.035" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ends", [(1.0, 1.2), (0.15, 8.0), (0.3, 70.0), (0.001, 20_000.0)])
+def test_labels_over_bytes_have_room(ends: tuple[float, float]) -> None:
+    figure = Figure(figsize=(14, 5), layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    _, axes, _ = figure.subplots(1, 3)
+    axes.plot(ends, (0.1, 0.9))
+    _over_bytes(axes, None)
+    canvas.draw()
+    shown = axes.get_window_extent()
+    boxes = [
+        label.get_window_extent()
+        for label in [*axes.get_xticklabels(), *axes.get_xticklabels(minor=True)]
+        if label.get_text()
+    ]
+    inside = sorted((box.x0, box.x1) for box in boxes if shown.x0 <= box.x0 and box.x1 <= shown.x1)
+    assert len(inside) >= 3
+    assert all(right < left for (_, right), (left, _) in pairwise(inside))

@@ -1,0 +1,87 @@
+"""Momentum and weight decay from a config: the steps written by hand, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from gossamer.experiments.build import Swarm
+from gossamer.experiments.config import ConfigError, parse_config
+from gossamer.experiments.simulate import Simulation
+
+torch.set_num_threads(1)
+
+
+def table(**training: Any) -> dict[str, Any]:
+    return {
+        "peers": 3,
+        "rounds": 4,
+        "data": {"samples": 30, "test": 20},
+        "network": {"layout": "64=8=10"},
+        "training": {"stretch": 10, "batch": 5, "rate": 0.05} | training,
+    }
+
+
+def by_hand(config: Any, index: int, momentum: float, decay: float) -> torch.Tensor:
+    """What one peer, alone, has learned after the config's rounds: w −= rate · v, v = m·v + g + d·w."""
+    learner: Any = Swarm(config).member(index).learner
+    parameters = list(learner.network.module.parameters())
+    pace = [torch.zeros_like(one) for one in parameters]
+    for _ in range(2 * config.rounds):
+        chosen = learner.draw(5)
+        outputs = learner.network.module(learner.samples[0][chosen])
+        loss = learner.loss(outputs, learner.samples[1][chosen]).sum()
+        with torch.no_grad():
+            for v, w, g in zip(
+                pace, parameters, torch.autograd.grad(loss, parameters), strict=True
+            ):
+                v.mul_(momentum).add_(g + decay * w)
+                w -= 0.05 * v
+    return learner.network.flat
+
+
+@pytest.mark.parametrize(
+    ("training", "momentum", "decay"),
+    [
+        ({"weight_decay": 0.3}, 0.0, 0.3),
+        ({"optimizer": "momentum"}, 0.9, 0.0),
+        ({"optimizer": "momentum", "momentum": 0.5, "weight_decay": 0.1}, 0.5, 0.1),
+    ],
+)
+def test_steps_are_those_written_by_hand(
+    training: dict[str, Any], momentum: float, decay: float
+) -> None:
+    config = parse_config(table(**training))
+    simulation = Simulation.of(config)
+    list(simulation.rounds())
+    for index, member in enumerate(simulation.members):
+        expected = by_hand(config, index, momentum, decay)
+        torch.testing.assert_close(member.network.flat, expected, rtol=0, atol=1e-5)
+
+
+def test_adam_gets_its_decay() -> None:
+    learner: Any = Swarm(parse_config(table(optimizer="adam", weight_decay=0.2))).member(0).learner
+    assert learner.optimizer.param_groups[0]["weight_decay"] == 0.2
+
+
+@pytest.mark.parametrize(
+    ("training", "text"),
+    [
+        ({"momentum": 0.5}, "key 'training': has a momentum, which the optimizer 'sgd' does not use"),
+        ({"optimizer": "adam", "momentum": 0.5}, "the optimizer 'adam' does not use"),
+        ({"optimizer": "momentum", "momentum": 1.0}, "key 'training.momentum'"),
+        ({"weight_decay": -0.1}, "key 'training.weight_decay'"),
+    ],
+)  # fmt: skip
+def test_mistakes_name_the_key(training: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_config(table(**training), "swarm.toml")
+    assert text in str(error.value)
+
+
+def test_the_associative_network_has_no_gradient_to_decay() -> None:
+    sparse = {"data": {"set": "sparse"}, "network": {"layout": "50<>40"}}
+    with pytest.raises(ConfigError, match=r"key 'training.weight_decay': the associative network"):
+        Swarm(parse_config(sparse | {"training": {"weight_decay": 0.1}})).member(0)

@@ -1,0 +1,103 @@
+"""How long peers wait: keys of configs and peers' files; how often the link is tested: an option too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_kit import runner
+
+from gossamer.experiments import cli_live, watch
+from gossamer.experiments.config import ConfigError, parse_config
+from gossamer.experiments.join import load_join, read_join
+from gossamer.experiments.live import plan
+from gossamer.gossip.mqtt_options import KEEPALIVE, LONGEST_KEEPALIVE, MqttOptions
+from gossamer.peer import host
+from gossamer.peer.host import BrokerAddress, HostSpec, mqtt_transport
+from gossamer.peer.settings import Settings
+
+URL = "mqtt://127.0.0.1:1"
+TIMEOUTS = ("start_timeout", "settle_timeout", "leave_timeout")
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "anna.toml"
+    file.write_text(f'name = "anna"\nentry = "m:f"\n{text}\n')
+    return file
+
+
+@pytest.mark.parametrize("key", TIMEOUTS)
+def test_a_peers_file_and_a_config_say_how_long_to_wait(tmp_path, key):
+    usual = getattr(Settings(), key)
+    for text, expected in (("", usual), (f"{key} = 77", 77.0), (f"{key} = 0.5", 0.5)):
+        settings = load_join(written(tmp_path, text), "s", None).settings
+        assert getattr(settings, key) == expected
+    model = {"name": "all", "layout": "64-32-10"}
+    table = {"peers": 2, "data": {"samples": 20}, "models": [model]}
+    for gossip, expected in (({}, usual), ({key: 77}, 77.0)):
+        spec = plan(parse_config({**table, "gossip": gossip}), tmp_path, BrokerAddress(URL))
+        assert [getattr(peer.settings, key) for peer in spec.peers] == [expected] * 2
+
+
+@pytest.mark.parametrize("key", TIMEOUTS)
+@pytest.mark.parametrize("value", ["0", "-1", "inf", "nan", '"long"'])
+def test_what_nobody_can_wait_is_one_line(tmp_path, key, value):
+    with pytest.raises(ConfigError, match=f"anna.toml: key '{key}': "):
+        read_join(written(tmp_path, f"{key} = {value}"))
+
+
+@pytest.mark.parametrize("seconds", [0, -1, LONGEST_KEEPALIVE + 1])
+def test_a_keepalive_that_mqtt_cannot_say_is_one_line(tmp_path, seconds):
+    words = f"a keepalive has 1 to 65535 seconds, not {seconds}"
+    with pytest.raises(ConfigError, match=f"anna.toml: key 'keepalive': {words}"):
+        read_join(written(tmp_path, f"keepalive = {seconds}"))
+    with pytest.raises(ConfigError, match=f"config: key 'gossip.keepalive': {words}"):
+        parse_config({"gossip": {"keepalive": seconds}})
+    with pytest.raises(ValueError, match=words):
+        MqttOptions(keepalive=seconds)
+
+
+def test_the_keepalive_reaches_the_connection():
+    assert mqtt_transport(BrokerAddress(URL), "a").options.keepalive == KEEPALIVE
+    assert mqtt_transport(BrokerAddress(URL, keepalive=7), "a").options.keepalive == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "option", "expected"),
+    [("", [], None), ("keepalive = 9", [], 9), ("keepalive = 9", ["--keepalive", "7"], 7)],
+)
+def test_join_hands_the_keepalive_to_the_broker(
+    tmp_path, monkeypatch, capsys, text, option, expected
+):
+    seen: list[HostSpec] = []
+    monkeypatch.setattr(host, "run_guarded", lambda spec: seen.append(spec) or 1)
+    written(tmp_path, text)
+    arguments = ["--broker", URL, "--swarm", "s", "--config", "anna.toml", "-o", "out"]
+    assert runner(tmp_path, monkeypatch, capsys, "join")(*arguments, *option).code == 1
+    assert [spec.broker.keepalive for spec in seen] == [expected]
+
+
+def test_swarm_hands_the_keepalive_to_the_broker(tmp_path, monkeypatch, capsys):
+    seen: list[BrokerAddress] = []
+
+    def run_live(config, folder, address, **_):
+        seen.append(plan(config, folder, address).broker)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(watch, "run_live", run_live)
+    (tmp_path / "swarm.toml").write_text(
+        "peers = 2\ndata.samples = 20\ngossip.keepalive = 9\n"
+        '[[models]]\nname = "all"\nlayout = "64-32-10"\n'
+    )
+    run = runner(tmp_path, monkeypatch, capsys, "swarm")
+    for options in ([], ["--keepalive", "7"]):
+        assert run("swarm.toml", "--broker", URL, *options).code == 2
+    assert [address.keepalive for address in seen] == [9, 7]
+
+
+@pytest.mark.parametrize("command", ["swarm", "join"])
+def test_the_options_bounds_are_those_of_mqtt(command, tmp_path, monkeypatch, capsys):
+    assert cli_live.KEEPALIVES == (1, LONGEST_KEEPALIVE)
+    result = runner(tmp_path, monkeypatch, capsys, command)("x.toml", "--keepalive", "65536")
+    assert result.code == 2
+    assert "65535" in result.err

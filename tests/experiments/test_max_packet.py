@@ -1,0 +1,105 @@
+"""The largest packet that a broker is sent: a key of configs and peers' files, and an option."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_kit import runner
+
+from gossamer.experiments import cli_live, watch
+from gossamer.experiments.config import ConfigError, load_config, parse_config
+from gossamer.experiments.join import read_join
+from gossamer.experiments.live import plan
+from gossamer.gossip.mqtt import MqttTransport
+from gossamer.gossip.mqtt_options import LARGEST_PACKET, SMALLEST_PACKET, MqttOptions
+from gossamer.peer import host
+from gossamer.peer.host import BrokerAddress, HostSpec, mqtt_transport
+
+URL = "mqtt://127.0.0.1:1"
+SMALL: dict[str, Any] = {
+    "peers": 2,
+    "data": {"samples": 20},
+    "models": [{"name": "all", "layout": "64-32-10"}],
+}
+TOPIC = "x/inbox/v"
+
+
+def room(address: BrokerAddress) -> int:
+    transport = mqtt_transport(address, "a")
+    assert isinstance(transport, MqttTransport)
+    return transport.max_payload(TOPIC)
+
+
+def test_a_config_says_it_and_the_command_line_goes_before(tmp_path: Path) -> None:
+    config = parse_config({**SMALL, "gossip": {"max_packet": 4096}})
+    spec = plan(config, tmp_path, BrokerAddress(URL))
+    assert room(spec.broker) == room(BrokerAddress(URL)) - LARGEST_PACKET + 4096
+    given = plan(config, tmp_path, BrokerAddress(URL, max_packet=2000))
+    assert given.broker.max_packet == 2000
+    assert plan(parse_config(SMALL), tmp_path, BrokerAddress(URL)).broker.max_packet is None
+    HostSpec(spec.broker, str(tmp_path), []).write(tmp_path / "host.json")
+    assert HostSpec.read(tmp_path / "host.json").broker.max_packet == 4096
+
+
+@pytest.mark.parametrize("size", [511, 0, -4096, LARGEST_PACKET + 1])
+def test_what_no_packet_can_be_is_one_line(tmp_path: Path, size: int) -> None:
+    words = f"packets have 512 to 16777216 bytes, not {size}: give the broker's limit"
+    with pytest.raises(ConfigError, match=f"^config: key 'gossip.max_packet': {words}"):
+        parse_config({**SMALL, "gossip": {"max_packet": size}})
+    file = tmp_path / "anna.toml"
+    file.write_text(f'entry = "m:f"\nmax_packet = {size}\n')
+    with pytest.raises(ConfigError, match=f"anna.toml: key 'max_packet': {words}"):
+        read_join(file)
+    with pytest.raises(ValueError, match=words):
+        MqttOptions(max_packet=size)
+
+
+@pytest.mark.parametrize("size", ['"4k"', "true", "4096.5"])
+def test_a_config_takes_numbers_only(size: str, tmp_path: Path) -> None:
+    file = tmp_path / "swarm.toml"
+    file.write_text(f"[gossip]\nmax_packet = {size}\n")
+
+    with pytest.raises(ConfigError, match=r"swarm.toml: key 'gossip.max_packet'"):
+        load_config(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "option", "expected"),
+    [("", [], None), ("max_packet = 9000", [], 9000), ("max_packet = 9000", ["700"], 700)],
+)
+def test_join_hands_it_to_the_broker(
+    tmp_path, monkeypatch, capsys, text: str, option: list[str], expected: int | None
+) -> None:
+    seen: list[HostSpec] = []
+    monkeypatch.setattr(host, "run_guarded", lambda spec: seen.append(spec) or 1)
+    (tmp_path / "anna.toml").write_text(f'name = "anna"\nentry = "m:f"\n{text}\n')
+    arguments = ["--broker", URL, "--swarm", "s", "--config", "anna.toml", "-o", "out"]
+    options = ["--max-packet", *option] if option else []
+    result = runner(tmp_path, monkeypatch, capsys, "join")(*arguments, *options)
+    assert result.code == 1
+    assert [spec.broker.max_packet for spec in seen] == [expected]
+
+
+def test_swarm_hands_it_to_the_broker(tmp_path, monkeypatch, capsys) -> None:
+    seen: list[BrokerAddress] = []
+
+    def run_live(_config, _folder, address, **_):
+        seen.append(address)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(watch, "run_live", run_live)
+    (tmp_path / "swarm.toml").write_text("peers = 2\n")
+    run = runner(tmp_path, monkeypatch, capsys, "swarm")
+    for options in ([], ["--max-packet", "700"]):
+        assert run("swarm.toml", "--broker", URL, *options).code == 2
+    assert [address.max_packet for address in seen] == [None, 700]
+
+
+@pytest.mark.parametrize("command", ["swarm", "join"])
+def test_the_options_bounds_are_those_of_packets(command, tmp_path, monkeypatch, capsys) -> None:
+    assert (SMALLEST_PACKET, LARGEST_PACKET) == cli_live.PACKETS
+    result = runner(tmp_path, monkeypatch, capsys, command)("x.toml", "--max-packet", "511")
+    assert result.code == 2
+    assert "512" in result.err

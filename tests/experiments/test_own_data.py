@@ -1,0 +1,116 @@
+"""Data of a user's own in configs: a function `module:function`, in every command that takes a set."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gossamer.experiments.build import Swarm
+from gossamer.experiments.config import ConfigError, parse_config
+from gossamer.experiments.data import DataError, load
+from gossamer.experiments.entry import make_learner
+from gossamer.experiments.federated.config import parse_comparison
+from gossamer.experiments.federated.deal import clients_of
+from gossamer.experiments.federated.registry import METHODS
+from gossamer.experiments.simulate import Simulation
+from gossamer.experiments.sweep_outcome import outcomes
+
+torch.set_num_threads(1)
+
+README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+WRONG = """
+import numpy as np
+from gossamer.experiments.data import Dataset, samples
+def pair(): return np.zeros((4, 2)), np.zeros(4)
+def breaks(): raise KeyError("leaves")
+def few(): return Dataset("few", samples(np.zeros((4, 2)), np.array([0, 1, 2, 3])), None, classes=3)
+def none(): return Dataset("none", samples(np.zeros((0, 2)), np.zeros(0)), None, classes=3)
+number = 3
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    """A config's file, with the README's module beside it, and one with mistakes."""
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "my_data.py").write_text(next(one for one in blocks if "def orchard" in one))
+    (tmp_path / "wrong_data.py").write_text(WRONG)
+    return str(tmp_path / "swarm.toml")
+
+
+def table(**more: Any) -> dict[str, Any]:
+    return {
+        "peers": 4,
+        "rounds": 12,
+        "data": {"set": "my_data:orchard", "samples": 60},
+        "network": {"layout": "12=8=3"},
+        "models": [{"name": "all", "layout": "12-8-3"}],
+        "training": {"stretch": 60, "rate": 0.2, "reduction": "sum"},
+    } | more
+
+
+def test_the_example_learns_and_follows_the_seed(source: str) -> None:
+    simulation = Simulation.of(parse_config(table(), source), source)
+    first = simulation.members[0].learner.samples[0].clone()  # type: ignore[attr-defined]
+    *_, last = simulation.rounds()
+    assert last.accuracy > 0.6
+    other = Swarm(parse_config(table(seed=1), source), source).member(0)
+    assert not torch.equal(other.learner.samples[0], first)  # type: ignore[attr-defined]
+
+
+def test_a_sweep_and_a_live_peers_process_find_it_too(source: str) -> None:
+    configs = [parse_config(table(rounds=2, seed=seed), source) for seed in (0, 1)]
+    assert len(outcomes(configs, [source, source])) == 2
+    text = json.dumps(configs[0].model_dump(mode="json"))
+    learner = make_learner(text, 2, source)
+    member = Swarm(configs[0], source).member(2)
+    assert torch.equal(learner.samples[0], member.learner.samples[0])  # type: ignore[attr-defined]
+
+
+def test_a_comparison_deals_it_out(source: str) -> None:
+    found = parse_comparison(
+        {
+            "peers": 3,
+            "data": {"set": "my_data:orchard", "tested": "common"},
+            "network": {"layout": "12=8=3"},
+        },
+        source,
+    )
+    one, two = (clients_of(found, METHODS["fedavg"](), seed, source) for seed in (0, 1))
+    assert sum(client.samples for client in one) == 600
+    assert not torch.equal(one[0].learner.held_out[0], two[0].learner.held_out[0])
+    wrong = found.model_copy(
+        update={"data": found.data.model_copy(update={"set": "wrong_data:pair"})}
+    )
+    with pytest.raises(ConfigError, match=r"swarm.toml: key 'data.set': wrong_data:pair returned"):
+        clients_of(wrong, METHODS["fedavg"](), 0, source)
+
+
+@pytest.mark.parametrize(
+    ("named", "text"),
+    [
+        ("nowhere_data:f", "entry point 'nowhere_data:f': module 'nowhere_data' cannot be imported"),
+        ("wrong_data:missing", "entry point 'wrong_data:missing': 'wrong_data' has no function"),
+        ("wrong_data:number", "'wrong_data' has no function 'number'"),
+        ("wrong_data:pair", "wrong_data:pair returned tuple instead of a gossamer.experiments.data"),
+        ("wrong_data:breaks", "wrong_data:breaks raised KeyError: 'leaves', at "),
+        ("wrong_data:few", "wrong_data:few: few: train labels run from 0 to 3, but 3 classes allow"),
+        ("wrong_data:none", "wrong_data:none returned a Dataset without training samples"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line_with_the_key(source: str, named: str, text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Swarm(parse_config(table(data={"set": named}), source), source)
+    assert str(error.value).startswith(f"{source}: key 'data.set': ")
+    assert text in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_name_without_a_function_is_told_of_them() -> None:
+    with pytest.raises(DataError, match="or name a function of yours, module:function"):
+        load("orchard")

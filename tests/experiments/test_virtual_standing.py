@@ -1,0 +1,176 @@
+"""Figures of virtual time: who counts, the last round too, and nothing is lost to a mistake or to Ctrl-C."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gossamer.experiments import cli
+from gossamer.experiments.config import ConfigError, parse_config
+from gossamer.experiments.sweep_outcome import outcome
+from gossamer.experiments.virtual.learning import LearningSwarm, Reading
+from gossamer.experiments.virtual.report import Mean, curve, simulate_in_time, summarise
+from gossamer.experiments.virtual.standing import lives_of, read_lives, standing, write_lives
+
+torch.set_num_threads(1)
+
+
+def table(**time: Any) -> dict[str, Any]:
+    return {
+        "name": "tiny",
+        "peers": 4,
+        "rounds": 10,
+        "data": {"samples": 40, "test": 60},
+        "network": {"layout": "64=8=10"},
+        "models": [{"name": "global", "layout": "64-8-10"}],
+        "training": {"stretch": 40, "rate": 0.3},
+        "time": {"training": 1, "delay": 0.1} | time,
+    }
+
+
+TRACE = "3,leave,0\n3,leave,1\n6,arrive,1\n"
+
+
+def leaving(folder: Path) -> str:
+    """A config whose peer 0 leaves early and knows little, and whose peer 1 comes back."""
+    (folder / "trace.csv").write_text(TRACE, "utf-8")
+    return str(folder / "config.toml")
+
+
+def mean_of(folder: Path) -> tuple[str, str]:
+    with (folder / "summary.csv").open(newline="") as file:
+        name, _, _, accuracy, there = list(csv.reader(file))[-1]
+    assert name == "mean"
+    return accuracy, there
+
+
+def test_who_has_left_counts_no_more() -> None:
+    tests = {"a": [(1.0, 1, 0.5), (3.0, 2, 0.7)], "b": [(2.0, 1, 0.1)]}
+    lives = {"b": [(0.0, 2.5), (4.0, 5.0)]}
+    assert standing(tests, lives, 0.5) == {}
+    assert standing(tests, lives, 2.0) == {"a": 0.5, "b": 0.1}
+    assert standing(tests, lives, 2.5) == {"a": 0.5}
+    assert standing(tests, lives, 4.0) == {"a": 0.7, "b": 0.1}
+    assert Mean.of(tests, lives, 4.5) == Mean(4.5, pytest.approx(0.4), 2)
+    assert curve(tests, lives)[3.0] == [0.7]
+    assert curve({"b": tests["b"]}, {"b": [(0.0, 1.5)]}) == {}
+
+
+def test_lives_are_written_and_read(tmp_path: Path) -> None:
+    config = parse_config(table(churn={"trace": "trace.csv"}))
+    swarm = LearningSwarm(config, leaving(tmp_path))
+    lives = lives_of(swarm.world, ["0", "1", "2", "3"])
+    inf = float("inf")
+    assert lives == {
+        "0": [(0.0, 3.0)],
+        "1": [(0.0, 3.0), (6.0, inf)],
+        "2": [(0.0, inf)],
+        "3": [(0.0, inf)],
+    }
+    write_lives(tmp_path / "presence.csv", lives)
+    assert read_lives(tmp_path / "presence.csv") == lives
+    assert read_lives(tmp_path / "none.csv") == {}
+
+
+@pytest.mark.parametrize("seconds", [None, 25.0])
+def test_a_run_and_a_sweep_say_the_same(seconds: float | None, tmp_path: Path) -> None:
+    time = {"churn": {"trace": "trace.csv"}} | ({"seconds": seconds} if seconds else {})
+    config = parse_config(table(**time))
+    source, means = leaving(tmp_path), []
+    simulate_in_time(config, tmp_path / "out", source, on_mean=means.append)
+    found = outcome(config, source)
+    assert mean_of(tmp_path / "out") == (f"{found.accuracy:.4f}", "3")
+    assert means[-1] == Mean(seconds or 10.0, pytest.approx(found.accuracy), 3)
+    assert 5 < len(means) < 150
+    drawn = (tmp_path / "out" / "accuracy.svg").read_text()
+    assert "peers that are there at the time" in drawn
+    assert f"{found.accuracy:.3f}, the mean of 3" in drawn.replace("\n", " ")
+    (tmp_path / "out" / "presence.csv").unlink()  # the file is what tells who has left
+    summarise(tmp_path / "out", "tiny")
+    assert mean_of(tmp_path / "out")[1] == "4"
+
+
+def test_a_swarm_that_everybody_left_has_no_accuracy(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("".join(f"3,leave,{peer}\n" for peer in range(4)), "utf-8")
+    config = parse_config(table(churn={"trace": "trace.csv"}))
+    means: list[Mean] = []
+    simulate_in_time(config, tmp_path, str(tmp_path / "config.toml"), on_mean=means.append)
+    assert means[-1].peers == 0
+    with pytest.raises(ConfigError, match=r"key 'time\.churn': all peers have left by the end"):
+        outcome(config, str(tmp_path / "config.toml"))
+
+
+@pytest.mark.parametrize("pace", [1, 0.1, 0.7])
+@pytest.mark.parametrize("rounds", [3, 10])
+def test_the_round_that_ends_with_the_run_counts(pace: float, rounds: int) -> None:
+    tests: list[Reading] = []
+    config = parse_config(table(training=pace) | {"rounds": rounds})
+    swarm = LearningSwarm(config, on_test=tests.append)
+    swarm.run()
+    assert swarm.rounds == [rounds] * 4
+    final = [test for test in tests if test.round == rounds]
+    assert [(test.peer, test.time) for test in final] == [(p, swarm.seconds) for p in range(4)]
+
+
+def test_the_command_shows_the_mean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("trace.csv").write_text(TRACE, "utf-8")
+    Path("tiny.toml").write_text(
+        """
+name = "tiny"
+peers = 4
+rounds = 10
+data = {samples = 40, test = 60}
+network = {layout = "64=8=10"}
+models = [{name = "global", layout = "64-8-10"}]
+training = {stretch = 40, rate = 0.3}
+time = {training = 1, delay = 0.1, churn = {trace = "trace.csv"}}
+""",
+        "utf-8",
+    )
+    monkeypatch.setattr(sys, "argv", ["gossamer", "simulate", "tiny.toml", "-o", "out"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert not stop.value.code
+    said = capsys.readouterr().out
+    accuracy = float(mean_of(Path("out"))[0])
+    assert f"accuracy {accuracy:.3f}: the mean over the 3 of 4 peers that are there" in said
+
+
+def test_a_mistake_leaves_earlier_results_alone(tmp_path: Path) -> None:
+    simulate_in_time(parse_config(table()), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert before["metrics.jsonl"].count(b"\n") > 20
+    wrong = parse_config(table(partitions=[{"start": 1.0, "end": 2.0, "peers": [99]}]))
+    with pytest.raises(ConfigError, match="names peer 99"):
+        simulate_in_time(wrong, tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_interrupted_networks_have_what_their_peers_held(tmp_path: Path) -> None:
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+
+    def stop(tested: Reading) -> None:
+        if tested.time > 4.5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate_in_time(parse_config(table()), stopped, networks=True, on_test=stop)
+    simulate_in_time(parse_config(table()), whole, networks=True)
+    swarm = LearningSwarm(parse_config(table()))
+    networks = [member.network for member in swarm.members]
+    fresh = [network.flat.clone() for network in networks]
+    for peer, network in enumerate(networks):
+        network.load(stopped / f"peer-{peer}.safetensors")
+        early = network.flat.clone()
+        network.load(whole / f"peer-{peer}.safetensors")
+        # learned, but not to the end
+        assert not torch.equal(early, fresh[peer])
+        assert not torch.equal(early, network.flat)

@@ -1,0 +1,60 @@
+"""How long a transfer is waited for: large ones longer, and those that were asked back too early."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gossamer.gossip.delays import LARGE, MAX_HOPELESS, Delays, DelaysBySize, Patience
+from gossamer.gossip.gossiper import Gossiper
+from gossamer.gossip.messages import Ack, Give, Recall
+from gossamer.gossip.pushsum import ONE
+from gossamer.gossip.store import DictStore
+
+
+def test_what_is_large_may_take_its_time() -> None:
+    patience = Patience(first=1.0, rate=1e6)
+    delays = DelaysBySize(patience)
+    for _ in range(50):
+        delays.of(100).acknowledged(0.01, 1)
+    assert delays.of(LARGE - 1).recall_after() == pytest.approx(0.4)
+    assert delays.of(40_000_000).recall_after() == pytest.approx(20 * 41.0)
+    delays.of(40_000_000).acknowledged(5.0, 1)
+    assert delays.of(41_000_000).recall_after() == pytest.approx(100.0)
+    assert delays.of(LARGE - 1).recall_after() == pytest.approx(0.4)
+
+
+def test_a_recall_that_came_too_early_makes_the_next_wait_longer() -> None:
+    delays = Delays(Patience(first=1.0, recall_factor=10.0, backoff=2.0))
+    for wait in (20.0, 40.0):
+        delays.recalled(arrived=False)
+        assert delays.recall_after() == pytest.approx(wait)
+    for _ in range(100):
+        delays.recalled(arrived=False)
+    assert delays.recall_after() == pytest.approx(10.0 * 2.0**MAX_HOPELESS)
+    delays.recalled(arrived=True)
+    assert delays.recall_after() == pytest.approx(10.0)
+
+
+def test_a_transfer_slower_than_the_first_recall_passes_in_the_end() -> None:
+    """The link takes 70 s for every transfer, and carries small messages at once."""
+    patience = Patience(first=1.0, recall_factor=20.0)
+    gossiper = Gossiper("a", "sa", DictStore({"v": np.zeros(2)}), patience=patience)
+    gossiper.inject("v", ONE)
+    gossiper.peer_online("b", "sb", ["v"])
+    now, recalls, credited = 0.0, 0, False
+    while not credited and now < 1000:
+        if not gossiper.ledger.open:
+            gossiper.push("v", {"b": ONE // 4}, now)
+            sent = now
+        gossiper.tick(now)
+        for message in gossiper.poll():
+            if isinstance(message, Recall) or (isinstance(message, Give) and now - sent >= 70):
+                credited = isinstance(message, Give)
+                recalls += not credited
+                verdict = "credited" if credited else "void"
+                gossiper.handle(Ack("v", "b", "sb", "a", "sa", message.sequence, verdict), now)
+                break
+        now += 0.5
+    assert credited
+    assert recalls == 2  # after 20 and 40 seconds; the third may take 80

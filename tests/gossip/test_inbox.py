@@ -1,0 +1,56 @@
+"""The inbox hands out what waits in stretches: many messages in one turn of the loop, but not all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from gossamer.gossip import topics, transport
+from gossamer.gossip.transport import Inbox, Received
+
+COUNT = 2000
+
+
+def turns_while_reading(run) -> int:
+    """Turns that another task of the loop gets while a full inbox is read."""
+
+    async def scenario() -> int:
+        inbox = Inbox(Counter(), COUNT)
+        topic = topics.inbox("nest", "a", "global")
+        for number in range(COUNT):
+            assert inbox.offer(Received(topic, number.to_bytes(4, "big"), False))
+        inbox.close()
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        await asyncio.sleep(0)
+        turns = 0
+        read = [int.from_bytes(message.payload, "big") async for message in inbox.messages()]
+        task.cancel()
+        assert read == list(range(COUNT))
+        assert inbox.held_bytes == 0
+        return turns
+
+    return run(scenario())
+
+
+def test_a_turn_of_the_loop_hands_out_many(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "STRETCH", 1e9)
+    assert turns_while_reading(run) == 0
+
+
+def test_a_full_inbox_does_not_starve_the_others(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "STRETCH", 0.0)
+    assert turns_while_reading(run) >= COUNT - 1
+
+
+def test_stretches_are_short_but_longer_than_a_message() -> None:
+    assert 1e-3 <= transport.STRETCH <= 20e-3

@@ -1,0 +1,73 @@
+"""A process whose disk is full: metrics are left out, a checkpoint or a network that cannot be written is
+one line and exit code 2."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+from peer_kit import quick
+
+from gossamer.models import SlicedNetwork
+from gossamer.peer import checkpoint, saving
+from gossamer.peer.host import BrokerAddress, HostSpec, PeerSpec, run_guarded
+
+HERE = Path(__file__).parent
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture
+def start(tmp_path, brokers, monkeypatch):
+    """Run a process of one peer to its end: the exit code."""
+    monkeypatch.chdir(HERE)
+    monkeypatch.setattr(saving, "RETRY_FOR", 0.0)
+    address = BrokerAddress(brokers("amqtt").url)
+
+    def run() -> int:
+        spec = PeerSpec("a", "peer_kit:make_learner", {"name": "a"}, quick(rounds=2))
+        return run_guarded(HostSpec(address, str(tmp_path), [spec]))
+
+    return run
+
+
+def fail(*_) -> None:
+    raise FULL
+
+
+def only_line(capsys) -> str:
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: peer a: ")
+    assert "No space left on device" in line
+    return line
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_without_room_for_metrics_a_peer_goes_on(start, tmp_path, caplog):
+    (tmp_path / "a.jsonl").symlink_to("/dev/full")
+    assert start() == 0
+    assert caplog.text.count("a.jsonl: cannot be written: No space left on device") == 1
+    assert (tmp_path / "a.safetensors").exists()
+
+
+def test_without_room_for_its_checkpoint_a_peer_ends_in_one_line(
+    start, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(checkpoint, "save_file", fail)
+    assert start() == 2
+    assert "a.checkpoint cannot be written" in only_line(capsys)
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_without_room_for_its_network_a_peer_keeps_its_checkpoint(
+    start, tmp_path, monkeypatch, capsys
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(SlicedNetwork, "save", fail)
+        assert start() == 2
+    assert "cannot write what it learnt" in only_line(capsys)
+    assert (tmp_path / "a.checkpoint").exists()
+    assert start() == 0
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "a.jsonl", "a.report.json", "a.safetensors",
+    ]  # fmt: skip

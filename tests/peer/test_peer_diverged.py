@@ -1,0 +1,116 @@
+"""Peers whose values cannot be sent: too large for float16, or not finite after a training that diverged."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from peer_kit import Nest, Still, consensus, held, injected, make_learner, quick
+
+from gossamer.gossip.chunks import Reassembler
+from gossamer.gossip.wire import decode
+from gossamer.peer.mail import Outgoing
+
+NAMES = ("a", "b", "c")
+SERVERS = {"global": "b"}
+
+
+class Diverging(Still):
+    """Its shared values are not finite after its second training, and ever after."""
+
+    def train(self, steps: int):
+        metrics = super().train(steps)
+        if self.rounds >= 2:
+            values = self.network.read("global").clone()
+            values[0] = torch.nan
+            self.network.write("global", values)
+        return metrics
+
+
+def settings(mode: str, **changes):
+    base = {"expect": NAMES, "founder": True, "servers": SERVERS, "settle_timeout": 2.0}
+    return quick(mode=mode, **{**base, **changes})
+
+
+@pytest.mark.parametrize("mode", ["async", "rounds", "server"])
+@pytest.mark.parametrize("who", ["a", "b"])  # with servers, a client and the server
+def test_who_diverged_is_named_and_infects_nobody(run, tmp_path, caplog, mode, who):
+    learners = {
+        name: (Diverging if name == who else Still)(make_learner(name), value)
+        for name, value in zip(NAMES, (0.0, 1.0, 5.0), strict=True)
+    }
+
+    async def swarm():
+        nest = Nest(settings(mode))
+        for name, learner in learners.items():
+            nest.start(name, learner, checkpoint=tmp_path / name)
+        return await nest.all()
+
+    with caplog.at_level(logging.WARNING):
+        reports = run(swarm())
+    assert [report.rounds for report in reports] == [6, 6, 6]
+    assert held(reports) == injected(reports) == 3
+    for name, learner in learners.items():
+        finite = bool(torch.isfinite(learner.network.read("global")).all())
+        assert finite == (name != who)
+    told = [r.getMessage() for r in caplog.records if "has diverged" in r.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith(f"peer {who}: model global has diverged, 1 of its")
+
+
+def count_dtypes(nest: Nest) -> dict[str, int]:
+    """Count the dtypes of what peers send, and the bytes of their values."""
+    counted = {"float16": 0, "float32": 0}
+
+    def watch(engine) -> None:
+        turn = engine.turn
+
+        def and_count(*arguments):
+            outgoing = []
+            for one in turn(*arguments):
+                packets = list(one.packets)
+                together = Reassembler()
+                for whole in [together.add(packet) for packet in packets]:
+                    dtype = None if whole is None else decode(whole).dtype
+                    if dtype is not None:
+                        counted[dtype] += 1
+                outgoing.append(Outgoing(one.receiver, one.vector, iter(packets)))
+            return outgoing
+
+        engine.turn = and_count
+
+    for life in nest.lives:
+        begin = life.peer._learn_or_leave
+
+        async def learn(member, begin=begin):
+            watch(member.engine)
+            return await begin(member)
+
+        life.peer._learn_or_leave = learn
+    return counted
+
+
+@pytest.mark.parametrize("mode", ["async", "rounds", "server"])
+def test_a_value_that_float16_cannot_hold_travels_in_float32(run, caplog, mode):
+    """The mean of all is small, so that what follows is float16 again."""
+    learners = [Still(make_learner(n), v) for n, v in zip(NAMES, (1e5, 0.0, -9e4), strict=True)]
+
+    async def swarm():
+        nest = Nest(settings(mode, dtype="float16", settle_tolerance=1e-2))
+        for name, learner in zip(NAMES, learners, strict=True):
+            nest.start(name, learner)
+        counted = count_dtypes(nest)
+        return await nest.all(), counted
+
+    with caplog.at_level(logging.WARNING):
+        reports, counted = run(swarm())
+    assert held(reports) == injected(reports) == 3
+    assert not any(report.gossip.get("own-value-too-large") for report in reports)
+    assert counted["float32"] >= 1
+    assert counted["float16"] >= 1
+    if mode != "async":
+        assert consensus(learners) < 1e-2
+        for learner in learners:
+            np.testing.assert_allclose(learner.network.read("global"), 1e4 / 3, rtol=2e-3)

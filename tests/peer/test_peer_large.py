@@ -1,0 +1,164 @@
+"""Large models: what a peer takes in, what may wait for it, and what it says when nothing gets through."""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from peer_kit import Nest, Still, consensus, held, injected, make_learner, quick
+
+from gossamer.gossip import topics
+from gossamer.gossip.chunks import Chunker
+from gossamer.gossip.memory_transport import MemoryBroker
+from gossamer.gossip.messages import Give, Recall
+from gossamer.gossip.trust import NoTrust
+from gossamer.gossip.wire import MAX_MESSAGE_BYTES
+from gossamer.peer import mail
+from gossamer.peer.engine import Engine
+from gossamer.peer.errors import PeerError
+from gossamer.peer.outgoing import TRIES, Dispatch
+from gossamer.peer.room import LEAST, MOST, Room
+
+# --- room ---------------------------------------------------------------------------------------
+
+
+def test_the_room_fits_the_peers_own_models():
+    values = 17_500_000  # 70 MB
+    reassembler = Room("a", {"global": values}, "float32").reassembler()
+    assert reassembler.add(next(Chunker("b", 16_000).split([bytes(4 * values)]))) is None
+    assert reassembler.unfinished == 1
+
+
+def test_a_peer_keeps_no_room_for_what_it_has_no_use_for():
+    engine = Engine("a", make_learner("a"), quick())
+    chunk = next(Chunker("b", 16_000).split([bytes(10_000_000)]))
+    engine.turn([("global", chunk)], [], 0.0, 16_000)
+    assert engine.dropped == {"too-large": 1}
+
+
+def test_a_model_too_large_for_any_message_is_refused_by_name():
+    values = MAX_MESSAGE_BYTES // 4
+    with pytest.raises(PeerError, match=rf"model global: its {values} values .* or send float16"):
+        Room("a", {"local": 10, "global": values}, "float32")
+    Room("a", {"global": values}, "float16")
+    with pytest.raises(PeerError, match=r"several partial models$"):
+        Room("a", {"global": 2 * values}, "float16")
+
+
+def test_what_may_wait_grows_with_models_and_neighbours():
+    small, large = (Room("a", {"v": size}, "float32") for size in (100, 10_000_000))
+    assert small.waiting(1) == small.waiting(8) == LEAST
+    assert 160_000_000 <= large.waiting(1) < large.waiting(4) <= 500_000_000
+    assert large.waiting(10_000) == MOST
+    assert Room("a", {"v": 60_000_000}, "float32").waiting(10_000) >= 2 * 240_000_000
+
+
+def member_of(room: Room, trust: Any = None) -> Any:
+    engine = SimpleNamespace(dropped=Counter(), room=room)
+    return SimpleNamespace(
+        pending=[], pending_bytes=0, pending_limit=room.waiting(1), engine=engine,
+        trust=trust or NoTrust("a"),
+    )  # fmt: skip
+
+
+def test_outsiders_fill_no_memory_of_a_busy_peer():
+    inbox = topics.parse(topics.inbox("nest", "a", "global"))
+    junk = bytes(1 << 20)
+    small = member_of(Room("a", {"global": 1000}, "float32"))
+    large = member_of(Room("a", {"global": 1_000_000}, "float32"))
+    for _ in range(100):
+        mail._file(small, inbox, junk)
+        mail._file(large, inbox, junk)
+    assert (small.pending, small.engine.dropped) == ([], {"packet-too-large": 100})
+    assert 2 * 4_000_000 <= large.pending_bytes <= 20_000_000
+    assert large.engine.dropped == {"busy": 100 - len(large.pending)}
+
+
+def test_what_trust_does_not_expect_is_not_kept():
+    class Wary(NoTrust):
+        def expects(self, model: str, packet: Any) -> bool:
+            return bytes(packet) == b"genuine"
+
+    member = member_of(Room("a", {"global": 1000}, "float32"), Wary("a"))
+    inbox = topics.parse(topics.inbox("nest", "a", "global"))
+    for payload in (b"junk", b"genuine"):
+        mail._file(member, inbox, payload)
+    assert member.pending == [("global", b"genuine")]
+
+
+INDEX_AND_COUNT = struct.Struct("<II")  # in a chunk's header
+
+# --- lost packets -------------------------------------------------------------------------------
+
+
+class Leaky(MemoryBroker):
+    """Loses every other packet of messages in many: of a copy the even ones, of the next the odd."""
+
+    def __init__(self) -> None:
+        super().__init__(max_packet=600)
+        self._copies: Counter[str] = Counter()
+        self.lost = 0
+
+    def publish(self, sender: str, topic: str, payload: bytes, retain: bool) -> None:
+        if topics.is_gossip(topic):
+            index, count = INDEX_AND_COUNT.unpack_from(payload, 24)
+            self._copies[topic] += count > 1 and index == 0
+            if count > 1 and (index + self._copies[topic]) % 2:
+                self.lost += 1
+                return
+        super().publish(sender, topic, payload, retain)
+
+
+def test_a_message_of_which_every_copy_is_damaged_arrives(run):
+    async def scenario():
+        broker = Leaky()
+        nest = Nest(quick(rounds=1, mode="rounds", exchanges=1, expect=("a", "b")), broker)
+        learners = [
+            Still(make_learner(name, {"global": "40-40-10"}, layout="40=40=10"), value)
+            for name, value in (("a", 0.0), ("b", 1.0))
+        ]
+        for name, learner in zip("ab", learners, strict=True):
+            nest.start(name, learner)
+        reports = await nest.all()
+        assert broker.lost > 10
+        assert held(reports) == injected(reports) == 2
+        assert consensus(learners) < 1e-3
+
+    run(scenario())
+
+
+def dispatch() -> Dispatch:
+    counted = SimpleNamespace(sent=lambda *_: None)
+    return Dispatch("a", {"v": "0" * 16}, "float32", counted, NoTrust("a"))  # type: ignore[arg-type]
+
+
+def give(sequence: int, values: int = 5000) -> Give:
+    return Give("v", "a", "sa", sequence, "b", "sb", 1, np.zeros(values, np.float32))
+
+
+def test_one_warning_says_to_whom_nothing_gets_through(caplog):
+    sending = dispatch()
+    recall = Recall("v", "a", "sa", "b", "sb", 1)
+    with caplog.at_level(logging.WARNING):
+        for message in (give(1), give(1), recall, give(2), *[give(2)] * TRIES):
+            sending.pack([message], "sa", 1000)
+    (record,) = caplog.records
+    text = record.getMessage()
+    assert "model v: a message of 20" in text
+    assert f"in 21 packets was sent to b {TRIES} times" in text
+    assert "raise max_packet and the broker's packet limit" in text
+
+
+def test_no_warning_while_messages_are_acknowledged_or_fit_one_packet(caplog):
+    sending, small = dispatch(), dispatch()
+    with caplog.at_level(logging.WARNING):
+        for sequence in range(1, 4 * TRIES):
+            sending.pack([give(sequence)], "sa", 1000)
+            sending.pack([give(sequence)], "sa", 1000)
+            small.pack([give(1, values=10)], "sa", 1000)
+    assert not caplog.records

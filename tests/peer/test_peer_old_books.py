@@ -1,0 +1,152 @@
+"""Who comes back with old books, or in a session that was given up, begins a new one and counts once."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+
+import pytest
+import torch
+from peer_kit import Nest, Still, consensus, held, last_seen, make_learner, quick, wait_for
+
+from gossamer.gossip.delays import Delays
+from gossamer.gossip.pushsum import ONE
+from gossamer.peer import clock
+from gossamer.peer.engine import Engine
+from gossamer.peer.errors import PeerError
+
+PAIR = ("a", "b")
+
+
+@pytest.fixture(autouse=True)
+def _ask_back_soon(monkeypatch):
+    """After the longest delay that was seen, times twenty, a slow machine's test would be over."""
+    monkeypatch.setattr(Delays, "recall_after", lambda _: 0.5)
+
+
+def one_life(path, **settings) -> Engine:
+    engine = Engine("a", Still(make_learner("a"), 0.25), quick(**settings), checkpoint=path)
+    engine.found(newcomer=False)
+    engine.train()
+    engine.save()
+    return engine
+
+
+def next_life(path, **settings) -> Engine:
+    return Engine("a", Still(make_learner("a"), 7.0), quick(**settings), checkpoint=path)
+
+
+@pytest.mark.parametrize("mode", ["async", "rounds"])
+def test_after_the_machine_started_anew_values_and_rounds_are_kept_in_a_new_session(
+    tmp_path, monkeypatch, caplog, mode
+):
+    """A power cut may have brought an older file back: what others were told since is not in its books."""
+    one = one_life(tmp_path / "c", mode=mode)
+    monkeypatch.setattr(clock, "boot", lambda: "another")
+    two = next_life(tmp_path / "c", mode=mode)
+    assert not two.restored
+    assert two.lived
+    assert two.session != one.session
+    assert two.round == 1
+    assert torch.equal(two.network.flat, one.network.flat)
+    assert two.report()["weight"]["global"] == [0, 0, 0]
+    assert "the machine started anew" in caplog.text
+
+
+def test_with_its_clock_set_back_a_peer_takes_a_new_session(tmp_path, monkeypatch):
+    monkeypatch.setattr(clock, "boot", lambda: None)  # else the clock on the wall does not matter
+    one = one_life(tmp_path / "c")
+    last_seen(tmp_path / "c", -7200.0)  # yet to come
+    two = next_life(tmp_path / "c")
+    assert not two.restored
+    assert two.session != one.session
+
+
+def test_the_lease_counts_from_when_others_could_hear_of_it_not_from_the_last_save(tmp_path):
+    one = one_life(tmp_path / "c", lease=600.0)
+    one.in_touch -= 700.0  # trained and saved alone since
+    one.save()
+    assert not next_life(tmp_path / "c", lease=600.0).restored
+    assert next_life(tmp_path / "c", lease=900.0).restored
+
+
+def test_a_restart_does_not_begin_the_lease_again(tmp_path):
+    one_life(tmp_path / "c")
+    last_seen(tmp_path / "c", 500.0)
+    two = next_life(tmp_path / "c")
+    assert two.restored
+    assert clock.clock() - two.in_touch >= 500.0
+
+
+def test_neighbours_are_believed_after_a_restart_and_once_in_a_lease(tmp_path):
+    one = one_life(tmp_path / "c")
+    one.gossiper._state.disowned = "b had given it up"
+    assert one.disowned() == ""
+    one._began -= 2 * one.settings.lease
+    assert one.disowned() == "b had given it up"
+    one.renew()
+    assert one.disowned() == ""
+    two = next_life(tmp_path / "c")
+    two.gossiper._state.disowned = "b had given it up"
+    assert two.disowned() == "b had given it up"
+
+
+def test_lockstep_modes_cannot_renew_and_say_why(tmp_path):
+    one = one_life(tmp_path / "c", mode="rounds")
+    with pytest.raises(PeerError, match="must end its session: b had given it up, and rounds mode"):
+        one.renew("must end its session: b had given it up")
+
+
+def test_an_old_copy_of_a_checkpoint_is_found_out_and_counts_once(run, tmp_path, caplog):
+    async def swarm():
+        nest = Nest(quick(rounds=10**9, expect=PAIR, founder=True))
+        one, two = (nest.start(n, checkpoint=tmp_path / f"{n}.checkpoint") for n in PAIR)
+        await wait_for(lambda: two.counts() and two.peer._member.engine.round > 2)
+        ledger = two.peer._member.engine.gossiper.ledger
+        session = two.peer._member.session
+        shutil.copy(tmp_path / "b.checkpoint", tmp_path / "copy")
+        given = ledger.given("a", "global")
+        await wait_for(lambda: ledger.given("a", "global") > given + 5)
+        await two.crash()
+        shutil.copy(tmp_path / "copy", tmp_path / "b.checkpoint")
+        again = nest.start("b", checkpoint=tmp_path / "b.checkpoint")
+        await wait_for(lambda: again.counts() and again.peer._member.session != session)
+        for life in (one, again):
+            life.go_on_for(3)
+        return [one, again], await nest.all()
+
+    with caplog.at_level(logging.WARNING):
+        lives, reports = run(swarm())
+    assert "peer b must end its session: its books are older than what a has seen" in caplog.text
+    assert [r.weight["global"][2] for r in reports] == [ONE, ONE]
+    assert all(r.weight["global"][1] == 0 for r in reports)  # no edge hangs
+    assert held(reports) <= 3  # of two peers, one of which came twice
+    assert consensus([life.peer.learner for life in lives]) < 1e-3
+
+
+def test_who_was_given_up_and_returns_in_its_old_session_is_told_and_counts_once(
+    run, tmp_path, caplog
+):
+    async def swarm():
+        nest = Nest(quick(rounds=10**9, expect=PAIR, founder=True))
+        one, two = (nest.start(n, checkpoint=tmp_path / f"{n}.checkpoint") for n in PAIR)
+        await wait_for(lambda: two.counts() and two.peer._member.engine.round > 2)
+        session = two.peer._member.session
+        lost = two.peer._member.engine.gossiper
+        await two.crash()
+        account = lost.account("global")
+        await one.outlive("b")
+        await wait_for(lambda: one.peer._member.roster._entries["b"].announced is None)
+        again = nest.start("b", checkpoint=tmp_path / "b.checkpoint")
+        await wait_for(lambda: again.counts() and again.peer._member.session != session)
+        for life in (one, again):
+            life.go_on_for(3)
+        return [one, again], await nest.all(), account
+
+    with caplog.at_level(logging.WARNING):
+        lives, reports, lost = run(swarm())
+    assert caplog.text.count("peer a: b is back in a session that was given up here") == 1
+    assert "peer b must end its session: a had given it up" in caplog.text
+    assert 3 * ONE - lost.held - lost.open <= round(held(reports) * ONE) <= 3 * ONE
+    assert reports[1].weight["global"][2] == ONE
+    assert consensus([life.peer.learner for life in lives]) < 1e-3

@@ -1,0 +1,66 @@
+"""Cards of trusting peers, on a broker in memory: those of the dead, and those that were refused."""
+
+from __future__ import annotations
+
+import time
+
+from papers_kit import Papers
+from peer_kit import Nest, consensus, held, injected, make_learner, quick, wait_for
+
+from gossamer.gossip.trust import Trust, epochs, unanswered
+from gossamer.peer import credentials
+
+
+def test_a_dead_peers_card_does_not_keep_the_others_from_learning(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(epochs, "SILENCE", 1e9)  # nobody has to be passed over
+    papers = Papers(tmp_path)
+    names = papers.names("a", "b", "c")
+    alone = quick(rounds=10**9, founder=True)
+    settings = quick(expect=names[1:], founder=True)
+
+    async def scenario():
+        nest = Nest(settings)
+        dead = nest.start("a", settings=papers.settings("a", alone))
+        await wait_for(dead.trains)
+        await dead.crash()
+        learners = [make_learner(label) for label in ("b", "c")]
+        for label, learner in zip(("b", "c"), learners, strict=True):
+            nest.start(label, learner, papers.settings(label, settings))
+        return learners, await nest.all()
+
+    learners, reports = run(scenario())
+    assert consensus(learners) < 1e-3
+    assert held(reports) == injected(reports) == 2
+
+
+def test_who_was_refused_for_its_clock_is_let_in_when_it_is_right(run, tmp_path, monkeypatch):
+    """Nobody answers it, so it shows its card again; it need not be started again."""
+    monkeypatch.setattr(unanswered, "PATIENCE", 0.2)
+    ahead = {"b": 86_400.0}
+
+    def with_own_clock(identity, *args, **options):
+        def wall():
+            return time.time() + ahead.get(identity.label, 0.0)
+
+        return Trust(identity, *args, **options, wall=wall)
+
+    monkeypatch.setattr(credentials, "Trust", with_own_clock)
+    papers = Papers(tmp_path)
+    names = [papers.invite(label, days=3.0) for label in ("a", "b")]  # valid tomorrow, too
+    settings = quick(expect=tuple(names), founder=True)
+
+    async def scenario():
+        nest = Nest(settings)
+        learners = [make_learner(label) for label in ("a", "b")]
+        first, _ = [
+            nest.start(label, learner, papers.settings(label, settings))
+            for label, learner in zip(("a", "b"), learners, strict=True)
+        ]
+        await wait_for(lambda: first.peer._member and first.peer._member.trust.counters)
+        assert set(first.peer._member.trust.counters) == {"untrusted-clock"}
+        ahead.clear()
+        return learners, await nest.all()
+
+    learners, reports = run(scenario())
+    assert consensus(learners) < 1e-3
+    assert held(reports) == injected(reports) == 2

@@ -1,0 +1,231 @@
+"""When checkpoints are written: before anything is told, now and then, and as long as the disk lets us."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import stat
+
+import pytest
+from peer_kit import Nest, Still, held, injected, make_learner, quick, wait_for
+from safetensors import SafetensorError
+
+from gossamer.gossip.privacy import ReleasePlan
+from gossamer.gossip.pushsum import ONE
+from gossamer.peer import checkpoint, saving
+from gossamer.peer.checkpoint import load_checkpoint
+from gossamer.peer.engine import Engine
+from gossamer.peer.errors import NotSaved
+from gossamer.peer.presence import Online
+
+ROOM = 1 << 20
+FULL = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+PAIR = ("a", "b")
+
+
+def make_engine(path, **settings) -> Engine:
+    engine = Engine("a", Still(make_learner("a"), 1.0), quick(**settings), checkpoint=path)
+    engine.found(newcomer=False)
+    return engine
+
+
+def saved_round(path) -> int:
+    tree = load_checkpoint(path)
+    assert tree is not None
+    return tree["round"]
+
+
+def turn(engine: Engine, *events, now: float = 0.0):
+    return engine.turn([], events, now, ROOM)
+
+
+class Disk:
+    """Counts what is written, and can be full."""
+
+    def __init__(self, monkeypatch):
+        self.full, self.saves = False, 0
+        self._save = checkpoint.save_file
+        monkeypatch.setattr(checkpoint, "save_file", self)
+
+    def __call__(self, *arguments) -> None:
+        if self.full:
+            raise FULL
+        self.saves += 1
+        self._save(*arguments)
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """However long a save takes, on whatever machine, the next one need not wait for it."""
+    monkeypatch.setattr(saving, "LARGEST_SHARE", math.inf)
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    return Disk(monkeypatch)
+
+
+@pytest.mark.usefixtures("eager")
+def test_who_trains_alone_saves_now_and_then(tmp_path):
+    path = tmp_path / "a.checkpoint"
+    engine = make_engine(path, save_every=0.0)
+    for number in range(1, 4):
+        engine.train()
+        turn(engine)
+        assert saved_round(path) == number
+
+
+@pytest.mark.usefixtures("eager")
+def test_it_does_not_save_all_the_time(tmp_path, disk):
+    engine = make_engine(tmp_path / "a", save_every=1e9)
+    engine.train()
+    turn(engine)
+    assert disk.saves == 1
+    engine = make_engine(tmp_path / "b", save_every=0.0)
+    engine.train()
+    turn(engine)
+    turn(engine)  # nothing was trained since
+    assert disk.saves == 3
+
+
+def test_what_takes_long_to_save_is_saved_less_often(tmp_path, disk):
+    engine = make_engine(tmp_path / "a", save_every=0.0)
+    engine._saver._cost = 1e9
+    engine.train()
+    turn(engine)
+    assert disk.saves == 1
+
+
+def test_what_is_only_repeated_is_not_saved_again(tmp_path, disk):
+    engine = make_engine(tmp_path / "a.checkpoint", save_every=1e9)
+    before = disk.saves
+    engine.train()
+    sent = turn(engine, Online("b", "b-1", ("global",)))
+    engine.train()
+    sent = turn(engine)
+    assert sent
+    assert disk.saves == before + 1
+    repeated = turn(engine, now=1e6)
+    assert repeated
+    assert disk.saves == before + 1
+    back = Engine("a", Still(make_learner("a"), 0.0), quick(), checkpoint=tmp_path / "a.checkpoint")
+    assert back.restored
+    mine, its = (each.gossiper.ledger.open["b", "global"].give for each in (engine, back))
+    assert (mine.sequence, mine.weight) == (its.sequence, its.weight)
+
+
+def test_nothing_is_sent_that_could_not_be_saved(tmp_path, disk, monkeypatch, caplog):
+    monkeypatch.setattr(saving, "RETRY_FOR", 0.0)
+    path = tmp_path / "a.checkpoint"
+    engine = make_engine(path)
+    turn(engine, Online("b", "b-1", ("global",)))
+    engine.train()
+    disk.full = True
+    with pytest.raises(NotSaved) as found:
+        turn(engine)
+    text = str(found.value)
+    assert text.startswith(f"peer a: its checkpoint {path} cannot be written: ")
+    for word in ("No space left on device", "make room", "within its lease of 600 s"):
+        assert word in text
+    assert caplog.text.count("cannot write its checkpoint") == 1
+
+
+def test_a_disk_that_is_full_for_a_while_only_holds_things_up(tmp_path, disk, monkeypatch, caplog):
+    engine = make_engine(tmp_path / "a.checkpoint")
+    turn(engine, Online("b", "b-1", ("global",)))
+    engine.train()
+    disk.full = True
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        disk.full = len(pauses) < 3
+
+    monkeypatch.setattr(saving.time, "sleep", sleep)
+    with caplog.at_level(logging.INFO):
+        assert turn(engine)
+    assert len(pauses) == 3
+    assert caplog.text.count("cannot write its checkpoint") == 1
+    assert "could write its checkpoint again" in caplog.text
+
+
+@pytest.mark.usefixtures("eager")
+def test_who_has_nobody_to_tell_goes_on_without_room(tmp_path, disk, caplog):
+    path = tmp_path / "a.checkpoint"
+    engine = make_engine(path, save_every=0.0)
+    disk.full = True
+    for _ in range(3):
+        engine.train()
+        turn(engine)
+    assert caplog.text.count("cannot write its checkpoint") == 1
+    assert saved_round(path) == 0
+    disk.full = False
+    turn(engine)
+    assert saved_round(path) == 3
+
+
+def test_a_peer_without_room_ends_as_if_killed_and_goes_on_where_it_was(run, tmp_path, monkeypatch):
+    """Nobody was told what was not saved, so nothing is lost: with room again, it returns in its session."""
+    monkeypatch.setattr(saving, "RETRY_FOR", 0.0)
+    disk = Disk(monkeypatch)
+    full = tmp_path / "b.checkpoint.part"
+
+    def only_b(tensors, part, metadata):
+        if disk.full and part == full:
+            disk.full = False  # there is room again at once, and yet no goodbye
+            raise FULL
+        disk._save(tensors, part, metadata)
+
+    monkeypatch.setattr(checkpoint, "save_file", only_b)
+
+    async def swarm():
+        nest = Nest(quick(rounds=10**9, expect=PAIR, founder=True))
+        one, two = (nest.start(n, checkpoint=tmp_path / f"{n}.checkpoint") for n in PAIR)
+        await wait_for(lambda: two.counts() and two.peer._member.engine.round > 2)
+        session = two.peer._member.session
+        disk.full = True
+        with pytest.raises(NotSaved):
+            await two.task
+        two.crashed = True
+        status = nest.broker._retained["gossamer/v1/nest/peer/b/status"]
+        assert b'"offline"' in status  # its last will, no goodbye
+        again = nest.start("b", checkpoint=tmp_path / "b.checkpoint")
+        await wait_for(again.trains)
+        assert again.peer._member.session == session
+        for life in (one, again):
+            life.go_on_for(3)
+        return await nest.all()
+
+    reports = run(swarm())
+    assert held(reports) == injected(reports) == 2
+    assert [r.weight["global"][2] for r in reports] == [ONE, ONE]
+
+
+def forced(monkeypatch) -> list[str]:
+    """What is forced to the disk: files, or the names in a folder."""
+    kinds: list[str] = []
+
+    def sync(file: int) -> None:
+        kinds.append("folder" if stat.S_ISDIR(os.fstat(file).st_mode) else "file")
+
+    monkeypatch.setattr(checkpoint.os, "fsync", sync)
+    return kinds
+
+
+@pytest.mark.parametrize(
+    ("boot", "plan", "expected"),
+    [
+        ("some boot", None, []),
+        (None, None, ["file", "folder"]),
+        ("some boot", ReleasePlan(clip=1.0, noise=1.0, delta=1e-5), ["file", "folder"]),
+    ],
+    ids=["boots have names", "they have none", "what is released is counted"],
+)
+def test_what_must_outlive_a_power_cut_is_forced_to_the_disk(
+    tmp_path, monkeypatch, boot, plan, expected
+):
+    monkeypatch.setattr(saving, "boot", lambda: boot)
+    kinds = forced(monkeypatch)
+    make_engine(tmp_path / "a.checkpoint", dp=plan)
+    assert kinds == expected
