@@ -119,7 +119,7 @@ class Dispatch:
         if total > MAX_PIECES * body:
             raise PeerError(
                 f"peer {self._name}: model {vector}: a message has {total} bytes, and a packet takes {body}: "
-                f"that makes {-(-total // body)} packets, more than {MAX_PIECES}; raise "
+                f"that makes {-(-total // body)} packets, more than {MAX_PIECES}; raise max_packet and "
                 "the broker's packet limit (mosquitto: max_packet_size or message_size_limit)"
             )
 
