@@ -91,7 +91,7 @@ def test_a_limit_too_low_for_gossip_is_one_error(run):
     async def scenario():
         nest = Nest(quick(), MemoryBroker(max_packet=330))
         nest.start("a")
-        with pytest.raises(PeerError, match="gossip needs 168: raise the broker's packet limit"):
+        with pytest.raises(PeerError, match="gossip needs 168: raise max_packet and the broker's packet limit"):
             await nest.all()
 
     run(scenario())
@@ -154,4 +154,4 @@ def test_a_message_in_too_many_packets_is_refused_by_name(run, monkeypatch):
     assert told
     for text in told:
         assert "model global: a message has 8" in text
-        assert "more than 8; raise the broker's packet limit" in text
+        assert "more than 8; raise max_packet and the broker's packet limit" in text
