@@ -91,7 +91,7 @@ def test_a_limit_too_low_for_gossip_is_one_error(run):
     async def scenario():
         nest = Nest(quick(), MemoryBroker(max_packet=330))
         nest.start("a")
-        with pytest.raises(PeerError, match="gossip needs 168: raise max_packet and the broker's packet limit"):
+        with pytest.raises(PeerError, match="gossip needs 168: raise the broker's packet limit"):
             await nest.all()
 
     run(scenario())
