@@ -7,13 +7,18 @@ import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from .config import Config
+from .config import Config, ConfigError
+
+_LIBRARY = Path(sysconfig.get_paths()["stdlib"]).resolve()
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 def fingerprint(config: Config, source: str = "config") -> str:
@@ -23,6 +28,25 @@ def fingerprint(config: Config, source: str = "config") -> str:
     itself is not known here.
     """
     return digest(named_files(config, source))
+
+
+class Keyed(Protocol):
+    """A run whose key holds the digest of what its config names, as of when it was first asked for."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+
+
+def refuse_changed(runs: Iterable[Keyed]) -> None:
+    """ConfigError if a named file is no longer what it was when the runs began: whose result is it?"""
+    for run in runs:
+        if replace(run).key != run.key:  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+            raise ConfigError(
+                f"{run.source}: a file or module that it names was changed while it ran; finished runs are "
+                "kept, start it again for the others"
+            )
 
 
 def digest(files: Sequence[Path]) -> str:
@@ -87,7 +111,8 @@ def module_files(module: str, folder: Path) -> list[Path]:
         if path is None or path in found:
             continue
         is_own = any(path.is_relative_to(each) for each in own)
-        is_own = is_own and "site-packages" not in path.parts
+        # A home folder or a container's root may well be above Python's own library.
+        is_own = is_own and not _INSTALLED & {*path.parts} and not path.is_relative_to(_LIBRARY)
         if is_own or name == module:
             found[path] = None
         if is_own:

@@ -162,7 +162,9 @@ def simulate(
         raise
     finally:
         written = summarise(out, simulation.config.name)
-        if arena.lockstep is not None:
+        if arena.lockstep is None:
+            (out / "traffic.csv").unlink(missing_ok=True)  # an earlier run's
+        else:
             from .virtual.wire import write_traffic
 
             written.append(write_traffic(out / "traffic.csv", arena.lockstep.counted()))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
+from math import nan
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from ..models import Learner, Metrics, ModelGraph, SlicedNetwork
 from .arena import Arena
 from .build import Member, Swarm
 from .config import Config, ConfigError
+from .named_files import refuse_changed
 from .results import Record
 from .simulate import Simulation
 from .sweep import Cell
@@ -34,7 +36,7 @@ class Outcome:
     @classmethod
     def of(cls, tests: Sequence[Metrics]) -> Outcome:
         """From every peer's last test."""
-        return cls.over([test.accuracy for test in tests])
+        return cls.over([test.accuracy for test in tests if test.samples] or [nan])
 
     @classmethod
     def over(cls, accuracies: Sequence[float]) -> Outcome:
@@ -163,12 +165,7 @@ def stackable(cells: list[C]) -> list[list[C]]:
 def run_cells(cells: list[Cell], threads: int = 1) -> list[Record]:
     """A worker's job: the records of a batch of cells."""
     found = outcomes([cell.config for cell in cells], [cell.source for cell in cells], threads)
-    for cell in cells:
-        if replace(cell).key != cell.key:
-            raise ConfigError(
-                f"{cell.source}: a file or module that it names was changed while the sweep ran; finished "
-                "runs are kept, start it again for the others"
-            )
+    refuse_changed(cells)
     return [
         {
             "key": cell.key,

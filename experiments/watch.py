@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ class Board:
         """Everything known now."""
         elapsed = time.monotonic() - self._started
         config = self._config
-        known = [r["accuracy"] for r in self._latest.values() if "accuracy" in r]
+        known = [r["accuracy"] for r in self._latest.values() if isfinite(r.get("accuracy", nan))]
         mean = f", mean accuracy {np.mean(known):.3f}" if known else ""
         caption = "\n".join(self._events[-3:])
         shown = Table(
@@ -236,9 +237,9 @@ def curves(path: Path) -> dict[int, list[float]]:
 
 def print_outcome(config: Config, outcome: Outcome) -> None:
     """Accuracy, agreement and where the weight is."""
-    values = list(outcome.accuracy.values())
+    values = [value for value in outcome.accuracy.values() if isfinite(value)] or [nan]
     rows = [
-        ("peers that finished", f"{len(values)} of {config.peers}"),
+        ("peers that finished", f"{len(outcome.accuracy)} of {config.peers}"),
         ("accuracy, mean", f"{np.mean(values):.3f}"),
         ("accuracy, worst and best peer", f"{min(values):.3f} to {max(values):.3f}"),
     ]

@@ -24,7 +24,7 @@ from typing import Any, Final
 from .wire import MAX_MESSAGE_BYTES, Buffer, WireError
 
 MAGIC: Final = b"GSMC"
-VERSION: Final = 1
+VERSION: Final = 2
 TOPIC_ROOM: Final = 1024
 """Bytes of a packet kept free for MQTT's own header, the topic and its properties."""
 DEFAULT_LIMIT: Final = 1024 * 1024 - TOPIC_ROOM
@@ -34,7 +34,7 @@ MIN_BODY: Final = 64
 _HEADER = struct.Struct("<4sBB2xQQIIII")
 HEADER_BYTES: Final = _HEADER.size
 MIN_LIMIT: Final = HEADER_BYTES + 2 * MIN_BODY  # two halves of a little more than one body fit
-_REMEMBERED = 256
+_REMEMBERED = 1024
 _ATTEMPTS = 256  # as many as one byte tells apart
 _HEAD = 4096  # bytes of a message by which it is known again, besides its checksum
 
@@ -244,7 +244,7 @@ class Reassembler:
             raise WireError("checksum", "the chunks of a message do not add up to its checksum")
         self._finished.pop(key, None)
         self._finished[key] = partial.attempt
-        if len(self._finished) > _REMEMBERED:
+        if len(self._finished) > max(_REMEMBERED, 2 * self.max_unfinished):
             self._finished.popitem(last=False)
         return memoryview(partial.data).toreadonly()
 

@@ -89,10 +89,13 @@ class Delays:
         return min(max(base, p.shortest) * scale, p.longest)
 
     def recall_after(self) -> float:
-        """Return the age at which an open transfer is stale."""
+        """Return the age at which an open transfer is asked back."""
+        return self.late_after() * self._patience.backoff**self._hopeless
+
+    def late_after(self) -> float:
+        """Return the age at which an open transfer is one that nobody should wait for."""
         p = self._patience
-        base = p.recall_factor * max(self._quantile(p.recall_quantile), p.shortest)
-        return base * p.backoff**self._hopeless
+        return p.recall_factor * max(self._quantile(p.recall_quantile), p.shortest)
 
     def _remember(self, delay: float) -> None:
         self._seen.append(delay)

@@ -160,7 +160,7 @@ class Giving:
         """Return how many transfers of a vector are on their way to neighbours that should answer."""
         reachable = self._state.neighbours.reachable
         return sum(
-            open_vector == vector and not transfer.recalling and reachable(peer)
+            open_vector == vector and not (transfer.recalling or transfer.late) and reachable(peer)
             for (peer, open_vector), transfer in self._state.ledger.open.items()
         )
 
@@ -173,12 +173,16 @@ class Giving:
         state = self._state
         if transfer.opened is None:
             self._send(state.ledger.update(edge, opened=now, sent=now))
-        elif not state.neighbours.reachable(edge[0]):
             return
-        elif (
+        if not state.neighbours.reachable(edge[0]):
+            return
+        age = now - transfer.opened
+        if not transfer.late and age >= self._delays_of(transfer.give).late_after():
+            transfer = state.ledger.update(edge, late=True)
+        if (
             not transfer.recalling
             and transfer.give.tag is None  # a schedule waits for its own: only death ends it
-            and now - transfer.opened >= self._delays_of(transfer.give).recall_after()
+            and age >= self._delays_of(transfer.give).recall_after()
         ):
             self.recall(*edge, now)
         elif now - transfer.sent >= self._delays_of(transfer.give).resend_after(transfer.attempts):

@@ -46,6 +46,8 @@ class Transfer:
     sent: float
     attempts: int = 1
     recalling: bool = False
+    late: bool = False
+    """Whether its answer is overdue: it may still come, but nobody waits for it any more."""
 
 
 class Ledger:

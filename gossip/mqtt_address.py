@@ -45,7 +45,7 @@ class Address:
     def parse(cls, url: str, password: str | None = None) -> Address:
         """Read `mqtt[s]://` or `ws[s]://` `[user[:password]@]host[:port][/path]`.
 
-        password: instead of one in the URL, for the user that it names.
+        password: of the user that the URL names, if it is not in the URL.
         """
         parts = urlsplit(url)
         if parts.scheme not in _SCHEMES:

@@ -80,6 +80,10 @@ class PacketLimit:
     def connected(self, named: int | None) -> None:
         """A new connection; `named` is the limit that the broker told us, if any."""
         self._named = named
+        self._proven, self._missed = (
+            HARMLESS,
+            0,
+        )  # it may be another broker, or the same with another limit
         self._unsure.clear()
 
     def sending(self, size: int, *, whole: bool) -> int:

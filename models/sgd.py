@@ -181,7 +181,7 @@ class SgdLearner:
         averaging has moved the weights under them.
         """
         inputs, labels = self.held_out
-        if self.network.buffers == "recompute" and len(labels):
+        if self.network.buffers == "recompute" and len(labels) and len(self.samples[1]):
             self.network.recompute(self.samples[0])
         self.network.module.eval()
         total = Metrics()

@@ -218,7 +218,7 @@ class Engine:
         """Take in packets and events, let time pass, and return what to send."""
         for event in events:
             self._apply(event)
-        self._reassembler.max_total_bytes = self.room.unfinished(len(self._met))
+        self.room.fit(self._reassembler, len(self._met))
         for vector, packet in arrived:
             self._take(vector, packet, now)
         for vector, packet in self.trust.early():

@@ -141,8 +141,8 @@ class Dispatch:
         if tries.sent >= TRIES and pieces > 1 and not tries.warned:
             tries.warned = True
             _log.warning(
-                "peer %s: model %s: a message of %d bytes in %d packets was sent to %s %d times, and it has "
-                "not acknowledged any: it may be busy, or packets get lost; fewer and larger ones fare "
+                "peer %s: model %s: a message of %d bytes in %d packets was sent to %s %d times, and it "
+                "acknowledged none in time: it may be busy, or packets get lost; fewer and larger ones fare "
                 "better: raise max_packet and the broker's packet limit (mosquitto: max_packet_size or "
                 "message_size_limit), or its max_queued_messages, or compress",
                 self._name, message.vector, total, pieces, message.receiver, tries.sent,

@@ -18,6 +18,9 @@ LEAST = 4 << 20
 MOST = 1 << 30
 """Bytes that may wait, however many the neighbours are, unless a single message takes more."""
 
+FEWEST = 64
+"""Messages of which some chunks may be missing, however few the neighbours are."""
+
 
 class Room:
     """The bounds of one peer.
@@ -37,6 +40,7 @@ class Room:
                 )
         self._each = sum(size * width + AROUND for size in sizes.values())
         """One message about every vector."""
+        self._vectors = len(sizes)
         widest = max(sizes.values(), default=0) * WIDEST + AROUND
         self.largest = min(MAX_MESSAGE_BYTES, widest)
         """Bytes of the largest message that can be of any use here."""
@@ -55,6 +59,11 @@ class Room:
             max_sender_bytes=sender,
             max_total_bytes=self.unfinished(0),
         )
+
+    def fit(self, reassembler: Reassembler, neighbours: int) -> None:
+        """Let it hold what so many neighbours may have on its way at once."""
+        reassembler.max_total_bytes = self.unfinished(neighbours)
+        reassembler.max_unfinished = max(FEWEST, 2 * self._vectors * (neighbours + 1))
 
     def unfinished(self, neighbours: int) -> int:
         """Bytes of all messages of which some chunks are missing."""

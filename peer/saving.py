@@ -122,10 +122,15 @@ class Saver:
             pause = min(2 * pause, 4.0)
 
     def save_now_and_then(self, number: int) -> None:
-        """Save after this round if it is time to. Nobody was told anything: no harm if it fails."""
-        if self.path is None or number == self._round:
+        """Save after this round if it is time to. Nobody was told anything: no harm if it fails.
+
+        Without a new round too, now and then: the file says when we were last in touch.
+        """
+        if self.path is None:
             return
         rest = max(self._settings.save_every, self._cost / LARGEST_SHARE)
+        if number == self._round:
+            rest = max(rest, self._settings.lease / 4)
         if time.monotonic() - self._last >= rest:
             self._write(self._tree())
 

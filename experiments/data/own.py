@@ -43,4 +43,8 @@ def own(named: str, seed: int = 0, folder: Path | None = None) -> Dataset:
         )
     if not len(found.train):
         raise DataError(f"{named} returned a Dataset without training samples")
+    if found.test is not None and not len(found.test):
+        raise DataError(
+            f"{named} returned a Dataset with an empty test set: with None, samples are held out"
+        )
     return found

@@ -14,7 +14,7 @@ from ...gossip.compress import CompressError
 from ...models import Metrics, ModelError, stream
 from ...topology import TopologyError
 from ..config import ConfigError
-from ..named_files import digest, entry_files, topology_files
+from ..named_files import digest, entry_files, refuse_changed, topology_files
 from ..results import Record
 from .client import Client
 from .config import Comparison
@@ -97,7 +97,9 @@ def run(cell: Cell) -> Record:
 
 def run_cells(cells: list[Cell], threads: int = 1) -> list[Record]:
     """A worker's job."""
-    return [run(cell) for cell in cells]
+    records = [run(cell) for cell in cells]
+    refuse_changed(cells)
+    return records
 
 
 def _start(method: Method, clients: list[Client], name: str, source: str) -> Any:

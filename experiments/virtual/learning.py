@@ -109,6 +109,8 @@ class LearningSwarm:
         self._on_test = on_test
         self._begun: dict[int, _Begun] = {}
         self._trained: dict[int, _Trained] = {}
+        self._in_training: dict[int, torch.Tensor] = {}
+        """What networks held before a training that has not ended yet."""
         self.rounds = [0] * len(self.members)
         """Stretches that each peer has ended."""
         # Tests keep to virtual time rather than to rounds, or the slow would hardly ever be tested.
@@ -127,6 +129,8 @@ class LearningSwarm:
 
     def stop(self) -> None:
         """Interrupted: let networks have what their peers held by then. Nothing is tested any more."""
+        for peer, flat in self._in_training.items():
+            self.members[peer].network.flat.copy_(flat)
         for peer in list(self._trained):
             self._undo(peer)
         self._bring_home()
@@ -153,9 +157,9 @@ class LearningSwarm:
         """Add what a stretch changed to the values of now, and start the next."""
         if peer in self._begun:
             self._train(time)
+        if (tested := self._trained[peer].tested) is not None:
+            self._on_test(tested)
         stretch = self._trained.pop(peer)
-        if stretch.tested is not None:
-            self._on_test(stretch.tested)
         for owner, lane in self._lanes[peer].items():
             store = lane.stores[peer]
             now, before, after = store.read(owner), stretch.start[owner], stretch.after[owner]
@@ -169,12 +173,14 @@ class LearningSwarm:
         peers = [peer for peer in sorted(self._begun) if peer in here]
         tests = self._test(peers)
         networks = {peer: self.members[peer].network for peer in peers}
-        before = {peer: network.flat.clone() for peer, network in networks.items()}
+        self._in_training = {peer: network.flat.clone() for peer, network in networks.items()}
         self._arena.train(peers)
         for peer, network in networks.items():
             start = self._begun.pop(peer).start
             after = {owner: network.read(owner).cpu().numpy() for owner in start}
-            self._trained[peer] = _Trained(start, before[peer], tests.get(peer), after)
+            flat = self._in_training[peer]
+            self._trained[peer] = _Trained(start, flat, tests.get(peer), after)
+        self._in_training = {}
 
     def _test(self, peers: Iterable[int]) -> dict[int, Reading]:
         """Bring networks to where their stretches begin, and test those that are due."""

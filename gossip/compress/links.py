@@ -71,6 +71,9 @@ class _Edge:
         return sum(each.value.nbytes for each in kept)
 
 
+_NOTHING = _Edge()
+
+
 class Links:
     """The references of one peer's edges, in both directions.
 
@@ -95,6 +98,7 @@ class Links:
         self._shapes = shapes or {}
         self._room = room
         self._edges: OrderedDict[tuple[str, str], _Edge] = OrderedDict()
+        self._used = 0
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -135,21 +139,23 @@ class Links:
     def settled(self, give: Give, *, credited: bool) -> None:
         """Note what became of an own transfer: both ends know its value now, or do not."""
         if not credited:
-            self._edges.pop((give.receiver, give.vector), None)
+            self._drop((give.receiver, give.vector))
         elif give.packed is not None:
             edge = self._edge(give.receiver, give.vector)
+            before = edge.nbytes
             edge.latest = _Reference(give.receiver_session, give.sequence, _values(give))
             edge.sent.append(edge.latest)
-            self._make_room()
+            self._make_room(edge.nbytes - before)
 
     def lost(self, peer: str) -> None:
         """Forget the edges to a peer that is gone."""
         for edge in [each for each in self._edges if each[0] == peer]:
-            del self._edges[edge]
+            self._drop(edge)
 
     def forget(self) -> None:
         """Begin with no references: after the peer has taken a new session, nobody knows the old."""
         self._edges.clear()
+        self._used = 0
 
     # --- receiving ------------------------------------------------------------------------------
 
@@ -177,8 +183,9 @@ class Links:
         """Remember the value of a compressed transfer that was credited."""
         if give.packed is not None:
             edge = self._edge(give.sender, give.vector)
+            before = edge.nbytes
             edge.heard = edge.latest = _Reference(give.session, give.sequence, _values(give))
-            self._make_room()
+            self._make_room(edge.nbytes - before)
 
     def _named(self, give: Give, base: int, on_its_way: Give | None) -> Array | None:
         """The value that a message refers to: its sender's transfer `base`, or ours if negative."""
@@ -197,10 +204,13 @@ class Links:
         self._edges.move_to_end((peer, vector))
         return self._edges[peer, vector]
 
-    def _make_room(self) -> None:
-        used = sum(edge.nbytes for edge in self._edges.values())
-        while used > self._room:
-            used -= self._edges.popitem(last=False)[1].nbytes
+    def _make_room(self, more: int) -> None:
+        self._used += more
+        while self._used > self._room:
+            self._drop(next(iter(self._edges)))
+
+    def _drop(self, edge: tuple[str, str]) -> None:
+        self._used -= self._edges.pop(edge, _NOTHING).nbytes
 
     @staticmethod
     def _add(values: Array, gain: float, known: Array | None) -> Array:

@@ -32,7 +32,7 @@ from .register import Claim, Register, sign_card, sign_status
 from .revocation import Revocations, revocation_topic
 from .trusting import Heard
 from .unanswered import Unanswered
-from .waiting import Waiting
+from .waiting import Ahead, Waiting
 
 _log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class Trust:
         self._number = 0
         self._own_name = OwnName(self.keyring.exchange)
         self._unanswered = Unanswered(self.name)
-        self._waiting = Waiting()
+        self._waiting, self._ahead = Waiting(), Ahead()
         self._early: list[tuple[str, Buffer]] = []
         self._early_bytes = self._epochs = 0
 
@@ -142,6 +142,8 @@ class Trust:
                 return self._status(where.peer, payload)
             return self._card(where.peer, payload)
         except TrustError as error:
+            if error.cause == "clock":
+                self._ahead.keep(topics.parse(topic).peer, payload)
             self._refused(error, topic)
         except Exception as error:  # whatever else it is, a stranger must not end a peer with it
             self._refused(_malformed(error), topic)
@@ -278,10 +280,14 @@ class Trust:
     def tick(self) -> tuple[list[tuple[str, str, bytes]], list[Heard]]:
         """Key messages that are due (receiver, model, packet), and what else presence should know.
 
-        That is members whose papers expired, and that nobody answers us. Ask once our card is out.
+        That is members whose papers expired, cards that our clock was behind, and that nobody answers us.
+        Ask once our card is out.
         """
         now = self._wall()
-        out = self._out(self.register.expire(now), "its paper has expired")
+        out: list[Heard] = []
+        for peer, card in self._ahead.due(self._clock()):
+            out += self.hear(topics.card(self.swarm, peer), card)
+        out += self._out(self.register.expire(now), "its paper has expired")
         out += self._out_oneself(now >= self._terms.expires)
         keys = self.keyring.tick(self._clock())
         others = [] if self.keyring.answered else self.keyring.present()

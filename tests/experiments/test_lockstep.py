@@ -215,6 +215,13 @@ def test_int8_learns_like_its_plain_twin_with_a_quarter_of_the_bytes(tmp_path: P
     assert 0 < float(counted["mean_distortion"]) < 0.05
 
 
+def test_bytes_of_an_earlier_run_do_not_stay(tmp_path: Path) -> None:
+    for knobs in ({"compress": "int8"}, {}):
+        settings = config(rounds=1, topology="ring", gossip={"mode": "rounds", **knobs})
+        simulate(Simulation.of(settings), tmp_path)
+        assert (tmp_path / "traffic.csv").exists() == bool(knobs)
+
+
 def test_what_hardly_moves_is_not_pushed(tmp_path: Path) -> None:
     for drift, skips in ((1e-9, False), (10.0, True)):
         settings = config(topology="ring", rounds=5, gossip={"drift": drift})

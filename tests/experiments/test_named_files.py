@@ -14,11 +14,19 @@ import torch
 from gossamer.experiments.config import ConfigError, parse_config
 from gossamer.experiments.federated.config import parse_comparison
 from gossamer.experiments.federated.run import Cell as Compared
-from gossamer.experiments.named_files import named_files
+from gossamer.experiments.federated.run import run_cells as run_compared
+from gossamer.experiments.named_files import entry_files, named_files
 from gossamer.experiments.sweep import Cell
 from gossamer.experiments.sweep_outcome import run_cells
 
 torch.set_num_threads(1)
+OWN = """
+import numpy as np
+from gossamer.experiments.data import Dataset, samples
+def make():
+    data = samples(np.random.default_rng(0).normal(size=(40, 4)), np.arange(40) % 2)
+    return Dataset("own", data, data, classes=2)
+"""
 
 
 def table(**changed: Any) -> dict[str, Any]:
@@ -140,7 +148,7 @@ def test_a_file_that_is_changed_while_a_sweep_runs_ends_it(tmp_path: Path) -> No
     one = cell(tmp_path, topology="mine.graphml")
     assert run_cells([one])[0]["key"] == one.key
     graph(tmp_path / "mine.graphml", nx.complete_graph(6))
-    with pytest.raises(ConfigError, match="was changed while the sweep ran"):
+    with pytest.raises(ConfigError, match="was changed while it ran"):
         run_cells([one])
     assert run_cells([replace(one)])[0]["key"] != one.key
 
@@ -159,3 +167,24 @@ def test_a_comparison_notices_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (before[0] != after[0], before[1] != after[1]) == (True, False)
     (tmp_path / "own_data.py").write_text("a = 1", "utf-8")
     assert not set(after) & set(keys())
+
+
+def test_a_comparison_whose_files_change_meanwhile_ends(tmp_path: Path) -> None:
+    (tmp_path / "own_data.py").write_text(OWN, "utf-8")
+    tables = {"data": {"set": "own_data:make"}, "network": {"layout": "4=3=2"}, "rounds": 1}
+    tables |= {"peers": 2, "split": {"kind": "iid"}}
+    config = parse_comparison({"methods": {"local": {}}, **tables})
+    one = Compared(config, "local", 0, str(tmp_path / "config.toml"))
+    assert run_compared([one])[0]["key"] == one.key
+    (tmp_path / "own_data.py").write_text(OWN + "# changed", "utf-8")
+    with pytest.raises(ConfigError, match="was changed while it ran"):
+        run_compared([one])
+
+
+def test_python_s_own_library_is_nobody_s_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home folder, or a container's root, may be above it."""
+    monkeypatch.chdir("/")
+    (tmp_path / "own_data.py").write_text("import json, logging, numpy\n", "utf-8")
+    assert entry_files("own_data:make", tmp_path) == [tmp_path / "own_data.py"]

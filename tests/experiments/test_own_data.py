@@ -30,6 +30,9 @@ def pair(): return np.zeros((4, 2)), np.zeros(4)
 def breaks(): raise KeyError("leaves")
 def few(): return Dataset("few", samples(np.zeros((4, 2)), np.array([0, 1, 2, 3])), None, classes=3)
 def none(): return Dataset("none", samples(np.zeros((0, 2)), np.zeros(0)), None, classes=3)
+def untested():
+    train = samples(np.zeros((4, 2)), np.arange(4) % 3)
+    return Dataset("untested", train, samples(np.zeros((0, 2)), np.zeros(0)), classes=3)
 number = 3
 """
 
@@ -101,6 +104,7 @@ def test_a_comparison_deals_it_out(source: str) -> None:
         ("wrong_data:breaks", "wrong_data:breaks raised KeyError: 'leaves', at "),
         ("wrong_data:few", "wrong_data:few: few: train labels run from 0 to 3, but 3 classes allow"),
         ("wrong_data:none", "wrong_data:none returned a Dataset without training samples"),
+        ("wrong_data:untested", "wrong_data:untested returned a Dataset with an empty test set: with None"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line_with_the_key(source: str, named: str, text: str) -> None:

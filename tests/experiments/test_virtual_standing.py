@@ -154,6 +154,34 @@ def test_a_mistake_leaves_earlier_results_alone(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_a_training_that_is_interrupted_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = table() | {"models": [{"name": "global", "layout": "64-4-10"}]}  # four cells are private
+    swarm = LearningSwarm(parse_config(own))
+    train, calls = swarm._arena.train, []
+    held: list[torch.Tensor] = []
+
+    def interrupted(peers: list[int]) -> None:
+        held[:] = [member.network.flat.clone() for member in swarm.members]
+        train(peers)
+        calls.append(peers)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(swarm._arena, "train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        swarm.run()
+    trained = calls[-1]
+    assert any(not torch.equal(swarm.members[p].network.flat, held[p]) for p in trained)
+    swarm.stop()
+    for peer in trained:
+        network = swarm.members[peer].network
+        network.write("global", torch.zeros_like(network.read("global")))
+        now = network.flat.clone()
+        network.flat.copy_(held[peer])
+        network.write("global", torch.zeros_like(network.read("global")))
+        assert torch.equal(now, network.flat)
+
+
 def test_interrupted_networks_have_what_their_peers_held(tmp_path: Path) -> None:
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
 

@@ -58,3 +58,21 @@ def test_a_transfer_slower_than_the_first_recall_passes_in_the_end() -> None:
         now += 0.5
     assert credited
     assert recalls == 2  # after 20 and 40 seconds; the third may take 80
+
+
+def test_nobody_waits_for_what_is_late_though_it_is_not_asked_back_yet() -> None:
+    patience = Patience(first=1.0, recall_factor=20.0)
+    gossiper = Gossiper("a", "sa", DictStore({"v": np.zeros(2)}), patience=patience)
+    gossiper.inject("v", ONE)
+    gossiper.peer_online("b", "sb", ["v"])
+    gossiper.push("v", {"b": ONE // 4}, 0.0)
+    gossiper.tick(25.0)
+    (recall,) = [m for m in gossiper.poll() if isinstance(m, Recall)]
+    gossiper.handle(Ack("v", "b", "sb", "a", "sa", recall.sequence, "void"), 25.0)
+    gossiper.push("v", {"b": ONE // 4}, 30.0)  # is asked back after 40 seconds from now on
+    gossiper.tick(45.0)
+    assert gossiper.in_flight("v") == 1
+    gossiper.tick(55.0)
+    assert gossiper.in_flight("v") == 0
+    assert not [m for m in gossiper.poll() if isinstance(m, Recall)]
+    assert gossiper.ledger.open

@@ -185,3 +185,13 @@ def test_what_cannot_be_smaller_is_one_error(run, size, whole):
         tried(run, link, limit, size, whole=whole)
     assert link.tried == LAST_CUTS
     assert limit.size == 1 << 20
+
+
+def test_what_came_back_from_one_broker_is_tried_anew_with_the_next():
+    """It was restarted with a lower limit, say, and names none."""
+    limit = PacketLimit("broker", 1 << 20)
+    limit.connected(None)
+    limit._proven = 1 << 20
+    limit.connected(None)
+    limit.sending(300_000, whole=False)
+    assert limit._unsure.is_set()

@@ -84,6 +84,8 @@ def test_recompute_takes_statistics_from_the_peers_own_samples():
     assert norm.momentum == 0.1
     with pytest.raises(ModelError, match=r"peer 'ann' has no samples"):
         network.recompute(one.samples[0][:0])
+    one.samples = (one.samples[0][:0], one.samples[1][:0])
+    assert one.test().samples  # who has nothing to train with is tested with what it heard
 
 
 @pytest.mark.parametrize("buffers", ["average", "local", "recompute"])

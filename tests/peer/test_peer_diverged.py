@@ -30,7 +30,9 @@ class Diverging(Still):
 
 
 def settings(mode: str, **changes):
-    base = {"expect": NAMES, "founder": True, "servers": SERVERS, "settle_timeout": 2.0}
+    # Async peers never agree with one that diverged: only this ends their settling.
+    wait = 8.0 if mode == "async" else 120.0
+    base = {"expect": NAMES, "founder": True, "servers": SERVERS, "settle_timeout": wait}
     return quick(mode=mode, **{**base, **changes})
 
 

@@ -34,6 +34,17 @@ def test_the_room_fits_the_peers_own_models():
     assert reassembler.unfinished == 1
 
 
+def test_a_hub_has_room_for_a_message_of_each_of_its_neighbours():
+    room = Room("a", {"v": 10_000, "w": 10_000}, "float32")
+    reassembler = room.reassembler()
+    room.fit(reassembler, 200)
+    chunks = [list(Chunker(f"p{n}", 30_000).split([bytes(40_000)])) for n in range(200)]
+    for first, _ in chunks:
+        assert reassembler.add(first) is None
+    assert all(reassembler.add(second) is not None for _, second in chunks)
+    assert not reassembler.dropped
+
+
 def test_a_peer_keeps_no_room_for_what_it_has_no_use_for():
     engine = Engine("a", make_learner("a"), quick())
     chunk = next(Chunker("b", 16_000).split([bytes(10_000_000)]))

@@ -229,3 +229,21 @@ def test_what_must_outlive_a_power_cut_is_forced_to_the_disk(
     kinds = forced(monkeypatch)
     make_engine(tmp_path / "a.checkpoint", dp=plan)
     assert kinds == expected
+
+
+@pytest.mark.usefixtures("eager")
+def test_who_is_in_touch_without_a_new_round_says_so_in_its_file(tmp_path, monkeypatch):
+    """Else a peer that waits for others for a lease, and crashes, would believe that it was away so long."""
+    now = 1000.0
+    monkeypatch.setattr(saving.time, "monotonic", lambda: now)
+    engine = make_engine(tmp_path / "a", lease=600.0, save_every=10.0)
+    engine.save()
+    before = (tmp_path / "a").read_bytes()
+    now += 100.0
+    engine.in_touch += 100.0
+    turn(engine)
+    assert (tmp_path / "a").read_bytes() == before
+    now += 100.0
+    engine.in_touch += 100.0
+    turn(engine)
+    assert (tmp_path / "a").read_bytes() != before

@@ -167,6 +167,25 @@ def test_references_are_forgotten_when_there_is_no_room():
     assert b.counters["credited"] == 3
 
 
+def test_the_room_that_references_take_is_known_at_all_times():
+    hub, *others = [make(name, "int8", room=6 * 4 * SIZE) for name in "habcd"]
+    acquaint(hub, *others)
+
+    def used() -> int:
+        return sum(edge.nbytes for edge in hub.links._edges.values())
+
+    for turn in range(5):
+        for other in others:
+            exchange(hub, other)
+            exchange(other, hub)
+            assert hub.links._used == used() <= 6 * 4 * SIZE
+        if turn == 3:
+            hub.links.lost("a")
+            assert hub.links._used == used()
+    hub.links.forget()
+    assert hub.links._used == 0
+
+
 def test_an_answer_may_refer_to_what_is_not_acknowledged_yet():
     a, b = make("a", "int8"), make("b", "int8")
     acquaint(a, b)

@@ -9,7 +9,7 @@ from gossamer.gossip import topics
 from gossamer.gossip.trust import Identity, signed
 from gossamer.gossip.trust.invitation import CLOCK_SKEW
 from gossamer.gossip.trust.unanswered import PATIENCE, Unanswered
-from gossamer.gossip.trust.waiting import MAX_STATUS, MAX_WAITING
+from gossamer.gossip.trust.waiting import AGAIN, MAX_AHEAD, MAX_STATUS, MAX_WAITING, Ahead
 
 
 def lines(caplog, text):
@@ -41,6 +41,38 @@ def test_a_clock_that_was_ahead_once_does_not_lock_its_peer_out():
     settle([anna, again], clock)
     assert again.trust.keyring.answered
     assert "untrusted-stale" not in anna.trust.counters
+
+
+def test_a_device_that_starts_with_its_clock_behind_takes_the_others_in_later():
+    """Retained cards come once, when it connects: with its clock set, it must know them all the same."""
+    clock = Clock()
+    anna, ben = person("anna", clock), person("ben", clock)
+    anna.trust._wall = lambda: clock.wall() - 3600
+    introduce([anna, ben])
+    assert anna.trust.register.members == {}
+    anna.trust._wall = clock.wall
+    found = []
+    for _ in range(3):
+        found += anna.trust.tick()[1]
+        clock.now += AGAIN
+    assert [(each.kind, each.peer) for each in found] == [
+        ("card", ben.name),
+        ("status", ben.name),
+    ]
+    settle([anna, ben], clock)
+    assert anna.trust.can_seal(ben.name, "global")
+
+
+def test_cards_ahead_of_our_time_are_bounded_and_wait_for_our_clock():
+    ahead = Ahead()
+    for number in range(MAX_AHEAD + 5):
+        ahead.keep(f"p{number}", b"old")
+    ahead.keep("p0", b"new")
+    assert ahead.due(0.0) == ahead.due(AGAIN / 2) == []
+    cards = ahead.due(AGAIN)
+    assert len(cards) == MAX_AHEAD
+    assert cards[0] == ("p0", b"new")
+    assert ahead.due(2 * AGAIN) == []
 
 
 def test_who_is_not_answered_says_so_once_and_shows_its_card_again(caplog):
