@@ -6,6 +6,7 @@ Importing this loads neither torch nor the arena: the command line does so only 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -163,7 +164,8 @@ def simulate(
     finally:
         written = summarise(out, simulation.config.name)
         if arena.lockstep is None:
-            (out / "traffic.csv").unlink(missing_ok=True)  # an earlier run's
+            with suppress(OSError):
+                (out / "traffic.csv").unlink()  # an earlier run's
         else:
             from .virtual.wire import write_traffic
 

@@ -34,6 +34,8 @@ if __name__ == "__main__":
         Runs(expand(parse_config({"rounds": 1})), Path("runs.jsonl")).go(run_cells, jobs=1)
     except ConfigError as error:
         print(error)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.raise_signal(signal.SIGINT)  # the parent hears it again
 """
 
