@@ -98,6 +98,7 @@ def test_a_sender_beyond_the_bounds_is_quarantined_and_its_mass_stays_its_own(
     papers = Papers(tmp_path)
     names = papers.names("a", "b", "c")
     bounds = GuardSettings(strikes=2, distance=0.5)
+    # Who is in quarantine may never agree with the others: this ends its settling.
     settings = quick(rounds=12, expect=names, founder=True, settle_timeout=10.0, guards=bounds)
 
     async def scenario():
