@@ -1,8 +1,8 @@
 """What people run: the command line, configs, data, the arena and the papers."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ..peer.lazy import at_first_use
 from .errors import ConfigError
 from .simulate import Simulation, simulate  # now: later, the module of that name would hide it
 
@@ -34,14 +34,7 @@ _AT_FIRST_USE = {
     "load_config": ".config",
     "parse_config": ".config",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _AT_FIRST_USE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_AT_FIRST_USE[name], __name__), name)
-    globals()[name] = value
-    return value
+__getattr__ = at_first_use(__name__, _AT_FIRST_USE)
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,8 @@
 """A running peer: training, gossip, presence and checkpoints in one process."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .lazy import at_first_use
 
 if TYPE_CHECKING:
     from .broker import Broker, BrokerError, BrokerSettings
@@ -45,14 +46,7 @@ _AT_FIRST_USE = {
     "SwarmSpec": ".swarm",
     "mqtt_connect": ".host",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _AT_FIRST_USE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_AT_FIRST_USE[name], __name__), name)
-    globals()[name] = value
-    return value
+__getattr__ = at_first_use(__name__, _AT_FIRST_USE)
 
 
 def __dir__() -> list[str]:

@@ -7,9 +7,9 @@ for peer, indices in enumerate(partition.successive(len(data.train), peers=8)):
     own = data.train.take(indices)
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ...peer.lazy import at_first_use
 from .files import DataError
 from .registry import load, names
 
@@ -39,20 +39,13 @@ _AT_FIRST_USE = {
     "Samples": ".dataset",
     "Task": ".tasks",
     "from_torch": ".dataset",
+    "partition": ".partition",
     "restrict": ".dataset",
     "samples": ".dataset",
     "standardise": ".dataset",
+    "tasks": ".tasks",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("partition", "tasks"):
-        return import_module(f".{name}", __name__)
-    if name not in _AT_FIRST_USE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_AT_FIRST_USE[name], __name__), name)
-    globals()[name] = value
-    return value
+__getattr__ = at_first_use(__name__, _AT_FIRST_USE)
 
 
 def __dir__() -> list[str]:
