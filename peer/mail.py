@@ -108,14 +108,16 @@ async def gossip(member: Membership) -> None:
         member.check_lease()
         now = time.monotonic()
         events, member.events = [*member.events, *member.roster.tick(now)], []
-        for event in events:
-            if isinstance(event, Gone):
-                member.trust.gone(event.peer, event.session)
         arrived, member.pending, member.pending_bytes = member.pending, [], 0
         member.pending_limit = member.engine.room.waiting(len(member.roster.online()))
         limit = _room(member)
         outgoing = await member.worker.run(member.engine.turn, arrived, events, now, limit)
         arrived.clear()  # megabytes, which would else be held until the next turn
+        for event in events:
+            if isinstance(
+                event, Gone
+            ):  # not before: a round that begins counts on its neighbours' secrets
+                member.trust.gone(event.peer, event.session)
         await _send(member, outgoing)
         if member.introduced:
             await _send_keys(member)
