@@ -71,7 +71,8 @@ class Settling:
                     member.enter("done")
                     # Others may still need our values to agree.
                     await self._push_until(self._all_done_or_disturbed, limit)
-                    if not await self._disturbed():
+                    # Who was disturbed a moment ago, and is not now, has not seen everybody done.
+                    if not await self._disturbed() and self._all_done():
                         return
         except TimeoutError:
             _log.warning("peer %s: stopped settling after a while", member.name)
