@@ -176,16 +176,16 @@ class Giving:
             return
         if not state.neighbours.reachable(edge[0]):
             return
-        age = now - transfer.opened
-        if not transfer.late and age >= self._delays_of(transfer.give).late_after():
+        age, delays = now - transfer.opened, self._delays_of(transfer.give)
+        if not transfer.late and age >= delays.late_after():
             transfer = state.ledger.update(edge, late=True)
         if (
             not transfer.recalling
             and transfer.give.tag is None  # a schedule waits for its own: only death ends it
-            and age >= self._delays_of(transfer.give).recall_after()
+            and age >= delays.recall_after()
         ):
             self.recall(*edge, now)
-        elif now - transfer.sent >= self._delays_of(transfer.give).resend_after(transfer.attempts):
+        elif now - transfer.sent >= delays.resend_after(transfer.attempts):
             state.counters["repeat"] += 1
             self._send(state.ledger.update(edge, sent=now, attempts=transfer.attempts + 1))
 

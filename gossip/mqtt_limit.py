@@ -80,10 +80,8 @@ class PacketLimit:
     def connected(self, named: int | None) -> None:
         """A new connection; `named` is the limit that the broker told us, if any."""
         self._named = named
-        self._proven, self._missed = (
-            HARMLESS,
-            0,
-        )  # it may be another broker, or the same with another limit
+        # It may be another broker, or the same with another limit.
+        self._proven, self._missed = HARMLESS, 0
         self._unsure.clear()
 
     def sending(self, size: int, *, whole: bool) -> int:
