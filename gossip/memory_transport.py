@@ -11,7 +11,6 @@ the same seed and the same tasks give the same deliveries.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
@@ -311,7 +310,9 @@ class MemoryTransport:
             self._inbox.close()
 
     def _set(self, state: Any, cause: str = "") -> None:
-        began = time.monotonic() if state == "connecting" else self.connection.since
+        began = (
+            asyncio.get_running_loop().time() if state == "connecting" else self.connection.since
+        )
         self.connection = Connection(state, cause, began)
         if state in ("lost", "connecting"):
             self._settled.clear()

@@ -13,7 +13,6 @@ drops are counted in `counters`, never raised: the ledger repeats what matters.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -192,14 +191,15 @@ class Inbox:
 
     async def messages(self) -> AsyncIterator[Received]:
         """What was queued, in the order of arrival."""
+        now = asyncio.get_running_loop().time
         while True:
-            until = time.perf_counter() + STRETCH
+            until = now() + STRETCH
             while self._queue:
                 self._bytes -= len(self._queue[0].payload)
                 yield self._queue.popleft()  # without a name, which would hold on to it
-                if time.perf_counter() >= until:
+                if now() >= until:
                     await asyncio.sleep(0)  # a full inbox must not starve the other tasks
-                    until = time.perf_counter() + STRETCH
+                    until = now() + STRETCH
             if self._closed:
                 if self._error is not None:
                     raise self._error

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from ..gossip.trust import Admission, Identity, NoTrust, Trust, TrustError, Trusting, read_public
 from .errors import PeerError
+from .machine import Machine
 from .settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ def begin_trust(
     since: float,
     models: Collection[str],
     memory: dict[str, Any],
+    machine: Machine,
 ) -> Trusting:
     """The trust of one session. Every one draws new keys, so that nothing outlives it."""
     if credentials is None:
@@ -73,6 +75,7 @@ def begin_trust(
         return Trust(
             credentials.identity, credentials.admission, credentials.owner,
             swarm=settings.swarm, session=session, models=models, since=since, memory=memory,
+            wall=machine.wall, clock=machine.monotonic,
         )  # fmt: skip
     except TrustError as error:
         raise PeerError(f"peer {name}: {error}") from None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -130,7 +129,7 @@ async def hand_over(member: Membership) -> None:
                 while await open_transfers(member):
                     await member.next_turn()
                 return
-            await run(engine.gossiper.hand_over, time.monotonic())
+            await run(engine.gossiper.hand_over, member.machine.monotonic())
             while not await run(engine.handed_over):
                 member.wake()
                 await member.next_turn()

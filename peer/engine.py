@@ -8,7 +8,6 @@ anybody was told.
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,9 +25,9 @@ from ..models import Learner, Metrics, Weighted
 from .agreement import Agreement
 from .allocator import give_back
 from .arrival import Arrival, PeerGuards
-from .clock import clock, mark
 from .compression import Compression
 from .errors import PeerError
+from .machine import Machine, RealMachine, mark
 from .matched_store import MatchedStore
 from .outgoing import Dispatch, Outgoing
 from .presence import Event, Gone, Offline, Online
@@ -58,8 +57,10 @@ class Engine:
         samples: int = 1,
         checkpoint: Path | None = None,
         seed: int = 0,
+        machine: Machine | None = None,
     ):
         self.name, self.learner, self.settings = name, learner, settings
+        self._machine = machine or RealMachine()
         self.network = learner.network
         self.store = MatchedStore(self.network, settings.matching, trained=settings.trained)
         self.schemas = schema_hashes(self.network, self.store.common)
@@ -73,9 +74,9 @@ class Engine:
         self.dropped: Counter[str] = Counter()
         self.received = 0
         """Messages taken in so far."""
-        self.in_touch = self._began = clock()
+        self.in_touch = self._began = self._machine.uptime()
         """When the others could last hear of this session, by `clock`; and when it began."""
-        self._saver = Saver(name, settings, checkpoint, self._tree)
+        self._saver = Saver(name, settings, checkpoint, self._tree, self._machine)
         self._saved: tuple[str, int] | None = None
         """The session, and how much it had promised to others, when it was last saved."""
         sizes = {vector: self.store.read(vector).size for vector in self.schemas}
@@ -103,7 +104,7 @@ class Engine:
         self._arrival = Arrival(name, settings, self.store, learner, self.weight)
         self._sessions = Sessions(
             name, settings, self.schemas, self.store,
-            compression=self.compression, guards=self._guards, seed=seed,
+            compression=self.compression, guards=self._guards, seed=seed, machine=self._machine,
         )  # fmt: skip
         self.lived = False
         """Whether the peer was in the swarm before: a crash or a lost lease lies behind it."""
@@ -150,7 +151,7 @@ class Engine:
         """Why this session is over, if a neighbour said so and is to be believed: after a restart, when
         our books may be old, and else once in a lease, or liars could make us lose our mass all the time.
         """
-        believed = self.restored or clock() - self._began > self.settings.lease
+        believed = self.restored or self._machine.uptime() - self._began > self.settings.lease
         return self.gossiper.disowned if believed else ""
 
     def renew(self, why: str = "was away for longer than its lease") -> None:
@@ -165,7 +166,7 @@ class Engine:
     def _begin_anew(self) -> None:
         self.gossiper, self.mode = self._sessions.begin()
         self.lived, self.restored = True, False
-        self.in_touch = self._began = clock()
+        self.in_touch = self._began = self._machine.uptime()
         self._earlier, self._over = self.round, False
         self._arrival.renew()
         self._met.clear()
@@ -189,7 +190,7 @@ class Engine:
             self.mode.begin_round(self.gossiper, number)
         else:
             self.mode.request()
-            self.gossiper.tick(time.monotonic())
+            self.gossiper.tick(self._machine.monotonic())
         self.averaged = self._is_averaged()
         return metrics
 
@@ -275,7 +276,7 @@ class Engine:
     def _tree(self) -> dict[str, Any]:
         return {
             "peer": self.name,
-            "in_touch": mark(self.in_touch),
+            "in_touch": mark(self._machine, self.in_touch),
             "schemas": self.schemas,
             "round": self.round,
             "earlier": self._earlier,
@@ -287,7 +288,7 @@ class Engine:
             "gossip": self.gossiper.snapshot(values=False),
             "trust": self.memory(),
             "releases": self._privacy.count,
-            "guards": self._guards.snapshot(time.monotonic()) if self._guards else {},
+            "guards": self._guards.snapshot(self._machine.monotonic()) if self._guards else {},
         }
 
     def _restore(self) -> bool:
@@ -303,14 +304,16 @@ class Engine:
             self.round, self._memory = tree["round"], tree["trust"]
             self._privacy.restore(tree["releases"])
             if self._guards is not None:
-                self._guards.restore(tree["guards"], time.monotonic())
+                self._guards.restore(tree["guards"], self._machine.monotonic())
             touched = self._saver.in_touch(tree)
             if touched is None:
                 self._begin_anew()
                 self.lived = self.round > 0  # who never trained starts as if for the first time
                 return False
-            if clock() - touched > self.settings.lease:
-                away = f"was away for {clock() - touched:.0f} s, longer than its lease"
+            if self._machine.uptime() - touched > self.settings.lease:
+                away = (
+                    f"was away for {self._machine.uptime() - touched:.0f} s, longer than its lease"
+                )
                 self.renew(away)
                 _log.warning("peer %s %s: it returns as a newcomer", self.name, away)
                 return False

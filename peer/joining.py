@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 
 from .errors import PeerError
 from .membership import Membership
@@ -59,13 +58,13 @@ def _is_newcomer(member: Membership, others_were_at_it: bool) -> bool:
 
 async def _wait_for_expected(member: Membership) -> None:
     settings = member.settings
-    deadline = time.monotonic() + settings.start_timeout
+    deadline = member.machine.monotonic() + settings.start_timeout
     # Who returns to a swarm that trains finds there whoever is left; lockstep modes start together.
     returns = member.engine.restored or (member.engine.lived and settings.mode == "async")
     expected = set() if returns else set(settings.expect) - {member.name}
     while missing := sorted(expected - _met(member)):
         _refuse_mismatch(member)  # it may have come, found that out, and left again
-        if time.monotonic() > deadline:
+        if member.machine.monotonic() > deadline:
             raise PeerError(
                 f"peer {member.name}: {', '.join(missing)} did not come online within "
                 f"{settings.start_timeout:g} s; start them, or raise start_timeout"
@@ -95,18 +94,20 @@ def _met(member: Membership) -> set[str]:
 async def _refuse_taken_name(member: Membership) -> None:
     """Ask on our own status topic: what is retained there comes before our own question."""
     question = Status("offline", member.session, reason="asks whether its name is free")
-    grace = time.monotonic() + NAME_GRACE
+    grace = member.machine.monotonic() + NAME_GRACE
     while True:
         await member.say(question, retain=False)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(member.asked.wait(), max(0.0, grace - time.monotonic()))
+            await asyncio.wait_for(
+                member.asked.wait(), max(0.0, grace - member.machine.monotonic())
+            )
         await asyncio.sleep(2 * member.settings.tick)  # its owner, if there is one, answers
         status = member.own_status
         if status is None or status.state != "online":
             return
         if status.session == member.session:
             return  # our own former life, which the broker has not missed yet
-        if time.monotonic() > grace:
+        if member.machine.monotonic() > grace:
             raise PeerError(
                 f"peer {member.name}: the name is already online in swarm "
                 f"{member.settings.swarm!r} (session {status.session}); choose another name, or "

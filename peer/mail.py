@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 
 from ..gossip import topics
 from ..gossip.chunks import HEADER_BYTES, MIN_LIMIT
@@ -67,7 +66,9 @@ def _heed(member: Membership, heard: list[Heard]) -> None:
             case "status":
                 if each.peer == member.name:
                     _hear_oneself(member, each.body)
-                member.events += member.roster.status(each.peer, each.body, time.monotonic())
+                member.events += member.roster.status(
+                    each.peer, each.body, member.machine.monotonic()
+                )
             case "out" if each.peer == member.name:
                 raise PeerError(
                     f"peer {member.name}: may take part no longer, its paper was revoked or has "
@@ -106,7 +107,7 @@ async def gossip(member: Membership) -> None:
     while True:
         await member.rest()
         member.check_lease()
-        now = time.monotonic()
+        now = member.machine.monotonic()
         events, member.events = [*member.events, *member.roster.tick(now)], []
         arrived, member.pending, member.pending_bytes = member.pending, [], 0
         member.pending_limit = member.engine.room.waiting(len(member.roster.online()))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +16,8 @@ from ..gossip import topics
 from ..gossip.transport import Transport
 from ..gossip.trust import Trusting
 from ..gossip.wire import SchemaEntry
-from .clock import clock
 from .engine import Engine
+from .machine import Machine
 from .own_card import OwnCard
 from .presence import Card, Event, Phase, Roster, Status
 from .settings import Settings
@@ -51,15 +50,17 @@ class Membership:
         vectors: dict[str, list[SchemaEntry]],
         *,
         samples: int,
+        machine: Machine,
         on_record: Callable[[Record], None],
     ):
         self.name, self.settings, self.engine, self.worker = name, settings, engine, worker
         self.session = engine.session
+        self.machine = machine
         self.roster = Roster(
             name, vectors,
             neighbours=settings.neighbours, lease=settings.lease, dropped=engine.dropped,
         )  # fmt: skip
-        self.roster.remember(engine.gossiper.known_sessions(), time.monotonic())
+        self.roster.remember(engine.gossiper.known_sessions(), self.machine.monotonic())
         self.pending: list[tuple[str, bytes | memoryview]] = []
         """Packets that wait for the next turn, with the vector that each is about."""
         self.pending_bytes = 0
@@ -74,7 +75,7 @@ class Membership:
         self.phase: Phase = "starting"
         self.leaving = False
         """Whether we are about to go, and take nothing any more."""
-        self.since = time.time()
+        self.since = self.machine.wall()
         self.own_status: Status | None = None
         """What was last heard on our own status topic, if somebody lives there."""
         self.asked = asyncio.Event()
@@ -90,7 +91,7 @@ class Membership:
         self._speaking = asyncio.Lock()
         """Held while card and status are published, so that the last word is the last to arrive."""
         if not engine.restored:
-            engine.in_touch = clock()
+            engine.in_touch = self.machine.uptime()
 
     def topic(self, kind: topics.Kind) -> str:
         """One of this peer's own topics."""
@@ -151,11 +152,11 @@ class Membership:
                             self.name,
                         )
                         await self._publish_card()
-                await asyncio.sleep(self._own_card.pause(time.monotonic()))
+                await asyncio.sleep(self._own_card.pause(self.machine.monotonic()))
 
     async def birth(self) -> None:
         """Publish card and status; runs again after every reconnection."""
-        self.roster.reconnected(time.monotonic(), since=self.transport.connection.since)
+        self.roster.reconnected(self.machine.monotonic(), since=self.transport.connection.since)
         async with self._speaking:
             if self._in():
                 await self._publish_card()
@@ -197,7 +198,7 @@ class Membership:
         record = {
             "peer": self.name,
             "session": self.session,
-            "time": time.time(),
+            "time": self.machine.wall(),
             "round": self.engine.round,
             "phase": self.phase,
             **values,
@@ -220,7 +221,7 @@ class Membership:
             await asyncio.sleep(min(1.0, self.settings.lease / 8))
             self.check_lease()
             if self.transport.connection.state == "connected":
-                self.engine.in_touch = clock()
+                self.engine.in_touch = self.machine.uptime()
 
     def check_lease(self) -> None:
         """Raise LeaseOver once we are back after too long a time, or were told that we are given up."""
@@ -233,7 +234,7 @@ class Membership:
 
     def lease_over(self) -> bool:
         """Whether the others may have given us up."""
-        return clock() - self.engine.in_touch > self.settings.lease
+        return self.machine.uptime() - self.engine.in_touch > self.settings.lease
 
     # --- turns ----------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from .ending import HAND_OVER_SHARE, Settling, hand_over, say_goodbye
 from .engine import Engine
 from .errors import NotSaved, PeerError
 from .joining import join
-from .lock import CheckpointLock
+from .machine import Machine, RealMachine
 from .membership import LeaseOver, Membership, Record
 from .presence import Status
 from .settings import Settings
@@ -80,6 +79,7 @@ class Peer:
         goes on where that stopped; without one a crash loses the mass that the peer held. Once it
         said goodbye it keeps what it learnt, and brings new weight in a new session. The file is
         locked while the peer runs.
+    machine: clocks, files and a thread; by default those of this machine.
     on_record: called with every metrics record, which is also published.
     """
 
@@ -93,6 +93,7 @@ class Peer:
         samples: int = 1,
         checkpoint: Path | None = None,
         seed: int = 0,
+        machine: Machine | None = None,
         on_record: Callable[[Record], None] = lambda _: None,
     ):
         topics.check_name("peer", name)
@@ -102,6 +103,7 @@ class Peer:
         self.learner, self.settings = learner, settings
         self._connect, self._samples, self._seed = connect, samples, seed
         self._checkpoint, self._on_record = checkpoint, on_record
+        self._machine = machine or RealMachine()
         self._leave = asyncio.Event()
         self._leave_reason = ""
         self._accuracy = float("nan")
@@ -119,10 +121,10 @@ class Peer:
 
     async def run(self) -> Report:
         """Join the swarm, train and gossip to the end, and leave. PeerError says what went wrong."""
-        async with Worker(self.name) as worker:
+        async with self._machine.worker(self.name) as worker:
             if self._checkpoint is None:
                 return await self._run(worker)
-            lock = CheckpointLock(self._checkpoint)
+            lock = self._machine.files.lock(self._checkpoint)
             await worker.run(lock.acquire)
             try:
                 return await self._run(worker)
@@ -134,6 +136,7 @@ class Peer:
         engine = await worker.run(
             Engine, self.name, self.learner, self.settings,
             samples=self._samples, checkpoint=self._checkpoint, seed=self._seed,
+            machine=self._machine,
         )  # fmt: skip
         vectors = {vector: engine.store.entries(vector) for vector in engine.schemas}
         while True:
@@ -149,11 +152,12 @@ class Peer:
         """Live one session, from its connection to its goodbye."""
         self._member = member = Membership(
             self.name, self.settings, engine, worker, vectors,
-            samples=self._samples, on_record=self._on_record,
+            samples=self._samples, machine=self._machine, on_record=self._on_record,
         )  # fmt: skip
         member.trust = begin_trust(
             self._credentials, self.name, self.settings,
             session=member.session, since=member.since, models=engine.schemas, memory=engine.memory(),
+            machine=self._machine,
         )  # fmt: skip
         await worker.run(engine.set_trust, member.trust)
         will = Status("offline", member.session, reason="connection lost")
@@ -273,8 +277,8 @@ class Peer:
         test = await member.worker.run(self.learner.test)
         self._note(test.accuracy)
         number, last = member.engine.round, self.settings.rounds
-        if number == last or time.monotonic() >= self._told + PROGRESS:
-            self._told = time.monotonic()
+        if number == last or self._machine.monotonic() >= self._told + PROGRESS:
+            self._told = self._machine.monotonic()
             _log.info(
                 "peer %s: round %d of %d, accuracy %.3f", self.name, number, last, test.accuracy
             )

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from .checkpoint import load_checkpoint, save_checkpoint
-from .clock import boot, moment
 from .errors import NotSaved, PeerError
+from .machine import Machine, moment
 from .settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -41,21 +40,23 @@ class Saver:
         settings: Settings,
         path: Path | None,
         tree: Callable[[], dict[str, Any]],
+        machine: Machine,
     ):
         self.path = path
         self._name, self._settings, self._tree = name, settings, tree
+        self._machine = machine
         # A power cut may bring an older file back. Where boots have names it is known to be old, and
         # its books are not gone on with. Else every save must reach the disk; and so must, everywhere,
         # the count of what was released with noise, or the report would state too small an epsilon.
-        self._sync = boot() is None or settings.dp is not None
-        self._last, self._cost, self._round = time.monotonic(), 0.0, 0
+        self._sync = machine.boot() is None or settings.dp is not None
+        self._last, self._cost, self._round = machine.monotonic(), 0.0, 0
         self._failing = False
 
     # --- a former life --------------------------------------------------------------------------
 
     def load(self, schemas: Mapping[str, str]) -> dict[str, Any] | None:
         """The checkpoint of a former life, if there is one; PeerError if it is not this peer's, or bad."""
-        tree = None if self.path is None else load_checkpoint(self.path)
+        tree = None if self.path is None else self._machine.files.load(self.path)
         if tree is None:
             return None
         with self.fitting():
@@ -89,7 +90,7 @@ class Saver:
         Others may have given it up, or the file be older than what they were told: not one that the
         machine wrote before it started anew.
         """
-        at = moment(tree["in_touch"])
+        at = moment(self._machine, tree["in_touch"])
         if tree["over"]:
             _log.info(
                 "peer %s said goodbye in its former life: it keeps what it learnt, in a new session",
@@ -110,9 +111,9 @@ class Saver:
         """Save what others are about to be told; NotSaved if that cannot be done, even after a while."""
         if self.path is None:
             return
-        tree, pause, until = self._tree(), 0.25, time.monotonic() + RETRY_FOR
+        tree, pause, until = self._tree(), 0.25, self._machine.monotonic() + RETRY_FOR
         while (why := self._write(tree)) is not None:
-            if time.monotonic() >= until:
+            if self._machine.monotonic() >= until:
                 raise NotSaved(
                     f"peer {self._name}: its checkpoint {self.path} cannot be written: {why}; make "
                     f"room, and start it again within its lease of {self._settings.lease:g} s: it then "
@@ -131,17 +132,17 @@ class Saver:
         rest = max(self._settings.save_every, self._cost / LARGEST_SHARE)
         if number == self._round:
             rest = max(rest, self._settings.lease / 4)
-        if time.monotonic() - self._last >= rest:
+        if self._machine.monotonic() - self._last >= rest:
             self._write(self._tree())
 
     def _write(self, tree: dict[str, Any]) -> str | None:
         """Write the file; what went wrong, if anything did. An operator hears of it once."""
         assert self.path is not None
-        began = time.monotonic()
+        began = self._machine.monotonic()
         try:
-            save_checkpoint(self.path, tree, sync=self._sync)
+            self._machine.files.save(self.path, tree, sync=self._sync)
         except (OSError, SafetensorError) as error:
-            self._last = time.monotonic()
+            self._last = self._machine.monotonic()
             why = getattr(error, "strerror", None) or str(error)
             if not self._failing:
                 _log.warning(
@@ -150,7 +151,7 @@ class Saver:
                 )  # fmt: skip
             self._failing = True
             return why
-        self._last = time.monotonic()
+        self._last = self._machine.monotonic()
         self._cost, self._round = self._last - began, tree["round"]
         if self._failing:
             self._failing = False

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..gossip.gossiper import Gossiper, new_session
+from ..gossip.gossiper import Gossiper
 from ..gossip.modes_paced import PacedMode
 from ..gossip.modes_rounds import RoundsMode
 from ..gossip.modes_server import ServerMode
@@ -18,6 +17,7 @@ from ..gossip.trust import Guards
 from ..gossip.trust.guarded import guard
 from ..gossip.wire import as_sent, wide_enough
 from .compression import Compression
+from .machine import Machine
 from .settings import Settings
 
 PeerMode: TypeAlias = PacedMode | RoundsMode | ServerMode
@@ -39,9 +39,11 @@ class Sessions:
         compression: Compression,
         guards: Guards | None,
         seed: int,
+        machine: Machine,
     ) -> None:
         self._name, self._settings, self._vectors, self._store = name, settings, vectors, store
         self._compression, self._guards = compression, guards
+        self._machine = machine
         self._rng = np.random.default_rng(seed)
         self._lossy = None if settings.dtype != "float16" else _as_float16
 
@@ -50,7 +52,7 @@ class Sessions:
         links, mode = self._compression.links, self._mode()
         links.forget()
         gossiper = Gossiper(
-            self._name, new_session(), self._store,
+            self._name, self._machine.new_session(), self._store,
             mode=mode, seed=self._rng, lossy=self._lossy, links=links,
         )  # fmt: skip
         return self._guarded(gossiper), mode
@@ -65,7 +67,7 @@ class Sessions:
 
     def _guarded(self, gossiper: Gossiper) -> Gossiper:
         if self._guards is not None:
-            guard(gossiper, self._guards, time.monotonic)
+            guard(gossiper, self._guards, self._machine.monotonic)
         return gossiper
 
     def _mode(self) -> PeerMode:
