@@ -24,7 +24,7 @@ from ..models import (
     stream,
 )
 from ..models.allotment import SliceSpec
-from ..peer.arrival import load_trained
+from ..peer.bootstrap import load_trained
 from ..peer.settings import Matching
 from .config import Config
 from .config_keys import Keys

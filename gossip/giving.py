@@ -107,7 +107,9 @@ class Giving:
         return [
             peer
             for peer in neighbours.sharing(vector)
-            if (peer, vector) not in busy and (neighbours.reachable(peer) or not online_only)
+            if (peer, vector) not in busy
+            and peer not in neighbours.muted
+            and (neighbours.reachable(peer) or not online_only)
         ]
 
     def _take(
@@ -220,10 +222,11 @@ class Giving:
             if ack.giver_session == state.ledger.session and ack.sequence > state.ledger.given(
                 *edge
             ):
-                state.disowned = f"its books are older than what {ack.sender} has seen of them"
+                why = f"its books are older than what {ack.sender} has seen of them"
+                state.rejections[ack.sender] = why
             return
         if ack.verdict == "gone":
-            state.disowned = f"{ack.sender} had given it up"
+            state.rejections[ack.sender] = f"{ack.sender} had given it up"
         elif ack.verdict not in ("credited", "void"):
             state.counters["bad-verdict"] += 1
             return
@@ -238,8 +241,20 @@ class Giving:
         if ack.verdict != "credited":
             self._take_back(transfer.give)
 
+    def reclaim(self, *, stranded_only: bool = False) -> int:
+        """Take open transfers back without their receivers' word; see `Gossiper.reclaim`."""
+        reachable = self._state.neighbours.reachable
+        edges = [e for e in self._state.ledger.open if not (stranded_only and reachable(e[0]))]
+        for edge in edges:
+            self._state.counters["reclaimed"] += 1
+            self._take_back(self._state.ledger.reclaim(edge).give)
+        return len(edges)
+
     def gone(self, peer: str, session: str, statement: Iterable[Any] | None) -> None:
-        """Close all transfers to a session that is gone; what its statement does not claim comes back."""
+        """Close all transfers to a session that is gone; what its statement does not claim comes back.
+
+        Without a statement it died, and nobody knows what it had credited.
+        """
         state = self._state
         mine = [state.ledger.peer, state.ledger.session]
         rows = list(statement or ())
@@ -250,7 +265,10 @@ class Giving:
         for edge, transfer in list(state.ledger.open.items()):
             give = transfer.give
             if edge[0] == peer and give.receiver_session == session:
-                state.ledger.close(edge)
+                if statement is None:
+                    state.ledger.reclaim(edge)
+                else:
+                    state.ledger.close(edge)
                 if settled.get(give.vector) == [give.sequence, "credited"]:
                     state.counters["settled-by-statement"] += 1
                 else:

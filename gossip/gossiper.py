@@ -41,7 +41,7 @@ from .vault import Vault
 
 _log = logging.getLogger(__name__)
 
-SNAPSHOT_VERSION = 1
+SNAPSHOT_VERSION = 2
 
 
 def new_session() -> str:
@@ -135,13 +135,13 @@ class Gossiper:
         return self._state.counters
 
     @property
-    def disowned(self) -> str:
-        """Why this session must end, in words; empty while nothing says so.
+    def rejections(self) -> dict[str, str]:
+        """The neighbours that reject this session, each with the reason in words.
 
-        A neighbour answered that it had given the session up, or has seen more of it than its books
-        know, which are then an old copy. Only a new session makes good what is counted twice.
+        Such a neighbour had given the session up, or has seen more of it than its books know, which are
+        then an old copy. Only a new session makes good what is counted twice.
         """
-        return self._state.disowned
+        return dict(self._state.rejections)
 
     @property
     def vectors(self) -> tuple[str, ...]:
@@ -164,9 +164,15 @@ class Gossiper:
         return self._state.vault.store.read(self._state.known(vector))
 
     def account(self, vector: str) -> Account:
-        """Return where the weight of a vector is, as this peer's books have it."""
+        """Return where the weight of a vector is, as this peer's books have it; debts count as not held."""
+        vault = self._state.vault
         in_transfers = (t.give.weight for t in self.ledger.open.values() if t.give.vector == vector)
-        return Account(self.weight(vector), sum(in_transfers), self._state.vault.injected[vector])
+        held = self.weight(vector) - vault.debts.get(vector, 0)
+        return Account(held, sum(in_transfers), vault.injected[vector])
+
+    def adjust(self, vector: str, weight: int) -> None:
+        """Change this peer's own weight to `weight` after it was injected: its number of samples changed."""
+        self._state.vault.adjust(self._state.known(vector), weight)
 
     def inject(self, vector: str, weight: int, *, after_hearing: bool = False) -> None:
         """Add this peer's own weight at its current value: ONE, or ONE · samples.
@@ -276,19 +282,45 @@ class Gossiper:
         """Note that a neighbour cannot be reached for now: push and repeat nothing to it."""
         self._state.neighbours.offline(peer)
 
+    def reclaim(self, *, stranded_only: bool = False) -> int:
+        """Take open transfers back without waiting for their receivers' word; returns how many.
+
+        For a peer that must end, or hand over, while receivers cannot be reached. The rows stay in
+        `reclaimed`: publish them with the goodbye, so that a receiver that had credited one of them
+        gives that weight up (see `peer_gone`).
+        """
+        return self._giving.reclaim(stranded_only=stranded_only)
+
+    @property
+    def reclaimed(self) -> list[list[Any]]:
+        """Transfers taken back without the receiver's word: receiver, session, vector, sequence, weight."""
+        return [list(row) for row in self.ledger.reclaimed]
+
     def peer_gone(
-        self, peer: str, session: str, statement: Iterable[Iterable[Any]] | None = None
+        self,
+        peer: str,
+        session: str,
+        statement: Iterable[Iterable[Any]] | None = None,
+        reclaimed: Iterable[Any] = (),
     ) -> None:
         """Note that a session is gone for good, and take back the mass on its way to it.
 
         With the leaver's `statement`, exactly what it did not credit is taken back. Without one (it
-        died) everything open is: what it had credited died with it. Say so only when sure: a peer
-        that comes back after all with what it credited would count that mass twice.
+        died) everything open is, and written down in `reclaimed`: should the peer come back after all
+        with what it had credited, that mass would count twice.
+
+        reclaimed: what the leaver took back without our word. Of those rows that are addressed to this
+        session, what was credited here is given up again, and what was not never will be.
         """
+        self._receiving.reclaimed(peer, session, reclaimed)
         self._giving.gone(peer, session, statement)
         self._state.neighbours.retire(peer, session)
         self.links.lost(peer)
         self.mode.gone(peer)
+
+    def mute(self, peer: str, muted: bool) -> None:
+        """Push nothing to a neighbour for now, or push to it again; it stays a neighbour all the same."""
+        (self._state.neighbours.muted.add if muted else self._state.neighbours.muted.discard)(peer)
 
     def known_sessions(self) -> dict[str, str]:
         """Return the session that each known neighbour, online or not, is in."""

@@ -15,13 +15,28 @@ import numpy as np
 
 from .compress.packed import Packed
 from .messages import Give, Tag, Verdict
+from .pushsum import MAX_WEIGHT
 
 Edge: TypeAlias = tuple[str, str]
 """(neighbour, vector)"""
 
+RECLAIMED_KEPT = 1024
+"""How many reclaimed transfers are remembered, for a goodbye that must fit into one message."""
+
 SESSIONS_KEPT = 64
 """How many sessions of one sender are remembered. A duplicate would have to be delayed across that
 many fresh starts of its sender to be credited twice."""
+
+
+def is_reclaimed(row: object) -> bool:
+    """Return whether plain data that came from elsewhere is a row of `Ledger.reclaimed`."""
+    if not isinstance(row, list | tuple) or len(row) != 5:
+        return False
+    *names, sequence, weight = row
+    return all(isinstance(name, str) for name in names) and all(
+        isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= MAX_WEIGHT
+        for number in (sequence, weight)
+    )
 
 
 def is_line(row: object) -> bool:
@@ -57,8 +72,12 @@ class Ledger:
         self.peer = peer
         self.session = session
         self.open: dict[Edge, Transfer] = {}
-        self.promises = 0
+        self.revision = 0
         """Debits and decisions so far: what must be saved before anybody is told."""
+        self.reclaimed: list[list[Any]] = []
+        """Transfers taken back without the receiver's word, because it was declared dead or this peer had
+        to end: rows of receiver, its session, vector, sequence, weight. A receiver that is alive after all,
+        and had credited one, must give that weight up: see `Gossiper.peer_gone`."""
         self._sequences: dict[Edge, int] = {}
         self._seen: dict[str, dict[str, dict[str, tuple[int, Verdict]]]] = {}
 
@@ -79,7 +98,7 @@ class Ledger:
             raise ValueError(f"transfer of {vector!r} to {receiver!r}: one is open already")
         sequence = self._sequences.get(edge, 0) + 1
         self._sequences[edge] = sequence
-        self.promises += 1
+        self.revision += 1
         give = Give(
             vector,
             self.peer,
@@ -104,6 +123,16 @@ class Ledger:
         """Strike an open transfer off; what becomes of its mass is the caller's business."""
         return self.open.pop(edge)
 
+    def reclaim(self, edge: Edge) -> Transfer:
+        """Strike an open transfer off without knowing what became of it, and write that down."""
+        transfer = self.close(edge)
+        give = transfer.give
+        if give.weight:
+            row = [give.receiver, give.receiver_session, give.vector, give.sequence, give.weight]
+            self.reclaimed.append(row)
+            del self.reclaimed[:-RECLAIMED_KEPT]
+        return transfer
+
     def given(self, receiver: str, vector: str) -> int:
         """Return the last sequence that was given on an edge; 0 if none was."""
         return self._sequences.get((receiver, vector), 0)
@@ -116,7 +145,7 @@ class Ledger:
         self, sender: str, session: str, vector: str, sequence: int, verdict: Verdict
     ) -> None:
         """Write down, once and for all, what became of a received sequence."""
-        self.promises += 1
+        self.revision += 1
         sessions = self._seen.setdefault(sender, {})
         sessions.setdefault(session, {})[vector] = (sequence, verdict)
         if len(sessions) > SESSIONS_KEPT:
@@ -158,6 +187,7 @@ class Ledger:
             "session": self.session,
             "open": rows,
             "values": [arrays[i] for i in range(len(arrays))],
+            "reclaimed": [list(row) for row in self.reclaimed],
             "sequences": [[*edge, sequence] for edge, sequence in self._sequences.items()],
             "seen": [list(line) for line in self.lines()],
         }
@@ -181,6 +211,7 @@ class Ledger:
             # No delay can be learnt from a transfer that lived through a restart: 2 attempts.
             transfer = Transfer(give, None, 0.0, attempts=2, recalling=recalling)
             ledger.open[receiver, vector] = transfer
+        ledger.reclaimed = [list(row) for row in data["reclaimed"]]
         for receiver, vector, sequence in data["sequences"]:
             ledger._sequences[receiver, vector] = sequence
         for sender, session, vector, sequence, verdict in data["seen"]:

@@ -58,6 +58,11 @@ class PacedMode(ManualMode):
         self._turns = [frozenset(turn) for turn in turns]
         self._turn: Counter[str] = Counter()
         self._drift = drift
+        self._welcomes: set[tuple[str, str]] = set()
+
+    def welcome(self, vector: str, peer: str) -> None:
+        """Push to a neighbour that counts for nothing yet as soon as it is free, not after training."""
+        self._welcomes.add((vector, peer))
 
     def request(self, *, anyway: bool = False) -> None:
         """Ask for one more push of every vector; `anyway`, from now on, however little they moved."""
@@ -80,6 +85,16 @@ class PacedMode(ManualMode):
             while self._owed[vector] and self._push(gossiper, vector, now):
                 self._owed[vector] -= 1
         self._requested = 0
+        for vector, peer in sorted(self._welcomes):
+            weight = gossiper.weight(vector)
+            share = portion(weight, Fraction(1, self.fanout + 1))
+            if min(share, weight - share) < self.floor:
+                continue
+            if peer not in gossiper.reachable_neighbours(vector):
+                self._welcomes.discard((vector, peer))
+            elif peer in gossiper.free_neighbours(vector):
+                self._welcomes.discard((vector, peer))
+                gossiper.push(vector, {peer: share}, now)
 
     def _push(self, gossiper: Gossiper, vector: str, now: float) -> bool:
         free = gossiper.free_neighbours(vector)

@@ -28,6 +28,8 @@ class Neighbours:
         self.gone: set[tuple[str, str]] = set()
         self.returned: set[tuple[str, str]] = set()
         """Those of them that were online again, although they were given up."""
+        self.muted: set[str] = set()
+        """Neighbours to which nothing is pushed for now."""
 
     def get(self, peer: str) -> Neighbour | None:
         """Return what is known of a peer."""

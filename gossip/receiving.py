@@ -7,9 +7,11 @@ and a recall that comes too late, gets the same answer.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
+from typing import Any
 
 from .compress import PackError
-from .ledger import Edge
+from .ledger import Edge, is_reclaimed
 from .messages import Ack, Answer, Give, Recall, Verdict
 from .state import State
 
@@ -53,6 +55,26 @@ class Receiving:
         """Take the held transfers of a vector in again, as if they had just arrived."""
         for edge in [e for e in self._held if e[1] == vector]:
             self.receive(self._held.pop(edge), refusing=refusing)
+
+    def reclaimed(self, peer: str, session: str, rows: Iterable[Any]) -> None:
+        """Give up what a leaver took back without our word; see `Gossiper.peer_gone`."""
+        state = self._state
+        for row in rows:
+            if not is_reclaimed(row):
+                state.counters["bad-reclaim"] += 1
+                continue
+            receiver, its_session, vector, sequence, weight = row
+            if [receiver, its_session] != [state.ledger.peer, state.ledger.session]:
+                continue
+            if vector not in state.vault.weights:
+                continue
+            last, verdict = state.ledger.verdict(peer, session, vector)
+            if sequence > last:
+                state.ledger.decide(peer, session, vector, sequence, "void")
+            elif sequence == last and verdict == "credited":
+                state.ledger.decide(peer, session, vector, sequence, "void")
+                state.vault.give_up(vector, weight)
+                state.counters["given-up"] += 1
 
     def unpacked(self, give: Give) -> Give | str:
         """Return a transfer with its value, or the cause why that cannot be had."""

@@ -37,8 +37,8 @@ class State:
     outbox: list[Message] = field(default_factory=list[Message])
     diverged: set[str] = field(default_factory=set[str])
     """Vectors of which was said that they are not finite."""
-    disowned: str = ""
-    """Why this session must end, if a neighbour's answer says so: see `Gossiper.disowned`."""
+    rejections: dict[str, str] = field(default_factory=dict[str, str])
+    """Neighbours whose answers say that this session must end, and why."""
 
     def known(self, vector: str) -> str:
         """Return the name of a vector; ValueError if there is none of this name."""

@@ -2,6 +2,7 @@
 
 gossamer/v1/{swarm}/peer/{id}/card             retained: models, schema, public key
 gossamer/v1/{swarm}/peer/{id}/status           retained: birth, or the last will
+gossamer/v1/{swarm}/peer/{id}/death            retained: a notice that a session is dead
 gossamer/v1/{swarm}/peer/{id}/inbox/{vector}   gossip for that peer; never retained
 gossamer/v1/{swarm}/peer/{id}/metrics          telemetry
 """
@@ -13,13 +14,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
-Kind: TypeAlias = Literal["card", "status", "inbox", "metrics"]
+Kind: TypeAlias = Literal["card", "status", "death", "inbox", "metrics"]
 
 ROOT: Final = "gossamer/v1"
 _LONGEST = 64
 _NAME = re.compile(rf"[A-Za-z0-9._&@-]{{1,{_LONGEST}}}")
 _REMEMBERED = 256  # topics taken apart or put together lately: most messages go the same few ways
-_PLAIN_KINDS: tuple[Kind, ...] = ("card", "status", "metrics")
+_PLAIN_KINDS: tuple[Kind, ...] = ("card", "status", "death", "metrics")
 
 
 class TopicError(ValueError):
@@ -123,7 +124,7 @@ def is_state(topic: str) -> bool:
     Everything else may be dropped under pressure: the ledger repeats gossip, and metrics are
     telemetry.
     """
-    return topic.endswith(("/card", "/status", "/owner/revocations"))
+    return topic.endswith(("/card", "/status", "/death", "/owner/revocations"))
 
 
 def is_gossip(topic: str) -> bool:

@@ -22,6 +22,8 @@ class Vault:
         self.weights: dict[str, int] = dict.fromkeys(self.vectors, 0)
         self.injected: dict[str, int] = dict.fromkeys(self.vectors, 0)
         self._promised: dict[str, int] = {}
+        self.debts: dict[str, int] = {}
+        """Weight to give up as soon as that much more is held; see `give_up`."""
         self.residue: dict[str, Array] = {}
         """Sums (weight · value) that compressors left behind; they join the next mass that comes in."""
         # Read once: a store may have to gather a vector, and its shape never changes in a session.
@@ -38,6 +40,15 @@ class Vault:
             self._promised.pop(vector, None)  # or the same weight would come in once more
             self.weights[vector] += weight
             self.injected[vector] += weight
+
+    def adjust(self, vector: str, weight: int) -> None:
+        """Change the weight that was injected, at the current value."""
+        more = weight - self.injected[vector]
+        if more > 0:
+            self.inject(vector, more)
+        elif more < 0:
+            self.injected[vector] = weight
+            self.give_up(vector, -more)
 
     def take(
         self, vector: str, share: int, lossy: Callable[[str, Array], Array] | None
@@ -126,6 +137,22 @@ class Vault:
             self.inject(vector, promised)
         return None
 
+    def give_up(self, vector: str, weight: int) -> None:
+        """Remove weight that its sender took back after it was credited here.
+
+        The value stays as it is: what was credited has long mixed with the rest. What is not held any
+        more, because it was passed on, is a debt that the next mass pays.
+        """
+        self.debts[vector] = self.debts.get(vector, 0) + weight
+        self._pay(vector)
+
+    def _pay(self, vector: str) -> None:
+        debt = self.debts.pop(vector, 0)
+        paid = min(debt, max(self.weights[vector] - 1, 0))  # one unit keeps the value alive
+        self.weights[vector] -= paid
+        if debt > paid:
+            self.debts[vector] = debt - paid
+
     def take_back(self, give: Give) -> None:
         """Absorb the mass of an own transfer that was not credited."""
         self._set(give.vector, absorb(self._mass(give.vector), Mass(give.value, give.weight)))
@@ -137,6 +164,7 @@ class Vault:
             "weights": dict(self.weights),
             "injected": dict(self.injected),
             "promised": dict(self._promised),
+            "debts": dict(self.debts),
             "residue": dict(self.residue),
             "values": stored,
         }
@@ -159,6 +187,7 @@ class Vault:
         self.weights = dict(data["weights"])
         self.injected = dict(data["injected"])
         self._promised = dict(data["promised"])
+        self.debts = dict(data["debts"])
         self.residue = {v: np.array(each) for v, each in data.get("residue", {}).items()}
 
     def _mass(self, vector: str) -> Mass:
@@ -170,3 +199,5 @@ class Vault:
             value = value + self.residue.pop(vector) * as_factor(1, mass.weight, value)
         self.store.write(vector, value)
         self.weights[vector] = mass.weight
+        if vector in self.debts:
+            self._pay(vector)

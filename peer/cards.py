@@ -1,17 +1,18 @@
-"""What a peer publishes about itself, a card and a status, and how those of others are read. No IO.
+"""What a peer publishes about itself: a card, a status, and (by others) a death notice. No IO.
 
 Whoever reaches the broker can publish what they like under any name. So nothing is converted here, only
-checked: what is not of the very form that `encode` writes is no card and no status.
+checked: what does not have the very form that `encode` writes is neither a card nor a status.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Literal
 
-from ..gossip.ledger import is_line
+from ..gossip.ledger import is_line, is_reclaimed
 from ..gossip.topics import check_name
 from ..gossip.wire import SchemaEntry
 
@@ -19,29 +20,47 @@ Phase = Literal["starting", "training", "settling", "done"]
 State = Literal["online", "offline", "left"]
 Statement = list[list[Any]]
 
+MAX_GENERATION = 1 << 31
+"""Nobody is replaced more often; a larger number is a forgery that would lock the name for ever."""
+
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 """What is raised by bytes that are no JSON or are nested too deep, and by tables of another form."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """What a peer can average: for every vector the fields that it is made of."""
+    """What others must know of a peer to average with it, the same for a whole session.
+
+    since: when the session began, by the peer's wall clock; the order in which waiting peers may found.
+    vectors: for every partial model the fields that it is made of.
+    generation: how often a device of this name was replaced by another one; the highest is the real one.
+    lease: seconds after which this peer, once offline, is to be given up.
+    agree: settings that must be the same on all peers, by name.
+    starts: for every partial model a digest of the values that the session began with.
+    """
 
     session: str
     since: float
     samples: int
     vectors: dict[str, list[SchemaEntry]]
+    generation: int = 1
+    lease: float = 600.0
+    agree: dict[str, str] = field(default_factory=dict)
+    starts: dict[str, str] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """As JSON."""
+        """Return the card as JSON."""
         return json.dumps(self.__dict__).encode()
 
 
 @dataclass(frozen=True)
 class Status:
-    """Whether a peer lives, and how far it is. `statement` settles what a leaver left open.
+    """Whether a peer is there, and how far it is.
 
-    leaving: still online, but about to go: it takes no mass any more, so leave none to it.
+    statement: with "left": what became of the last transfer from each sender.
+    leaving: still online, but about to go: it takes no mass any more.
+    counts: the partial models in which the peer's own weight counts, and for how many rounds it has.
+    reclaimed: with "left": transfers that the peer took back without their receivers' word.
     """
 
     state: State
@@ -50,27 +69,49 @@ class Status:
     reason: str = ""
     statement: Statement = field(default_factory=list)
     leaving: bool = False
+    counts: dict[str, int] = field(default_factory=dict)
+    generation: int = 1
+    reclaimed: Statement = field(default_factory=list)
 
     def encode(self) -> bytes:
-        """As JSON."""
+        """Return the status as JSON."""
         return json.dumps(self.__dict__).encode()
 
 
+@dataclass(frozen=True)
+class Death:
+    """A notice that a session is dead, by somebody who may say so: a supervisor, or an operator."""
+
+    session: str
+    reason: str = ""
+    by: str = ""
+
+
 def read_card(payload: bytes) -> Card | None:
-    """The card in a payload; None if there is none in it, whatever else is."""
+    """Return the card in a payload; None if there is none in it, whatever else is."""
     try:
         table = json.loads(payload)
         vectors = {
             vector: [_field(*each) for each in fields]
             for vector, fields in table["vectors"].items()
         }
-        return Card(_session(table), _time(table["since"]), _count(table["samples"]), vectors)
+        lease = _time(table["lease"])
+        return Card(
+            _session(table),
+            _time(table["since"]),
+            _count(table["samples"]),
+            vectors,
+            _generation(table),
+            lease if lease > 0 else 0.0,
+            _texts(table["agree"]),
+            _texts(table["starts"]),
+        )
     except _UNREADABLE:
         return None
 
 
 def read_status(payload: bytes) -> Status | None:
-    """The status in a payload; None if there is none in it, whatever else is."""
+    """Return the status in a payload; None if there is none in it, whatever else is."""
     try:
         table = json.loads(payload)
         state, phase = table["state"], table["phase"]
@@ -78,26 +119,60 @@ def read_status(payload: bytes) -> Status | None:
             return None
         if phase not in ("starting", "training", "settling", "done"):
             return None
-        reason = "".join(filter(str.isprintable, _text(table["reason"])[:200]))  # it is logged
-        statement = table["statement"]
+        statement, reclaimed = table["statement"], table["reclaimed"]
         if not isinstance(statement, list) or not all(is_line(row) for row in statement):
             return None
-        # Peers of an older version do not say whether they are about to leave.
-        leaving = table.get("leaving") is True
-        return Status(state, _session(table), phase, reason, statement, leaving)
+        if not isinstance(reclaimed, list) or not all(is_reclaimed(row) for row in reclaimed):
+            return None
+        counts = {_text(model): _count(rounds) for model, rounds in table["counts"].items()}
+        return Status(
+            state,
+            _session(table),
+            phase,
+            _reason(table["reason"]),
+            statement,
+            table["leaving"] is True,
+            counts,
+            _generation(table),
+            reclaimed,
+        )
+    except _UNREADABLE:
+        return None
+
+
+def read_death(payload: bytes) -> Death | None:
+    """Return the death notice in a payload; None if there is none in it, whatever else is."""
+    try:
+        table = json.loads(payload)
+        return Death(_session(table), _reason(table["reason"]), _reason(table["by"]))
     except _UNREADABLE:
         return None
 
 
 def _session(table: dict[str, Any]) -> str:
-    """A session stands in every message to its peer: it must be a name that can be written there."""
+    """Return a session, which stands in every message to its peer: it must be a name."""
     return check_name("session", _text(table["session"]))
+
+
+def _generation(table: dict[str, Any]) -> int:
+    generation = _count(table["generation"])
+    if not 1 <= generation <= MAX_GENERATION:
+        raise ValueError("not a generation")
+    return generation
 
 
 def _field(name: Any, shape: Any, dtype: Any) -> SchemaEntry:
     if not isinstance(shape, list):
         raise TypeError("a shape is a list")
     return _text(name), [_count(size) for size in shape], _text(dtype)
+
+
+def _reason(value: Any) -> str:
+    return "".join(filter(str.isprintable, _text(value)[:200]))  # it is logged
+
+
+def _texts(value: Mapping[Any, Any]) -> dict[str, str]:
+    return {_text(key): _text(each) for key, each in value.items()}
 
 
 def _text(value: Any) -> str:
@@ -107,7 +182,7 @@ def _text(value: Any) -> str:
 
 
 def _count(value: Any) -> int:
-    if not isinstance(value, int) or not 0 <= value < 2**63:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise ValueError("not a count")
     return value
 

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from .errors import PeerError
 
-FORMAT = "gossamer-checkpoint-2"
+FORMAT = "gossamer-checkpoint-3"
 _REMEDY = "move it away to begin anew, or put back a copy"
 
 

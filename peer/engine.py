@@ -1,19 +1,21 @@
-"""What happens on a peer's own thread: training, gossip turns, checkpoints. No IO but the checkpoint.
+"""All that a peer's own thread owns: network, learner, gossiper and books. No IO but the checkpoint.
 
-The event loop hands in what arrived and gets back what to send. Every message that leaves was
-covered by a checkpoint first (if the peer has one), so that a killed process forgets nothing that
-anybody was told.
+The event loop hands in what arrived and gets back what to send. Every message that leaves was covered by a
+checkpoint first (if the peer has one), so that a killed process forgets nothing that anybody was told. The
+loop reads nothing here but `view`, an immutable summary that every job replaces.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..gossip.messages import Give
+from ..gossip.gossiper import Gossiper
+from ..gossip.messages import Give, Message
 from ..gossip.modes_paced import PacedMode
 from ..gossip.modes_rounds import RoundsMode
 from ..gossip.modes_server import ServerMode
@@ -24,7 +26,8 @@ from ..gossip.wire import Buffer
 from ..models import Learner, Metrics, Weighted
 from .agreement import Agreement
 from .allocator import give_back
-from .arrival import Arrival, PeerGuards
+from .bootstrap import Bootstrap, Others, PeerGuards
+from .cards import Phase, Statement
 from .compression import Compression
 from .errors import PeerError
 from .machine import Machine, RealMachine, mark
@@ -40,11 +43,78 @@ from .store import schema_hashes
 
 _log = logging.getLogger(__name__)
 
+ABANDONED_KEPT = 64
+"""Former sessions whose accounts a peer remembers."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What the event loop may know of an engine, as of its last job."""
+
+    session: str
+    round: int
+    """Rounds trained so far."""
+    averaged: bool
+    """Whether training may go on: the round's averaging is over, or, in async mode, neighbours keep up."""
+    counts: Mapping[str, int]
+    """Partial models in which the peer's weight counts, and for how many rounds."""
+    waiting: frozenset[str]
+    """Partial models in which it does not count yet."""
+    open: int
+    """Transfers that nobody has acknowledged."""
+    neighbours: bool
+    """Whether any partial model has a neighbour to share it with."""
+    rejected: str
+    """Why this session must end, if neighbours who are to be believed say so."""
+    received: int
+    """Messages taken in so far."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one turn of gossip led to."""
+
+    outgoing: list[Outgoing]
+    view: View
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a session ended: written down before anybody is told, so that a restart finishes what was begun.
+
+    kind: finished: all rounds are trained. left: asked to leave early. failed: could not take part.
+    told: whether the broker took the goodbye.
+    """
+
+    kind: str
+    reason: str
+    phase: Phase
+    statement: Statement
+    reclaimed: Statement
+    counts: dict[str, int]
+    report: dict[str, Any]
+    told: bool = False
+
+
+@dataclass
+class _Books:
+    """What a peer remembers beyond one session."""
+
+    generation: int = 1
+    round: int = 0
+    earlier: int = 0
+    """Rounds trained in former sessions: lockstep modes count from the start of their own."""
+    counted: dict[str, int] = field(default_factory=dict)
+    """The round in which the peer's weight began to count, per partial model."""
+    sessions: list[str] = field(default_factory=list)
+    """The sessions that this device has taken part in, newest last."""
+    abandoned: list[dict[str, Any]] = field(default_factory=list)
+    """Accounts of former sessions that did not end with a report."""
+
 
 class Engine:
     """One peer's network, learner and gossiper, driven from one thread.
 
-    max_packet: the largest payload that the transport takes.
     checkpoint: the file to survive crashes with; None runs without.
     """
 
@@ -64,28 +134,25 @@ class Engine:
         self.network = learner.network
         self.store = MatchedStore(self.network, settings.matching, trained=settings.trained)
         self.schemas = schema_hashes(self.network, self.store.common)
+        self._samples = samples
         self.weight = ONE * (samples if settings.weigh == "samples" else 1)
-        self.round = 0
-        """Rounds trained so far."""
-        self._earlier = 0
-        """How many of them in former sessions: lockstep modes count from the start of their own."""
-        self._over = False
-        """Whether this session has said goodbye, or is about to."""
+        self._books = _Books()
+        self.ending: Ending | None = None
         self.dropped: Counter[str] = Counter()
-        self.received = 0
-        """Messages taken in so far."""
-        self.in_touch = self._began = self._machine.uptime()
-        """When the others could last hear of this session, by `clock`; and when it began."""
+        self._received = 0
+        self._in_touch = self._began = self._machine.uptime()
         self._saver = Saver(name, settings, checkpoint, self._tree, self._machine)
         self._saved: tuple[str, int] | None = None
-        """The session, and how much it had promised to others, when it was last saved."""
+        """The session, and the revision of its ledger, when it was last saved."""
+        self._unsent: list[Message] = []
+        """Messages that wait for a checkpoint that covers them."""
         sizes = {vector: self.store.read(vector).size for vector in self.schemas}
         self.room = Room(name, sizes, settings.dtype)
         """How much of what others send may wait."""
         self._reassembler = self.room.reassembler()
         self._guards = None
         if settings.bounds is not None:
-            self._guards = PeerGuards(settings.bounds, on_change=self._shun)
+            self._guards = PeerGuards(settings.bounds, on_change=self._mute)
             self._guards.weight = self.weight
         self._privacy = Privacy(name, settings, self.schemas)
         self.compression = Compression(
@@ -93,35 +160,78 @@ class Engine:
             {vector: self.store.entries(vector) for vector in self.schemas},
             sizes,
         )  # fmt: skip
-        self._met: dict[str, Online] = {}
-        """The peers that can be reached now, as presence announced them."""
-        self._shunned: set[str] = set()
+        self._others = Others()
+        self._muted: set[str] = set()
         self._memory: dict[str, Any] = {}
         self.trust: Trusting = NoTrust(name)
         self._dispatch = Dispatch(name, self.schemas, settings.dtype, self.compression, self.trust)
         self.set_trust(self.trust)
         self._agreement = Agreement(self.schemas, self.store)
-        self._arrival = Arrival(name, settings, self.store, learner, self.weight)
+        self._bootstrap = Bootstrap(name, settings, self.store, learner, self.weight)
         self._sessions = Sessions(
             name, settings, self.schemas, self.store,
             compression=self.compression, guards=self._guards, seed=seed, machine=self._machine,
         )  # fmt: skip
-        self.lived = False
-        """Whether the peer was in the swarm before: a crash or a lost lease lies behind it."""
-        self.restored = self._restore()
-        """Whether it goes on in the session of its former life."""
+        self.unsaid: Ending | None = None
+        """How a former session failed, if no broker took its goodbye."""
+        self.restored = False
+        """Whether the peer goes on in the session of a former process."""
+        self.returning = False
+        """Whether the peer took part before: a crash, a goodbye or a lost lease lies behind it."""
+        self._restore()
         if isinstance(learner, Weighted):
             learner.weight_of = lambda vector: self.gossiper.weight(vector) / ONE
-        self.averaged = self._is_averaged()
-        """Whether to go on training, as of the last turn: the round's averaging is over, or, in async
-        mode, neighbours keep up with what is pushed to them. Any thread may look."""
+        self.starts: dict[str, str] = {}
+        self.view = self._look()
+
+    gossiper: Gossiper
+    mode: PacedMode | RoundsMode | ServerMode
 
     @property
     def session(self) -> str:
-        """The name of this life of the peer's books."""
+        """The session whose books these are."""
         return self.gossiper.session
 
-    # --- life -----------------------------------------------------------------------------------
+    @property
+    def generation(self) -> int:
+        """How often this name was given to another device, this one included."""
+        return self._books.generation
+
+    @property
+    def in_touch(self) -> float:
+        """When the others could last hear of this session, by the machine's uptime."""
+        return self._in_touch
+
+    @property
+    def own_sessions(self) -> frozenset[str]:
+        """The sessions that this device has taken part in, and the present one."""
+        return frozenset((*self._books.sessions, self.session))
+
+    @property
+    def has_claimed(self) -> bool:
+        """Whether this device has taken part under its name before."""
+        return bool(self._books.sessions)
+
+    def _look(self) -> View:
+        gossiper = self.gossiper
+        waiting = frozenset(v for v in gossiper.vectors if not gossiper.account(v).injected)
+        counted = self._books.counted
+        for vector in gossiper.vectors:
+            if vector not in waiting:
+                counted.setdefault(vector, self._books.round)
+        return View(
+            session=gossiper.session,
+            round=self._books.round,
+            averaged=self._is_averaged(),
+            counts={v: self._books.round - since for v, since in sorted(counted.items())},
+            waiting=waiting,
+            open=len(gossiper.ledger.open),
+            neighbours=any(gossiper.neighbours(v) for v in gossiper.vectors),
+            rejected=self._rejected(),
+            received=self._received,
+        )
+
+    # --- a session's beginning ------------------------------------------------------------------
 
     def set_trust(self, trust: Trusting) -> None:
         """Seal and open with the trust of a new session."""
@@ -135,68 +245,111 @@ class Engine:
         )  # fmt: skip
 
     def memory(self) -> dict[str, Any]:
-        """What the trust of a next session should remember of the ones before."""
+        """Return what the trust of a next session should remember of the ones before."""
         return self.trust.snapshot() or self._memory
 
-    def found(self, newcomer: bool) -> None:
-        """Let the peer's own weight count: at once, or after hearing from a neighbour."""
-        self._arrival.begin(self.gossiper, newcomer)
-        self.save()
+    def open(self, since: float, generation: int) -> dict[str, str]:
+        """Prepare the session that is about to be announced; returns digests of its starting values.
 
-    def counts(self) -> bool:
-        """Whether the peer's own weight counts in everything that it shares."""
-        return all(self.gossiper.account(vector).injected for vector in self.gossiper.vectors)
-
-    def disowned(self) -> str:
-        """Why this session is over, if a neighbour said so and is to be believed: after a restart, when
-        our books may be old, and else once in a lease, or liars could make us lose our mass all the time.
+        since: when it began, as on its card.
         """
-        believed = self.restored or self._machine.uptime() - self._began > self.settings.lease
-        return self.gossiper.disowned if believed else ""
+        books = self._books
+        books.generation = generation
+        if self.session not in books.sessions:
+            books.sessions = [*books.sessions, self.session][-ABANDONED_KEPT:]
+        self.unsaid = None
+        self.starts = self._bootstrap.open(self.gossiper, since)
+        return self.starts
 
-    def renew(self, why: str = "was away for longer than its lease") -> None:
+    def begin(self, now: float, *, found: bool, complete: bool) -> None:
+        """Let the peer's own weight count, as soon as its bootstrap says so; see Bootstrap.begin."""
+        self._bootstrap.begin(self.gossiper, now, found=found, complete=complete)
+        self.view = self._look()
+
+    def reconnected(self, now: float) -> None:
+        """Note that the connection to the broker was lost and is back."""
+        self._bootstrap.restart_silence(now)
+
+    def _rejected(self) -> str:
+        """Return which neighbour rejected this session and why, or nothing.
+
+        A rejection is believed right after a restart (the checkpoint may be stale), when all neighbours
+        that can be reached agree on it, and otherwise once per lease, so that a malicious neighbour cannot
+        force repeated resets.
+        """
+        rejections = self.gossiper.rejections
+        if not rejections:
+            return ""
+        gossiper = self.gossiper
+        reachable = {p for v in gossiper.vectors for p in gossiper.reachable_neighbours(v)}
+        age = self._machine.uptime() - self._began
+        everybody = bool(reachable) and reachable <= rejections.keys()
+        if self.restored or age > self.settings.lease or everybody:
+            return next(iter(rejections.values()))
+        return ""
+
+    def renew(self, why: str) -> None:
         """Start a new session with the values of the old one, whose mass counts no more."""
         if self.settings.mode != "async":
             raise PeerError(
                 f"peer {self.name}: {why}, and {self.settings.mode} mode cannot be joined midway; raise "
                 f"the lease of {self.settings.lease:g} s"
             )
+        self._abandon(why)
         self._begin_anew()
+        self.view = self._look()
+
+    def _abandon(self, why: str) -> None:
+        """Write down the accounts of a session that will have no report of its own."""
+        if self._has_books():
+            account = {"session": self.session, "reason": why, **self._accounts()}
+            self._books.abandoned = [*self._books.abandoned, account][-ABANDONED_KEPT:]
+
+    def _has_books(self) -> bool:
+        """Return whether anybody was given, or may have been told, anything in this session."""
+        return bool(self.gossiper.ledger.revision) or any(self._weights().values())
+
+    def _weights(self) -> dict[str, int]:
+        return {v: self.gossiper.account(v).injected for v in self.gossiper.vectors}
 
     def _begin_anew(self) -> None:
         self.gossiper, self.mode = self._sessions.begin()
-        self.lived, self.restored = True, False
-        self.in_touch = self._began = self._machine.uptime()
-        self._earlier, self._over = self.round, False
-        self._arrival.renew()
-        self._met.clear()
+        self.restored, self.returning, self.ending = False, self._books.round > 0, None
+        self._in_touch = self._began = self._machine.uptime()
+        self._books.earlier = self._books.round
+        self._books.counted = {}
+        self._bootstrap.renew()
+        self._others.clear()
+        self._unsent.clear()
         self._dispatch.renew()
         self._agreement.forget()
 
+    # --- training and turns ---------------------------------------------------------------------
+
     def train(self) -> Metrics:
-        """One round's training; in lockstep modes it also opens the round's averaging.
+        """Train one round; in lockstep modes it also opens the round's averaging.
 
         In async mode the pushes are made here and now: mass that arrived while we trained must stay
-        for the next stretch. Passed on at once it would travel for ever without learning anything.
+        for the next round. Passed on at once it would travel for ever without learning anything.
         """
         give_back()  # what the gossip before has freed
         before = self._privacy.before(self.network)
         metrics = self.learner.train(self.settings.every)
         self._privacy.release(self.network, before)
-        self.round += 1
+        self._books.round += 1
         if isinstance(self.mode, RoundsMode | ServerMode):
-            number = self.round - self._earlier - 1
+            number = self._books.round - self._books.earlier - 1
             self._privacy.enter(self.gossiper, number, self.trust)
             self.mode.begin_round(self.gossiper, number)
         else:
             self.mode.request()
             self.gossiper.tick(self._machine.monotonic())
-        self.averaged = self._is_averaged()
+        self.view = self._look()
         return metrics
 
     def _is_averaged(self) -> bool:
         if isinstance(self.mode, RoundsMode | ServerMode):
-            number = self.round - self._earlier - 1
+            number = self._books.round - self._books.earlier - 1
             over = number < 0 or self.mode.finished(number)
             if over:
                 self._privacy.over()
@@ -204,7 +357,7 @@ class Engine:
         return self.mode.caught_up(self.gossiper)
 
     def request_push(self) -> None:
-        """Async mode: push every vector once more, without training."""
+        """Async mode: push every model once more, without training."""
         if isinstance(self.mode, PacedMode):
             self.compression.links.dense = True  # nobody trains: agree, and leave
             self.mode.request(anyway=True)
@@ -215,73 +368,168 @@ class Engine:
         events: Sequence[Event],
         now: float,
         max_packet: int,
-    ) -> list[Outgoing]:
-        """Take in packets and events, let time pass, and return what to send."""
+        in_touch: float | None = None,
+    ) -> Turn:
+        """Take in packets and events, let time pass, and return what to send.
+
+        in_touch: when the others could last hear of us, by the machine's uptime.
+        """
+        if in_touch is not None:
+            self._in_touch = in_touch
         for event in events:
             self._apply(event)
-        self.room.fit(self._reassembler, len(self._met))
+        self.room.fit(self._reassembler, len(self._others.known))
         for vector, packet in arrived:
             self._take(vector, packet, now)
         for vector, packet in self.trust.early():
             self._take(vector, packet, now)
-        if self._guards is not None and self._shunned:
+        if self._guards is not None and self._muted:
             self._guards.quarantined(now)  # whose time is over is reinstated
-        self._arrival.look(self.gossiper)
+        self._bootstrap.look(self.gossiper, self._others, now)
         self.gossiper.tick(now)
-        self.averaged = self._is_averaged()
         self.store.forget()  # what a push has read would only take up memory
-        messages = self.gossiper.poll()
-        if messages and self._saved != (self.session, self.gossiper.ledger.promises):
-            self.save()  # what is only said again, the last one knows
+        messages = self._covered([*self._unsent, *self.gossiper.poll()])
+        outgoing = self._dispatch.pack(messages, self.session, max_packet)
+        self.view = self._look()
+        return Turn(outgoing, self.view)
+
+    def _covered(self, messages: list[Message]) -> list[Message]:
+        """Return the messages that may leave: all, once the checkpoint knows what they say."""
+        self._unsent = []
+        if messages and self._saved != (self.session, self.gossiper.ledger.revision):
+            if not self.save():
+                self._unsent = messages  # the saver raises when it has failed for too long
+                return []
         else:
-            self._saver.save_now_and_then(self.round)
-        return self._dispatch.pack(messages, self.session, max_packet)
+            self._saver.save_now_and_then(self._books.round)
+        return messages
 
     def disagreement(self) -> dict[str, float]:
-        """Per vector that was heard of, the largest relative distance to lately received values."""
+        """Return, per model that was heard of, the largest relative distance to lately received values."""
         return self._agreement.disagreement()
 
     def agrees(self, tolerance: float) -> bool:
-        """Whether values agree to a relative distance with all that was received lately."""
+        """Return whether values agree to a relative distance with all that was received lately."""
         return self._agreement.reached(self.gossiper, tolerance)
 
-    def shared(self) -> bool:
-        """Whether any vector has a neighbour to share it with."""
-        return any(self.gossiper.neighbours(vector) for vector in self.gossiper.vectors)
+    # --- a session's end ------------------------------------------------------------------------
 
-    def close(self) -> list[list[Any]]:
-        """Take in nothing more, and say what became of all that was received.
+    def stop_averaging(self) -> None:
+        """Credit and push nothing more: a peer that no longer pushes would drain what others mix with."""
+        self.gossiper.close()
 
-        The checkpoint says that the session is over before anybody is told: the others refuse it for
-        good, and take back what it did not credit.
+    def hand_over(self) -> bool:
+        """Give all mass to neighbours that stay; returns whether nothing is left that anybody could take.
+
+        What is on its way to peers that cannot be reached is taken back first: nobody can wait for them.
+        """
+        gossiper = self.gossiper
+        gossiper.reclaim(stranded_only=True)
+        if gossiper.closed:
+            self.view = self._look()
+            return not gossiper.ledger.open
+        if not gossiper.leaving:
+            gossiper.hand_over(self._machine.monotonic())
+        held = any(gossiper.weight(v) and self._heirs(v) for v in gossiper.vectors)
+        self.view = self._look()
+        return not gossiper.ledger.open and not held
+
+    def _heirs(self, vector: str) -> set[str]:
+        """Return the neighbours that can be reached now, and stay."""
+        reachable = self.gossiper.reachable_neighbours(vector)
+        return set(self.gossiper.heirs(vector)).intersection(reachable)
+
+    def drained(self) -> bool:
+        """Return whether no mass is left here."""
+        return self.gossiper.drained()
+
+    def end(self, kind: str, reason: str, phase: Phase, report: dict[str, Any]) -> None:
+        """End the session in the books; `save` must succeed before anybody is told.
+
+        Transfers that nobody has acknowledged are taken back; the goodbye says so.
+        report: what the event loop adds to the report.
         """
         self.gossiper.close()
-        self._over = True
-        self.save()
-        return self.gossiper.statement()
+        self.gossiper.reclaim()
+        self.ending = Ending(
+            kind,
+            reason,
+            phase,
+            self.gossiper.statement(),
+            self.gossiper.reclaimed,
+            dict(self._look().counts),
+            {**report, **self.report(), "ended": kind, "reason": reason},
+        )
 
-    def handed_over(self) -> bool:
-        """Whether a leaving peer has nothing left that anybody could take."""
+    def ended(self) -> None:
+        """Note that the broker took the goodbye."""
+        assert self.ending is not None
+        self.ending = Ending(**{**self.ending.__dict__, "told": True})
+
+    def finish(self) -> None:
+        """Close the books of a session whose report is written.
+
+        A peer that has trained all its rounds needs its checkpoint no more. One that left early keeps what
+        it learnt, and brings new weight in a new session when it is started again.
+        """
+        assert self.ending is not None
+        if self.ending.kind == "finished":
+            self._saver.remove()
+        elif self.ending.kind == "left":
+            self._begin_anew()
+            self._saver.save()
+
+    def report(self) -> dict[str, Any]:
+        """Return where the weight is and what was counted, as JSON-friendly data."""
+        return {
+            "peer": self.name,
+            "session": self.session,
+            "rounds": self._books.round,
+            **self._accounts(),
+            "abandoned": list(self._books.abandoned),
+            "gossip": dict(self.gossiper.counters),
+            "privacy": self._privacy.report(),
+            "compression": self.compression.report(),
+            "dropped": dict(self.dropped + self.trust.counters + self._guard_counters()),
+        }
+
+    def _accounts(self) -> dict[str, Any]:
         gossiper = self.gossiper
-        held = any(gossiper.weight(v) and gossiper.heirs(v) for v in gossiper.vectors)
-        return not gossiper.ledger.open and not held
+        accounts = {v: gossiper.account(v) for v in gossiper.vectors}
+        gives = (transfer.give for transfer in gossiper.ledger.open.values())
+        return {
+            "weight": {v: [a.held, a.open, a.injected] for v, a in accounts.items()},
+            "open": [
+                [g.receiver, g.receiver_session, g.vector, g.sequence, g.weight] for g in gives
+            ],
+            "reclaimed": gossiper.reclaimed,
+        }
+
+    def _guard_counters(self) -> Counter[str]:
+        counted = {} if self._guards is None else self._guards.counters
+        return Counter({f"guards-{cause}": count for cause, count in counted.items()})
 
     # --- checkpoints ----------------------------------------------------------------------------
 
-    def save(self) -> None:
-        """Write the checkpoint, if the peer has one."""
-        self._saver.save()
-        self._saved = self.session, self.gossiper.ledger.promises
+    def save(self) -> bool:
+        """Write the checkpoint, if the peer has one; False if it has to be tried again.
+
+        NotSaved if it could not be written for too long.
+        """
+        if not self._saver.save():
+            return False
+        self._saved = self.session, self.gossiper.ledger.revision
+        return True
 
     def _tree(self) -> dict[str, Any]:
         return {
             "peer": self.name,
-            "in_touch": mark(self._machine, self.in_touch),
+            "agreed": self._agreed(),
+            "samples": self._samples,
+            "in_touch": mark(self._machine, self._in_touch),
             "schemas": self.schemas,
-            "round": self.round,
-            "earlier": self._earlier,
-            "over": self._over,
-            "newcomer": self._arrival.snapshot(),
+            "books": dict(self._books.__dict__),
+            "ending": None if self.ending is None else dict(self.ending.__dict__),
             "network": self.network.flat,
             "store": self.store.snapshot(),
             "learner": self.learner.state(),
@@ -291,65 +539,104 @@ class Engine:
             "guards": self._guards.snapshot(self._machine.monotonic()) if self._guards else {},
         }
 
-    def _restore(self) -> bool:
+    def _agreed(self) -> dict[str, str]:
+        """Return the settings that a session cannot change, in the words of a config."""
+        settings = self.settings
+        return {
+            "mode": settings.mode,
+            "weights": settings.weigh,
+            "dtype": settings.dtype,
+            "trust": settings.trust,
+        }
+
+    def _restore(self) -> None:
         """Continue from the checkpoint if there is a usable one; else start a new session."""
         tree = self._saver.load(self.schemas)
         if tree is None:
-            self.gossiper, self.mode = self._sessions.begin()
-            return False
+            self._begin_anew()
+            return
         with self._saver.fitting():
             self.network.flat.copy_(tree["network"])
             self.store.restore(tree["store"])
             self.learner.restore(tree["learner"])
-            self.round, self._memory = tree["round"], tree["trust"]
+            self._books, self._memory = _Books(**tree["books"]), tree["trust"]
             self._privacy.restore(tree["releases"])
             if self._guards is not None:
                 self._guards.restore(tree["guards"], self._machine.monotonic())
-            touched = self._saver.in_touch(tree)
-            if touched is None:
-                self._begin_anew()
-                self.lived = self.round > 0  # who never trained starts as if for the first time
-                return False
-            if self._machine.uptime() - touched > self.settings.lease:
-                away = (
-                    f"was away for {self._machine.uptime() - touched:.0f} s, longer than its lease"
-                )
-                self.renew(away)
-                _log.warning("peer %s %s: it returns as a newcomer", self.name, away)
-                return False
-            self.lived, self.in_touch = True, touched
-            self._earlier = tree["earlier"]
-            self._arrival.restore(tree["newcomer"])
+            ending = None if tree["ending"] is None else Ending(**tree["ending"])
             self.gossiper, self.mode = self._sessions.resume(tree["gossip"])
-            return True
+        if ending is not None and ending.kind != "failed":
+            self.restored, self.ending = True, ending
+            return
+        self._saver.require_agreed(tree["agreed"], self._agreed())
+        started = bool(self._books.round) or any(self._weights().values())
+        touched = self._saver.in_touch(tree)
+        away = 0.0 if touched is None else self._machine.uptime() - touched
+        if ending is not None:
+            self.unsaid = None if ending.told else ending
+            self._abandon(ending.reason)
+            self._begin_anew()
+        elif touched is None:
+            self._abandon("the machine was restarted, or its clock was set back")
+            self._begin_anew()
+        elif away > self.settings.lease and not self._has_books():
+            self._begin_anew()
+        elif away > self.settings.lease:
+            why = f"lease expired ({away:.0f} s > {self.settings.lease:g} s)"
+            _log.warning("peer %s: %s; rejoining with a new session", self.name, why)
+            self.renew(why)
+        else:
+            self.restored, self.returning, self._in_touch = True, started, touched
+            self._adjust(tree["samples"])
+
+    def _adjust(self, samples: int) -> None:
+        """Let another number of samples count: the difference is injected."""
+        if samples == self._samples or self.settings.weigh != "samples":
+            return
+        _log.info(
+            "peer %s: has %d samples now, and had %d: its weight changes by the difference",
+            self.name, self._samples, samples,
+        )  # fmt: skip
+        for vector, injected in self._weights().items():
+            if injected:
+                self.gossiper.adjust(vector, self.weight)
 
     # --- insides --------------------------------------------------------------------------------
 
     def _apply(self, event: Event) -> None:
+        self._others.apply(event)
         match event:
             case Online():
-                self._met[event.peer] = event
-                vectors = () if event.peer in self._shunned else event.vectors
-                self.gossiper.peer_online(event.peer, event.session, vectors, leaving=event.leaving)
+                self.gossiper.peer_online(
+                    event.peer, event.session, event.vectors, leaving=event.leaving
+                )
+                self._welcome(event)
             case Offline():
-                self._met.pop(event.peer, None)
                 self.gossiper.peer_offline(event.peer)
             case Gone():
-                if event.peer in self._met and self._met[event.peer].session == event.session:
-                    del self._met[event.peer]
                 self._dispatch.gone(event.peer)
                 self._privacy.gone(self.gossiper, event.peer)
                 before = self._agreement.values()
-                self.gossiper.peer_gone(event.peer, event.session, event.statement)
+                self.gossiper.peer_gone(event.peer, event.session, event.statement, event.reclaimed)
                 # Old mass may have come back: then agree anew.
                 self._agreement.moved(before, self.settings.settle_tolerance)
+
+    def _welcome(self, event: Online) -> None:
+        """Push to a neighbour that waits to hear from somebody who counts, as soon as possible."""
+        if isinstance(self.mode, PacedMode) and not event.leaving:
+            for vector in event.vectors:
+                if vector not in event.counts and not self._is_waiting(vector):
+                    self.mode.welcome(vector, event.peer)
+
+    def _is_waiting(self, vector: str) -> bool:
+        return not self.gossiper.account(vector).injected
 
     def _take(self, vector: str, packet: Buffer, now: float) -> None:
         """Put one packet in; whatever is wrong with it is counted and logged, never raised."""
         message = self._intake.take(vector, packet, now)
         if message is None:
             return
-        self.received += 1
+        self._received += 1
         if isinstance(message, Give):
             unpacked = self.gossiper.unpacked(message)
             message = message if isinstance(unpacked, str) else unpacked
@@ -363,17 +650,15 @@ class Engine:
         if credited and isinstance(message, Give) and mine is not None:
             self._agreement.heard(vector, mine, message.value)
 
-    def _shun(self, peer: str, out: bool) -> None:
+    def _mute(self, peer: str, out: bool) -> None:
         """Push nothing more to a peer in quarantine until it is reinstated.
 
         Only where nobody waits for what is pushed: in lockstep modes a peer that was put there
         wrongly would never finish its round, nor would those who wait for it.
         """
-        if self.settings.mode != "async":
-            return
-        (self._shunned.add if out else self._shunned.discard)(peer)
-        if peer in self._met:
-            self._apply(self._met[peer])
+        if self.settings.mode == "async":
+            (self._muted.add if out else self._muted.discard)(peer)
+            self.gossiper.mute(peer, out)
 
     def _drop(self, cause: str, text: str) -> None:
         self.dropped[cause] += 1
@@ -382,18 +667,3 @@ class Engine:
             _log.warning(
                 "peer %s dropped a message: %s: %s (%d so far)", self.name, cause, text, count
             )
-
-    def report(self) -> dict[str, Any]:
-        """Where the weight is and what was counted, as JSON-friendly data."""
-        accounts = {v: self.gossiper.account(v) for v in self.gossiper.vectors}
-        return {
-            "weight": {v: [a.held, a.open, a.injected] for v, a in accounts.items()},
-            "gossip": dict(self.gossiper.counters),
-            "privacy": self._privacy.report(),
-            "compression": self.compression.report(),
-            "dropped": dict(self.dropped + self.trust.counters + self._guard_counters()),
-        }
-
-    def _guard_counters(self) -> Counter[str]:
-        counted = {} if self._guards is None else self._guards.counters
-        return Counter({f"guards-{cause}": count for cause, count in counted.items()})

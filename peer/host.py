@@ -1,8 +1,8 @@
 """A process that runs one or several peers: `python -m gossamer.peer SPEC.json`.
 
 SIGTERM, SIGINT and SIGHUP make its peers hand over their mass and leave. So does, with `--with-parent`,
-the end of standard input: a supervisor that was killed cannot ask them. Exit codes: 0 all peers
-finished, 2 a peer cannot take part (the reason is the last line on stderr), anything else is a crash.
+the end of standard input: a supervisor that was killed cannot ask them. Exit codes: see
+errors.ExitCode; the reason is the last line on stderr.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ..gossip.topics import TopicError
 from ..gossip.transport import Hook, Transport, TransportError, Will
 from ..gossip.trust import GuardSettings
 from ..models import Learner, ModelError, Start
-from .arrival import load_trained
+from .bootstrap import load_trained
 from .entry import call_entry
-from .errors import PeerError
+from .errors import ExitCode, PeerError
 from .peer import Connect, Peer, Report
 from .record_file import RecordFile
 from .settings import Matching, Settings
@@ -165,28 +165,41 @@ async def run_peer(
             spec.name, learner, spec.settings, connect,
             samples=spec.samples, seed=spec.seed, on_record=metrics.write,
             checkpoint=folder / f"{spec.name}.checkpoint" if spec.checkpoint else None,
+            on_report=lambda report: _leave_behind(folder, spec.name, learner, report),
         )  # fmt: skip
         watch = asyncio.create_task(_leave_when(leaving, peer), name=f"{spec.name} watch")
         try:
-            report = await peer.run()
+            return await peer.run()
         finally:
             watch.cancel()
-    await asyncio.to_thread(_leave_behind, folder, spec.name, learner, report)
-    return report
 
 
 def _leave_behind(folder: Path, name: str, learner: Learner, report: Report) -> None:
-    """Write what a peer takes home, then remove the checkpoint that it needs no more."""
+    """Write what a peer takes home; reports of its former sessions keep files of their own."""
     try:
-        learner.network.save(folder / f"{name}.safetensors")
-        text = json.dumps(asdict(report))
-        (folder / f"{name}.report.json").write_text(text, encoding="utf-8")
+        network = folder / f"{name}.safetensors"
+        part = network.with_name(network.name + ".part")
+        learner.network.save(part)
+        part.replace(network)
+        _keep_former_report(folder / f"{name}.report.json", report.session)
+        part = folder / f"{name}.report.json.part"
+        part.write_text(json.dumps(asdict(report)), encoding="utf-8")
+        part.replace(folder / f"{name}.report.json")
     except (OSError, SafetensorError) as error:
         raise PeerError(
             f"peer {name}: cannot write what it learnt to {folder}: {error}; make room, and start it again: "
             "its checkpoint, if it has one, is kept"
         ) from None
-    (folder / f"{name}.checkpoint").unlink(missing_ok=True)
+
+
+def _keep_former_report(path: Path, session: str) -> None:
+    """Move the report of another session aside, under the name of that session."""
+    try:
+        former = json.loads(path.read_text("utf-8"))["session"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return
+    if former != session:
+        path.replace(path.with_name(path.name.replace(".report.", f".report-{former}.")))
 
 
 async def run_host(spec: HostSpec, *, with_parent: bool = False) -> list[Report]:
@@ -219,7 +232,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_guarded(spec: HostSpec, *, with_parent: bool = False) -> int:
-    """Run a process's peers; what no restart would cure is one line on stderr and exit code 2."""
+    """Run a process's peers; what ends one is one line on stderr and an exit code."""
     try:
         asyncio.run(run_host(spec, with_parent=with_parent))
     except BaseExceptionGroup as errors:
@@ -227,8 +240,8 @@ def run_guarded(spec: HostSpec, *, with_parent: bool = False) -> int:
         if not isinstance(error, PeerError | TransportError | ModelError | TopicError):
             raise
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return 2
-    return 0
+        return getattr(error, "exit_code", ExitCode.CANNOT_TAKE_PART)
+    return ExitCode.FINISHED
 
 
 def _follow_parent(leaving: asyncio.Event) -> None:

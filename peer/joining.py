@@ -6,144 +6,163 @@ import asyncio
 import contextlib
 import logging
 
-from .errors import PeerError
-from .membership import Membership
-from .presence import Status
+from .cards import Status
+from .engine import Ending
+from .errors import PeerError, Replaced
+from .link import Link, replaced
 
 _log = logging.getLogger(__name__)
 
 NAME_GRACE = 5.0
 """Seconds that a name may stay online under another session before a peer gives it up."""
 
+WAITING_NEWS = 5.0
+"""Seconds between two log lines that say for whom a peer waits."""
 
-async def join(member: Membership) -> None:
-    """Wait for those we expect, and make sure that we may join."""
-    await _refuse_taken_name(member)
-    _refuse_late_comer(member)
-    name, settings, engine = member.name, member.settings, member.engine
-    others_were_at_it = _others_train(member)
-    if settings.founder and not engine.lived:
+
+async def claim_name(link: Link, unsaid: Ending | None) -> None:
+    """Make sure that the name is ours, write the session down, and tell the others of us.
+
+    unsaid: a goodbye of the former session that no broker took; it goes first.
+    """
+    generation = await _free_generation(link)
+    if link.settings.mode != "async" and not link.engine.restored and _others_train(link):
+        raise PeerError(
+            f"peer {link.name}: swarm {link.settings.swarm!r} is already training in "
+            f"{link.settings.mode} mode, which nobody can join midway; use async mode, or start together"
+        )
+    if unsaid is not None:
+        await link.say(goodbye_of(unsaid, generation))
+    await link.open(generation)
+    if link.settings.founder and not link.engine.returning:
         # Before anybody knows the name: whoever was quicker may give to it at once, and what comes in
         # must find the founder's own mass there, or it would take the place of its values.
-        await member.worker.run(engine.found, False)
-    member.born = True
-    await member.birth()
-    _log.info("peer %s joins swarm %s in session %s", name, settings.swarm, member.session)
-    await _wait_for_expected(member)
-    _refuse_mismatch(member)
-    await _know_them(member)
-    if not engine.restored:
-        newcomer = _is_newcomer(member, others_were_at_it)
-        await member.worker.run(engine.found, newcomer)
-        if newcomer:
-            _log.info("peer %s joins as a newcomer", name)
+        await _begin(link, found=True)
+    link.born = True
+    await link.birth()
+    _log.info("peer %s joins swarm %s in session %s", link.name, link.settings.swarm, link.session)
 
 
-def _is_newcomer(member: Membership, others_were_at_it: bool) -> bool:
-    """Whether to hear from the others before our own weight counts.
+async def wait_for_others(link: Link) -> None:
+    """Wait for the peers that are expected, and for this peer's weight to count where it can at once."""
+    await _wait_for_expected(link)
+    _refuse_mismatch(link)
+    await link.up_to_date()
+    settings, view = link.settings, link.view
+    if not (settings.founder and not link.engine.returning):
+        # Late comers were refused in lockstep modes: whoever trains by now started together with us.
+        await _begin(link, found=settings.mode != "async" and bool(view.waiting))
+    deadline = link.machine.monotonic() + settings.silence
+    while link.view.waiting and link.machine.monotonic() < deadline:
+        await link.next_turn()
+    for model, (counting, members) in link.members().items():
+        _log.info("peer %s: model %s counts: %d of %d", link.name, model, counting, members)
 
-    There must be somebody to hear from: when all come back at once, as after a long outage, and each
-    waited for the others, nobody's weight would ever count.
-    """
-    settings = member.settings
-    if settings.mode != "async":
-        return False  # late comers were refused: whoever trains by now started together with us
-    if settings.founder is None and settings.trained:
-        # Not those who train by now: they may be waiting to hear from us.
-        return others_were_at_it or _others_came_first(member)
-    if settings.founder is None or member.engine.lived:
-        return settings.founder is False or _others_train(member)
-    return not settings.founder
+
+def goodbye_of(ending: Ending, generation: int) -> Status:
+    """Return the status that tells the others how a session ended."""
+    return Status(
+        "left",
+        ending.report["session"],
+        ending.phase,
+        ending.reason,
+        ending.statement,
+        counts=ending.counts,
+        generation=generation,
+        reclaimed=ending.reclaimed,
+    )
 
 
-async def _wait_for_expected(member: Membership) -> None:
-    settings = member.settings
-    deadline = member.machine.monotonic() + settings.start_timeout
+async def _begin(link: Link, *, found: bool) -> None:
+    complete = bool(link.settings.expect) and not link.engine.returning
+    now = link.machine.monotonic()
+    await link.worker.run(link.engine.begin, now, found=found, complete=complete)
+
+
+async def _wait_for_expected(link: Link) -> None:
+    settings = link.settings
+    began = news = link.machine.monotonic()
     # Who returns to a swarm that trains finds there whoever is left; lockstep modes start together.
-    returns = member.engine.restored or (member.engine.lived and settings.mode == "async")
-    expected = set() if returns else set(settings.expect) - {member.name}
-    while missing := sorted(expected - _met(member)):
-        _refuse_mismatch(member)  # it may have come, found that out, and left again
-        if member.machine.monotonic() > deadline:
+    returning = link.engine.returning and (link.engine.restored or settings.mode == "async")
+    expected = set() if returning else set(settings.expect) - {link.name}
+    while missing := sorted(expected - link.roster.met()):
+        _refuse_mismatch(link)  # it may have come, found that out, and left again
+        now = link.machine.monotonic()
+        if now - began > settings.start_timeout:
             raise PeerError(
-                f"peer {member.name}: {', '.join(missing)} did not come online within "
+                f"peer {link.name}: {', '.join(missing)} did not come online within "
                 f"{settings.start_timeout:g} s; start them, or raise start_timeout"
             )
-        await member.next_turn()
+        if now - news >= WAITING_NEWS:
+            news = now
+            _log.info(
+                "peer %s waits for %s (%.0f of %g s)",
+                link.name, ", ".join(missing), now - began, settings.start_timeout,
+            )  # fmt: skip
+        await link.next_turn()
     if not expected:
         await asyncio.sleep(10 * settings.tick)  # let retained cards arrive
 
 
-async def _know_them(member: Membership) -> None:
-    """Until whoever is online now is a neighbour.
+async def _free_generation(link: Link) -> int:
+    """Return the generation to join with; PeerError if the name is another device's.
 
-    Lockstep averaging waits for those neighbours that a round began with, and masks cancel only between
-    peers that count each other.
+    Asks on our own status topic: what is retained there comes before our own question.
     """
-    while member.events:
-        await member.next_turn()
-    await member.next_turn()  # the one that took the last of them
-
-
-def _met(member: Membership) -> set[str]:
-    """Who is online, and has shown its card."""
-    online = member.roster.all_online().items()
-    return {peer for peer, (card, status) in online if card and card.session == status.session}
-
-
-async def _refuse_taken_name(member: Membership) -> None:
-    """Ask on our own status topic: what is retained there comes before our own question."""
-    question = Status("offline", member.session, reason="asks whether its name is free")
-    grace = member.machine.monotonic() + NAME_GRACE
+    question = Status("offline", link.session, reason="asks whether its name is free")
+    grace = link.machine.monotonic() + NAME_GRACE
+    first, replace = not link.engine.has_claimed, link.settings.replace
     while True:
-        await member.say(question, retain=False)
+        await link.say(question, retain=False)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(
-                member.asked.wait(), max(0.0, grace - member.machine.monotonic())
-            )
-        await asyncio.sleep(2 * member.settings.tick)  # its owner, if there is one, answers
-        status = member.own_status
-        if status is None or status.state != "online":
-            return
-        if status.session == member.session:
-            return  # our own former life, which the broker has not missed yet
-        if member.machine.monotonic() > grace:
-            raise PeerError(
-                f"peer {member.name}: the name is already online in swarm "
-                f"{member.settings.swarm!r} (session {status.session}); choose another name, or "
-                "stop the other one"
-            )
-        member.asked.clear()
+            rest = max(0.0, grace - link.machine.monotonic())
+            await asyncio.wait_for(link.asked.wait(), rest)
+        await asyncio.sleep(2 * link.settings.tick)  # its owner, if there is one, answers
+        status = link.own_status
+        if status is None or status.session in link.engine.own_sessions:
+            return link.generation
+        if status.generation > link.generation and not first and not replace:
+            raise Replaced(replaced(link.name, link.settings.swarm))
+        if status.state == "left":
+            return max(link.generation, status.generation)
+        if replace and (first or status.generation > link.generation):
+            _log.warning(
+                "peer %s: takes the place of another device (session %s, %s)",
+                link.name, status.session, status.state,
+            )  # fmt: skip
+            return status.generation + 1
+        if not first:
+            return link.generation  # we had the name before, and nobody was meant to replace us
+        if status.state == "offline" and link.dead_session == status.session:
+            return status.generation
+        if link.machine.monotonic() > grace or status.state == "offline":
+            raise PeerError(_name_taken(link, status))
+        link.asked.clear()
 
 
-def _refuse_late_comer(member: Membership) -> None:
-    mode = member.settings.mode
-    if mode == "async" or member.engine.restored or not _others_train(member):
-        return
-    raise PeerError(
-        f"peer {member.name}: swarm {member.settings.swarm!r} is already training in {mode} mode, "
-        "which nobody can join midway; use async mode, or start together"
+def _name_taken(link: Link, status: Status) -> str:
+    where = f"in swarm {link.settings.swarm!r} (session {status.session})"
+    if status.state == "online":
+        return (
+            f"peer {link.name}: the name is already online {where}; choose another name, stop the other "
+            "one, or use --replace if this device takes its place"
+        )
+    return (
+        f"peer {link.name}: the name belongs to a device that is offline {where} and may come back; start "
+        "that one from its checkpoint, use --replace if this device takes its place, or declare it dead "
+        f"with gossamer forget"
     )
 
 
-def _others_train(member: Membership) -> bool:
-    return any(status.phase != "starting" for status in member.roster.online().values())
+def _others_train(link: Link) -> bool:
+    return any(status.phase != "starting" for status in link.roster.online().values())
 
 
-def _others_came_first(member: Membership) -> bool:
-    """Of peers that bring networks of their own, the one that came first gives the order of cells."""
-    me = (member.since, member.name)
-    others = member.roster.all_online().items()
-    return any(card is not None and (card.since, name) < me for name, (card, _) in others)
-
-
-def _refuse_mismatch(member: Membership) -> None:
+def _refuse_mismatch(link: Link) -> None:
     """Of two peers that cannot average a model, the one that came later gives up; where they expect
     each other, both do."""
-    for (other, vector), difference in member.roster.mismatches.items():
-        card = member.roster.all_online().get(other, (None, None))[0]
-        came_first = card is not None and (card.since, other) < (member.since, member.name)
-        if came_first or other in member.settings.expect:
-            raise PeerError(
-                f"peer {member.name}: model {vector!r} is not the same as on peer {other}: {difference}"
-            )
+    for (other, _), difference in link.roster.mismatches.items():
+        since = link.roster.since(other)
+        came_first = since is not None and (since, other) < (link.since, link.name)
+        if came_first or other in link.settings.expect:
+            raise PeerError(f"peer {link.name}: cannot average with peer {other}: {difference}")

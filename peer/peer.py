@@ -3,33 +3,34 @@
     peer = Peer("anna", learner, Settings(swarm="garden"), connect("mqtt://localhost"))
     await peer.run()
 
-The event loop only moves bytes; all that touches the network runs on the peer's own thread. How a peer
-comes in is in joining, its mail in mail, how it goes in ending; what they share is a Membership.
+Its life is the table in lifecycle.py; here stands what it does in each state. Two objects hold what a
+session knows: the Link belongs to the event loop, the Engine to the peer's own thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..gossip import topics
-from ..gossip.transport import Hook, Transport, Will
+from ..gossip.transport import Hook, Transport, TransportError, Will
 from ..gossip.wire import SchemaEntry
 from ..models import Learner
-from . import mail
+from .cards import Status
 from .credentials import Credentials, begin_trust
-from .ending import HAND_OVER_SHARE, Settling, hand_over, say_goodbye
 from .engine import Engine
-from .errors import NotSaved, PeerError
-from .joining import join
+from .errors import NotHandedIn, NotSaved, PeerError, Replaced
+from .joining import claim_name, goodbye_of, wait_for_others
+from .lifecycle import FINAL, PHASES, Event, Lifecycle, State
+from .link import Link, Record, SessionOver
 from .machine import Machine, RealMachine
-from .membership import LeaseOver, Membership, Record
-from .presence import Status
 from .settings import Settings
+from .shutdown import HAND_OVER_SHARE, Settling, hand_over, say_goodbye
 from .worker import Worker
 
 _log = logging.getLogger(__name__)
@@ -50,21 +51,55 @@ class Connect(Protocol):
 
 @dataclass(frozen=True)
 class Report:
-    """What a peer leaves behind: its last test, its accounts and its counters."""
+    """What a session leaves behind: its last test, its accounts and its counters."""
 
     peer: str
     session: str
     rounds: int
     accuracy: float
+    ended: str
+    """finished: all rounds were trained. left: asked to leave early. failed: could not take part."""
+    reason: str
     weight: dict[str, list[int]]
-    """Per vector: held, in open transfers, injected."""
+    """Per partial model: held, in open transfers, injected."""
+    open: list[list[Any]]
+    """Transfers whose fate is not known: receiver, its session, partial model, sequence, weight."""
+    reclaimed: list[list[Any]]
+    """Transfers that were taken back without their receivers' word, in the same form."""
+    abandoned: list[dict[str, Any]]
+    """Former sessions of this peer that have no report of their own: session, reason, and accounts."""
+    members: dict[str, list[int]]
+    """Per shared partial model: members whose weight counts, and members, as far as this peer knew."""
     gossip: dict[str, int]
     dropped: dict[str, int]
     transport: dict[str, int]
     privacy: dict[str, float]
     """With differential privacy: epsilon, delta, and the releases that it is made of."""
     compression: dict[str, dict[str, float]]
-    """Per vector that was compressed or whose pushes were skipped: messages, bytes, distortion."""
+    """Per partial model that was compressed or whose pushes were skipped: messages, bytes, distortion."""
+
+
+@dataclass
+class _Progress:
+    """What a peer knows of its own training, over all sessions of one process."""
+
+    accuracy: float = float("nan")
+    told: float = float("-inf")
+    own_accuracy: float | None = None
+    tested_alone: bool = False
+
+
+@dataclass
+class _Session:
+    """What the handlers of one session share."""
+
+    link: Link
+    life: Lifecycle = field(default_factory=Lifecycle)
+    settling: Settling = field(init=False)
+    tested_round: int = 0
+
+    def __post_init__(self) -> None:
+        self.settling = Settling(self.link)
 
 
 class Peer:
@@ -75,12 +110,15 @@ class Peer:
     learner: what trains the peer's network; see gossamer.models.Learner.
     connect: makes the transport.
     samples: how much the peer counts with `weigh = "samples"`.
-    checkpoint: a file to survive crashes with. A peer started with the checkpoint of its former life
-        goes on where that stopped; without one a crash loses the mass that the peer held. Once it
-        said goodbye it keeps what it learnt, and brings new weight in a new session. The file is
-        locked while the peer runs.
+    checkpoint: a file to survive crashes with. A peer started with the checkpoint of a killed process
+        goes on where that stopped, and finishes an ending that it had begun; without one a crash loses
+        the mass that the peer held. A peer that left early keeps what it learnt there, and brings new
+        weight in a new session. The file is locked while the peer runs.
     machine: clocks, files and a thread; by default those of this machine.
     on_record: called with every metrics record, which is also published.
+    on_report: called, on the peer's own thread, with the report of a session that has ended, before its
+        checkpoint is removed: write down here what the peer takes home. May be called again with the same
+        report after a crash.
     """
 
     def __init__(
@@ -95,6 +133,7 @@ class Peer:
         seed: int = 0,
         machine: Machine | None = None,
         on_record: Callable[[Record], None] = lambda _: None,
+        on_report: Callable[[Report], None] = lambda _: None,
     ):
         topics.check_name("peer", name)
         topics.check_name("swarm", settings.swarm)
@@ -102,18 +141,27 @@ class Peer:
         self.name = name if self._credentials is None else self._credentials.identity.name
         self.learner, self.settings = learner, settings
         self._connect, self._samples, self._seed = connect, samples, seed
-        self._checkpoint, self._on_record = checkpoint, on_record
+        self._checkpoint, self._on_record, self._on_report = checkpoint, on_record, on_report
         self._machine = machine or RealMachine()
         self._leave = asyncio.Event()
         self._leave_reason = ""
-        self._accuracy = float("nan")
-        self._told = 0.0
-        self._member: Membership | None = None
+        self._progress = _Progress()
+        self._session: _Session | None = None
+
+    @property
+    def state(self) -> State:
+        """Where the peer's present session stands."""
+        return State.CONNECTING if self._session is None else self._session.life.state
+
+    @property
+    def link(self) -> Link | None:
+        """The peer's present session, as the event loop sees it."""
+        return None if self._session is None else self._session.link
 
     def leave(self, reason: str = "asked to leave") -> None:
         """Ask the peer to hand over its mass and go.
 
-        `run` returns when it has, or when `leave_timeout` is over; a stretch of training that has
+        `run` returns when it has, or when `leave_timeout` is over; a round of training that has
         begun is finished first.
         """
         self._leave_reason = self._leave_reason or reason
@@ -132,7 +180,7 @@ class Peer:
                 await worker.run(lock.release)
 
     async def _run(self, worker: Worker) -> Report:
-        """One session after the other, until one ends well."""
+        """Live one session after the other, until one ends well."""
         engine = await worker.run(
             Engine, self.name, self.learner, self.settings,
             samples=self._samples, checkpoint=self._checkpoint, seed=self._seed,
@@ -141,85 +189,117 @@ class Peer:
         vectors = {vector: engine.store.entries(vector) for vector in engine.schemas}
         while True:
             try:
-                return await self._session(engine, worker, vectors)
-            except LeaseOver as over:
-                _log.warning("peer %s %s: it returns as a newcomer", self.name, over)
+                return await self._live(engine, worker, vectors)
+            except SessionOver as over:
+                _log.warning("peer %s: %s; rejoining with a new session", self.name, over)
                 await worker.run(engine.renew, str(over))
 
-    async def _session(
+    async def _live(
         self, engine: Engine, worker: Worker, vectors: dict[str, list[SchemaEntry]]
     ) -> Report:
         """Live one session, from its connection to its goodbye."""
-        self._member = member = Membership(
+        link = Link(
             self.name, self.settings, engine, worker, vectors,
             samples=self._samples, machine=self._machine, on_record=self._on_record,
         )  # fmt: skip
-        member.trust = begin_trust(
+        link.trust = begin_trust(
             self._credentials, self.name, self.settings,
-            session=member.session, since=member.since, models=engine.schemas, memory=engine.memory(),
+            session=link.session, since=link.since, models=engine.schemas, memory=engine.memory(),
             machine=self._machine,
         )  # fmt: skip
-        await worker.run(engine.set_trust, member.trust)
-        will = Status("offline", member.session, reason="connection lost")
-        member.transport = self._connect(
-            f"{self.name}-{member.session}",
-            Will(member.topic("status"), member.trust.will(will.encode())),
-            member.birth,
+        await worker.run(engine.set_trust, link.trust)
+        will = Status("offline", link.session, reason="connection lost", generation=link.generation)
+        link.transport = self._connect(
+            f"{self.name}-{link.session}",
+            Will(link.topic("status"), link.trust.will(will.encode())),
+            link.birth,
         )
-        async with member.transport as transport:
+        self._session = session = _Session(link)
+        async with _connected(link, self._checkpoint) as transport:
             try:
-                for pattern in (
-                    topics.every(self.settings.swarm, "card"),
-                    topics.every(self.settings.swarm, "status"),
-                    topics.inboxes(self.settings.swarm, self.name),
-                    *member.trust.patterns(),
-                ):
-                    await transport.subscribe(pattern)
-                return await self._live(member)
+                if engine.ending is None:
+                    for pattern in (
+                        topics.every(self.settings.swarm, "card"),
+                        topics.every(self.settings.swarm, "status"),
+                        topics.every(self.settings.swarm, "death"),
+                        topics.inboxes(self.settings.swarm, self.name),
+                        *link.trust.patterns(),
+                    ):
+                        await transport.subscribe(pattern)
+                return await self._through(session)
             except BaseException as error:
-                if member.born:
-                    await self._end_badly(member, error)
+                if session.life.state not in FINAL:
+                    session.life.fire(Event.ABORT)
+                # Else nobody knows of this session, or has heard its goodbye, or the name is another's.
+                if link.born and not isinstance(error, Replaced):
+                    await transport.abort()  # the last will speaks
                 raise
 
-    async def _end_badly(self, member: Membership, error: BaseException) -> None:
-        """Say goodbye if this peer cannot take part; else let the last will speak, as for the dead."""
-        if isinstance(error, PeerError) and not isinstance(error, NotSaved):
+    async def _through(self, session: _Session) -> Report:
+        """Go from state to state to the end of the session."""
+        life, link = session.life, session.link
+        failure: PeerError | None = None
+        if link.engine.ending is not None:
+            life.fire(Event.ENDING_FOUND)
+            _log.info("peer %s: finishes the ending that was begun before", self.name)
+        else:
+            life.fire(Event.CONNECTED)
             try:
-                await say_goodbye(member, str(error), self.settings.leave_timeout)
-            except NotSaved as too:
-                _log.warning("%s", too)
-            else:
-                return
-        await member.transport.abort()
+                await self._take_part(session)
+            except SessionOver:
+                life.fire(Event.SESSION_OVER)
+                raise
+            except (NotSaved, Replaced):
+                raise
+            except PeerError as error:
+                failure = error
+                life.fire(Event.ERROR)
+        if life.state is State.ABORTED:
+            if failure is not None:
+                raise failure
+            return await self._report(link, "left", self._leave_reason)
+        return await self._end(session, failure)
 
-    async def _live(self, member: Membership) -> Report:
-        """Run the peer's tasks until the learning task is through, then say goodbye."""
+    async def _take_part(self, session: _Session) -> None:
+        """Run the session's tasks until its state is LEAVING or final."""
+        link = session.link
         jobs = {
-            "receive": mail.receive(member),
-            "gossip": mail.gossip(member),
-            "lease": member.keep_in_touch(),
-            "status": member.keep_status(),
-            "card": member.keep_card(),
+            "receive": link.receive(),
+            "gossip": link.gossip(),
+            "lease": link.keep_in_touch(),
+            "status": link.keep_status(),
+            "card": link.keep_card(),
         }
         try:
             async with asyncio.TaskGroup() as group:
                 background = [
                     group.create_task(job, name=f"{self.name} {what}") for what, job in jobs.items()
                 ]
-                learn = group.create_task(self._learn_or_leave(member), name=f"{self.name} learn")
-                stayed = await learn
+                while session.life.state is not State.LEAVING and session.life.state not in FINAL:
+                    session.life.fire(await self._next_event(session))
+                    phase = PHASES.get(session.life.state)
+                    if phase is not None and phase != link.phase:
+                        link.enter(phase)
                 for task in background:
                     task.cancel()
         except* Exception as errors:
             raise _first(errors) from None
-        if member.born:
-            within = self.settings.leave_timeout * (1.0 if stayed else 1.0 - HAND_OVER_SHARE)
-            await say_goodbye(member, self._leave_reason or "its training is over", within)
-        return await self._report(member)
 
-    async def _learn_or_leave(self, member: Membership) -> bool:
-        """Learn to the end, True; or, once asked to leave, stop wherever we are and hand over."""
-        work = asyncio.ensure_future(self._learn(member))
+    async def _next_event(self, session: _Session) -> Event:
+        """Do what is to be done in the present state, unless the peer is asked to leave."""
+        handlers: dict[State, Callable[[_Session], Awaitable[Event]]] = {
+            State.CLAIMING: self._claim,
+            State.WAITING: self._wait,
+            State.TRAINING: self._train,
+            State.AVERAGING: self._average,
+            State.SETTLING: self._settle,
+            State.DONE: self._stay,
+            State.HANDING_OVER: self._hand_over,
+        }
+        state = session.life.state
+        if state is State.HANDING_OVER:
+            return await self._hand_over(session)
+        work = asyncio.ensure_future(handlers[state](session))
         asked = asyncio.ensure_future(self._leave.wait())
         try:
             await asyncio.wait((work, asked), return_when=asyncio.FIRST_COMPLETED)
@@ -227,92 +307,193 @@ class Peer:
             asked.cancel()
             if not work.done():
                 if self._leave.is_set():
-                    member.depart()  # now: a stretch of training that has begun is finished first
+                    session.link.depart()  # now: a round of training that has begun is finished first
                 work.cancel()
                 await asyncio.wait((work,))
         if not work.cancelled():
-            work.result()
-            return True
+            return work.result()
         _log.info("peer %s is about to leave: %s", self.name, self._leave_reason)
-        if member.born:
-            await hand_over(member)
-        return False
+        return Event.ASKED_TO_LEAVE
 
-    async def _learn(self, member: Membership) -> None:
-        """Train and average, round after round, then settle."""
-        engine, run = member.engine, member.worker.run
-        own = None
-        if self.settings.trained and not engine.lived:
-            own = await run(self.learner.test)  # what it knew before it heard of the others
-        await join(member)
-        if engine.round:
+    # --- what is done in each state -------------------------------------------------------------
+
+    async def _claim(self, session: _Session) -> Event:
+        progress, engine = self._progress, session.link.engine
+        if self.settings.trained and not engine.returning and progress.own_accuracy is None:
+            # What it knew before it heard of the others.
+            progress.own_accuracy = (await session.link.worker.run(self.learner.test)).accuracy
+        await claim_name(session.link, engine.unsaid)
+        return Event.NAME_FREE
+
+    async def _wait(self, session: _Session) -> Event:
+        link, progress = session.link, self._progress
+        await wait_for_others(link)
+        if link.view.round:
             _log.info(
                 "peer %s goes on after round %d of %d",
-                self.name,
-                engine.round,
-                self.settings.rounds,
-            )
-        member.enter("training")
-        await member.until_averaged()  # a round that a crash interrupted
-        if own is not None:
-            await member.publish_record({"own_accuracy": own.accuracy})
-        while engine.round < self.settings.rounds:
-            training = await run(engine.train)
-            member.wake()
-            await member.next_turn()  # pushes leave, and what arrived meanwhile comes in
-            await member.until_averaged()
-            number = engine.round
-            if number % self.settings.test_every == 0 or number == self.settings.rounds:
-                await self._test(member)
-            else:
-                await member.publish_record({"training_loss": training.mean_loss})
-        if busy := _still_learning(member):
+                self.name, link.view.round, self.settings.rounds,
+            )  # fmt: skip
+        session.tested_round = link.view.round
+        link.enter("training")
+        if progress.own_accuracy is not None and not progress.tested_alone:
+            progress.tested_alone = True
+            await link.publish_record({"own_accuracy": progress.own_accuracy})
+        return Event.STARTED
+
+    async def _train(self, session: _Session) -> Event:
+        link = session.link
+        training = await link.worker.run(link.engine.train)
+        link.wake()
+        await link.next_turn()  # pushes leave, and what arrived meanwhile comes in
+        await link.until_averaged()
+        number = link.view.round
+        if number % self.settings.test_every == 0 or number == self.settings.rounds:
+            await self._test(session)
+        else:
+            await link.publish_record({"training_loss": training.mean_loss})
+        return Event.TRAINED
+
+    async def _average(self, session: _Session) -> Event:
+        link = session.link
+        await link.until_averaged()
+        if link.view.round < self.settings.rounds:
+            return Event.AVERAGED
+        if busy := _still_learning(link):
             _log.info(
                 "peer %s has trained all its rounds; it stays until these are through: %s",
                 self.name, ", ".join(busy),
             )  # fmt: skip
-        await Settling(member, self.learner, self._note).finish()
+        return Event.ROUNDS_OVER
 
-    async def _test(self, member: Membership) -> None:
-        test = await member.worker.run(self.learner.test)
-        self._note(test.accuracy)
-        number, last = member.engine.round, self.settings.rounds
-        if number == last or self._machine.monotonic() >= self._told + PROGRESS:
-            self._told = self._machine.monotonic()
+    async def _settle(self, session: _Session) -> Event:
+        if self._settles(session.link):
+            await session.settling.settle()
+        return Event.AGREED
+
+    async def _stay(self, session: _Session) -> Event:
+        link, settling = session.link, session.settling
+        if self._settles(link):
+            if not await settling.stay():
+                return Event.LOST_AGREEMENT
+            await link.worker.run(link.engine.stop_averaging)
+            test = await link.worker.run(self.learner.test)
+            self._progress.accuracy = test.accuracy
+            await link.publish_record({"accuracy": test.accuracy, "loss": test.mean_loss})
+        else:
+            await link.publish_record({})  # or the last that a watcher hears of us is "training"
+        await settling.drain()
+        return Event.ALL_DONE
+
+    async def _hand_over(self, session: _Session) -> Event:
+        session.link.depart()
+        await hand_over(session.link)
+        return Event.HANDED_OVER
+
+    def _settles(self, link: Link) -> bool:
+        return self.settings.mode == "async" and (link.view.neighbours or bool(link.view.waiting))
+
+    async def _test(self, session: _Session) -> None:
+        link = session.link
+        test = await link.worker.run(self.learner.test)
+        self._progress.accuracy = test.accuracy
+        number, last = link.view.round, self.settings.rounds
+        now = self._machine.monotonic()
+        if number == last or now >= self._progress.told + PROGRESS:
+            self._progress.told = now
             _log.info(
                 "peer %s: round %d of %d, accuracy %.3f", self.name, number, last, test.accuracy
             )
-        await member.publish_record({"accuracy": test.accuracy, "loss": test.mean_loss})
+        await link.publish_record({"accuracy": test.accuracy, "loss": test.mean_loss})
 
-    def _note(self, accuracy: float) -> None:
-        self._accuracy = accuracy
+    # --- the end --------------------------------------------------------------------------------
 
-    async def _report(self, member: Membership) -> Report:
-        report = await member.worker.run(member.engine.report)
-        counters = member.transport.counters
-        losses = {**report["dropped"], **counters}
+    async def _end(self, session: _Session, failure: PeerError | None) -> Report:
+        """Write the ending down, tell the others, leave the report behind, and remove the checkpoint."""
+        link, life = session.link, session.life
+        engine, run = link.engine, link.worker.run
+        asked = self._leave.is_set() and failure is None
+        if engine.ending is None:
+            early = asked and link.view.round < self.settings.rounds
+            kind = "failed" if failure is not None else "left" if early else "finished"
+            reason = str(failure) if failure else self._leave_reason or "its training is over"
+            await run(engine.end, kind, reason, link.phase, self._own_part(link))
+            await link.save()
+        ending = engine.ending
+        assert ending is not None
+        within = self.settings.leave_timeout * (1.0 - HAND_OVER_SHARE if asked else 1.0)
+        why = await say_goodbye(link, goodbye_of(ending, link.generation), within)
+        if why:
+            life.fire(Event.GOODBYE_LOST)
+            _log.warning(
+                "peer %s left swarm %s: %s; the broker did not take its goodbye within %g s (%s)",
+                self.name, self.settings.swarm, ending.reason, within, why,
+            )  # fmt: skip
+            if failure is not None:
+                raise failure
+            if self._checkpoint is not None:
+                raise NotHandedIn(
+                    f"peer {self.name}: no broker took its goodbye ({why}); {self._checkpoint} keeps it: "
+                    "start the peer again to hand it in"
+                )
+        else:
+            life.fire(Event.GOODBYE_TAKEN)
+            _log.info("peer %s left swarm %s: %s", self.name, self.settings.swarm, ending.reason)
+            await run(engine.ended)
+        if failure is not None:
+            await link.save()
+            raise failure
+        report = Report(**ending.report)
+        self._tell_losses(report)
+        await run(self._on_report, report)
+        await run(engine.finish)
+        return report
+
+    def _own_part(self, link: Link) -> dict[str, Any]:
+        """Return what the event loop adds to a report."""
+        return {
+            "accuracy": self._progress.accuracy,
+            "members": link.members(),
+            "transport": dict(link.transport.counters + link.dropped),
+        }
+
+    async def _report(self, link: Link, kind: str, reason: str) -> Report:
+        """Return the report of a session that nobody ever heard of."""
+        engine = await link.worker.run(link.engine.report)
+        return Report(**{**engine, **self._own_part(link), "ended": kind, "reason": reason})
+
+    def _tell_losses(self, report: Report) -> None:
+        losses = {**report.dropped, **report.transport}
         if losses:
             counted = ", ".join(f"{cause} {count}" for cause, count in sorted(losses.items()))
-            _log.info("peer %s counted in this life: %s", self.name, counted)
-        return Report(
-            peer=self.name,
-            session=member.session,
-            rounds=member.engine.round,
-            accuracy=self._accuracy,
-            transport=dict(counters),
-            **report,
-        )
+            _log.info("peer %s counted in this session: %s", self.name, counted)
 
 
-def _still_learning(member: Membership) -> list[str]:
-    """The others that have training before them, whether they are there or expected back."""
-    others = member.roster.online().items()
+@asynccontextmanager
+async def _connected(link: Link, checkpoint: Path | None) -> AsyncIterator[Transport]:
+    """Connect; where only a goodbye is left to say, a broker that is away is not the end of it."""
+    entered = False
+    try:
+        async with link.transport as transport:
+            entered = True
+            yield transport
+    except TransportError as error:
+        if entered or link.engine.ending is None:
+            raise
+        raise NotHandedIn(
+            f"peer {link.name}: no broker took its goodbye ({error}); {checkpoint} keeps it: start the peer "
+            "again to hand it in"
+        ) from None
+
+
+def _still_learning(link: Link) -> list[str]:
+    """Return the others that have training before them, whether they are there or expected back."""
+    others = link.roster.online().items()
     busy = {peer for peer, status in others if status.phase in ("starting", "training")}
-    return sorted(busy | set(member.roster.awaited()))
+    return sorted(busy | set(link.roster.awaited()))
 
 
 def _first(errors: BaseExceptionGroup[Exception]) -> Exception:
-    """The first single error of a group: tasks fail one at a time, the others are then cancelled."""
+    """Return the first single error of a group: tasks fail one at a time, the others are then cancelled."""
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -1,8 +1,8 @@
-"""Who is there: cards and statuses of the other peers, and what follows from them. No IO.
+"""Who is there: cards, statuses and death notices of the other peers, and what follows from them. No IO.
 
-A peer publishes a *card* (what it can average) and a *status* (whether it lives, its session, and how
-far it is), both retained. Its last will turns the status to offline. The roster reads the others' and
-says, as events, what the gossiper must know; every change is logged in one line with its cause.
+A peer publishes a *card* (what it averages, and on which terms) and a *status* (whether it is there, its
+session, and how far it is), both retained. Its last will turns the status to offline. The roster reads the
+others' and says, as events, what the gossiper must know; every change is logged in one line with its cause.
 """
 
 from __future__ import annotations
@@ -10,26 +10,63 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from ..gossip.wire import SchemaEntry, schema_difference
-from .cards import Card, Phase, Statement, Status, read_card, read_status
+from .cards import (
+    Card,
+    Death,
+    Phase,
+    State,
+    Statement,
+    Status,
+    read_card,
+    read_death,
+    read_status,
+)
+
+__all__ = [
+    "Card",
+    "Death",
+    "Event",
+    "Gone",
+    "Offline",
+    "Online",
+    "Phase",
+    "Roster",
+    "State",
+    "Statement",
+    "Status",
+]
 
 _log = logging.getLogger(__name__)
 
 RETURN_GRACE = 30.0
 """Seconds that a peer has to come back after we did; twice the longest wait between its attempts."""
 
+LEASE_MARGIN = 1.25
+"""How many leases a peer is offline before others give it up: it gives itself up after one, so it never
+believes that it is still in when the others do not."""
+
 
 @dataclass(frozen=True)
 class Online:
-    """A neighbour can be reached, for these vectors."""
+    """A peer can be reached.
+
+    vectors: the partial models that may be pushed to it. heard: those that it may push to us.
+    counts: the models in which its own weight counts, and for how many rounds.
+    since, starts: as on its card.
+    """
 
     peer: str
     session: str
     vectors: tuple[str, ...]
     leaving: bool = False
+    heard: tuple[str, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+    since: float = 0.0
+    starts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -41,11 +78,15 @@ class Offline:
 
 @dataclass(frozen=True)
 class Gone:
-    """A session is gone for good; the statement says what it had credited, if it said goodbye."""
+    """A session is gone for good.
+
+    statement: what it had credited, if it said goodbye. reclaimed: what it took back without asking.
+    """
 
     peer: str
     session: str
     statement: Statement | None
+    reclaimed: Statement = field(default_factory=list)
 
 
 Event = Online | Offline | Gone
@@ -59,8 +100,11 @@ class _Entry:
     doubted_since: float | None = None
     """Since when we are back at the broker without having heard of the peer again."""
     announced: str | None = None
+    """The session that the gossiper knows of."""
     former: str | None = None
     """The session that was announced before this one."""
+    dead: str | None = None
+    """The session of which a death notice was last read."""
     heard: float = -inf
     """When its status was last heard."""
     phase: Phase = "starting"
@@ -70,9 +114,11 @@ class _Entry:
 class Roster:
     """What one peer knows of the others.
 
-    vectors: this peer's own vectors and their fields, to compare with the others'.
-    neighbours: only these peers are talked to; None talks to all that share a vector.
-    lease: seconds after which an offline peer is given up.
+    vectors: this peer's own partial models and their fields, to compare with the others'.
+    neighbours: only these peers are pushed to; None pushes to all that share a model.
+    sources: only these push to us; None for the neighbours.
+    lease: seconds after which an offline peer is given up whose card, which says so, is not known.
+    agree: settings that must be the same on all peers, as on our own card.
     dropped: where to count what cannot be read.
     """
 
@@ -82,23 +128,28 @@ class Roster:
         vectors: Mapping[str, list[SchemaEntry]],
         *,
         neighbours: Iterable[str] | None = None,
+        sources: Iterable[str] | None = None,
         lease: float = 600.0,
+        agree: Mapping[str, str] | None = None,
         dropped: Counter[str] | None = None,
     ):
         self.peer = peer
         self._vectors = dict(vectors)
         self._neighbours = None if neighbours is None else frozenset(neighbours)
-        self._lease = lease
+        self._sources = self._neighbours if sources is None else frozenset(sources)
+        self._lease, self._agree = lease, dict(agree or {})
         self.dropped: Counter[str] = Counter() if dropped is None else dropped
         self._entries: dict[str, _Entry] = {}
         self.mismatches: dict[tuple[str, str], str] = {}
-        """(peer, vector) → the field on which we differ."""
+        """(peer, partial model or setting) → on what we differ, in words."""
 
     def remember(self, sessions: Mapping[str, str], now: float) -> None:
-        """Take over the neighbours of a former life, as offline: they must come back or be given up."""
+        """Take over the neighbours of a former process, as offline: they come back or are given up."""
         for peer, session in sessions.items():
             entry = self._entry(peer)
             entry.announced, entry.offline_since = session, now
+
+    # --- what is heard --------------------------------------------------------------------------
 
     def card(self, peer: str, payload: bytes) -> list[Event]:
         """Take in a card; an empty payload clears it."""
@@ -117,9 +168,10 @@ class Roster:
         status = read_status(payload)
         if status is None:
             return self._unreadable(peer, "status")
-        entry, before = self._entry(peer), self._entry(peer).status
+        entry = self._entry(peer)
+        before = entry.status
         if _is_late(status, before, entry):
-            return []  # and no sign of life: who lives contradicts it
+            return []  # and no sign of life: a living peer contradicts it
         entry.doubted_since, entry.heard, entry.status = None, now, status
         if status.state == "online":
             if entry.offline_since is not None and entry.announced == status.session:
@@ -127,21 +179,40 @@ class Roster:
                 _log.info("peer %s is %s", peer, "still there" if before is None else "back")
             entry.offline_since, entry.phase = None, status.phase
             return self._announce(peer)
-        known = entry.announced
-        was_known = known is not None
         if status.state == "left":
-            entry.announced = None
-            if known is None:
-                return []
-            _log.info("peer %s left: %s", peer, status.reason or "it said goodbye")
-            goodbye = Gone(peer, status.session, status.statement)
-            # It may have come back and left while we were away: the life we know will never answer.
-            return [goodbye] if known == status.session else [Gone(peer, known, None), goodbye]
+            return self._left(peer, entry, status)
         if entry.offline_since is None:
             entry.offline_since = now
-            if was_known:
+            if entry.announced is not None:
                 _log.info("peer %s is offline: %s", peer, status.reason or "connection lost")
-        return [Offline(peer)] if was_known else []
+        return [Offline(peer)] if entry.announced is not None else []
+
+    def death(self, peer: str, payload: bytes) -> list[Event]:
+        """Take in a death notice: the session it names never comes back."""
+        if peer == self.peer or not payload:
+            return []
+        notice = read_death(payload)
+        if notice is None:
+            return self._unreadable(peer, "death notice")
+        entry = self._entry(peer)
+        entry.dead = notice.session
+        if entry.announced != notice.session:
+            return []
+        by = f" by {notice.by}" if notice.by else ""
+        _log.warning(
+            "peer %s was declared dead%s: %s", peer, by, notice.reason or "no reason given"
+        )
+        return self._give_up(peer, entry)
+
+    def _left(self, peer: str, entry: _Entry, status: Status) -> list[Event]:
+        known, entry.announced, entry.offline_since = entry.announced, None, None
+        goodbye = Gone(peer, status.session, status.statement, status.reclaimed)
+        if known is None:
+            # We knew nothing of it, but it may have taken back what a former process of ours credited.
+            return [goodbye] if any(row[0] == self.peer for row in status.reclaimed) else []
+        _log.info("peer %s left: %s", peer, status.reason or "it said goodbye")
+        # It may have come back and left while we were away: the session we know will never answer.
+        return [goodbye] if known == status.session else [Gone(peer, known, None), goodbye]
 
     def expel(self, peer: str) -> list[Event]:
         """Forget a peer that may take part no longer; its session is gone, whatever it says."""
@@ -171,16 +242,20 @@ class Roster:
                 entry.offline_since, entry.doubted_since = doubted, None
                 events.append(Offline(peer))
         for peer, entry in self._entries.items():
-            # A quarter longer than the peer itself waits, so that it never believes it is still in.
             since, known = entry.offline_since, entry.announced
-            if since is not None and known is not None and now - since > 1.25 * self._lease:
-                _log.warning("peer %s is given up: offline for over %g s", peer, self._lease)
-                events.append(Gone(peer, known, None))
-                entry.announced = entry.offline_since = None
+            lease = self._lease if entry.card is None else entry.card.lease
+            if since is not None and known is not None and now - since > LEASE_MARGIN * lease:
+                _log.warning(
+                    "peer %s is given up: offline for %.0f s, its lease is %g s",
+                    peer, now - since, lease,
+                )  # fmt: skip
+                events += self._give_up(peer, entry)
         return events
 
+    # --- what is known --------------------------------------------------------------------------
+
     def online(self) -> dict[str, Status]:
-        """The peers that are online and share a vector with us, with their statuses."""
+        """Return the peers that are online and share a model with us, with their statuses."""
         return {
             peer: entry.status
             for peer, entry in self._entries.items()
@@ -188,7 +263,7 @@ class Roster:
         }
 
     def awaited(self) -> list[str]:
-        """The peers that are offline, not given up yet, and were not through when last heard of."""
+        """Return the peers that are offline, not given up yet, and were not done when last heard of."""
         return [
             peer
             for peer, entry in self._entries.items()
@@ -197,17 +272,44 @@ class Roster:
             and entry.phase != "done"
         ]
 
-    def all_online(self) -> dict[str, tuple[Card | None, Status]]:
-        """Every other peer that says it is online, neighbour or not."""
+    def met(self) -> set[str]:
+        """Return the peers that are online and have shown the card of their session."""
         return {
-            peer: (entry.card, entry.status)
+            peer
             for peer, entry in self._entries.items()
-            if entry.status is not None and entry.status.state == "online"
+            if entry.status is not None
+            and entry.status.state == "online"
+            and entry.card is not None
+            and entry.card.session == entry.status.session
         }
 
+    def since(self, peer: str) -> float | None:
+        """Return when the session on a peer's card began; None if no card is known."""
+        entry = self._entries.get(peer)
+        return None if entry is None or entry.card is None else entry.card.since
+
+    def counting(self, model: str) -> tuple[int, int]:
+        """Return how many of the others' weights count in a partial model, and how many others share it."""
+        sharing = [
+            entry
+            for entry in self._entries.values()
+            if entry.announced and entry.card is not None and model in entry.card.vectors
+        ]
+        counting = [e for e in sharing if e.status is not None and model in e.status.counts]
+        return len(counting), len(sharing)
+
+    # --- insides --------------------------------------------------------------------------------
+
+    def _give_up(self, peer: str, entry: _Entry) -> list[Event]:
+        known, entry.announced, entry.offline_since = entry.announced, None, None
+        assert known is not None
+        entry.former = known
+        return [Gone(peer, known, None)]
+
     def _unreadable(self, peer: str, what: str) -> list[Event]:
-        self.dropped[f"unreadable-{what}"] += 1
-        count = self.dropped[f"unreadable-{what}"]
+        cause = f"unreadable-{what.replace(' ', '-')}"
+        self.dropped[cause] += 1
+        count = self.dropped[cause]
         if count & (count - 1) == 0:  # 1, 2, 4, 8, …: a flood cannot flood the log
             _log.warning(
                 "peer %s published a %s that cannot be read; it is ignored (%d so far)",
@@ -219,43 +321,72 @@ class Roster:
         return self._entries.setdefault(peer, _Entry())
 
     def _announce(self, peer: str) -> list[Event]:
-        """The peer is usable once its card and its status speak of the same session."""
+        """Announce a peer once its card and its status speak of the same session."""
         entry = self._entry(peer)
         card, status = entry.card, entry.status
         if card is None or status is None or status.state != "online":
             return []
-        if card.session != status.session:
+        if card.session != status.session or entry.dead == status.session:
             return []
         events: list[Event] = []
         if entry.announced is None:
             _log.info("peer %s is online", peer)
         elif entry.announced != status.session:
-            _log.info("peer %s started afresh: its old session is gone", peer)
+            _log.info("peer %s has a new session: its old one is gone", peer)
             events.append(Gone(peer, entry.announced, None))
             entry.former = entry.announced
         entry.announced = status.session
         shared = self._shared(peer, card)
-        return [*events, Online(peer, status.session, shared, status.leaving)]
+        may_push = self._neighbours is None or peer in self._neighbours
+        may_hear = self._sources is None or peer in self._sources
+        online = Online(
+            peer,
+            status.session,
+            shared if may_push else (),
+            status.leaving,
+            shared if may_hear else (),
+            status.counts,
+            card.since,
+            card.starts,
+        )
+        return [*events, online]
 
     def _shared(self, peer: str, card: Card) -> tuple[str, ...]:
+        """Return the partial models that are the same here and there; tell of those that are not."""
+        differences = {
+            key: f"{key} is {own!r} here and {card.agree[key]!r} there"
+            for key, own in self._agree.items()
+            if key in card.agree and card.agree[key] != own
+        }
         shared = []
-        for vector, fields in card.vectors.items():
-            if vector not in self._vectors:
+        for model, fields in card.vectors.items():
+            if model not in self._vectors:
                 continue
-            difference = schema_difference(self._vectors[vector], fields)
+            difference = schema_difference(self._vectors[model], fields)
             if difference is None:
-                self.mismatches.pop((peer, vector), None)
-                if self._neighbours is None or peer in self._neighbours:
-                    shared.append(vector)
-            elif self.mismatches.get((peer, vector)) != difference:
-                self.mismatches[peer, vector] = difference
-                _log.warning("peer %s: model %s is not averaged: %s", peer, vector, difference)
+                shared.append(model)
+            else:
+                differences[model] = f"model {model!r} is not the same: {difference}"
+        for at in [each for each in self.mismatches if each[0] == peer]:
+            if at[1] not in differences:
+                del self.mismatches[at]
+        for what, difference in differences.items():
+            if self.mismatches.get((peer, what)) != difference:
+                self.mismatches[peer, what] = difference
+                _log.warning("peer %s cannot be averaged with: %s", peer, difference)
+        if any(key in differences for key in self._agree):
+            return ()
         return tuple(shared)
 
 
 def _is_late(status: Status, before: Status | None, entry: _Entry) -> bool:
-    """Whether it is the will or the goodbye of a life that another one has followed already."""
-    if before is None or before.state != "online" or before.session == status.session:
+    """Return True for a last will or goodbye that newer news of the peer has made void."""
+    if before is None:
+        return False
+    if before.session == status.session:
+        # A peer that is killed while it disconnects leaves its last will behind its goodbye.
+        return before.state == "left" and status.state == "offline"
+    if before.state != "online":
         return False
     if status.state == "left":
         return status.session == entry.former

@@ -7,7 +7,6 @@ A peer that nobody hears saves now and then, so that a crash costs it seconds of
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,8 @@ _log = logging.getLogger(__name__)
 
 RETRY_FOR = 30.0
 """Seconds for which a checkpoint that cannot be written is tried again."""
+RETRY_PAUSES = 0.25, 4.0
+"""Seconds between two attempts: the first pause, which doubles, and the longest."""
 LARGEST_SHARE = 0.05
 """Of a peer's time, what saving may take where nobody waits for it: large models are saved less often."""
 
@@ -46,16 +47,19 @@ class Saver:
         self._name, self._settings, self._tree = name, settings, tree
         self._machine = machine
         # A power cut may bring an older file back. Where boots have names it is known to be old, and
-        # its books are not gone on with. Else every save must reach the disk; and so must, everywhere,
+        # its session is not resumed. Else every save must reach the disk; and so must, everywhere,
         # the count of what was released with noise, or the report would state too small an epsilon.
         self._sync = machine.boot() is None or settings.dp is not None
         self._last, self._cost, self._round = machine.monotonic(), 0.0, 0
         self._failing = False
+        self._blocked_since: float | None = None
+        """Since when others cannot be told anything, because it cannot be saved."""
+        self._pause = 0.0
 
-    # --- a former life --------------------------------------------------------------------------
+    # --- a former process -----------------------------------------------------------------------
 
     def load(self, schemas: Mapping[str, str]) -> dict[str, Any] | None:
-        """The checkpoint of a former life, if there is one; PeerError if it is not this peer's, or bad."""
+        """Return the checkpoint of a former process, if there is one; PeerError if it is bad."""
         tree = None if self.path is None else self._machine.files.load(self.path)
         if tree is None:
             return None
@@ -74,7 +78,7 @@ class Saver:
 
     @contextmanager
     def fitting(self) -> Iterator[None]:
-        """Around all that is done with a checkpoint: whatever it lacks is a PeerError, which names it."""
+        """Turn whatever a checkpoint lacks into a PeerError that names it."""
         try:
             yield
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -84,48 +88,61 @@ class Saver:
                 "begin anew"
             ) from error
 
-    def in_touch(self, tree: dict[str, Any]) -> float | None:
-        """When the session in a checkpoint was last in touch, by `clock`; None if it cannot go on.
+    def require_agreed(self, written: Mapping[str, str], now: Mapping[str, str]) -> None:
+        """Refuse a checkpoint of a session that began with other settings than these."""
+        for key, value in now.items():
+            if written.get(key) != value:
+                raise PeerError(
+                    f"peer {self._name}: {self.path} was written with {key} = {written.get(key)!r}, and the "
+                    f"settings now say {value!r}; put {key} back, or move the checkpoint away to begin anew"
+                )
 
-        Others may have given it up, or the file be older than what they were told: not one that the
-        machine wrote before it started anew.
+    def in_touch(self, tree: dict[str, Any]) -> float | None:
+        """Return when a checkpoint's session was last in touch, by `uptime`; None if nobody can tell.
+
+        The machine may have been started anew since: then the file may be older than what others were told.
         """
         at = moment(self._machine, tree["in_touch"])
-        if tree["over"]:
-            _log.info(
-                "peer %s said goodbye in its former life: it keeps what it learnt, in a new session",
-                self._name,
-            )
-            return None
         if at is None:
             _log.warning(
-                "peer %s cannot tell how long it was away, for the machine started anew or its clock was "
-                "set back: it keeps what it learnt, in a new session",
+                "peer %s: cannot tell how long it was away (the machine was restarted, or its clock was set "
+                "back); keeping what it learnt, in a new session",
                 self._name,
             )
         return at
 
-    # --- this life ------------------------------------------------------------------------------
+    # --- this process ---------------------------------------------------------------------------
 
-    def save(self) -> None:
-        """Save what others are about to be told; NotSaved if that cannot be done, even after a while."""
+    def save(self) -> bool:
+        """Write what others are about to be told; False if it failed and is to be tried again.
+
+        NotSaved once it has failed for RETRY_FOR seconds. Asked too soon after a failure, it does nothing.
+        """
         if self.path is None:
-            return
-        tree, pause, until = self._tree(), 0.25, self._machine.monotonic() + RETRY_FOR
-        while (why := self._write(tree)) is not None:
-            if self._machine.monotonic() >= until:
-                raise NotSaved(
-                    f"peer {self._name}: its checkpoint {self.path} cannot be written: {why}; make "
-                    f"room, and start it again within its lease of {self._settings.lease:g} s: it then "
-                    "goes on where it was"
-                )
-            time.sleep(pause)  # on the peer's own thread
-            pause = min(2 * pause, 4.0)
+            return True
+        blocked = self._blocked_since
+        if blocked is not None and self._machine.monotonic() < self._last + self._pause:
+            return False
+        if (why := self._write(self._tree())) is None:
+            self._blocked_since = None
+            return True
+        first, longest = RETRY_PAUSES
+        if blocked is None:
+            self._pause, self._blocked_since = first, self._last
+        else:
+            self._pause = min(2 * self._pause, longest)
+        if self._last - (blocked or self._last) >= RETRY_FOR:
+            raise NotSaved(
+                f"peer {self._name}: its checkpoint {self.path} cannot be written: {why}; make "
+                f"room, and start it again within its lease of {self._settings.lease:g} s: it then "
+                "goes on where it was"
+            )
+        return False
 
     def save_now_and_then(self, number: int) -> None:
         """Save after this round if it is time to. Nobody was told anything: no harm if it fails.
 
-        Without a new round too, now and then: the file says when we were last in touch.
+        Without a new round too, now and then: the file says when the peer was last in touch.
         """
         if self.path is None:
             return
@@ -135,8 +152,13 @@ class Saver:
         if self._machine.monotonic() - self._last >= rest:
             self._write(self._tree())
 
+    def remove(self) -> None:
+        """Remove the checkpoint: its session has ended, and nothing of it is needed any more."""
+        if self.path is not None:
+            self._machine.files.remove(self.path)
+
     def _write(self, tree: dict[str, Any]) -> str | None:
-        """Write the file; what went wrong, if anything did. An operator hears of it once."""
+        """Write the file; returns what went wrong, if anything did. An operator hears of it once."""
         assert self.path is not None
         began = self._machine.monotonic()
         try:
@@ -145,14 +167,14 @@ class Saver:
             self._last = self._machine.monotonic()
             why = getattr(error, "strerror", None) or str(error)
             if not self._failing:
+                self._failing = True
                 _log.warning(
                     "peer %s: cannot write its checkpoint %s: %s; it tries again",
                     self._name, self.path, why,
                 )  # fmt: skip
-            self._failing = True
             return why
         self._last = self._machine.monotonic()
-        self._cost, self._round = self._last - began, tree["round"]
+        self._cost, self._round = self._last - began, tree["books"]["round"]
         if self._failing:
             self._failing = False
             _log.info("peer %s: could write its checkpoint again", self._name)

@@ -95,6 +95,12 @@ class Settings:
     settle_timeout: float = 30.0
     """Seconds after which a peer stops settling, whatever it sees; they count while no neighbour that
     is online still trains. Raise it on slow links and busy machines."""
+    silence: float = 5.0
+    """Seconds without word from anybody who counts in a partial model before a peer founds it at its own
+    values. Raise it where the broker or links are slow to come back."""
+    replace: bool = False
+    """Whether this process replaces another device of the same name that may still be alive; see `gossamer
+    join --replace`."""
     lease: float = 600.0
     """A peer that was away for longer than this many seconds is given up for good: mass on its way to
     it is taken back, and if it returns, it returns as a newcomer. Raise it for devices that sleep."""

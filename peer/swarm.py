@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..gossip import topics
 from ..gossip.transport import TransportError
-from .errors import PeerError
+from .errors import ExitCode, PeerError
 from .host import WITH_PARENT, BrokerAddress, HostSpec, PeerSpec, mqtt_transport
 from .peer import Record
 from .records import label, read_record
@@ -118,9 +118,9 @@ class LocalSwarm:
         HostSpec(self.spec.broker, str(folder), list(peers)).write(path)
         for attempt in range(self.spec.restarts + 1):
             code, last_line = await self._run_once(index, path)
-            if code == 0 or self._stopping.is_set():
+            if code == ExitCode.FINISHED or self._stopping.is_set():
                 return
-            if code == 2:
+            if code in (ExitCode.CANNOT_TAKE_PART, ExitCode.REPLACED):
                 self.stop()
                 raise PeerError(
                     last_line.removeprefix("error: ") or f"peer {names} cannot take part"

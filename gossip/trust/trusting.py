@@ -20,7 +20,7 @@ class Heard:
     """What presence should know: a genuine card or status, that a peer is out (body empty), or that
     nobody has answered us and our card should be shown again (unanswered; body empty)."""
 
-    kind: Literal["card", "status", "out", "unanswered"]
+    kind: Literal["card", "status", "death", "out", "unanswered"]
     peer: str
     body: bytes = b""
 
@@ -70,7 +70,7 @@ class NoTrust:
     def hear(self, topic: str, payload: bytes) -> list[Heard]:
         """As it is."""
         where = topics.parse(topic)
-        if where.kind not in ("card", "status"):
+        if where.kind not in ("card", "status", "death"):
             return []
         return [Heard(where.kind, where.peer, payload)]
 

@@ -21,7 +21,7 @@ from gossamer.gossip.mqtt import MqttTransport
 from gossamer.gossip.trust import Identity, Revocations, Trusting, revocation_topic
 from gossamer.models import Metrics
 from gossamer.peer.host import BrokerAddress, mqtt_connect
-from gossamer.peer.membership import Membership
+from gossamer.peer.link import Link
 from gossamer.peer.peer import Connect, Peer, Report
 
 PAIR = Model(name="pair", layout="0-2-4", peers=[0, 1])
@@ -121,7 +121,7 @@ class Swarmlet:
             self.start(index, (learners or {}).get(index))
 
     def is_introduced(self, index: int) -> bool:
-        member = self.peers[index]._member
+        member = self.peers[index].link
         return member is not None and member.introduced
 
     async def crash(self, index: int) -> None:
@@ -133,8 +133,8 @@ class Swarmlet:
     async def reports(self) -> list[Report]:
         return list(await asyncio.gather(*self.tasks.values()))
 
-    def member(self, index: int) -> Membership:
-        member = self.peers[index]._member
+    def member(self, index: int) -> Link:
+        member = self.peers[index].link
         assert member is not None
         return member
 

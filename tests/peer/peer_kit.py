@@ -17,6 +17,9 @@ from gossamer.gossip.pushsum import ONE
 from gossamer.gossip.transport import Hook, Will
 from gossamer.models import Metrics, ModelGraph, SgdLearner, SlicedNetwork, mlp
 from gossamer.peer.checkpoint import load_checkpoint, save_checkpoint
+from gossamer.peer.engine import Engine, View
+from gossamer.peer.lifecycle import State
+from gossamer.peer.machine import RealMachine
 from gossamer.peer.peer import Peer, Report
 from gossamer.peer.settings import Settings
 
@@ -44,6 +47,43 @@ def make_learner(
     x = torch.randn(samples, inputs, generator=random)
     y = torch.randint(0, outputs, (samples,), generator=random)
     return SgdLearner(network, (x, y), (x, y), stretch=stretch, batch=5, rate=0.2, seed=1)
+
+
+class Clocks(RealMachine):
+    """This machine, with clocks and a boot that a test can set."""
+
+    def __init__(self, boot: str | None = "some boot") -> None:
+        super().__init__()
+        self.boot_name = boot
+        self.ahead = 0.0
+        """Seconds by which all clocks have gone on."""
+        self.wall_ahead = 0.0
+        """Seconds by which the clock on the wall alone was set."""
+        self.frozen: float | None = None
+
+    def monotonic(self) -> float:
+        return (super().monotonic() if self.frozen is None else self.frozen) + self.ahead
+
+    def wall(self) -> float:
+        return (
+            (super().wall() if self.frozen is None else 1e9 + self.frozen)
+            + self.ahead
+            + self.wall_ahead
+        )
+
+    def uptime(self) -> float:
+        return (super().uptime() if self.frozen is None else self.frozen) + self.ahead
+
+    def boot(self) -> str | None:
+        return self.boot_name
+
+
+def begin(engine: Engine, *, found: bool = True) -> Engine:
+    """Let an engine take part: at its own values, or after hearing."""
+    engine.open(0.0, 1)
+    engine.begin(0.0, found=found, complete=False)
+    assert engine.save()
+    return engine
 
 
 class Still:
@@ -109,15 +149,21 @@ class Life:
 
     def trains(self) -> bool:
         """Whether it has joined, and is not through yet: wait for it only if its training is endless."""
-        return self.peer._member is not None and self.peer._member.phase == "training"
+        return self.peer.state in (State.TRAINING, State.AVERAGING)
 
     def counts(self) -> bool:
         """Whether it trains, and has heard enough to give weight of its own."""
-        return self.trains() and self.peer._member.engine.counts()
+        return self.trains() and not self.view.waiting
+
+    @property
+    def view(self) -> View:
+        """What the peer's engine says of itself."""
+        assert self.peer.link is not None
+        return self.peer.link.view
 
     def go_on_for(self, more: int) -> None:
         """End an endless training after so many rounds more."""
-        rounds = self.peer._member.engine.round + more
+        rounds = self.view.round + more
         self.peer.settings = replace(self.peer.settings, rounds=rounds)
 
     async def outlive(self, name: str) -> None:
@@ -125,7 +171,7 @@ class Life:
 
         A lease that is really short would run out for everybody when the machine is slow.
         """
-        entries, lease = self.peer._member.roster._entries, self.peer.settings.lease
+        entries, lease = self.peer.link.roster._entries, self.peer.settings.lease
         await wait_for(lambda: entries[name].offline_since is not None)
         entries[name].offline_since -= 10 * lease
 
@@ -153,6 +199,7 @@ class Nest:
         *,
         samples: int = 1,
         checkpoint: Path | None = None,
+        machine: Clocks | None = None,
         on_record: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> Life:
         made: list[MemoryTransport] = []
@@ -163,7 +210,7 @@ class Nest:
 
         peer = Peer(
             name, learner or make_learner(name), settings or self.settings, connect,
-            samples=samples, checkpoint=checkpoint, seed=sum(name.encode()), on_record=on_record,
+            samples=samples, checkpoint=checkpoint, seed=sum(name.encode()), machine=machine, on_record=on_record,
         )  # fmt: skip
         life = Life(peer, made)
         life.task = asyncio.create_task(peer.run(), name=name)
@@ -185,7 +232,7 @@ def quick(**changes: Any) -> Settings:
     """Settings for tests: short waits, everything else as users have it."""
     values: dict[str, Any] = {
         "swarm": "nest", "rounds": 6, "tick": 0.01, "settle_tolerance": 1e-5,
-        "start_timeout": 120.0, "settle_timeout": 120.0,
+        "start_timeout": 120.0, "settle_timeout": 120.0, "silence": 0.2,
     }  # fmt: skip
     return Settings(**{**values, **changes})
 

@@ -3,50 +3,39 @@
 from __future__ import annotations
 
 import pytest
+from peer_kit import Clocks
 
-from gossamer.peer import clock
-from gossamer.peer.clock import mark, moment
-
-NOW = 1e9
+from gossamer.peer.machine import mark, moment
 
 
 @pytest.fixture(params=["some boot", None])
-def boot(request, monkeypatch):
-    monkeypatch.setattr(clock, "boot", lambda: request.param)
-    return request.param
+def machine(request):
+    clocks = Clocks(request.param)
+    clocks.frozen = 1000.0
+    return clocks
 
 
-def set_clock(monkeypatch, seconds: float) -> None:
-    """The clock on the wall goes wrong by so much."""
-    monkeypatch.setattr(clock.time, "time", lambda: NOW + seconds)
+def test_a_moment_comes_back_as_it_was(machine):
+    assert moment(machine, mark(machine, 950.0)) == pytest.approx(950.0, abs=1e-3)
 
 
-def test_a_moment_comes_back_as_it_was(boot, monkeypatch):
-    monkeypatch.setattr(clock, "clock", lambda: 1000.0)
-    set_clock(monkeypatch, 0.0)
-    assert moment(mark(950.0)) == pytest.approx(950.0, abs=1e-3)
+def test_after_another_boot_nobody_can_tell():
+    machine = Clocks("one")
+    then = mark(machine, machine.uptime())
+    machine.boot_name = "two"
+    assert moment(machine, then) is None
 
 
-def test_after_another_boot_nobody_can_tell(monkeypatch):
-    monkeypatch.setattr(clock, "boot", lambda: "one")
-    then = mark(clock.clock())
-    monkeypatch.setattr(clock, "boot", lambda: "two")
-    assert moment(then) is None
+def test_a_wall_clock_that_is_set_matters_only_where_boots_have_no_names(machine):
+    then = mark(machine, 900.0)
+    machine.wall_ahead = -7200.0
+    assert moment(machine, then) == (900.0 if machine.boot_name else None)
+    machine.wall_ahead = 500.0
+    expected = 900.0 if machine.boot_name else 400.0
+    assert moment(machine, then) == pytest.approx(expected, abs=1e-3)
 
 
-def test_a_clock_on_the_wall_that_is_set_matters_only_where_boots_have_no_names(boot, monkeypatch):
-    monkeypatch.setattr(clock, "clock", lambda: 1000.0)
-    set_clock(monkeypatch, 0.0)
-    then = mark(900.0)
-    set_clock(monkeypatch, -7200.0)
-    assert moment(then) == (900.0 if boot else None)
-    set_clock(monkeypatch, 500.0)
-    assert moment(then) == pytest.approx(900.0 if boot else 400.0, abs=1e-3)
-
-
-def test_a_moment_a_little_ahead_is_now(boot, monkeypatch):
-    monkeypatch.setattr(clock, "clock", lambda: 1000.0)
-    set_clock(monkeypatch, 0.0)
-    then = mark(1000.5)
-    assert moment(then) == pytest.approx(1000.0, abs=1e-3)
-    assert moment({**then, "clock": 1002.0, "wall": then["wall"] + 2.0}) is None
+def test_a_moment_a_little_ahead_is_now(machine):
+    then = mark(machine, 1000.5)
+    assert moment(machine, then) == pytest.approx(1000.0, abs=1e-3)
+    assert moment(machine, {**then, "clock": 1002.0, "wall": then["wall"] + 2.0}) is None

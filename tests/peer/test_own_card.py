@@ -111,7 +111,7 @@ def test_two_lives_of_one_name_do_not_fight_for_the_card(run):
         status = Status("online", "other", "training").encode()
         nest.broker.publish("eve", topics.status("nest", "a"), status, True)
         nest.broker.publish("eve", topics.card("nest", "a"), FOREIGN, True)
-        member = life.peer._member
+        member = life.peer.link
         await wait_for(lambda: member._own_card._restored > 0)  # it thought of putting it back
         kept = read_card(nest.broker._retained[topics.card("nest", "a")])
         gate.open()

@@ -11,7 +11,7 @@ from peer_kit import Nest, Still, consensus, held, injected, make_learner, quick
 
 from gossamer.gossip.chunks import Reassembler
 from gossamer.gossip.wire import decode
-from gossamer.peer.mail import Outgoing
+from gossamer.peer.outgoing import Outgoing
 
 NAMES = ("a", "b", "c")
 SERVERS = {"global": "b"}

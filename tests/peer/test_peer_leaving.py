@@ -20,7 +20,7 @@ PAIR = ("a", "b")
 
 
 def in_phase(nest, phase):
-    members = [life.peer._member for life in nest.lives]
+    members = [life.peer.link for life in nest.lives]
     return all(member is not None and member.phase == phase for member in members)
 
 
@@ -74,7 +74,7 @@ def test_a_broker_that_is_away_holds_up_nothing_but_the_news(run):
         await gate.wait()
         nest.broker.stop()
         gate.open()
-        await wait_for(lambda: life.peer._member.phase == "done")
+        await wait_for(lambda: life.peer.link.phase == "done")
         await nest.broker.start([life.transports[-1]])
         report = await life.task
         return report, nest.broker._retained["gossamer/v1/nest/peer/a/status"]
@@ -92,9 +92,7 @@ def test_who_leaves_after_agreement_keeps_what_it_agreed_upon(run):
         nest = Nest(quick(expect=PAIR, founder=True, leave_timeout=9e3))
         one = nest.start("a", settings=replace(nest.settings, rounds=2))
         two = nest.start("b", settings=replace(nest.settings, rounds=10**9))
-        await wait_for(
-            lambda: one.peer._member is not None and one.peer._member.phase == "settling"
-        )
+        await wait_for(lambda: one.peer.link is not None and one.peer.link.phase == "settling")
         two.peer.leave("enough")
         gone = await two.task
         return gone, await one.task
@@ -173,7 +171,7 @@ def test_a_goodbye_that_is_too_long_is_shortened(run, caplog, monkeypatch):
         nest = Nest(quick(rounds=10**9, leave_timeout=9e3))
         life = nest.start("a")
         await wait_for(life.trains)
-        books = life.peer._member.engine.gossiper.ledger
+        books = life.peer.link.engine.gossiper.ledger
         for number in range(1000):
             books.decide(f"guest{number}", "s", "global", 1, "credited")
         life.peer.leave("enough")

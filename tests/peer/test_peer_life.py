@@ -96,7 +96,7 @@ class Start:
         await self.lives[name].crash()
 
     def engine(self, name):
-        return self.lives[name].peer._member.engine
+        return self.lives[name].peer.link.engine
 
     async def finish(self, more: int = 0):
         """Open the gates; `more` ends an endless training after so many rounds."""
@@ -118,7 +118,7 @@ class Start:
 
     async def given_up(self, name):
         await self.outlive(name)
-        others = [self.lives[other].peer._member.roster for other in set(TRIO) - {name}]
+        others = [self.lives[other].peer.link.roster for other in set(TRIO) - {name}]
         await wait_for(lambda: all(one._entries[name].announced is None for one in others))
 
 
@@ -172,7 +172,7 @@ def test_a_crashed_peer_goes_on_from_its_checkpoint(run, tmp_path, mode, caplog)
             session = start.engine(victim).session
             await start.crash(victim)
             start.begin(victim, Gate(10**6))
-            await wait_for(lambda v=victim: start.lives[v].peer._member is not None)
+            await wait_for(lambda v=victim: start.lives[v].peer.link is not None)
             assert start.engine(victim).session == session
         return start, await start.finish()
 
@@ -250,7 +250,7 @@ def test_a_peer_out_of_touch_for_too_long_takes_a_new_session_by_itself(run, cap
         session, transport = start.engine("c").session, lone.transports[-1]
         start.nest.broker.disconnect(transport, transport._will)
         transport.lose("the cable was pulled")
-        lone.peer._member.engine.in_touch -= 10 * start.nest.settings.lease
+        lone.peer.link.engine.in_touch -= 10 * start.nest.settings.lease
         lost = start.engine("c").gossiper.account("global")
         await start.given_up("c")
         await transport.reconnect()
@@ -295,7 +295,7 @@ def test_who_died_while_the_broker_was_away_is_missed_and_given_up(run, caplog):
         await start.crash("c")
         await nest.broker.start([start.lives[name].transports[-1] for name in "ab"])
         for name, other in ("ab", "ba"):
-            entries = start.lives[name].peer._member.roster._entries
+            entries = start.lives[name].peer.link.roster._entries
             await wait_for(lambda e=entries, o=other: e[o].doubted_since is None)
             entries["c"].doubted_since -= RETURN_GRACE + 10 * nest.settings.lease
         return start, await start.finish(), lost

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from peer_kit import Nest, Still, held, injected, make_learner, quick, wait_for
+from peer_kit import Nest, Still, begin, held, injected, make_learner, quick, wait_for
 
 from gossamer.gossip.messages import Give
 from gossamer.gossip.privacy import ReleasePlan
@@ -17,7 +17,7 @@ from gossamer.gossip.pushsum import ONE
 from gossamer.gossip.trust import GuardSettings
 from gossamer.models import ModelError
 from gossamer.peer import Matching
-from gossamer.peer.arrival import Arrival, load_trained
+from gossamer.peer.bootstrap import Bootstrap, load_trained
 from gossamer.peer.engine import Engine
 from gossamer.peer.errors import PeerError
 from gossamer.peer.matched_store import MatchedStore
@@ -133,7 +133,7 @@ def test_peers_of_three_widths_agree_on_the_common_vector(run):
 
     nest, reports = run(swarm())
     assert held(reports) == injected(reports) == 3
-    stores = [life.peer._member.engine.store for life in nest.lives]
+    stores = [life.peer.link.engine.store for life in nest.lives]
     vectors = np.stack([store.read("global") for store in stores])
     assert vectors.shape[1] == 4 * 6 + 6 + 6 * 2 + 2
     assert np.abs(vectors - vectors[0]).max() < 1e-3
@@ -179,13 +179,13 @@ def test_a_newcomer_waits_for_every_model_and_survives_a_crash_meanwhile(tmp_pat
     before = first.network.flat.clone()
     vectors = ["all", "group"]
     first.gossiper.peer_online("x", "sx", vectors)
-    first.found(newcomer=True)
+    begin(first, found=False)
     theirs = {v: first.network.read(v).numpy() + 0.1 for v in vectors}
     give(first, "all", theirs["all"])
     first.turn([], [], 1.0, 10**6)
     assert first.store.apart
     assert first.gossiper.account("all").injected == 0
-    assert not first.counts()
+    assert first.view.waiting == {"all", "group"}
     first.save()
 
     second = newcomer(file)
@@ -193,6 +193,7 @@ def test_a_newcomer_waits_for_every_model_and_survives_a_crash_meanwhile(tmp_pat
     assert second.store.apart
     assert torch.equal(second.network.flat, before)
     np.testing.assert_array_equal(second.store.read("all"), theirs["all"])
+    begin(second, found=False)
     second.gossiper.peer_online("x", "sx", vectors)
     give(second, "group", theirs["group"])
     second.turn([], [], 2.0, 10**6)
@@ -210,9 +211,9 @@ def test_a_newcomer_waits_for_every_model_and_survives_a_crash_meanwhile(tmp_pat
 def test_a_trained_peer_that_nobody_was_before_founds_the_swarm():
     engine = newcomer()
     before = engine.network.flat.clone()
-    engine.found(newcomer=False)
+    begin(engine)
     assert not engine.store.apart
-    assert engine.counts()
+    assert not engine.view.waiting
     assert torch.equal(engine.network.flat, before)
 
 
@@ -221,7 +222,7 @@ def test_a_founder_that_was_given_something_first_comes_as_a_newcomer():
     engine = newcomer()
     engine.gossiper.peer_online("x", "sx", ["all", "group"])
     give(engine, "all", engine.network.read("all").numpy())
-    engine.found(newcomer=False)
+    begin(engine)
     assert engine.store.apart
     assert engine.gossiper.account("all").injected == 0
 
@@ -235,7 +236,7 @@ def test_a_fused_newcomer_adds_its_own_cells_and_nothing_else():
     other = make_learner("x", {"global": "4-6-2"}, layout="4=6=2")
     theirs = MatchedStore(other.network, matching).read("global")
     engine.gossiper.peer_online("x", "sx", ["global"])
-    engine.found(newcomer=True)
+    begin(engine, found=False)
     give(engine, "global", theirs)
     engine.turn([], [], 1.0, 10**6)
     account = engine.gossiper.account("global")
@@ -252,7 +253,7 @@ def test_a_checkpoint_holds_the_common_vector(tmp_path):
     file = tmp_path / "a.checkpoint"
     settings = quick(matching={"global": Matching("fuse", "4-8-2", seed=2)})
     first = Engine("a", make_learner("a"), settings, checkpoint=file)
-    first.found(newcomer=False)
+    begin(first)
     first.train()
     wide = np.linspace(0, 1, first.store.read("global").size, dtype=np.float32)
     first.store.write("global", wide)
@@ -273,7 +274,7 @@ def test_settings_that_contradict_a_trained_network_are_refused(changes, message
     learner = make_learner("a")
     settings = quick(trained=True, **changes)
     with pytest.raises(PeerError, match=message):
-        Arrival("a", settings, MatchedStore(learner.network, {}), learner, ONE)
+        Bootstrap("a", settings, MatchedStore(learner.network, {}), learner, ONE)
 
 
 def test_a_network_that_cannot_be_loaded_is_named(tmp_path):

@@ -136,7 +136,7 @@ def test_what_reaches_a_founder_before_it_starts_does_not_replace_its_values(run
         waiting = nest.start(
             "b", learners["b"], quick(founder=True, expect=("c",), settle_tolerance=1e-6)
         )
-        await wait_for(lambda: waiting.peer._member and waiting.peer._member.engine.received)
+        await wait_for(lambda: waiting.peer.link and waiting.peer.link.view.received)
         assert not waiting.trains()
         nest.start("c", learners["c"], quick(founder=True, expect=("b",), settle_tolerance=1e-6))
         return await nest.all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from peer_kit import Nest, consensus, held, injected, quick
+from peer_kit import Nest, begin, consensus, held, injected, quick
 
 from gossamer.models import SgdLearner, SlicedNetwork, resnet
 from gossamer.peer.engine import Engine
@@ -48,7 +48,7 @@ def test_peers_agree_on_what_they_share(run, buffers):
 def test_a_restart_goes_on_with_the_same_statistics(tmp_path, buffers):
     first = residual("a", buffers)
     engine = Engine("a", first, quick(), checkpoint=tmp_path / "x")
-    engine.found(newcomer=False)
+    begin(engine)
     engine.train()
     engine.save()
     again = residual("a", buffers)

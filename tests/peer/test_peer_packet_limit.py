@@ -15,7 +15,7 @@ from gossamer.gossip.memory_transport import MemoryBroker
 from gossamer.gossip.trust import NoTrust
 from gossamer.peer import mail, outgoing
 from gossamer.peer.errors import PeerError
-from gossamer.peer.mail import MAX_PENDING
+from gossamer.peer.link import MAX_PENDING
 from gossamer.peer.outgoing import MAX_PIECES
 from gossamer.peer.room import Room
 

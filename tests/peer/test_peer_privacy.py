@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from papers_kit import Papers
-from peer_kit import Nest, Still, held, injected, make_learner, quick, wait_for
+from peer_kit import Nest, Still, begin, held, injected, make_learner, quick, wait_for
 
 from gossamer.gossip.messages import Give
 from gossamer.gossip.privacy import ReleasePlan
@@ -77,7 +77,7 @@ def test_releases_are_noised_and_counted(run, tmp_path):
 def test_a_restart_forgets_no_release(tmp_path):
     settings = quick(dp=ReleasePlan(clip=0.1, noise=2.0))
     first = Engine("a", make_learner("a"), settings, checkpoint=tmp_path / "x")
-    first.found(newcomer=False)
+    begin(first)
     first.train()
     first.save()
     again = Engine("a", make_learner("a"), settings, checkpoint=tmp_path / "x")

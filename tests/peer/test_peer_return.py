@@ -99,14 +99,14 @@ def test_who_left_a_running_swarm_returns_as_a_newcomer(run, tmp_path):
     async def swarm():
         nest = start(Nest(quick(rounds=10**9, expect=PAIR, leave_timeout=9e3)), tmp_path)
         stays, goes = nest.lives
-        await wait_for(lambda: goes.trains() and goes.peer._member.engine.round > 2)
+        await wait_for(lambda: goes.trains() and goes.peer.link.view.round > 2)
         goes.peer.leave("for lunch")
         gone = await goes.task
         again = Nest(nest.settings, nest.broker)
         start(again, tmp_path, ("b",))
         back = again.lives[0]
         await wait_for(back.counts)
-        round_of = back.peer._member.engine.round
+        round_of = back.peer.link.view.round
         for life in (stays, back):
             life.go_on_for(3)
         return gone, round_of, await stays.task, await back.task
@@ -144,7 +144,7 @@ def test_a_newcomer_whom_nobody_could_tell_anything_counts_once(run):
         await wait_for(one.counts)
         two = nest.start("b")
         await wait_for(two.counts)
-        await wait_for(lambda: one.peer._member.engine.gossiper.counters["credited"] > 0)
+        await wait_for(lambda: one.peer.link.engine.gossiper.counters["credited"] > 0)
         return await nest.finish(more=3)
 
     reports = run(swarm())

@@ -129,7 +129,7 @@ def test_a_checkpoint_remembers_the_revocations(run, tmp_path):
         first = nest.start("a", still, papers.settings("a", settings), checkpoint=file)
         nest.start("b", Still(make_learner("b"), 1.0), papers.settings("b", settings))
         await gate.wait()
-        first.peer._member.trust.hear(revocation_topic(papers.swarm), data)
+        first.peer.link.trust.hear(revocation_topic(papers.swarm), data)
         gate.open()
         await nest.all()
 

@@ -56,8 +56,8 @@ def test_who_was_refused_for_its_clock_is_let_in_when_it_is_right(run, tmp_path,
             nest.start(label, learner, papers.settings(label, settings))
             for label, learner in zip(("a", "b"), learners, strict=True)
         ]
-        await wait_for(lambda: first.peer._member and first.peer._member.trust.counters)
-        assert set(first.peer._member.trust.counters) == {"untrusted-clock"}
+        await wait_for(lambda: first.peer.link and first.peer.link.trust.counters)
+        assert set(first.peer.link.trust.counters) == {"untrusted-clock"}
         ahead.clear()
         return learners, await nest.all()
 

@@ -8,7 +8,7 @@ import os
 import stat
 
 import pytest
-from peer_kit import Nest, Still, held, injected, make_learner, quick, wait_for
+from peer_kit import Clocks, Nest, Still, begin, held, injected, make_learner, quick, wait_for
 from safetensors import SafetensorError
 
 from gossamer.gossip.privacy import ReleasePlan
@@ -24,20 +24,19 @@ FULL = SafetensorError("Error while serializing: I/O error: No space left on dev
 PAIR = ("a", "b")
 
 
-def make_engine(path, **settings) -> Engine:
-    engine = Engine("a", Still(make_learner("a"), 1.0), quick(**settings), checkpoint=path)
-    engine.found(newcomer=False)
-    return engine
+def make_engine(path, machine=None, **settings) -> Engine:
+    learner = Still(make_learner("a"), 1.0)
+    return begin(Engine("a", learner, quick(**settings), checkpoint=path, machine=machine))
 
 
 def saved_round(path) -> int:
     tree = load_checkpoint(path)
     assert tree is not None
-    return tree["round"]
+    return tree["books"]["round"]
 
 
 def turn(engine: Engine, *events, now: float = 0.0):
-    return engine.turn([], events, now, ROOM)
+    return engine.turn([], events, now, ROOM).outgoing
 
 
 class Disk:
@@ -101,7 +100,7 @@ def test_what_is_only_repeated_is_not_saved_again(tmp_path, disk):
     engine = make_engine(tmp_path / "a.checkpoint", save_every=1e9)
     before = disk.saves
     engine.train()
-    sent = turn(engine, Online("b", "b-1", ("global",)))
+    sent = turn(engine, Online("b", "b-1", ("global",), counts={"global": 1}))
     engine.train()
     sent = turn(engine)
     assert sent
@@ -119,7 +118,7 @@ def test_nothing_is_sent_that_could_not_be_saved(tmp_path, disk, monkeypatch, ca
     monkeypatch.setattr(saving, "RETRY_FOR", 0.0)
     path = tmp_path / "a.checkpoint"
     engine = make_engine(path)
-    turn(engine, Online("b", "b-1", ("global",)))
+    turn(engine, Online("b", "b-1", ("global",), counts={"global": 1}))
     engine.train()
     disk.full = True
     with pytest.raises(NotSaved) as found:
@@ -131,21 +130,18 @@ def test_nothing_is_sent_that_could_not_be_saved(tmp_path, disk, monkeypatch, ca
     assert caplog.text.count("cannot write its checkpoint") == 1
 
 
-def test_a_disk_that_is_full_for_a_while_only_holds_things_up(tmp_path, disk, monkeypatch, caplog):
-    engine = make_engine(tmp_path / "a.checkpoint")
-    turn(engine, Online("b", "b-1", ("global",)))
+def test_a_disk_that_is_full_for_a_while_only_holds_things_up(tmp_path, disk, caplog):
+    machine = Clocks()
+    engine = make_engine(tmp_path / "a.checkpoint", machine)
+    turn(engine, Online("b", "b-1", ("global",), counts={"global": 1}))
     engine.train()
     disk.full = True
-    pauses: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        disk.full = len(pauses) < 3
-
-    monkeypatch.setattr(saving.time, "sleep", sleep)
     with caplog.at_level(logging.INFO):
-        assert turn(engine)
-    assert len(pauses) == 3
+        for _ in range(5):
+            assert not turn(engine)
+            machine.ahead += 5.0
+        disk.full = False
+        assert turn(engine)  # the very messages that had to wait
     assert caplog.text.count("cannot write its checkpoint") == 1
     assert "could write its checkpoint again" in caplog.text
 
@@ -182,8 +178,8 @@ def test_a_peer_without_room_ends_as_if_killed_and_goes_on_where_it_was(run, tmp
     async def swarm():
         nest = Nest(quick(rounds=10**9, expect=PAIR, founder=True))
         one, two = (nest.start(n, checkpoint=tmp_path / f"{n}.checkpoint") for n in PAIR)
-        await wait_for(lambda: two.counts() and two.peer._member.engine.round > 2)
-        session = two.peer._member.session
+        await wait_for(lambda: two.counts() and two.peer.link.view.round > 2)
+        session = two.peer.link.session
         disk.full = True
         with pytest.raises(NotSaved):
             await two.task
@@ -192,7 +188,7 @@ def test_a_peer_without_room_ends_as_if_killed_and_goes_on_where_it_was(run, tmp
         assert b'"offline"' in status  # its last will, no goodbye
         again = nest.start("b", checkpoint=tmp_path / "b.checkpoint")
         await wait_for(again.trains)
-        assert again.peer._member.session == session
+        assert again.peer.link.session == session
         for life in (one, again):
             life.go_on_for(3)
         return await nest.all()
@@ -225,25 +221,21 @@ def forced(monkeypatch) -> list[str]:
 def test_what_must_outlive_a_power_cut_is_forced_to_the_disk(
     tmp_path, monkeypatch, boot, plan, expected
 ):
-    monkeypatch.setattr(saving, "boot", lambda: boot)
     kinds = forced(monkeypatch)
-    make_engine(tmp_path / "a.checkpoint", dp=plan)
+    make_engine(tmp_path / "a.checkpoint", Clocks(boot), dp=plan)
     assert kinds == expected
 
 
 @pytest.mark.usefixtures("eager")
-def test_who_is_in_touch_without_a_new_round_says_so_in_its_file(tmp_path, monkeypatch):
+def test_who_is_in_touch_without_a_new_round_says_so_in_its_file(tmp_path):
     """Else a peer that waits for others for a lease, and crashes, would believe that it was away so long."""
-    now = 1000.0
-    monkeypatch.setattr(saving.time, "monotonic", lambda: now)
-    engine = make_engine(tmp_path / "a", lease=600.0, save_every=10.0)
-    engine.save()
+    machine = Clocks()
+    machine.frozen = 1000.0
+    engine = make_engine(tmp_path / "a", machine, lease=600.0, save_every=10.0)
     before = (tmp_path / "a").read_bytes()
-    now += 100.0
-    engine.in_touch += 100.0
-    turn(engine)
+    machine.ahead += 100.0
+    engine.turn([], [], 0.0, ROOM, in_touch=machine.uptime())
     assert (tmp_path / "a").read_bytes() == before
-    now += 100.0
-    engine.in_touch += 100.0
-    turn(engine)
+    machine.ahead += 100.0
+    engine.turn([], [], 0.0, ROOM, in_touch=machine.uptime())
     assert (tmp_path / "a").read_bytes() != before

@@ -1,0 +1,238 @@
+"""How a peer's own weight comes to count, for each partial model by itself.
+
+A partial model is waiting until the peer's weight counts in it. The peer decides from what others publish:
+
+- somebody who counts can be heard: wait for the first value, and add the own weight at that value;
+- nobody who counts is known: found the model at the peer's own values. With equal starts all who wait do so
+  at once; else the one that came first does, and the others then hear from it. So whoever waits never waits
+  for somebody who waits.
+
+Nobody founds before it was silent for a while (`settings.silence`), because the broker or the others may
+just be restarting; unless everybody who is expected is there, or the settings say so (`founder`).
+
+A peer whose network was trained before keeps it: it stages what it hears beside the network until every
+model was heard or may be founded, has its cells put into the neighbours' order, and adds its weight at its
+own values. The sum of all mass is then what it was, plus the newcomer's weight times its values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+
+from ..gossip.gossiper import Gossiper
+from ..gossip.messages import Give
+from ..gossip.pushsum import Array, Mass, absorb
+from ..gossip.trust import Guards
+from ..models import Learner, ModelError, SlicedNetwork
+from .errors import PeerError
+from .matched_store import MatchedStore
+from .presence import Event, Gone, Offline, Online
+from .settings import Settings
+
+_log = logging.getLogger(__name__)
+
+WARN_AFTER = 10.0
+"""Seconds after which a partial model in which nobody is known to count is worth a warning."""
+
+
+class Others:
+    """What presence said of the other peers, as one peer's worker thread knows it."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Online] = {}
+        self._offline: set[str] = set()
+
+    def apply(self, event: Event) -> None:
+        """Take in an event."""
+        match event:
+            case Online():
+                self.known[event.peer] = event
+                self._offline.discard(event.peer)
+            case Offline():
+                self._offline.add(event.peer)
+            case Gone():
+                if event.peer in self.known and self.known[event.peer].session == event.session:
+                    del self.known[event.peer]
+                    self._offline.discard(event.peer)
+
+    def clear(self) -> None:
+        """Forget everybody."""
+        self.known.clear()
+        self._offline.clear()
+
+    def online(self, model: str) -> list[Online]:
+        """Return the peers that are online, stay, and may push this model to us."""
+        return [
+            other
+            for peer, other in self.known.items()
+            if peer not in self._offline and model in other.heard and not other.leaving
+        ]
+
+
+class Bootstrap:
+    """What a peer still waits for before its weight counts. PeerError if settings contradict it.
+
+    weight: what the peer counts.
+    """
+
+    def __init__(
+        self, name: str, settings: Settings, store: MatchedStore, learner: Learner, weight: int
+    ):
+        _check(name, settings)
+        self._name, self._settings = name, settings
+        self._store, self._learner, self._weight = store, learner, weight
+        self.waiting: set[str] = set()
+        """Partial models in which the peer's own weight does not count yet."""
+        self._begun = self._complete = False
+        self._quiet_since = self._began = 0.0
+        self._since = 0.0
+        self._starts: dict[str, str] = {}
+        self._warned: set[str] = set()
+        if settings.trained:
+            store.keep_apart()  # from the first moment: others give as soon as they see a new name
+
+    def open(self, gossiper: Gossiper, since: float) -> dict[str, str]:
+        """Begin a session; returns digests of the values that it starts from, for the card."""
+        self._since = since
+        self._starts = {v: digest(self._store.read(v)) for v in gossiper.vectors}
+        self.waiting = {v for v in gossiper.vectors if not gossiper.account(v).injected}
+        self._begun = self._complete = False
+        self._warned.clear()
+        return dict(self._starts)
+
+    def begin(self, gossiper: Gossiper, now: float, *, found: bool, complete: bool) -> None:
+        """Start deciding: everybody who was expected is there (`complete`), or nobody in particular was.
+
+        found: let the peer's weight count at once, at its own values.
+        """
+        self._begun, self._complete = True, complete
+        self._quiet_since = self._began = now
+        # A network of its own is matched first, if somebody was quicker and gave it something to match.
+        if found and not (self._store.apart and any(map(gossiper.weight, self.waiting))):
+            self._count(gossiper, lambda _: True)
+
+    def restart_silence(self, now: float) -> None:
+        """Wait for the others anew: the connection was lost, and they may be coming back too."""
+        self._quiet_since = self._began = now
+
+    def look(self, gossiper: Gossiper, others: Others, now: float) -> None:
+        """Decide what can be decided; called in every turn."""
+        if not self._begun or not self.waiting:
+            return
+        for model in self.waiting:
+            if any(model in other.counts for other in others.online(model)):
+                self._quiet_since = now
+        self._count(gossiper, lambda model: self._may_found(model, others, now))
+        for model in sorted(self.waiting - self._warned):
+            if now - self._began >= WARN_AFTER:
+                self._warned.add(model)
+                count = sum(model in other.counts for other in others.known.values())
+                _log.warning(
+                    "peer %s: its weight does not count in model %s after %.0f s; counts: %d of %d others",
+                    self._name, model, now - self._began, count, len(others.online(model)),
+                )  # fmt: skip
+
+    def _may_found(self, model: str, others: Others, now: float) -> bool:
+        """Return whether to count at the peer's own values, because nobody known does."""
+        online = others.online(model)
+        if any(model in other.counts for other in online):
+            return False
+        silent = now - self._quiet_since >= self._settings.silence
+        if not silent and (self._settings.founder is False or not self._complete):
+            return False
+        start, me = self._starts[model], (self._since, self._name)
+        return all(other.starts.get(model) == start for other in online) or all(
+            me < (other.since, other.peer) for other in online
+        )
+
+    def _count(self, gossiper: Gossiper, may_found: Callable[[str], bool]) -> None:
+        """Let the own weight count where a value was heard, or where the model may be founded."""
+        ready = {m for m in self.waiting if gossiper.weight(m) or may_found(m)}
+        if self._store.apart:
+            if self.waiting and ready == self.waiting:
+                self._bring_in(gossiper)
+            return
+        for model in sorted(ready):
+            founded = not gossiper.weight(model)
+            gossiper.inject(model, self._weight)
+            self.waiting.discard(model)
+            if founded and gossiper.neighbours(model):
+                _log.info("peer %s founds model %s at its own values", self._name, model)
+
+    def renew(self) -> None:
+        """Prepare for a new session. A peer that counted before brings nothing new along."""
+        self.waiting.clear()
+        if self._store.apart:
+            self._store.keep_apart()  # what it heard counts no more
+
+    def _bring_in(self, gossiper: Gossiper) -> None:
+        waiting = sorted(self.waiting)
+        heard = {v: Mass(self._store.read(v), gossiper.weight(v)) for v in waiting}
+        moved = self._store.put_in_order(self._learner)
+        for model in waiting:
+            own = Mass(self._store.read(model), self._weight)
+            if heard[model].weight:
+                self._store.write(model, absorb(heard[model], own).value)
+            gossiper.inject(model, self._weight)
+        self.waiting.clear()
+        _log.info("peer %s brings in its own network; %d cells took new places", self._name, moved)
+
+
+class PeerGuards(Guards):
+    """Guards of a peer that may count for nothing yet: it judges weights by what it will count.
+
+    weight: what that is.
+    """
+
+    weight: int = 0
+
+    def inspect(self, give: Give, own: Array, held: int, worth: int, now: float) -> Give | str:
+        """See Guards."""
+        return super().inspect(give, own, held, worth or self.weight, now)
+
+
+def digest(value: Array) -> str:
+    """Return a short digest of a vector's values, equal on two peers exactly if the values are."""
+    data = np.ascontiguousarray(value)
+    return hashlib.blake2b(
+        data.tobytes(), digest_size=8, person=str(data.dtype).encode()
+    ).hexdigest()
+
+
+def _check(name: str, settings: Settings) -> None:
+    if not settings.trained:
+        return
+    why = None
+    if settings.dp is not None:
+        why = "what it brings would leave it without noise; leave out dp, or start untrained"
+    elif settings.matching and settings.mode != "async":
+        why = (
+            "its cells are matched when it joins, and nobody joins midway in "
+            f"{settings.mode} mode; use async mode"
+        )
+    if why is not None:
+        raise PeerError(f"peer {name}: a network that was trained before: {why}")
+
+
+def load_trained(network: SlicedNetwork, path: Path) -> None:
+    """Give a network the values of one that was trained before; ModelError says what is wrong."""
+    if not path.is_file():
+        raise ModelError(f"{path}: there is no such file; it should hold the network to start from")
+    try:
+        network.load(path)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path}: cannot be read as a network (safetensors): {error}") from None
+
+
+def counting_rounds(
+    counted: Mapping[str, int], number: int, waiting: Iterable[str]
+) -> dict[str, Any]:
+    """Return, for every model that counts, for how many rounds it has."""
+    return {model: number - since for model, since in counted.items() if model not in waiting}

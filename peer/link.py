@@ -1,0 +1,514 @@
+"""All that the event loop owns of one session: the connection, presence, and packets that wait.
+
+Nobody but `keep_status` and `keep_card` waits for the broker to take a status or a card, so that a broker
+that is away holds up neither gossip nor training nor leaving. Of the engine, which belongs to the peer's own
+thread, the loop reads `view` alone; everything else it asks through the worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from ..gossip import topics
+from ..gossip.chunks import HEADER_BYTES, MIN_LIMIT
+from ..gossip.transport import Transport
+from ..gossip.trust import Heard, Trusting
+from ..gossip.wire import SchemaEntry
+from .cards import Card, Phase, Status, read_death, read_status
+from .engine import Engine, View
+from .errors import NotSaved, PeerError, Replaced
+from .machine import Machine
+from .outgoing import MAX_PIECES, Outgoing
+from .own_card import OwnCard
+from .presence import Event, Gone, Roster
+from .settings import Settings
+from .worker import Worker
+
+_log = logging.getLogger(__name__)
+
+Record = dict[str, Any]
+
+MAX_PACKET = 4 << 20
+"""Bytes of the largest packet, if the broker takes it. Cutting a message costs a checksum and a copy on
+either side; lower this when large packets hold up other traffic on a slow link."""
+
+MAX_PENDING = 2 * MAX_PIECES
+"""Packets that may wait for a busy peer; more, or more bytes than its models make likely (see Room), are
+dropped and counted: their senders repeat them. A message in many small packets finds room as a whole."""
+
+
+class SessionOver(Exception):
+    """The others have given this session up; the text says why."""
+
+
+class Link:
+    """One session of a peer, as the event loop sees it.
+
+    `transport` and `trust` are set before anything else is asked of it.
+    """
+
+    transport: Transport
+    trust: Trusting
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        engine: Engine,
+        worker: Worker,
+        vectors: dict[str, list[SchemaEntry]],
+        *,
+        samples: int,
+        machine: Machine,
+        on_record: Callable[[Record], None],
+    ):
+        self.name, self.settings, self.engine, self.worker = name, settings, engine, worker
+        self.machine = machine
+        self.session = engine.view.session
+        self.generation = engine.generation
+        self.agree = agreement_of(settings)
+        self.dropped: Counter[str] = Counter()
+        self.roster = Roster(
+            name, vectors,
+            neighbours=settings.neighbours, sources=settings.sources, lease=settings.lease,
+            agree=self.agree, dropped=self.dropped,
+        )  # fmt: skip
+        self.roster.remember(engine.gossiper.known_sessions(), machine.monotonic())
+        self.born = False
+        """Whether the name is ours, and the others may know of us."""
+        self.phase: Phase = "starting"
+        self.leaving = False
+        """Whether we are about to go, and take nothing any more."""
+        self.since = machine.wall()
+        self.in_touch = engine.in_touch if engine.restored else machine.uptime()
+        """When the others could last hear of us, by the machine's uptime."""
+        self.own_status: Status | None = None
+        """What was last heard on our own status topic from another session, or from us."""
+        self.dead_session = ""
+        """The session that was last declared dead under our name."""
+        self.asked = asyncio.Event()
+        """Set when our own question on our status topic came back to us."""
+        self.packets = self.bytes = 0
+        self._room = engine.room
+        self._pending: list[tuple[str, bytes | memoryview]] = []
+        self._pending_bytes, self._pending_limit = 0, engine.room.waiting(0)
+        self._events: list[Event] = []
+        self._introduced = (
+            False  # whether the others can know our card, without which they read nothing
+        )
+        self._returned = False  # whether the connection came back since the last turn
+        self._vectors, self._samples, self._on_record = vectors, samples, on_record
+        self._starts: dict[str, str] = {}
+        self._told_counts: dict[str, int] = {}
+        self._wake = asyncio.Event()
+        self._turned = asyncio.Condition()
+        self._status_due = asyncio.Event()
+        self._card_due = False
+        self._own_card = OwnCard()
+        self._card_lost = asyncio.Event()
+        self._speaking = asyncio.Lock()
+        """Held while card and status are published, so that the last word is the last to arrive."""
+
+    @property
+    def view(self) -> View:
+        """What the engine says of itself, as of its last job."""
+        return self.engine.view
+
+    def topic(self, kind: topics.Kind) -> str:
+        """Return one of this peer's own topics."""
+        return str(topics.Topic(self.settings.swarm, self.name, kind))
+
+    # --- presence -------------------------------------------------------------------------------
+
+    async def open(self, generation: int) -> None:
+        """Take the name: write the session down before anybody hears of it."""
+        self.generation = generation
+        self._starts = await self.worker.run(self.engine.open, self.since, generation)
+        await self.save()
+
+    async def save(self) -> None:
+        """Write the checkpoint, trying again for a while; NotSaved if that does not help."""
+        while not await self.worker.run(self.engine.save):  # noqa: ASYNC110
+            await asyncio.sleep(self.settings.tick)
+
+    def enter(self, phase: Phase) -> None:
+        """Go on to another phase; the others hear of it as soon as the broker does."""
+        self.phase = phase
+        self._status_due.set()
+
+    def depart(self) -> None:
+        """Tell the others that we are about to go, so that nobody leaves its mass to us."""
+        self.leaving = True
+        self._status_due.set()
+
+    async def birth(self) -> None:
+        """Publish card and status; runs again after every reconnection."""
+        self.roster.reconnected(self.machine.monotonic(), since=self.transport.connection.since)
+        self._returned = True
+        async with self._speaking:
+            if self._in():
+                await self._publish_card()
+                await self._publish_status()
+                self._introduced = True
+
+    async def keep_status(self) -> None:
+        """Publish the status whenever it changed. What waited for a broker may be out of date by the
+        time it goes out; then it is due again, and the newest comes last."""
+        while True:
+            await self._status_due.wait()
+            self._status_due.clear()
+            async with self._speaking:
+                if self._in():
+                    if self._card_due:
+                        self._card_due = False
+                        await self._publish_card()
+                    await self._publish_status()
+
+    async def keep_card(self) -> None:
+        """Publish the card again when somebody cleared or replaced it, for as long as it takes."""
+        while True:
+            await self._card_lost.wait()
+            self._card_lost.clear()
+            while not self._own_card.stands:
+                async with self._speaking:
+                    if self._in() and not self._name_taken():
+                        _log.warning(
+                            "peer %s publishes its card again: somebody cleared or replaced it",
+                            self.name,
+                        )
+                        await self._publish_card()
+                await asyncio.sleep(self._own_card.pause(self.machine.monotonic()))
+
+    async def goodbye(self, status: Status) -> None:
+        """Take back the card, and publish the last status."""
+        self.born = False  # a reconnection must not bring us back to life
+        async with self._speaking:
+            await self.transport.publish(self.topic("card"), b"", retain=True)
+            await self.say(status)
+
+    async def say(self, status: Status, *, retain: bool = True) -> None:
+        """Publish a status under our name, signed where there is trust."""
+        signed = self.trust.status(status.encode())
+        await self.transport.publish(self.topic("status"), signed, retain=retain)
+
+    def _in(self) -> bool:
+        """Return whether to tell the others: else the name may be somebody else's, or the session over."""
+        return self.born and not self._lease_over()
+
+    def _name_taken(self) -> bool:
+        """Return whether another session is online under our name: it would put its card back as we do."""
+        status = self.own_status
+        return status is not None and status.state == "online" and status.session != self.session
+
+    async def _publish_card(self) -> None:
+        card = Card(
+            self.session,
+            self.since,
+            self._samples,
+            self._vectors,
+            self.generation,
+            self.settings.lease,
+            self.agree,
+            self._starts,
+        )
+        signed = self.trust.card(card.encode())
+        self._own_card.published(signed)
+        await self.transport.publish(self.topic("card"), signed, retain=True)
+
+    async def _publish_status(self) -> None:
+        counts = dict(self.view.counts)
+        self._told_counts = counts
+        await self.say(
+            Status(
+                "online",
+                self.session,
+                self.phase,
+                leaving=self.leaving,
+                counts=counts,
+                generation=self.generation,
+            )
+        )
+
+    def _tell_counts(self) -> None:
+        """Publish anew in which models we count: when that changes, and when the rounds have doubled."""
+
+        def coarse(counts: dict[str, int]) -> dict[str, int]:
+            return {model: rounds.bit_length() for model, rounds in counts.items()}
+
+        if coarse(dict(self.view.counts)) != coarse(self._told_counts):
+            self._status_due.set()
+
+    async def publish_record(self, values: Record) -> None:
+        """Hand a metrics record on, and tell whoever watches the swarm."""
+        view = self.view
+        record = {
+            "peer": self.name,
+            "session": self.session,
+            "time": self.machine.wall(),
+            "round": view.round,
+            "phase": self.phase,
+            **values,
+            "disagreement": await self.worker.run(self.engine.disagreement),
+            "received": view.received,
+            "counts": not view.waiting,
+            "members": self.members(),
+            "packets": self.packets,
+            "bytes": self.bytes,
+            **await self.worker.run(self.engine.compression.record),
+            "neighbours": len(self.roster.online()),
+        }
+        self._on_record(record)
+        await self.transport.publish(self.topic("metrics"), json.dumps(record).encode())
+
+    def members(self) -> dict[str, list[int]]:
+        """Return, per shared partial model, how many members' weights count, and how many members there are.
+
+        This peer is one of them.
+        """
+        found = {}
+        for model in self._vectors:
+            counting, sharing = self.roster.counting(model)
+            if sharing:
+                found[model] = [counting + (model in self.view.counts), sharing + 1]
+        return found
+
+    # --- the lease ------------------------------------------------------------------------------
+
+    async def keep_in_touch(self) -> None:
+        """Note when we were last connected; a frozen process or a lost link leaves a gap."""
+        while True:
+            await asyncio.sleep(min(1.0, self.settings.lease / 8))
+            self.check_lease()
+            if self.transport.connection.state == "connected":
+                self.in_touch = self.machine.uptime()
+
+    def check_lease(self) -> None:
+        """Raise SessionOver once we are back after too long a time, or were told that we are given up."""
+        if self.transport.connection.state != "connected":
+            return
+        if self._lease_over():
+            away = self.machine.uptime() - self.in_touch
+            raise SessionOver(f"lease expired ({away:.0f} s > {self.settings.lease:g} s)")
+        if self.view.rejected:
+            raise SessionOver(f"its session was rejected: {self.view.rejected}")
+
+    def _lease_over(self) -> bool:
+        """Return whether the others may have given us up."""
+        return self.machine.uptime() - self.in_touch > self.settings.lease
+
+    # --- turns ----------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Let the next turn begin now, not at the next tick."""
+        self._wake.set()
+
+    async def next_turn(self) -> None:
+        """Wait until the next turn is over."""
+        async with self._turned:
+            await self._turned.wait()
+
+    async def up_to_date(self) -> None:
+        """Wait until the engine knows everything that presence knows now."""
+        while self._events:
+            await self.next_turn()
+        await self.next_turn()  # the one that took the last of them
+
+    async def until_averaged(self) -> None:
+        """Wait, turn after turn, until the engine says that training may go on."""
+        while not self.view.averaged:
+            await self.next_turn()
+
+    async def gossip(self) -> None:
+        """Turn after turn: what arrived goes in, what is due goes out."""
+        while True:
+            await self._rest()
+            self.check_lease()
+            now = self.machine.monotonic()
+            events, self._events = [*self._events, *self.roster.tick(now)], []
+            arrived, self._pending, self._pending_bytes = self._pending, [], 0
+            self._pending_limit = self._room.waiting(len(self.roster.online()))
+            limit = self._max_packet()
+            if self._returned:
+                self._returned = False
+                await self.worker.run(self.engine.reconnected, now)
+            turn = await self.worker.run(
+                self.engine.turn, arrived, events, now, limit, self.in_touch
+            )
+            arrived.clear()  # megabytes, which would else be held until the next turn
+            for event in events:
+                if isinstance(event, Gone):
+                    # Not before: a round that begins counts on its neighbours' secrets.
+                    self.trust.gone(event.peer, event.session)
+            self._tell_counts()
+            await self._send(turn.outgoing)
+            if self._introduced:
+                await self._send_keys()
+            async with self._turned:
+                self._turned.notify_all()
+
+    async def _rest(self) -> None:
+        """Wait until something is to be done, or a tick has passed."""
+        try:
+            async with asyncio.timeout(self.settings.tick):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+
+    def _max_packet(self) -> int:
+        """Return the bytes of the largest packet, as of now: a broker may come back with another limit."""
+        room = self.transport.max_payload(topics.longest(self.settings.swarm))
+        least = MIN_LIMIT + self.trust.overhead
+        if room < least:
+            raise PeerError(
+                f"peer {self.name}: the broker takes {room} bytes a message at most, and gossip needs "
+                f"{least}: raise the broker's packet limit (mosquitto: max_packet_size)"
+            )
+        return min(room, MAX_PACKET)
+
+    async def _send_keys(self) -> None:
+        """Send what trust has to tell others about keys; note who is out because an invitation expired."""
+        keys, out = self.trust.tick()
+        self._take_heard(out)
+        for receiver, model, packet in keys:
+            await self.transport.publish(
+                topics.inbox(self.settings.swarm, receiver, model), packet
+            )  # fmt: skip
+            self.packets += 1
+            self.bytes += len(packet)
+
+    async def _send(self, outgoing: list[Outgoing]) -> None:
+        for message in outgoing:
+            topic = topics.inbox(self.settings.swarm, message.receiver, message.vector)
+            for packet in message.packets:
+                if len(packet) > self.transport.max_payload(topic):
+                    # Cut before the limit became less; the ledger repeats the message, and then it fits.
+                    self.dropped["cut-too-large"] += 1
+                    break
+                await self.transport.publish(topic, packet)
+                self.packets += 1
+                self.bytes += len(packet)
+
+    # --- what arrives ---------------------------------------------------------------------------
+
+    async def receive(self) -> None:
+        """Sort what arrives: gossip waits for the next turn, cards and statuses go to the roster."""
+        async for topic, payload, _ in self.transport.messages():
+            try:
+                if topics.is_gossip(topic):
+                    self._queue(topics.parse(topic), payload)
+                else:
+                    self._hear_own_topic(topic, bytes(payload))
+                    self._take_heard(self.trust.hear(topic, bytes(payload)))
+            except topics.TopicError:
+                self.dropped["topic"] += 1
+                continue
+            del payload  # the next message may be long in coming
+            self.wake()
+
+    def _queue(self, where: topics.Topic, payload: bytes | memoryview) -> None:
+        if where.vector is None:
+            return
+        if not self.trust.expects(where.vector, payload):
+            return  # counted there: strangers take up no memory
+        if len(payload) > self._room.largest + HEADER_BYTES + self.trust.overhead:
+            self.dropped["packet-too-large"] += 1
+        elif (
+            len(self._pending) < MAX_PENDING
+            and self._pending_bytes + len(payload) <= self._pending_limit
+        ):
+            self._pending.append((where.vector, payload))
+            self._pending_bytes += len(payload)
+        else:
+            self.dropped["busy"] += 1
+
+    def _hear_own_topic(self, topic: str, payload: bytes) -> None:
+        """Look after our card and status at the broker, without which nobody who comes later finds us."""
+        if topic == self.topic("card"):
+            if self._own_card.hear(payload):
+                self._card_lost.set()
+        elif topic == self.topic("status") and not payload and self.born:
+            self._status_due.set()
+
+    def _take_heard(self, heard: list[Heard]) -> None:
+        """Tell the roster what trust believes."""
+        for each in heard:
+            own = each.peer == self.name
+            match each.kind:
+                case "card":
+                    self._events += self.roster.card(each.peer, each.body)
+                case "status":
+                    if own:
+                        self._hear_own_status(each.body)
+                    now = self.machine.monotonic()
+                    self._events += self.roster.status(each.peer, each.body, now)
+                case "death":
+                    if own:
+                        self._hear_own_death(each.body)
+                    self._events += self.roster.death(each.peer, each.body)
+                case "out" if own:
+                    raise PeerError(
+                        f"peer {self.name}: may take part no longer, its invitation was revoked or has "
+                        "expired; ask the swarm's owner"
+                    )
+                case "out":
+                    self._events += self.roster.expel(each.peer)
+                case "unanswered":
+                    self._card_due = True  # nobody has answered us: our card may have been refused
+                    self._status_due.set()
+
+    def _hear_own_status(self, payload: bytes) -> None:
+        """Learn from our own status topic whether somebody else has our name."""
+        status = read_status(payload)
+        if status is None:
+            if payload:
+                self.dropped["unreadable-status"] += 1
+            return
+        own = status.session == self.session
+        if own:
+            self.asked.set()
+        elif status.generation > self.generation and self.born:
+            raise Replaced(replaced(self.name, self.settings.swarm))
+        if not (own and status.state == "offline"):  # our question, or our last will
+            self.own_status = status
+        if status.state == "online" and not own and self.born:
+            self.dropped["name-taken"] += 1
+            count = self.dropped["name-taken"]
+            if count & (count - 1) == 0:  # 1, 2, 4, 8, …: a flood cannot flood the log
+                _log.warning("peer %s: another device came online under this name", self.name)
+        if status.state != "online" and self.born:
+            # A late last will of ours, another session that left, or somebody who asks for the name.
+            self._status_due.set()
+
+    def _hear_own_death(self, payload: bytes) -> None:
+        notice = read_death(payload)
+        if notice is None:
+            return
+        self.dead_session = notice.session
+        if notice.session == self.session and self.born:
+            by = f" by {notice.by}" if notice.by else ""
+            raise SessionOver(f"it was declared dead{by}: {notice.reason or 'no reason given'}")
+
+
+def agreement_of(settings: Settings) -> dict[str, str]:
+    """Return the settings that must be the same on all peers, in the words of a config."""
+    agree = {"mode": settings.mode, "weights": settings.weigh}
+    if settings.mode == "rounds":
+        agree["exchanges"] = str(settings.exchanges)
+    return agree
+
+
+def replaced(name: str, swarm: str) -> str:
+    """Return the sentence with which a device ends whose name belongs to another one now."""
+    return (
+        f"peer {name}: another device has taken its place in swarm {swarm!r} (it was started with "
+        "--replace); start this one with --replace to take the name back, or give it another name"
+    )
+
+
+__all__ = ["Link", "NotSaved", "Record", "SessionOver", "agreement_of", "replaced"]
