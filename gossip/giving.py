@@ -262,6 +262,8 @@ class Giving:
         if len(lines) < len(rows):
             state.counters["bad-statement"] += len(rows) - len(lines)
         settled = {line[2]: line[3:] for line in lines if line[:2] == mine}
+        if statement is not None:
+            self._settle_reclaimed(peer, session, settled)
         for edge, transfer in list(state.ledger.open.items()):
             give = transfer.give
             if edge[0] == peer and give.receiver_session == session:
@@ -274,6 +276,17 @@ class Giving:
                 else:
                     state.counters["taken-back"] += 1
                     self._take_back(give)
+
+    def _settle_reclaimed(self, peer: str, session: str, settled: Mapping[str, Any]) -> None:
+        """Give up what was taken back without asking a receiver that had credited it, as it says now."""
+        ledger = self._state.ledger
+        for row in [each for each in ledger.reclaimed if each[:2] == [peer, session]]:
+            _, _, vector, sequence, weight = row
+            ledger.reclaimed.remove(row)
+            ledger.revision += 1
+            if settled.get(vector) == [sequence, "credited"]:
+                self._state.counters["given-up"] += 1
+                self._state.vault.give_up(vector, weight)
 
     def _take_back(self, give: Give) -> None:
         if give.weight:  # else it said that nothing comes

@@ -230,8 +230,15 @@ class Gossiper:
         return not self.ledger.open and not any(self._state.vault.weights.values())
 
     def close(self) -> None:
-        """Credit and push nothing from now on: what this peer holds is what it goes home with."""
-        self.closed = True
+        """Credit and push nothing from now on: what this peer holds is what it goes home with.
+
+        Open transfers are sent again at the next tick, so that whoever waits for their answers need not
+        wait for long.
+        """
+        if not self.closed:
+            self.closed = True
+            for edge in self.ledger.open:
+                self.ledger.update(edge, sent=-np.inf, attempts=2)
 
     def statement(self) -> list[list[Any]]:
         """Return what became of the last transfer from each sender that is not gone, as plain rows.
@@ -305,7 +312,8 @@ class Gossiper:
     ) -> None:
         """Note that a session is gone for good, and take back the mass on its way to it.
 
-        With the leaver's `statement`, exactly what it did not credit is taken back. Without one (it
+        With the leaver's `statement`, exactly what it did not credit is taken back; what was taken back
+        before without its word, and it had credited, is given up again. Without a statement (it
         died) everything open is, and written down in `reclaimed`: should the peer come back after all
         with what it had credited, that mass would count twice.
 

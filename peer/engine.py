@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -461,10 +461,31 @@ class Engine:
             {**report, **self.report(), "ended": kind, "reason": reason},
         )
 
+    def amend(self, events: Sequence[Event]) -> bool:
+        """Take in goodbyes that reached the broker before our own; returns whether our ending changes.
+
+        Of two peers that end at the same time, the one whose goodbye comes first is right about the
+        transfers between them, and the other one's ending is amended.
+        """
+        assert self.ending is not None
+        before = self._accounts(), self.gossiper.statement()
+        for event in events:
+            if isinstance(event, Gone):
+                self._apply(event)
+        if before == (self._accounts(), self.gossiper.statement()):
+            return False
+        self.ending = replace(
+            self.ending,
+            statement=self.gossiper.statement(),
+            reclaimed=self.gossiper.reclaimed,
+            report={**self.ending.report, **self._accounts()},
+        )
+        return True
+
     def ended(self) -> None:
         """Note that the broker took the goodbye."""
         assert self.ending is not None
-        self.ending = Ending(**{**self.ending.__dict__, "told": True})
+        self.ending = replace(self.ending, told=True)
 
     def finish(self) -> None:
         """Close the books of a session whose report is written.

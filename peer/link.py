@@ -103,6 +103,7 @@ class Link:
         )
         self._returned = False  # whether the connection came back since the last turn
         self._vectors, self._samples, self._on_record = vectors, samples, on_record
+        self._goodbye = b""
         self._starts: dict[str, str] = {}
         self._told_counts: dict[str, int] = {}
         self._wake = asyncio.Event()
@@ -187,9 +188,26 @@ class Link:
     async def goodbye(self, status: Status) -> None:
         """Take back the card, and publish the last status."""
         self.born = False  # a reconnection must not bring us back to life
+        self._goodbye = self.trust.status(status.encode())
         async with self._speaking:
             await self.transport.publish(self.topic("card"), b"", retain=True)
-            await self.say(status)
+            await self.transport.publish(self.topic("status"), self._goodbye, retain=True)
+
+    async def earlier_goodbyes(self) -> list[Event]:
+        """Listen until our own goodbye comes back; returns what others said before it.
+
+        A broker hands all messages to everybody in one order, so that two peers that leave at the same
+        time agree on who was first.
+        """
+        own = self.topic("status")
+        async for topic, payload, _ in self.transport.messages():
+            if topic == own and bytes(payload) == self._goodbye:
+                break
+            if topics.is_gossip(topic) or topics.parse(topic).peer == self.name:
+                continue
+            self._take_heard(self.trust.hear(topic, bytes(payload)))
+        events, self._events = self._events, []
+        return events
 
     async def say(self, status: Status, *, retain: bool = True) -> None:
         """Publish a status under our name, signed where there is trust."""

@@ -217,15 +217,14 @@ class Peer:
         self._session = session = _Session(link)
         async with _connected(link, self._checkpoint) as transport:
             try:
-                if engine.ending is None:
-                    for pattern in (
-                        topics.every(self.settings.swarm, "card"),
-                        topics.every(self.settings.swarm, "status"),
-                        topics.every(self.settings.swarm, "death"),
-                        topics.inboxes(self.settings.swarm, self.name),
-                        *link.trust.patterns(),
-                    ):
-                        await transport.subscribe(pattern)
+                for pattern in (
+                    topics.every(self.settings.swarm, "card"),
+                    topics.every(self.settings.swarm, "status"),
+                    topics.every(self.settings.swarm, "death"),
+                    topics.inboxes(self.settings.swarm, self.name),
+                    *link.trust.patterns(),
+                ):
+                    await transport.subscribe(pattern)
                 return await self._through(session)
             except BaseException as error:
                 if session.life.state not in FINAL:
@@ -312,6 +311,8 @@ class Peer:
                 await asyncio.wait((work,))
         if not work.cancelled():
             return work.result()
+        if state is State.CLAIMING and session.link.born:
+            return Event.NAME_FREE  # the others may know of us already: leave as one of them
         _log.info("peer %s is about to leave: %s", self.name, self._leave_reason)
         return Event.ASKED_TO_LEAVE
 
@@ -421,7 +422,12 @@ class Peer:
         ending = engine.ending
         assert ending is not None
         within = self.settings.leave_timeout * (1.0 - HAND_OVER_SHARE if asked else 1.0)
-        why = await say_goodbye(link, goodbye_of(ending, link.generation), within)
+        why, earlier = await say_goodbye(link, goodbye_of(ending, link.generation), within)
+        if await run(engine.amend, earlier):
+            await link.save()
+            ending = engine.ending
+            assert ending is not None
+            why, _ = await say_goodbye(link, goodbye_of(ending, link.generation), within)
         if why:
             life.fire(Event.GOODBYE_LOST)
             _log.warning(

@@ -208,8 +208,9 @@ class Roster:
         known, entry.announced, entry.offline_since = entry.announced, None, None
         goodbye = Gone(peer, status.session, status.statement, status.reclaimed)
         if known is None:
-            # We knew nothing of it, but it may have taken back what a former process of ours credited.
-            return [goodbye] if any(row[0] == self.peer for row in status.reclaimed) else []
+            # It may have taken back what we credited, or have credited what we took back.
+            rows = (*status.reclaimed, *status.statement)
+            return [goodbye] if any(row[0] == self.peer for row in rows) else []
         _log.info("peer %s left: %s", peer, status.reason or "it said goodbye")
         # It may have come back and left while we were away: the session we know will never answer.
         return [goodbye] if known == status.session else [Gone(peer, known, None), goodbye]

@@ -14,6 +14,7 @@ from ..gossip.transport import TransportError
 from ..gossip.trust import TrustError
 from .cards import Status
 from .link import Link
+from .presence import Event
 
 _log = logging.getLogger(__name__)
 
@@ -137,17 +138,22 @@ async def hand_over(link: Link) -> None:
         _log.info("peer %s: keeps its mass, for nobody stays who could take it", link.name)
 
 
-async def say_goodbye(link: Link, goodbye: Status, within: float) -> str:
+async def say_goodbye(link: Link, goodbye: Status, within: float) -> tuple[str, list[Event]]:
     """Tell the others that we leave, why, and what became of what they sent.
 
-    Returns why the broker did not take it; nothing if it did.
+    Returns why the broker did not take it, nothing if it did; and what others said before us.
     """
+    earlier: list[Event] = []
+    told = False
     try:
         async with asyncio.timeout(within):
             await _tell(link, goodbye)
+            told = True
+            earlier = await link.earlier_goodbyes()
     except (TimeoutError, TransportError, TrustError) as error:
-        return str(error) or link.transport.connection.cause or "it does not answer"
-    return ""
+        if not told:
+            return str(error) or link.transport.connection.cause or "it does not answer", []
+    return "", earlier
 
 
 async def _tell(link: Link, goodbye: Status) -> None:
