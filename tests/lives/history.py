@@ -119,7 +119,7 @@ def draw(seed: int) -> Plan:
     rng = random.Random(f"{seed}/plan")
     mode: Mode = rng.choices(("async", "rounds", "server"), (8, 1, 1))[0]
     count = rng.choices((2, 3, 4, 5), (2, 4, 3, 1))[0]
-    lease = rng.choice((8.0, 20.0, 60.0))
+    lease = rng.choice((8.0, 20.0, 40.0))
     start: Any = rng.choices(("none", "expect", "founder"), (3, 2, 2))[0]
     if mode != "async" and start == "none":
         start = "expect"
@@ -166,7 +166,7 @@ def _members(rng: random.Random, count: int, mode: Mode, start: str) -> tuple[Me
                 start=index * gap * rng.random() + (rng.uniform(2.0, 12.0) if late else 0.0),
                 value=rng.uniform(-2.0, 2.0),
                 step=step * rng.uniform(0.7, 1.3),
-                slowness=rng.choice((0.0, 0.0, 0.001, 0.03)),
+                slowness=rng.choice((0.003, 0.01, 0.03)),
                 disk=rng.random() < 0.9,
                 named_boots=rng.random() < 0.85,
                 late=late,
@@ -256,13 +256,14 @@ class Drifter:
 
 
 @cache
-def _keys() -> tuple[Identity, dict[str, Identity], Path]:
+def _keys() -> tuple[Identity, dict[str, Identity], Path, object]:
     """Return the owner, the identities of all devices, and the folder of their files.
 
     They are the same in all histories: what is drawn from the seed is what happens.
     """
-    folder = Path(_FOLDER.name)
-    with Entropy(random.Random("keys")):
+    temporary = tempfile.TemporaryDirectory(prefix="lives-")
+    folder = Path(temporary.name)
+    with Entropy("keys"):
         owner = Identity.from_secret("owner", random.Random("owner").randbytes(32))
         people = {}
         for name in DEVICE_NAMES:
@@ -271,10 +272,7 @@ def _keys() -> tuple[Identity, dict[str, Identity], Path]:
             save_invitation(
                 folder / f"{name}.invitation", invite(owner, SWARM, people[name].public, days=365)
             )
-    return owner, people, folder
-
-
-_FOLDER = tempfile.TemporaryDirectory(prefix="lives-")
+    return owner, people, folder, temporary
 
 
 # --- playing -----------------------------------------------------------------------------------------
@@ -365,7 +363,7 @@ class Stage:
     def play(self) -> History:
         """Play the plan to its end."""
         history = self.history
-        with self._logging(), Entropy(self._rng("entropy")), _without_collection():
+        with self._logging(), Entropy(f"{self.plan.seed}/entropy"), _without_collection():
             try:
                 self.loop.run_until_complete(self._conduct())
             except Exception as error:
@@ -382,12 +380,21 @@ class Stage:
         for device in (d for devices in self.history.devices.values() for d in devices):
             for process in device.processes:
                 process.kill()
-        tasks = asyncio.all_tasks(self.loop)
-        for task in tasks:
-            task.cancel()
+        for supervisor in self._supervisors:
+            supervisor.cancel()
         with contextlib.suppress(SimError):
-            self.loop.run_until_complete(asyncio.wait(tasks, timeout=60.0) if tasks else _nothing())
+            self.loop.run_until_complete(self._everything_ends())
         self.loop.close()
+
+    async def _everything_ends(self) -> None:
+        """Wait for the tasks of killed processes, and cancel what else there may be."""
+        for _ in range(2):
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            if not tasks:
+                return
+            await asyncio.wait(tasks, timeout=300.0)
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
 
     def _rng(self, what: str) -> random.Random:
         return random.Random(f"{self.plan.seed}/{what}")
@@ -627,8 +634,8 @@ class Stage:
         plan, names = self.plan, self.history.names
         first = [names[m.name] for m in plan.members if not m.late]
         settings = Settings(
-            swarm=SWARM, mode=plan.mode, rounds=plan.rounds, tick=0.1, lease=plan.lease,
-            settle_tolerance=1e-3, settle_timeout=20.0, start_timeout=120.0, leave_timeout=10.0,
+            swarm=SWARM, mode=plan.mode, rounds=plan.rounds, tick=0.25, lease=plan.lease,
+            settle_tolerance=1e-3, settle_timeout=15.0, start_timeout=120.0, leave_timeout=10.0,
             save_every=3.0, test_every=4,
             expect=() if plan.start == "none" else tuple(first),
             founder=True if plan.start == "founder" else None,
@@ -639,7 +646,7 @@ class Stage:
             } if plan.mode == "server" else {},
         )  # fmt: skip
         if plan.trust:
-            owner, _, folder = _keys()
+            owner, _, folder, _ = _keys()
             settings = replace(
                 settings,
                 trust="swarm",

@@ -51,6 +51,28 @@ class _Call:
         self.owner: str = context.get(OWNER, "")
 
 
+class _SimFuture(asyncio.Future[Any]):
+    """A future that is hashed by a number: the order of a set must not follow from addresses in memory."""
+
+    def __init__(self, number: int, loop: SimLoop) -> None:
+        self._number = number
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class _SimTask(asyncio.Task[Any]):
+    """A task that is hashed by a number, for the same reason."""
+
+    def __init__(self, number: int, coro: Any, **options: Any) -> None:
+        self._number = number
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class SimLoop(asyncio.AbstractEventLoop):
     """A single-threaded event loop without sockets, signals or threads.
 
@@ -123,7 +145,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         """See AbstractEventLoop; a cancelled timer is skipped when its time has come."""
 
     def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
+        self._number += 1
+        return _SimFuture(self._number, self)
 
     def create_task(
         self,
@@ -132,7 +155,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         name: str | None = None,
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[T]:
-        return asyncio.Task(coro, loop=self, name=name, context=context)
+        self._number += 1
+        return _SimTask(self._number, coro, loop=self, name=name, context=context)
 
     def run_in_executor(
         self, executor: Any, func: Callable[..., Any], *args: Any

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import numpy.random  # noqa: ICN001, F401  # its import draws from `secrets`
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -39,19 +40,23 @@ VERSIONS_KEPT = 4
 """Writes that a power cut may undo, of those that were not synced."""
 
 
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+
+
 def copy_tree(value: Any) -> Any:
     """Return a copy as a checkpoint would give it back; TypeError for what a checkpoint cannot hold."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if isinstance(value, dict):
+        return {k: v if type(v) in _PLAIN else copy_tree(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [v if type(v) in _PLAIN else copy_tree(v) for v in value]
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, np.ndarray):
         return value.copy()
-    if isinstance(value, dict):
-        return {key: copy_tree(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [copy_tree(each) for each in value]
-    if value is None or isinstance(value, bool | int | float | str | bytes):
-        return value
-    raise TypeError(f"a checkpoint cannot hold a {type(value).__name__}")
+    raise TypeError(f"a checkpoint cannot hold a {kind.__name__}")
 
 
 @dataclass
@@ -325,23 +330,25 @@ class Entropy:
     of messages and invitations. Without it, one seed would give histories that differ in their bytes.
     """
 
-    rng: random.Random
+    seed: str
     _saved: list[tuple[Any, str, Any]] = field(default_factory=list)
 
     def __enter__(self) -> Self:
-        rng = self.rng
+        numbers, keys = self._stream("numbers"), self._stream("keys")
         self._replace(time, "sleep", sleep_on_worker)
         self._replace(time, "time", lambda: EPOCH)
-        self._replace(secrets, "token_bytes", lambda count=32: rng.randbytes(count))
-        self._replace(secrets, "token_hex", lambda count=32: rng.randbytes(count).hex())
-        self._replace(secrets, "randbits", rng.getrandbits)
-        self._replace(os, "urandom", rng.randbytes)
+        self._replace(secrets, "token_bytes", lambda count=32: numbers.randbytes(count))
+        self._replace(secrets, "token_hex", lambda count=32: numbers.randbytes(count).hex())
+        self._replace(secrets, "randbits", numbers.getrandbits)
         self._replace(
             X25519PrivateKey,
             "generate",
-            classmethod(lambda cls: cls.from_private_bytes(rng.randbytes(32))),
+            classmethod(lambda cls: cls.from_private_bytes(keys.randbytes(32))),
         )
         return self
+
+    def _stream(self, what: str) -> random.Random:
+        return random.Random(f"{self.seed}/{what}")
 
     def __exit__(self, *_: object) -> None:
         for where, name, value in reversed(self._saved):
