@@ -144,7 +144,7 @@ def _network(rng: random.Random) -> Network:
     if rng.random() < 0.4:
         return Network()
     return Network(
-        delay=(0.001, rng.choice((0.002, 0.05, 0.5))),
+        delay=(0.001, rng.choice((0.002, 0.05, 0.2))),
         drop=rng.choice((0.0, 0.02, 0.2)),
         duplicate=rng.choice((0.0, 0.1)),
         reorder=rng.choice((0.0, 0.1)),
@@ -181,17 +181,17 @@ def _events(rng: random.Random, plan: Plan) -> Iterator[Event]:
     lockstep = plan.mode != "async"
     kinds = {
         "kill": 6, "freeze": 2, "cut": 2, "broker": 2, "full": 2, "leave": 2, "jump": 1,
-        "power": 1, "replace": 1,
+        "power": 1, "replace": 1, "blackout": 1,
     }  # fmt: skip
     if lockstep:  # what these would do to others is refused: nobody can join midway
-        for kind in ("power", "replace"):
+        for kind in ("power", "replace", "blackout"):
             del kinds[kind]
     away = [0.1, 1.0, 4.0]
     if not lockstep:
         away += [0.9 * plan.lease, 1.15 * plan.lease, 3 * plan.lease]
     limit = 0.6 * plan.lease if lockstep else 2.0 * plan.lease
     replaced: set[str] = set()
-    for _ in range(rng.choices((0, 1, 2, 3, 5), (1, 3, 3, 2, 1))[0]):
+    for _ in range(rng.choices((0, 1, 2, 3, 5), (1, 3, 4, 3, 2))[0]):
         kind = rng.choices(list(kinds), list(kinds.values()))[0]
         device = rng.choice(names)
         at = rng.uniform(0.0, horizon)
@@ -218,6 +218,12 @@ def _events(rng: random.Random, plan: Plan) -> Iterator[Event]:
                 yield Event(at, kind, device, rng.uniform(-most, most))
             case "leave":
                 yield Event(at, kind, device, steps=steps)
+            case "blackout":
+                back = rng.choice(away)
+                cause = rng.choice(("kill", "power"))
+                yield Event(at, "broker", "", min(limit, back / 2), forget=rng.random() < 0.5)
+                for name in names:
+                    yield Event(at, cause, name, back * rng.uniform(0.9, 1.1))
             case "replace" if device not in replaced:
                 replaced.add(device)
                 yield Event(at, kind, device, rng.choice((0.5, 4.0, 12.0)))
@@ -290,7 +296,6 @@ class Ending:
     error: BaseException | None = None
     killed: bool = False
     learner: Drifter | None = None
-    last_status: str = ""
 
 
 @dataclass
@@ -350,6 +355,7 @@ class Stage:
         """(topic, text, action) of events that wait for a status."""
         self._restart_after: dict[Process, float] = {}
         self._peers: dict[Process, tuple[Peer, Drifter]] = {}
+        self._supervised: set[Device] = set()
         self._supervisors: set[asyncio.Task[None]] = set()
         self._digest = hashlib.blake2b(digest_size=8)
         self._verbose = verbose
@@ -547,6 +553,9 @@ class Stage:
 
     def _begin_to_supervise(self, name: str) -> None:
         device = self._devices[name]
+        if device in self._supervised:
+            return  # it was replaced before its first start
+        self._supervised.add(device)
         task = self.loop.create_task(self._supervise(name, device), name=f"supervisor of {name}")
         self._supervisors.add(task)
         task.add_done_callback(self._supervisors.discard)

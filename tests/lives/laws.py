@@ -59,7 +59,8 @@ class Accounts:
     unknown: set[str]
     """Models that a session without a report and without a disk shared: nothing can be said of them."""
     slack: dict[str, int]
-    """Model → weight that the dead may have been given or have given without anybody knowing for sure."""
+    """Model → weight that may be counted twice: of transfers between the living and the dead, and of
+    those that a report leaves open."""
 
     @classmethod
     def of(cls, history: History) -> Accounts:
@@ -94,6 +95,9 @@ class Accounts:
                 for model, _, receiver_session, weight in theirs.open:
                     if receiver_session == session:
                         slack[model] += weight
+        for weights in reported.values():
+            for model, (_, open_, _) in weights.items():
+                slack[model] += open_  # its receiver may have credited it
         if diskless and dead:
             unknown |= {m for member in history.plan.members for m in member.models}
         return cls(reported, dead, unknown, slack)
@@ -138,7 +142,8 @@ def conserved(history: History) -> Iterator[str]:
     """Held + open - injected is zero for every model, exactly, while no session dies.
 
     A dead session's mass is gone, but it counts here as its last checkpoint has it. A transfer between a
-    living and a dead session may then be counted twice, and never be missing.
+    living and a dead session may then be counted twice, and never be missing. So may one that is still
+    open when its sender reports: the receiver may have credited it.
     """
     if history.crash is not None or history.stuck:
         return
@@ -194,8 +199,13 @@ def agree(history: History) -> Iterator[str]:
         return
     if history.stuck or history.crash or any(not e.member.disk for e in history.endings if e.killed):
         return
+    finished = [ending for ending in history.endings if ending.report is not None]
+    first = min((ending.at for ending in finished), default=0.0)
+    devices = [device for each in history.devices.values() for device in each if device.processes]
+    if any(device.processes[0].started > first for device in devices):
+        return  # somebody came when others were through already
     values: dict[str, list[tuple[str, np.ndarray[Any, Any]]]] = defaultdict(list)
-    for ending in history.endings:
+    for ending in finished:
         if ending.report is not None and ending.learner is not None:
             for model in ending.member.models:
                 read = ending.learner.network.read(model).numpy().astype(float)

@@ -185,6 +185,7 @@ class Process:
         self.owner = f"{device.name}#{len(device.processes)}"
         self.alive = True
         self.slowness = slowness
+        self.started = device.loop.time()
         self.sessions: list[str] = []
         self.files = SimFiles(self)
         self.task: asyncio.Task[Any] | None = None
