@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -24,14 +25,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes to run them in")
     parser.add_argument("--laws", help="check these alone, as in ends,conserved")
     parser.add_argument("--resume", type=Path, help="note seeds in this file, and skip those in it")
-    parser.add_argument("--summary", action="store_true", help="count broken laws, with a seed each")
+    parser.add_argument(
+        "--summary", action="store_true", help="count broken laws, with a seed each"
+    )
     parser.add_argument("--trace", action="store_true", help="print what happened, line by line")
     parser.add_argument("--verbose", action="store_true", help="with --trace: every message too")
     parser.add_argument("--twice", action="store_true", help="run each seed twice, and compare")
+    parser.add_argument("--mutant", help="put a fault back first; see mutants.py")
     parser.add_argument("--stop", action="store_true", help="stop at the first broken law")
     options = parser.parse_args(arguments)
     seeds = list(_seeds(parser, options.seeds))
     laws = _laws(parser, options.laws)
+    _check_mutant(parser, options.mutant)
     done = _read(options.resume)
     todo = [seed for seed in seeds if seed not in done]
     results = {seed: done[seed] for seed in seeds if seed in done}
@@ -60,11 +65,15 @@ def run_one(seed: int, laws: tuple[str, ...], options: dict[str, Any]) -> dict[s
     """Play one history and check it."""
     import torch
 
-    from . import history, laws as law_book
+    from . import history
+    from . import laws as law_book
+    from .mutants import MUTANTS
 
     torch.set_num_threads(1)
     began = time.process_time()
-    played = history.play(seed, verbose=options["verbose"])
+    mutant = MUTANTS[options["mutant"]].patch if options["mutant"] else contextlib.nullcontext
+    with mutant():
+        played = history.play(seed, verbose=options["verbose"])
     try:
         broken = law_book.check(played, laws)
     except Exception as error:  # a history that no law can read must not end all the others
@@ -88,7 +97,7 @@ def run_one(seed: int, laws: tuple[str, ...], options: dict[str, Any]) -> dict[s
 
 
 def _run(seeds: list[int], laws: tuple[str, ...], options: Any) -> Iterator[dict[str, Any]]:
-    plain = {key: getattr(options, key) for key in ("verbose", "twice", "trace")}
+    plain = {key: getattr(options, key) for key in ("verbose", "twice", "trace", "mutant")}
     if options.jobs <= 1:
         for seed in seeds:
             yield run_one(seed, laws, plain)
@@ -137,6 +146,13 @@ def _laws(parser: argparse.ArgumentParser, text: str | None) -> tuple[str, ...]:
         if name not in LAWS:
             parser.error(f"--laws: there is no law {name!r}; there are {', '.join(LAWS)}")
     return chosen
+
+
+def _check_mutant(parser: argparse.ArgumentParser, name: str | None) -> None:
+    from .mutants import MUTANTS
+
+    if name is not None and name not in MUTANTS:
+        parser.error(f"--mutant: there is no {name!r}; there are {', '.join(MUTANTS)}")
 
 
 def _read(path: Path | None) -> dict[int, dict[str, Any]]:

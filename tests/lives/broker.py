@@ -172,10 +172,15 @@ class SimBroker:
         """Let everything pass again."""
         device.is_cut = False
         for client in self._on(device):
-            if client.wire is not None:
-                client.wire.silent_since = None
-                client.wire.up.unblock()
-                client.wire.down.unblock()
+            wire = client.wire
+            if wire is None:
+                continue
+            if wire.open_at_broker:
+                wire.silent_since = None
+                wire.up.unblock()
+                wire.down.unblock()
+            else:  # the broker answers the next packet with a reset
+                self.loop.call_soon(client.lose, wire, "connection reset", context=self.context)
 
     def freeze(self, process: Process) -> None:
         """Note that a process says nothing any more, not even keepalives, though its socket is open."""
@@ -261,9 +266,7 @@ class SimBroker:
             wire.patterns.append(pattern)
         for topic, payload in list(self.retained.items()):
             if matches(pattern, topic):
-                wire.down.send(
-                    lambda t=topic, p=payload: wire.client.receive(Received(t, p, True))
-                )
+                wire.down.send(lambda t=topic, p=payload: wire.client.receive(Received(t, p, True)))
 
     def publish(self, sender: str, topic: str, payload: bytes, retain: bool) -> None:
         """Send to every subscriber, each delivery with its own luck."""
@@ -400,7 +403,7 @@ class SimTransport:
         return answer.done()
 
     async def _until_lost(self, wire: Wire) -> None:
-        while self.wire is wire and not self.inert:  # noqa: ASYNC110
+        while self.wire is wire and not self.inert:
             await self._lost.wait()
 
     async def subscribe(self, pattern: str) -> None:
@@ -508,9 +511,7 @@ class SimTransport:
             return False
         return True
 
-    async def _either(
-        self, event: asyncio.Event, *also: asyncio.Future[Any]
-    ) -> None:
+    async def _either(self, event: asyncio.Event, *also: asyncio.Future[Any]) -> None:
         """Wait until an event is set, something else is done, or the transport is closed."""
         waits = [asyncio.ensure_future(each.wait()) for each in (event, self._closing)]
         try:

@@ -671,7 +671,9 @@ class Stage:
     def _on_publish(self, client: str, topic: str, payload: bytes, retain: bool) -> None:
         self._digest.update(f"{self.loop.time():.6f} {client} {topic} {retain}".encode() + payload)
         if self._verbose:
-            text = repr(payload[:300]) if topic.endswith(("card", "status")) else f"{len(payload)} B"
+            text = (
+                repr(payload[:300]) if topic.endswith(("card", "status")) else f"{len(payload)} B"
+            )
             self.history.log.append(f"{self.loop.time():9.3f} -> {client} {topic[18:]} {text}")
         for entry in list(self._waiting):
             where, text, act = entry

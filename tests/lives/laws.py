@@ -197,12 +197,15 @@ def agree(history: History) -> Iterator[str]:
     """Peers that ended in peace hold the same values, nearly."""
     if history.plan.mode != "async" or history.left_early or Accounts.of(history).dead:
         return
-    if history.stuck or history.crash or any(not e.member.disk for e in history.endings if e.killed):
+    if (
+        history.stuck
+        or history.crash
+        or any(not e.member.disk for e in history.endings if e.killed)
+    ):
         return
     finished = [ending for ending in history.endings if ending.report is not None]
     first = min((ending.at for ending in finished), default=0.0)
-    devices = [device for each in history.devices.values() for device in each if device.processes]
-    if any(device.processes[0].started > first for device in devices):
+    if any(ending.process.started > first for ending in finished):
         return  # somebody came when others were through already
     values: dict[str, list[tuple[str, np.ndarray[Any, Any]]]] = defaultdict(list)
     for ending in finished:
@@ -222,7 +225,7 @@ def last_word(history: History) -> Iterator[str]:
     """Whoever finished after everything was healed is known at the broker to have left."""
     calm = _healed_at(history)
     for ending in _last_endings(history):
-        if ending.report is None or ending.at < calm + 1.0:
+        if ending.report is None or ending.at < calm + 20.0:
             continue
         place = f"gossamer/v1/lives/peer/{ending.report.peer}"
         status = history.retained.get(f"{place}/status", b"")
@@ -278,9 +281,11 @@ def _is_explained(history: History, error: BaseException) -> bool:
     if not isinstance(error, PeerError):
         return False
     kinds = {event.kind for event in plan.events}
-    gone = any(e.seconds == float("inf") for e in plan.events) or kinds & {"leave", "replace"}
     if "did not come online within" in text:
-        return bool(gone) or plan.mode != "async"
+        missing = text.removeprefix(f"peer {text.split()[1]} ").partition(" did not")[0].split(", ")
+        ended = {history.names[e.member.name] for e in history.endings if not e.killed}
+        for_ever = {e.device for e in plan.events if e.seconds == float("inf")}
+        return bool((ended | {history.names[name] for name in for_ever}) & set(missing))
     if plan.mode != "async" and ("midway" in text or "already training" in text):
         return bool(kinds)
     return False

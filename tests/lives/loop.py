@@ -110,7 +110,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         return self._now
 
     def call_soon(
-        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+        self,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
         context = contextvars.copy_context() if context is None else context
         handle = asyncio.Handle(callback, args, self, context)
@@ -269,5 +272,5 @@ class SimLoop(asyncio.AbstractEventLoop):
     async def shutdown_asyncgens(self) -> None:
         """Nothing to do: generators that nobody holds any more are closed at once."""
 
-    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+    async def shutdown_default_executor(self) -> None:
         """Nothing to do: there are no threads."""

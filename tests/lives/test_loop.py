@@ -133,7 +133,7 @@ def test_deadlock_and_livelock_are_errors():
         await asyncio.Event().wait()
 
     async def busy():
-        while True:
+        while True:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
     with pytest.raises(Deadlock, match="nothing is ready at time 0"):

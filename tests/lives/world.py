@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import numpy.random  # noqa: ICN001, F401  # its import draws from `secrets`
+import numpy.random  # its import draws from `secrets`
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
