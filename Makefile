@@ -6,19 +6,23 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-live lint bench clean
+.PHONY: demo test test-live test-lives lint bench clean
 
 demo: $(READY)
 	@echo "== sixteen live peers, sixteen tasks: alone, everything averaged, partial models"
 	$(BIN)/gossamer demo
 
 test: $(READY)
-	@echo "== tests (make test-live runs the ones that kill processes and cut connections)"
-	$(BIN)/python -m pytest -m "not live" -n auto --dist loadfile
+	@echo "== tests (make test-live and make test-lives run the ones that take minutes)"
+	$(BIN)/python -m pytest -m "not live and not lives" -n auto --dist loadfile
 
 test-live: $(READY)
 	@echo "== live tests: processes killed, brokers restarted, packets lost"
 	$(BIN)/python -m pytest -m live
+
+test-lives: $(READY)
+	@echo "== simulated lives: whole peers in virtual time, 300 histories"
+	$(BIN)/python -m pytest -m lives tests/lives
 
 lint: $(READY)
 	@echo "== ruff, then pyright"
