@@ -37,6 +37,8 @@ from .record_file import RecordFile
 from .settings import Matching, Settings
 from .signals import stop_signals
 
+_log = logging.getLogger(__name__)
+
 WITH_PARENT = "--with-parent"
 """Ends a process with the one that holds its standard input. Not for peers that a person or an init
 system starts: their standard input may be closed from the start."""
@@ -151,7 +153,14 @@ def mqtt_transport(
 async def run_peer(
     spec: PeerSpec, connect: Connect, folder: Path, leaving: asyncio.Event
 ) -> Report:
-    """Run one peer and leave its network, metrics and report in the folder."""
+    """Run one peer and leave its network, metrics and report in the folder.
+
+    One that has finished there already does not begin anew: whoever restarts processes that were killed
+    may have been a moment too late.
+    """
+    if (finished := finished_report(folder, spec.name)) is not None:
+        _log.info("peer %s has finished its %d rounds already", spec.name, finished.rounds)
+        return finished
     made = await asyncio.to_thread(call_entry, spec.entry, spec.arguments)
     learner = made if isinstance(made, Learner) else None
     if learner is None:
@@ -172,6 +181,17 @@ async def run_peer(
             return await peer.run()
         finally:
             watch.cancel()
+
+
+def finished_report(folder: Path, name: str) -> Report | None:
+    """Return the report of a peer that has trained all its rounds in this folder, if there is one."""
+    if (folder / f"{name}.checkpoint").exists():
+        return None
+    try:
+        report = Report(**json.loads((folder / f"{name}.report.json").read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    return report if report.ended == "finished" else None
 
 
 def _leave_behind(folder: Path, name: str, learner: Learner, report: Report) -> None:

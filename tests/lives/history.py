@@ -21,6 +21,7 @@ from gossamer.gossip.transport import Hook, Will
 from gossamer.gossip.trust import Identity, invite, public_text, save_invitation
 from gossamer.models import Metrics, ModelGraph, SlicedNetwork, mlp
 from gossamer.peer import Peer, PeerError, Report, Settings
+from gossamer.peer.errors import NotHandedIn
 
 from .broker import Network, SimBroker, SimTransport
 from .loop import SimError, SimLoop
@@ -320,6 +321,8 @@ class History:
     """What ended the simulation itself."""
     records: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
     saves: list[Saved] = field(default_factory=list)
+    written: list[tuple[float, str, Report]] = field(default_factory=list)
+    """Every report that a living process wrote: when, and which process."""
     retained: dict[str, bytes] = field(default_factory=dict)
     devices: dict[str, list[Device]] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
@@ -336,7 +339,7 @@ class History:
     """A hash over everything that was published, saved and reported: the same for the same seed."""
 
     def reports(self) -> list[Report]:
-        return [ending.report for ending in self.endings if ending.report is not None]
+        return list({report.session: report for _, _, report in self.written}.values())
 
 
 class Stage:
@@ -600,12 +603,17 @@ class Stage:
             if process.alive:
                 self.history.records.append((self.loop.time(), process.owner, record))
 
+        def on_report(report: Report) -> None:
+            if process.alive:
+                self.history.written.append((self.loop.time(), process.owner, report))
+                self._note(f"{process.owner} reports: {report.session} {report.ended} {report.weight}")
+
         def make() -> Peer:
             return Peer(
-                name, learner, self._settings(member), connect,
+                name, learner, self._settings(member, device), connect,
                 checkpoint=CHECKPOINT if member.disk else None,
                 seed=self._rng(f"peer {process.owner}").getrandbits(32),
-                machine=process, on_record=on_record,
+                machine=process, on_record=on_record, on_report=on_report,
             )  # fmt: skip
 
         peer = process.context.run(make)
@@ -639,15 +647,18 @@ class Stage:
         self._note(f"{process.owner} {how}")
         return ending
 
-    def _settings(self, member: Member) -> Settings:
+    def _settings(self, member: Member, device: Device) -> Settings:
         plan, names = self.plan, self.history.names
+        # A person says so of a new device; a supervisor, of a process without a disk that it saw die.
+        replaces = device is not self.history.devices[member.name][0]
+        restarted = not member.disk and len(device.processes) > 1
         first = [names[m.name] for m in plan.members if not m.late]
         settings = Settings(
             swarm=SWARM, mode=plan.mode, rounds=plan.rounds, tick=0.25, lease=plan.lease,
             settle_tolerance=1e-3, settle_timeout=15.0, start_timeout=120.0, leave_timeout=10.0,
             save_every=3.0, test_every=4,
             expect=() if plan.start == "none" else tuple(first),
-            founder=True if plan.start == "founder" else None,
+            founder=True if plan.start == "founder" else None, replace=replaces or restarted,
             servers={
                 m: names[next(p.name for p in plan.members if m in p.models)]
                 for m in ("global", "red", "blue")
@@ -716,7 +727,9 @@ def _worth_another_try(error: BaseException) -> bool:
     """Return whether a service manager's restart can cure what ended a process."""
     text = str(error)
     return isinstance(error, PeerError) and (
-        "cannot be written" in text or "is already online" in text
+        "cannot be written" in text
+        or "is already online" in text
+        or isinstance(error, NotHandedIn)
     )
 
 

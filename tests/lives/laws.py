@@ -16,6 +16,7 @@ import numpy as np
 
 from gossamer.gossip.pushsum import ONE
 from gossamer.peer import PeerError
+from gossamer.peer.errors import Replaced
 
 from .history import Ending, History
 
@@ -45,7 +46,9 @@ class Books:
         """Read a checkpoint."""
         vault, ledger = tree["gossip"]["vault"], tree["gossip"]["ledger"]
         rows = [(row[0], row[1], row[2], row[4]) for row in ledger["open"]]
-        return cls(ledger["session"], tree["over"], vault["weights"], vault["injected"], rows)
+        held = {v: w - vault["debts"].get(v, 0) for v, w in vault["weights"].items()}
+        over = tree["ending"] is not None
+        return cls(ledger["session"], over, held, vault["injected"], rows)
 
 
 @dataclass
@@ -168,15 +171,18 @@ def open_is_zero(history: History) -> Iterator[str]:
 
 def one_report(history: History) -> Iterator[str]:
     """A session reports once at most."""
-    for session, count in Counter(r.session for r in history.reports()).items():
-        if count > 1:
-            yield f"session {session} reported {count} times"
+    texts: dict[str, set[str]] = defaultdict(set)
+    for _, _, report in history.written:
+        texts[report.session].add(repr(report))
+    for session, different in texts.items():
+        if len(different) > 1:
+            yield f"session {session} reported {len(different)} different things"
 
 
 def counted(history: History) -> Iterator[str]:
     """A peer that finished has counted once in each of its models."""
     for ending in history.endings:
-        if ending.report is None or ending.member.name in history.left_early:
+        if ending.report is None or ending.report.ended != "finished":
             continue
         for model, (_, _, injected) in ending.report.weight.items():
             if injected != ONE:
@@ -281,6 +287,8 @@ def _is_explained(history: History, error: BaseException) -> bool:
     if not isinstance(error, PeerError):
         return False
     kinds = {event.kind for event in plan.events}
+    if isinstance(error, Replaced):
+        return "replace" in kinds
     if "did not come online within" in text:
         missing = text.removeprefix(f"peer {text.split()[1]} ").partition(" did not")[0].split(", ")
         ended = {history.names[e.member.name] for e in history.endings if not e.killed}
