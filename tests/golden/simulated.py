@@ -19,9 +19,9 @@ FOLDER = Path(__file__).parent / "runs"
 TOLERANCES = {
     "exact": 1e-6,
     "ring": 1e-6,
-    "ring-int8": 1e-4,
+    "ring-int8": 5e-5,
     "time": 1e-6,
-    "server": 1e-4,
+    "server": 5e-5,
     "fuse": 1e-6,
 }
 """The runs, and how far a loss or a time may move, relative to its value."""
