@@ -325,8 +325,10 @@ def _is_private(name: str) -> bool:
 
 
 def _string(node: ast.AST) -> str | None:
-    is_string = isinstance(node, ast.Constant) and isinstance(node.value, str)
-    return str(node.value) if is_string else None
+    match node:
+        case ast.Constant(value=str() as text):
+            return text
+    return None
 
 
 # --- tests and errors ---------------------------------------------------------------------------

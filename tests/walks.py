@@ -205,8 +205,8 @@ def packet(folder: Path, *, trust: bool) -> None:
     from gossamer.peer import Peer, Settings
 
     settings = {
-        "ann": Settings(swarm="nest", rounds=1, founder=True),
-        "bob": Settings(swarm="nest", rounds=1_000_000, founder=True),
+        "ann": Settings(swarm="nest", rounds=1),
+        "bob": Settings(swarm="nest", rounds=1_000_000),
     }
     if trust:
         from papers_kit import Papers

@@ -12,9 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from gossamer.gossip import MemoryBroker, MemoryTransport
-from gossamer.models import SgdLearner, SlicedNetwork, mlp
-from gossamer.peer import Peer, Settings
 from gossamer.peer.checkpoint import FORMAT, load_checkpoint, save_checkpoint
 
 FOLDER = Path(__file__).parent
@@ -57,8 +54,12 @@ def write(folder: Path) -> Path:
 
 
 async def _live(folder: Path, kept: Path) -> None:
+    # Here, so that reading a file of a former version needs none of this.
+    from gossamer.gossip import MemoryBroker, MemoryTransport
+    from gossamer.peer import Peer, Settings
+
     broker = MemoryBroker()
-    settings = Settings(swarm="golden", rounds=3, tick=0.01, founder=True, expect=("ann", "bob"))
+    settings = Settings(swarm="golden", rounds=3, expect=("ann", "bob"))
 
     def keep(record: dict[str, Any]) -> None:
         if record["round"] == 2:
@@ -76,7 +77,9 @@ async def _live(folder: Path, kept: Path) -> None:
     await asyncio.gather(*(peer.run() for peer in peers))
 
 
-def _learner(seed: int) -> SgdLearner:
+def _learner(seed: int) -> Any:
+    from gossamer.models import SgdLearner, SlicedNetwork, mlp
+
     network = SlicedNetwork(mlp("4=5=2"), {"global": "4-4-2"}, peer=str(seed), seed=0)
     random = torch.Generator().manual_seed(seed)
     x, y = torch.randn(20, 4, generator=random), torch.randint(0, 2, (20,), generator=random)
