@@ -38,10 +38,13 @@ LIMIT = 120
 def modules(name: str) -> list[str]:
     """The modules on a walk, found by a process that goes it. RuntimeError if it does not arrive."""
     command = [sys.executable, __file__, name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"walk {name}: did not arrive within {LIMIT} s") from None
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
-        raise RuntimeError(f"walk {name}: {done.stderr.strip() or 'printed nothing'}")
+        raise RuntimeError(f"walk {name}: {done.stderr.strip()[-500:] or 'printed nothing'}")
     return json.loads(lines[-1])
 
 
