@@ -1,0 +1,37 @@
+"""Write the golden files anew: `python -m tests.golden.make [run …]`, from the repository's root.
+
+Without names it writes all runs and the dialogue; with names, only those runs (`exact`, `ring`, …), or
+`dialogue`, or `checkpoint`. A checkpoint is only written when it is named, since peers' clocks and sessions
+are in it: do so once for each new format, and keep the files of former ones.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from . import checkpoint, dialogue, simulated
+
+
+def main(names: list[str]) -> None:
+    """Write what was named."""
+    known = [*simulated.TOLERANCES, "dialogue", "checkpoint"]
+    if unknown := sorted(set(names) - set(known)):
+        sys.exit(f"error: no golden file {', '.join(unknown)}: choose from {', '.join(known)}")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names or known[:-1]:
+            match name:
+                case "dialogue":
+                    dialogue.write()
+                case "checkpoint":
+                    checkpoint.write(Path(folder))
+                case _:
+                    made = simulated.simulate(name, Path(folder) / name)
+                    shutil.copy(made, simulated.metrics(name))
+            print(f"wrote {name}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
