@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import hashlib
+import json
 import logging
 import random
 import tempfile
@@ -31,6 +32,9 @@ CHECKPOINT = Path("peer.checkpoint")
 SWARM = "lives"
 PATIENCE = 900.0
 """Virtual seconds that peers have to end after everything was healed."""
+COUNTS_WITHIN = 13.0
+"""Virtual seconds after the last arrival or fault within which everybody online counts: 10, and 3 in which
+the broker notices a lost connection."""
 DEVICE_NAMES = ("ann", "ben", "cat", "dan", "eve")
 
 Mode = Literal["async", "rounds", "server"]
@@ -77,6 +81,7 @@ class Member:
     disk: bool = True
     named_boots: bool = True
     late: bool = False
+    lease: float = 20.0
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,7 @@ def draw(seed: int) -> Plan:
     start: Any = rng.choices(("none", "expect", "founder"), (3, 2, 2))[0]
     if mode != "async" and start == "none":
         start = "expect"
-    members = _members(rng, count, mode, start)
+    members = _members(rng, count, mode, start, lease)
     trust = rng.random() < 0.35
     plan = Plan(
         seed=seed,
@@ -152,10 +157,13 @@ def _network(rng: random.Random) -> Network:
     )
 
 
-def _members(rng: random.Random, count: int, mode: Mode, start: str) -> tuple[Member, ...]:
+def _members(
+    rng: random.Random, count: int, mode: Mode, start: str, lease: float
+) -> tuple[Member, ...]:
     models = ("global", "red", "blue")[: rng.choices((1, 2, 3), (3, 3, 2))[0]]
     gap = rng.choice((0.0, 0.2, 2.0))
     step = rng.choice((0.05, 0.3, 1.0))
+    leases_differ = mode == "async" and rng.random() < 0.3
     members = []
     for index, name in enumerate(DEVICE_NAMES[:count]):
         shared = tuple(m for m in models if m == "global" or rng.random() < 0.6)
@@ -171,6 +179,7 @@ def _members(rng: random.Random, count: int, mode: Mode, start: str) -> tuple[Me
                 disk=rng.random() < 0.9,
                 named_boots=rng.random() < 0.85,
                 late=late,
+                lease=rng.choice((0.4, 1.0, 2.5)) * lease if leases_differ else lease,
             )
         )
     return tuple(members)
@@ -182,10 +191,10 @@ def _events(rng: random.Random, plan: Plan) -> Iterator[Event]:
     lockstep = plan.mode != "async"
     kinds = {
         "kill": 6, "freeze": 2, "cut": 2, "broker": 2, "full": 2, "leave": 2, "jump": 1,
-        "power": 1, "replace": 1, "blackout": 1,
+        "power": 1, "replace": 1, "blackout": 1, "forget": 1,
     }  # fmt: skip
     if lockstep:  # what these would do to others is refused: nobody can join midway
-        for kind in ("power", "replace", "blackout"):
+        for kind in ("power", "replace", "blackout", "forget"):
             del kinds[kind]
     away = [0.1, 1.0, 4.0]
     if not lockstep:
@@ -227,7 +236,11 @@ def _events(rng: random.Random, plan: Plan) -> Iterator[Event]:
                     yield Event(at, cause, name, back * rng.uniform(0.9, 1.1))
             case "replace" if device not in replaced:
                 replaced.add(device)
-                yield Event(at, kind, device, rng.choice((0.5, 4.0, 12.0)))
+                seconds = rng.choice((0.5, 4.0, 12.0))
+                yield Event(at, kind, device, seconds, forget=rng.random() < 0.5)
+            case "forget" if not plan.trust:
+                yield Event(at, "kill", device, float("inf"), steps)
+                yield Event(at + rng.uniform(1.0, 6.0), kind, device)
 
 
 # --- learners and keys -------------------------------------------------------------------------------
@@ -328,6 +341,8 @@ class History:
     names: dict[str, str] = field(default_factory=dict)
     """Device → the name of its peer."""
     left_early: set[str] = field(default_factory=set)
+    uncounted: list[str] = field(default_factory=list)
+    """Who was online and did not count, some time after the last arrival or fault."""
     loop_errors: list[dict[str, Any]] = field(default_factory=list)
     happened: list[str] = field(default_factory=list)
     """Every event that took place, in plain words."""
@@ -360,6 +375,7 @@ class Stage:
         self._peers: dict[Process, tuple[Peer, Drifter]] = {}
         self._supervised: set[Device] = set()
         self._supervisors: set[asyncio.Task[None]] = set()
+        self._quiet_since = 0.0
         self._digest = hashlib.blake2b(digest_size=8)
         self._verbose = verbose
         for member in plan.members:
@@ -486,6 +502,7 @@ class Stage:
     def _happen(self, event: Event) -> None:
         loop, broker = self.loop, self.broker
         self._note(str(event))
+        self._unsettle(event.seconds if event.kind in ("broker", "cut", "freeze", "full") else 0.0)
         device = self._devices.get(event.device)
         process = None if device is None else device.process
         match event.kind:
@@ -504,6 +521,8 @@ class Stage:
                 loop.call_later(event.seconds, broker.heal, device)
             case "replace":
                 self._replace(event)
+            case "forget":
+                self._declare_dead(self.history.names[event.device])
             case _ if process is None or device is None:
                 self._note(f"{event.device} does not run: nothing happens")
             case "kill" | "power":
@@ -526,11 +545,18 @@ class Stage:
         self.broker.thaw(process)
 
     def _replace(self, event: Event) -> None:
-        """Put a new device with an empty disk in the place of one that is cut off and dies."""
+        """Put a new device with an empty disk in the place of one that is cut off.
+
+        That one dies (`forget`), or comes back later and finds its name taken.
+        """
         old = self._devices[event.device]
         self.broker.cut(old)
         process = old.process
-        if process is not None:
+        if process is not None and not event.forget:
+            self._restart_after[process] = float("inf")
+            back = event.seconds + self._rng("return").uniform(0.5, 10.0)
+            self.loop.call_later(back, self.broker.heal, old)
+        elif process is not None:
             self._restart_after[process] = float("inf")
             process.kill()
             self.broker.die(process, silently=True)
@@ -540,6 +566,42 @@ class Stage:
             }
         self._devices[event.device] = self._new_device(self._members[event.device])
         self.loop.call_later(event.seconds, self._begin_to_supervise, event.device)
+
+    def _declare_dead(self, name: str) -> None:
+        """Publish a death notice for the session that is offline under a name, as an operator does."""
+        topic = f"gossamer/v1/{SWARM}/peer/{name}"
+        status = json.loads(self.broker.retained.get(f"{topic}/status", b"{}"))
+        if status.get("state") == "offline":
+            notice = {"session": status["session"], "reason": "it burnt down", "by": "operator"}
+            self.broker.publish("operator", f"{topic}/death", json.dumps(notice).encode(), True)
+
+    def _unsettle(self, seconds: float = 0.0) -> None:
+        """Note that somebody came, or something is wrong for so long: who counts is looked at later."""
+        at = self.loop.time() + (seconds if seconds != float("inf") else 0.0)
+        self._quiet_since = max(self._quiet_since, at)
+        self.loop.call_at(
+            self._quiet_since + COUNTS_WITHIN, self._look_who_counts, self._quiet_since
+        )
+
+    def _look_who_counts(self, since: float) -> None:
+        """Write down who is online, and in which of its models it does not count."""
+        if since != self._quiet_since or self.plan.mode != "async" or self.plan.trust:
+            return
+        names = self.history.names
+        online = {}
+        for member in self.plan.members:
+            place = f"gossamer/v1/{SWARM}/peer/{names[member.name]}/status"
+            status = json.loads(self.broker.retained.get(place, b"{}"))
+            if status.get("state") == "online":
+                online[member] = status
+        if self.plan.start != "none" and len(online) < len(self.plan.members):
+            return  # somebody may wait for a peer that is expected
+        for member, status in online.items():
+            lacking = sorted(set(member.models) - status["counts"].keys())
+            if lacking:
+                self.history.uncounted.append(
+                    f"at {self.loop.time():.1f} s {member.name} does not count in {', '.join(lacking)}"
+                )
 
     # --- processes ------------------------------------------------------------------------------
 
@@ -606,7 +668,9 @@ class Stage:
         def on_report(report: Report) -> None:
             if process.alive:
                 self.history.written.append((self.loop.time(), process.owner, report))
-                self._note(f"{process.owner} reports: {report.session} {report.ended} {report.weight}")
+                self._note(
+                    f"{process.owner} reports: {report.session} {report.ended} {report.weight}"
+                )
 
         def make() -> Peer:
             return Peer(
@@ -619,6 +683,7 @@ class Stage:
         peer = process.context.run(make)
         self._peers[process] = peer, learner
         self._note(f"{process.owner} starts")
+        self._unsettle()
         process.start(peer.run())
         return process
 
@@ -654,7 +719,7 @@ class Stage:
         restarted = not member.disk and len(device.processes) > 1
         first = [names[m.name] for m in plan.members if not m.late]
         settings = Settings(
-            swarm=SWARM, mode=plan.mode, rounds=plan.rounds, tick=0.25, lease=plan.lease,
+            swarm=SWARM, mode=plan.mode, rounds=plan.rounds, tick=0.25, lease=member.lease,
             settle_tolerance=1e-3, settle_timeout=15.0, start_timeout=120.0, leave_timeout=10.0,
             save_every=3.0, test_every=4,
             expect=() if plan.start == "none" else tuple(first),
@@ -727,9 +792,7 @@ def _worth_another_try(error: BaseException) -> bool:
     """Return whether a service manager's restart can cure what ended a process."""
     text = str(error)
     return isinstance(error, PeerError) and (
-        "cannot be written" in text
-        or "is already online" in text
-        or isinstance(error, NotHandedIn)
+        "cannot be written" in text or "is already online" in text or isinstance(error, NotHandedIn)
     )
 
 

@@ -242,7 +242,8 @@ def last_word(history: History) -> Iterator[str]:
 
 
 def counts_in_time(history: History) -> Iterator[str]:
-    """A peer that has trained for a while in quiet times counts."""
+    """A peer that is online in quiet times counts, soon after the last arrival."""
+    yield from history.uncounted
     if history.plan.mode != "async":
         return
     quiet = _healed_at(history) + 30.0
