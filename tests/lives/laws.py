@@ -278,8 +278,15 @@ def _last_endings(history: History) -> list[Ending]:
 
 
 def _healed_at(history: History) -> float:
-    line = next((line for line in history.happened if line.endswith("everything is healed")), None)
-    return float(line.split()[0]) if line else float("inf")
+    """Return when the last fault was over, and the last process started."""
+    healed, last = float("inf"), 0.0
+    for line in history.happened:
+        at, what = line.split(maxsplit=1)
+        if what == "everything is healed":
+            healed = float(at)
+        if " ended: " not in what and " failed: " not in what:
+            last = float(at)
+    return max(healed, last)
 
 
 def _is_explained(history: History, error: BaseException) -> bool:
