@@ -608,7 +608,9 @@ class Stage:
         def on_report(report: Report) -> None:
             if process.alive:
                 self.history.written.append((self.loop.time(), process.owner, report))
-                self._note(f"{process.owner} reports: {report.session} {report.ended} {report.weight}")
+                self._note(
+                    f"{process.owner} reports: {report.session} {report.ended} {report.weight}"
+                )
 
         def make() -> Peer:
             return Peer(
@@ -729,9 +731,7 @@ def _worth_another_try(error: BaseException) -> bool:
     """Return whether a service manager's restart can cure what ended a process."""
     text = str(error)
     return isinstance(error, PeerError) and (
-        "cannot be written" in text
-        or "is already online" in text
-        or isinstance(error, NotHandedIn)
+        "cannot be written" in text or "is already online" in text or isinstance(error, NotHandedIn)
     )
 
 
