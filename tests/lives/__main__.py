@@ -40,12 +40,12 @@ def main(arguments: list[str] | None = None) -> int:
     done = _read(options.resume)
     todo = [seed for seed in seeds if seed not in done]
     results = {seed: done[seed] for seed in seeds if seed in done}
-    began, failed = time.monotonic(), 0
+    began, count = time.monotonic(), 0
     for result in _run(todo, laws, options):
+        count += 1
         results[result["seed"]] = result
         _write(options.resume, result)
         if result["broken"]:
-            failed += 1
             if not options.summary:
                 for law, text in result["broken"]:
                     print(_line(result["seed"], law, text), flush=True)
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         _print_summary(results)
     total = sum(bool(result["broken"]) for result in results.values())
     print(
-        f"{len(results)} histories, {total} broke a law; {len(todo)} run in "
+        f"{len(results)} histories, {total} broke a law; {count} run in "
         f"{time.monotonic() - began:.0f} s"
     )
     return 1 if total else 0

@@ -151,7 +151,7 @@ def _network(rng: random.Random) -> Network:
         return Network()
     return Network(
         delay=(0.001, rng.choice((0.002, 0.05, 0.2))),
-        drop=rng.choice((0.0, 0.02, 0.2)),
+        drop=rng.choice((0.0, 0.05, 0.3)),
         duplicate=rng.choice((0.0, 0.1)),
         reorder=rng.choice((0.0, 0.1)),
     )
@@ -190,18 +190,18 @@ def _events(rng: random.Random, plan: Plan) -> Iterator[Event]:
     horizon = plan.rounds * plan.members[0].step + 4.0
     lockstep = plan.mode != "async"
     kinds = {
-        "kill": 6, "freeze": 2, "cut": 2, "broker": 2, "full": 2, "leave": 2, "jump": 1,
+        "kill": 9, "freeze": 2, "cut": 2, "broker": 2, "full": 2, "leave": 2, "jump": 1,
         "power": 1, "replace": 1, "blackout": 1, "forget": 1,
     }  # fmt: skip
     if lockstep:  # what these would do to others is refused: nobody can join midway
         for kind in ("power", "replace", "blackout", "forget"):
             del kinds[kind]
-    away = [0.1, 1.0, 4.0]
+    away = [0.1, 0.3, 1.0, 2.0, 4.0, 6.0]
     if not lockstep:
         away += [0.9 * plan.lease, 1.15 * plan.lease, 3 * plan.lease]
     limit = 0.6 * plan.lease if lockstep else 2.0 * plan.lease
     replaced: set[str] = set()
-    for _ in range(rng.choices((0, 1, 2, 3, 5), (1, 3, 4, 3, 2))[0]):
+    for _ in range(rng.choices((0, 1, 2, 3, 4, 6), (1, 3, 4, 4, 3, 2))[0]):
         kind = rng.choices(list(kinds), list(kinds.values()))[0]
         device = rng.choice(names)
         at = rng.uniform(0.0, horizon)
@@ -211,7 +211,9 @@ def _events(rng: random.Random, plan: Plan) -> Iterator[Event]:
             case "kill" | "power":
                 if lockstep and not member.disk:
                     continue
-                after = rng.choice(("", "", '"settling"', '"done"', '"left"'))
+                after = rng.choice(("", "", '"training"', '"settling"', '"done"', '"left"'))
+                if after == '"left"':
+                    steps = min(steps, rng.randint(0, 40))  # few are left
                 forever = not lockstep and rng.random() < 0.15
                 back = float("inf") if forever else rng.choice(away) * rng.uniform(0.8, 1.2)
                 yield Event(at, kind, device, back, steps, after)
@@ -457,8 +459,8 @@ class Stage:
             self.history.stuck = sorted(task.get_name() for task in self._supervisors)
 
     def _heal_everything(self) -> None:
+        """End every fault. Kills that wait for the end of a life still come: its last steps matter."""
         self._note("everything is healed")
-        self._waiting.clear()
         if not self.broker.running:
             self.broker.start()
         for name, device in self._devices.items():
