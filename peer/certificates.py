@@ -82,10 +82,9 @@ class Authority:
                 for path in server.present():
                     raise BrokerError(f"{path} is there without its authority, ca.pem: {_REMEDY}")
                 return cls.create(folder)
-            for path in (files.certificate, files.key):
-                if not path.exists():
-                    raise BrokerError(f"{path} is missing: put it back, or {_REMEDY}")
-            certificate, key = _read_certificate(files.certificate), _read_key(files.key)
+            if not files.certificate.exists():
+                raise BrokerError(f"{files.certificate} is missing: put it back, or {_REMEDY}")
+            certificate = _read_certificate(files.certificate)
             if certificate.subject != _name(_AUTHORITY_NAME) or not _signed_by(
                 certificate, certificate
             ):
@@ -93,6 +92,9 @@ class Authority:
                     f"{files.certificate} is not an authority that gossamer made, but "
                     f"{certificate.subject.rfc4514_string() or 'one without a name'}: {_REMEDY}"
                 )
+            if not files.key.exists():
+                raise BrokerError(f"{files.key} is missing: put it back, or {_REMEDY}")
+            key = _read_key(files.key)
             if key.public_key() != certificate.public_key():
                 raise BrokerError(
                     f"{files.key} is not the key of {files.certificate}: put the right one back, "

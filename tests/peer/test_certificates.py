@@ -79,6 +79,10 @@ def corporate(folder: Path) -> None:
     authority.private_key_pem.write_to_path(folder / "ca.key")
 
 
+def corporate_without_key(folder: Path) -> None:
+    trustme.CA(organization_name="Corp").cert_pem.write_to_path(folder / "ca.pem")
+
+
 def without_key(folder: Path) -> None:
     Authority.create(folder).key.unlink()
 
@@ -113,6 +117,7 @@ def server_alone(folder: Path) -> None:
     ("prepare", "words"),
     [
         (corporate, "ca.pem is not an authority that gossamer made"),
+        (corporate_without_key, "ca.pem is not an authority that gossamer made"),
         (without_key, "ca.key is missing"),
         (without_certificate, "ca.pem is missing"),
         (with_the_key_of_another, "ca.key is not the key of"),
