@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from . import console
 from .errors import ConfigError
 from .results import RecordFile, read_records, write_csv, write_json
 
@@ -138,8 +139,6 @@ def simulate(
     `networks` every peer's network is left as safetensors too. Stopped by Ctrl-C, the files hold what was
     computed until then, and KeyboardInterrupt goes on to the caller.
     """
-    from . import console  # not above: the package loads this module, and rich takes a while
-
     # First, since it refuses what does not fit: until then nothing is written over.
     arena = simulation.arena()
     try:
