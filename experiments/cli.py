@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from ..peer.signals import INTERRUPTED
 from . import cli_compare, cli_fuse, cli_papers, cli_slices, cli_virtual, console
 from .cli_live import register, saying_what_is_kept
 from .cli_topology import register as register_topology
@@ -33,8 +34,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Peers learn together by gossip, with no server in charge.",
 )
-
-INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
 
 # What a user can put right; everything else is a defect and shows its traceback. By module and name: an
 # error whose module nobody has loaded cannot have been raised.
@@ -182,6 +181,17 @@ def main() -> None:
         if stop.code == INTERRUPTED:  # typer has turned Ctrl-C into an exit code
             console.err.print("interrupted; what was computed is kept")
         raise
+    except BaseException as error:
+        if not _comes_from_interrupt(error):
+            raise
+        sys.exit(INTERRUPTED)
+
+
+def _comes_from_interrupt(error: BaseException | None) -> bool:
+    """Return True for Ctrl-C, and for an error that it became on its way, as in an import of an enum."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def users_errors() -> tuple[type[Exception], ...]:

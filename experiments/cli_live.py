@@ -19,6 +19,7 @@ from .results import make_folder, require_folder
 
 if TYPE_CHECKING:
     from ..peer.acl import RuleFiles
+    from ..peer.broker import BrokerTls
     from ..peer.host import BrokerAddress
 
 PORTS = 65535
@@ -189,7 +190,16 @@ def broker_command(
     embedded: Annotated[bool, typer.Option("--embedded", help="Use the embedded broker.")] = False,
     tls: Annotated[
         Path | None,
-        typer.Option(help="Make a throw-away certificate authority in this folder and use TLS."),
+        typer.Option(
+            help="Use TLS, with the certificate authority in this folder; made at the first start."
+        ),
+    ] = None,
+    tls_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="--tls: a name or address by which devices reach this machine; repeat for more. "
+            "Its own names and addresses are always covered."
+        ),
     ] = None,
     user: Annotated[
         list[str] | None, typer.Option(help="NAME:PASSWORD that may come in; repeat for more.")
@@ -214,20 +224,16 @@ def broker_command(
     """
     rules = _rules(acl, swarm, peer or [], observer or [], embedded, bool(user), port)
     users = dict(_user(each) for each in user or [])
-    from ..peer.broker import BrokerError, BrokerSettings, BrokerTls, serve
-    from ..peer.certificates import Authority
+    from ..peer.broker import BrokerError, BrokerSettings, serve
 
-    files = None
-    if tls is not None:
-        authority = Authority.create(require_folder(tls))
-        server = authority.issue_server([host])
-        files = BrokerTls(authority.certificate, server.certificate, server.key)
-        console.out.print(f"peers need: --ca {authority.certificate}", soft_wrap=True)
+    names = tls_name or []
+    files = _certificates(tls, host, names)
     settings = BrokerSettings(
         host=host,
         port=port,
         websocket_port=websockets,
         tls=files,
+        public_name=names[0] if names else None,
         users=users,
         password_file=rules and rules.passwords,
         acl_file=rules and rules.acl,
@@ -238,6 +244,40 @@ def broker_command(
         raise ConfigError(str(error)) from None
     if code:
         raise typer.Exit(code)
+
+
+def _certificates(folder: Path | None, host: str, names: list[str]) -> BrokerTls | None:
+    """Find or make the broker's certificates, and say what devices need of them."""
+    if folder is None:
+        if names:
+            raise ConfigError("broker: --tls-name needs --tls FOLDER")
+        return None
+    from ..peer.addresses import EVERYWHERE, is_host, is_loopback, machine_names
+    from ..peer.broker import BrokerTls
+    from ..peer.certificates import Authority
+
+    for name in names:
+        if not is_host(name):
+            raise ConfigError(
+                f"broker: --tls-name {name!r} is neither a host name nor an address: write "
+                "broker.lan or 192.168.1.5, without a port"
+            )
+    authority = Authority.open(require_folder(folder))
+    listening = [host] if is_host(host) and host not in EVERYWHERE else []
+    wanted = [*machine_names(), *listening, *names]
+    if reason := authority.why_renew_server(wanted):
+        authority.issue_server(wanted)
+        console.out.print(f"new server certificate: {reason}", soft_wrap=True, markup=False)
+    if is_loopback(host):
+        console.out.print(
+            f"listens on {host} alone: --host 0.0.0.0 lets other devices connect", soft_wrap=True
+        )
+    console.out.print(
+        f"peers need: --ca {authority.certificate} (copy it to other devices)",
+        soft_wrap=True,
+        markup=False,
+    )
+    return BrokerTls(authority.certificate, authority.server.certificate, authority.server.key)
 
 
 def _rules(

@@ -8,6 +8,8 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
+from ..peer.signals import exit_on_interrupt
+
 
 class _AtFirstUse(MetaPathFinder):
     """Finds torch where it is, and sets its threads as soon as it is loaded."""
@@ -25,7 +27,8 @@ class _AtFirstUse(MetaPathFinder):
         load = spec.loader.exec_module
 
         def load_and_set(module: ModuleType) -> None:
-            load(module)
+            with exit_on_interrupt():  # two seconds in which people change their mind
+                load(module)
             module.set_num_threads(self.threads)
 
         spec.loader.exec_module = load_and_set

@@ -2,7 +2,18 @@
 
 import sys
 
-from .host import main
+from .signals import INTERRUPTED, exit_on_interrupt
+
+
+def start() -> int:
+    """Run the process that the command line describes; return its exit code."""
+    try:
+        with exit_on_interrupt():
+            from .host import main
+        return main(sys.argv[1:])
+    except KeyboardInterrupt:  # before the peers listen for signals, or after they have left
+        return INTERRUPTED
+
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(start())

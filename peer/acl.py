@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ..gossip.topics import ROOT, check_name
 from ..gossip.trust import revocation_topic
-from .broker_config import BrokerError, mosquitto_hash
+from .broker_config import BrokerError, mosquitto_hash, write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,11 @@ def write_rules(
     try:
         (folder / "secrets").mkdir(parents=True, exist_ok=True)
         words = {user: _password(folder / "secrets" / user) for user in (*peers, owner, *observers)}
-        passwords = _private(
+        passwords = write_whole(
             folder / "passwords", "".join(f"{mosquitto_hash(*word)}\n" for word in words.items())
         )
-        acl = _private(folder / "acl", acl_text(swarm, peers, owner, observers))
-        config = _private(folder / "mosquitto.conf", _config(port, passwords, acl))
+        acl = write_whole(folder / "acl", acl_text(swarm, peers, owner, observers))
+        config = write_whole(folder / "mosquitto.conf", _config(port, passwords, acl))
     except OSError as error:
         raise BrokerError(f"{folder}: rules cannot be written: {error}") from None
     return RuleFiles(passwords, acl, config, {user: folder / "secrets" / user for user in words})
@@ -99,19 +99,8 @@ def _password(path: Path) -> str:
     if path.exists():
         return path.read_text("utf-8").strip()
     word = secrets.token_urlsafe(24)
-    _private(path, word + "\n")
+    write_whole(path, word + "\n")
     return word
-
-
-def _private(path: Path, text: str) -> Path:
-    """Written anew with rights 0600, whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)
-    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as out:
-        out.write(text)
-    part.replace(path)
-    return path
 
 
 def _config(port: int, passwords: Path, acl: Path) -> str:

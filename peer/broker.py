@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Literal, Self, TypeAlias
 
+from .addresses import host_for_others
 from .broker_config import (
     BrokerError,
     BrokerSettings,
@@ -102,14 +103,18 @@ class Broker:
     @property
     def url(self) -> str:
         """Where clients on this machine connect (without user and password)."""
-        return f"mqtt{'s' if self.settings.tls else ''}://{self._reach()}:{self.port}"
+        return self._url(self._reach())
 
     @property
     def websocket_url(self) -> str:
         """The same, over websockets."""
-        if self.websocket_port is None:
-            raise BrokerError("this broker has no websocket listener: set websocket_port")
-        return f"ws{'s' if self.settings.tls else ''}://{self._reach()}:{self.websocket_port}/mqtt"
+        return self._websocket_url(self._reach())
+
+    @property
+    def public_urls(self) -> list[str]:
+        """Where clients on other devices connect: the URL of MQTT, then of websockets if it has any."""
+        host = self.settings.public_name or host_for_others(self.settings.host)
+        return [self._url(host), *([self._websocket_url(host)] if self.websocket_port else [])]
 
     @property
     def pid(self) -> int | None:
@@ -122,8 +127,19 @@ class Broker:
             return ""
         return (Path(self._folder.name) / "broker.log").read_text(errors="replace")
 
+    def _url(self, host: str) -> str:
+        return f"mqtt{'s' if self.settings.tls else ''}://{_bracketed(host)}:{self.port}"
+
+    def _websocket_url(self, host: str) -> str:
+        if self.websocket_port is None:
+            raise BrokerError("this broker has no websocket listener: set websocket_port")
+        scheme = "wss" if self.settings.tls else "ws"
+        return f"{scheme}://{_bracketed(host)}:{self.websocket_port}/mqtt"
+
     def _reach(self) -> str:
-        return "127.0.0.1" if self.settings.host in ("0.0.0.0", "::", "") else self.settings.host
+        return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(
+            self.settings.host, self.settings.host
+        )
 
     # --- life --------------------------------------------------------------------------------------
 
@@ -150,10 +166,11 @@ class Broker:
         # Another process may take a free port before the broker does: choose again, then give up.
         chosen = self.port
         for attempt in range(3):
-            self.port = chosen or free_port(self.settings.host)
-            if self.settings.websocket_port == 0 and not self.websocket_port:
-                self.websocket_port = free_port(self.settings.host)
             try:
+                free = free_port(self.settings.host)  # asked in any case: it checks the host
+                self.port = chosen or free
+                if self.settings.websocket_port == 0 and not self.websocket_port:
+                    self.websocket_port = free_port(self.settings.host)
                 self._launch()
                 return
             except BrokerError as error:
@@ -228,10 +245,16 @@ def find_mosquitto() -> str | None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on right now."""
+    """Return a port that nobody listens on right now. Raises BrokerError if the host is not ours."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
+        try:
+            probe.bind((host, 0))
+        except (OSError, UnicodeError) as error:
+            raise BrokerError(
+                f"cannot listen on host {host!r} ({error}): give an address of this machine, or "
+                "0.0.0.0 for all of them"
+            ) from None
         return probe.getsockname()[1]
 
 
@@ -244,16 +267,14 @@ def serve(
 ) -> int:
     """Run a broker in the foreground until SIGINT, SIGTERM or SIGHUP; returns an exit code.
 
-    Prints what runs, why and where. `ready` is called once it accepts connections. Call it from
-    the main thread. Returns 1 if the broker died by itself.
+    Prints what runs, why, and the URLs for other devices. `ready` is called once it accepts
+    connections. Call it from the main thread. Returns 1 if the broker died by itself.
     """
     ended = threading.Event()
     handlers = {number: signal.signal(number, lambda *_: ended.set()) for number in stop_signals()}
     try:
         with Broker(settings, kind=kind) as broker:
-            lines = [f"{broker.kind}: {broker.reason}", broker.url]
-            if broker.websocket_port is not None:
-                lines.append(broker.websocket_url)
+            lines = [f"{broker.kind}: {broker.reason}", *broker.public_urls]
             print(*lines, sep="\n", file=out or sys.stdout, flush=True)
             if ready is not None:
                 ready(broker)
@@ -265,6 +286,10 @@ def serve(
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return 0
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _bindable(host: str, port: int) -> bool:

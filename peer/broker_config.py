@@ -40,6 +40,8 @@ class BrokerSettings:
     host: the address to listen on; leave loopback only with `tls` and `users`.
     port, websocket_port: 0 takes a free one; websocket_port None means no websockets, and any other
         value the embedded broker.
+    public_name: the name or address of this machine in the URLs that are shown for other devices; found
+        out if left out.
     users: name to password; empty lets anybody in.
     password_file, acl_file: instead of users, files that say who may come in and do what (mosquitto);
         `peer.acl.write_rules` makes them for a swarm.
@@ -52,6 +54,7 @@ class BrokerSettings:
     port: int = 0
     websocket_port: int | None = None
     tls: BrokerTls | None = None
+    public_name: str | None = None
     users: Mapping[str, str] = field(default_factory=dict, repr=False)
     password_file: Path | None = None
     acl_file: Path | None = None
@@ -60,10 +63,14 @@ class BrokerSettings:
     max_queued_bytes: int = 64 * 1024 * 1024
 
 
-def _private(path: Path, text: str) -> Path:
-    path.touch(mode=0o600)
-    path.write_text(text)
-    return path
+def write_whole(path: Path, content: str | bytes, mode: int = 0o600) -> Path:
+    """Write a file with these rights so that it is whole or not there at all; return its path."""
+    part = path.with_name(path.name + ".part")
+    part.unlink(missing_ok=True)
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(handle, "wb") as out:
+        out.write(content.encode() if isinstance(content, str) else content)
+    return part.replace(path)
 
 
 def kept(command: list[str], folder: Path) -> list[str]:
@@ -97,13 +104,13 @@ def mosquitto_command(
         lines.append("user root")
     if settings.users:
         hashed = "".join(f"{mosquitto_hash(*item)}\n" for item in settings.users.items())
-        lines.append(f"password_file {_private(folder / 'passwords', hashed)}")
+        lines.append(f"password_file {write_whole(folder / 'passwords', hashed)}")
     if settings.password_file is not None:
         lines.append(f"password_file {Path(settings.password_file).resolve()}")
     if settings.acl_file is not None:
         lines.append(f"acl_file {Path(settings.acl_file).resolve()}")
     lines += [f"listener {port} {settings.host}", *_mosquitto_tls(settings.tls)]
-    config = _private(folder / "mosquitto.conf", "\n".join(lines) + "\n")
+    config = write_whole(folder / "mosquitto.conf", "\n".join(lines) + "\n")
     return [executable, "-c", str(config)]
 
 
@@ -148,12 +155,12 @@ def amqtt_command(
         listeners["websockets"] = listener | {"type": "ws", "bind": address}
     plugins: dict[str, Any] = {}
     if settings.users:
-        passwords = _private(folder / "passwords", "")
+        passwords = write_whole(folder / "passwords", "")
         write_passwords(passwords, dict(settings.users))
         plugins["amqtt.plugins.authentication.FileAuthPlugin"] = {"password_file": str(passwords)}
     else:
         plugins["amqtt.plugins.authentication.AnonymousAuthPlugin"] = {"allow_anonymous": True}
-    config = _private(
+    config = write_whole(
         folder / "amqtt.json", json.dumps({"listeners": listeners, "plugins": plugins})
     )
     script = Path(__file__).with_name("embedded_broker.py")

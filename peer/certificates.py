@@ -1,28 +1,41 @@
-"""A throw-away certificate authority for a local swarm.
+"""The certificates of a swarm's broker: an authority of its own, and what it signs.
 
-    authority = Authority.create(folder)
+    authority = Authority.open(folder)                # made at first use, then kept for ten years
     server = authority.issue_server(["broker.lan"])   # localhost and 127.0.0.1 are always covered
     client = authority.issue_client("ann")
 
-Keys are files that only their owner can read. Good for a laboratory; a swarm that spans strangers
-wants certificates from an authority that somebody guards.
+Peers trust the authority's certificate, `ca.pem`, so the broker's own certificate can be renewed without
+telling them. Keys are files that only their owner can read. Good for a laboratory; a swarm that spans
+strangers wants certificates from an authority that somebody guards.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from .addresses import is_address
+from .broker_config import BrokerError, write_whole
+
+AUTHORITY_DAYS = 3650
+"""Ten years: every device of a swarm holds a copy of the authority's certificate."""
+ISSUED_DAYS = 730
+RENEWAL_DAYS = 365
+"""A broker renews its certificate when it starts. So it may run for a year without a restart."""
+_AUTHORITY_NAME = "gossamer local swarm"
 _BACKDATE = timedelta(hours=1)  # clocks of small devices lag
+_REMEDY = "give --tls another folder, and its new ca.pem to every peer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +44,15 @@ class Identity:
 
     certificate: Path
     key: Path
+
+    @classmethod
+    def in_folder(cls, folder: Path, file: str) -> Identity:
+        """Return the files of this name in a folder, whether they exist or not."""
+        return cls(folder / f"{file}.pem", folder / f"{file}.key")
+
+    def present(self) -> list[Path]:
+        """Return those of the two files that exist."""
+        return [path for path in (self.certificate, self.key) if path.exists()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +63,76 @@ class Authority:
     certificate: Path
     key: Path
 
+    @property
+    def server(self) -> Identity:
+        """The files of the broker's own certificate."""
+        return Identity.in_folder(self.folder, "server")
+
     @classmethod
-    def create(
-        cls, folder: Path, *, name: str = "gossamer local swarm", days: int = 30
-    ) -> Authority:
-        """Make a new authority in `folder`, replacing what was there."""
+    def open(cls, folder: Path) -> Authority:
+        """Return the authority that a folder holds; make one if the folder has no certificates.
+
+        Raises BrokerError, and changes no file, if what the folder holds was not made here or has
+        expired.
+        """
+        folder = Path(folder)
+        files, server = Identity.in_folder(folder, "ca"), Identity.in_folder(folder, "server")
+        with _one_line_errors(folder):
+            if not files.present():
+                for path in server.present():
+                    raise BrokerError(f"{path} is there without its authority, ca.pem: {_REMEDY}")
+                return cls.create(folder)
+            if not files.certificate.exists():
+                raise BrokerError(f"{files.certificate} is missing: put it back, or {_REMEDY}")
+            certificate = _read_certificate(files.certificate)
+            if certificate.subject != _name(_AUTHORITY_NAME) or not _signed_by(
+                certificate, certificate
+            ):
+                raise BrokerError(
+                    f"{files.certificate} is not an authority that gossamer made, but "
+                    f"{certificate.subject.rfc4514_string() or 'one without a name'}: {_REMEDY}"
+                )
+            if not files.key.exists():
+                raise BrokerError(f"{files.key} is missing: put it back, or {_REMEDY}")
+            key = _read_key(files.key)
+            if key.public_key() != certificate.public_key():
+                raise BrokerError(
+                    f"{files.key} is not the key of {files.certificate}: put the right one back, "
+                    f"or {_REMEDY}"
+                )
+            now = datetime.now(UTC)
+            if now > certificate.not_valid_after_utc:
+                end = certificate.not_valid_after_utc
+                raise BrokerError(f"{files.certificate} expired on {end:%Y-%m-%d}: {_REMEDY}")
+            if now < certificate.not_valid_before_utc:
+                raise BrokerError(
+                    f"{files.certificate} is not valid before {certificate.not_valid_before_utc:%Y-%m-%d}: "
+                    "set this machine's clock"
+                )
+            files.key.chmod(0o600)
+        return cls(folder, files.certificate, files.key)
+
+    @classmethod
+    def create(cls, folder: Path, *, days: float = AUTHORITY_DAYS) -> Authority:
+        """Make a new authority in a folder that has none.
+
+        `days` below zero makes one that has already expired (for tests).
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        if there := Identity.in_folder(folder, "ca").present():
+            raise BrokerError(f"{there[0]} exists: use Authority.open, or another folder")
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = _name(name)
-        now = datetime.now(UTC)
+        subject = _name(_AUTHORITY_NAME)
+        start, end = _validity(days)
         certificate = (
             x509.CertificateBuilder()
             .subject_name(subject)
             .issuer_name(subject)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _BACKDATE)
-            .not_valid_after(now + timedelta(days=days))
+            .not_valid_before(start)
+            .not_valid_after(end)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_usage(signs_certificates=True), critical=True)
             .add_extension(
@@ -69,20 +143,48 @@ class Authority:
         files = _write(folder, "ca", certificate, key)
         return cls(folder, files.certificate, files.key)
 
+    def why_renew_server(self, names: Iterable[str]) -> str | None:
+        """Return why the broker needs a new certificate for these names, or None if it does not.
+
+        Raises BrokerError if the one in the folder was not issued by this authority.
+        """
+        files = self.server
+        with _one_line_errors(self.folder):
+            if not files.certificate.exists():
+                if files.key.exists():  # never overwrite a key that may be somebody else's
+                    raise BrokerError(f"{files.key} has no certificate beside it: move it away")
+                return "there was none"
+            issuer = _read_certificate(self.certificate)
+            certificate = _read_certificate(files.certificate)
+            if not _signed_by(certificate, issuer):
+                raise BrokerError(
+                    f"{files.certificate} was not issued by {self.certificate}: move it and its key "
+                    "away, or give --tls another folder"
+                )
+            if not files.key.exists() or (
+                _read_key(files.key).public_key() != certificate.public_key()
+            ):
+                return "its key was missing"
+        end = certificate.not_valid_after_utc
+        if end < min(datetime.now(UTC) + timedelta(days=RENEWAL_DAYS), issuer.not_valid_after_utc):
+            return f"it ends on {end:%Y-%m-%d}"
+        covered = _alternatives(certificate)
+        missing = [name for name in _server_names(names) if _alternative(name) not in covered]
+        return f"it did not cover {', '.join(missing)}" if missing else None
+
     def issue_server(
-        self, names: Iterable[str] = (), *, file: str = "server", days: float = 30
+        self, names: Iterable[str] = (), *, file: str = "server", days: float = ISSUED_DAYS
     ) -> Identity:
-        """A certificate for a broker at localhost, 127.0.0.1, ::1 and the given names or addresses.
+        """Issue a certificate for a broker at localhost, 127.0.0.1, ::1 and these names or addresses.
 
         `days` below zero makes one that has already expired (for tests).
         """
-        wanted = dict.fromkeys(["localhost", "127.0.0.1", "::1", *names])
         return self._issue(
-            file, "gossamer broker", list(wanted), ExtendedKeyUsageOID.SERVER_AUTH, days
+            file, "gossamer broker", _server_names(names), ExtendedKeyUsageOID.SERVER_AUTH, days
         )
 
-    def issue_client(self, peer: str, *, days: float = 30) -> Identity:
-        """A certificate that says its holder is `peer`; written to client-{peer}.pem and .key."""
+    def issue_client(self, peer: str, *, days: float = ISSUED_DAYS) -> Identity:
+        """Issue a certificate that says its holder is `peer`: client-{peer}.pem and .key."""
         return self._issue(f"client-{peer}", peer, [], ExtendedKeyUsageOID.CLIENT_AUTH, days)
 
     def _issue(
@@ -93,19 +195,18 @@ class Authority:
         purpose: x509.ObjectIdentifier,
         days: float,
     ) -> Identity:
-        issuer = x509.load_pem_x509_certificate(self.certificate.read_bytes())
-        issuer_key = serialization.load_pem_private_key(self.key.read_bytes(), None)
-        assert isinstance(issuer_key, ec.EllipticCurvePrivateKey)
+        with _one_line_errors(self.folder):
+            issuer, issuer_key = _read_certificate(self.certificate), _read_key(self.key)
         key = ec.generate_private_key(ec.SECP256R1())
-        end = datetime.now(UTC) + timedelta(days=days)
+        start, end = _validity(days)
         builder = (
             x509.CertificateBuilder()
             .subject_name(_name(subject))
             .issuer_name(issuer.subject)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(min(datetime.now(UTC), end) - _BACKDATE)
-            .not_valid_after(end)
+            .not_valid_before(start)
+            .not_valid_after(min(end, issuer.not_valid_after_utc))
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
@@ -118,7 +219,61 @@ class Authority:
             builder = builder.add_extension(
                 x509.SubjectAlternativeName([_alternative(name) for name in names]), critical=False
             )
-        return _write(self.folder, file, builder.sign(issuer_key, hashes.SHA256()), key)
+        with _one_line_errors(self.folder):
+            return _write(self.folder, file, builder.sign(issuer_key, hashes.SHA256()), key)
+
+
+@contextlib.contextmanager
+def _one_line_errors(folder: Path) -> Iterator[None]:
+    """Turn what the file system refuses into an error that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise BrokerError(f"{error.filename or folder}: {error.strerror}") from None
+
+
+def _read_certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError:
+        raise BrokerError(f"{path} is not a certificate in PEM format: {_REMEDY}") from None
+
+
+def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    key: PrivateKeyTypes | None = None
+    # A TypeError says that the key has a passphrase; we give ours none.
+    with contextlib.suppress(ValueError, TypeError, UnsupportedAlgorithm):
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise BrokerError(f"{path} is not a key that gossamer made: {_REMEDY}")
+    return key
+
+
+def _signed_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _validity(days: float) -> tuple[datetime, datetime]:
+    now = datetime.now(UTC)
+    end = now + timedelta(days=days)
+    return min(now, end) - _BACKDATE, end
+
+
+def _server_names(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(["localhost", "127.0.0.1", "::1", *names]))
+
+
+def _alternatives(certificate: x509.Certificate) -> list[x509.GeneralName]:
+    """Return the names that a certificate covers."""
+    try:
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return []
+    return list(extension.value)
 
 
 def _name(text: str) -> x509.Name:
@@ -126,10 +281,9 @@ def _name(text: str) -> x509.Name:
 
 
 def _alternative(name: str) -> x509.GeneralName:
-    try:
+    if is_address(name):
         return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        return x509.DNSName(name)
+    return x509.DNSName(name)
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
@@ -149,15 +303,13 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 def _write(
     folder: Path, file: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey
 ) -> Identity:
-    files = Identity(folder / f"{file}.pem", folder / f"{file}.key")
-    files.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    # The certificate first: next to one of ours, a key that is missing or old may be replaced.
+    files = Identity.in_folder(folder, file)
+    write_whole(files.certificate, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     secret = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    files.key.unlink(missing_ok=True)  # an old file may have laxer rights
-    handle = os.open(files.key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as out:
-        out.write(secret)
+    write_whole(files.key, secret)
     return files

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import runpy
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import aiomqtt
 import pytest
 
 from gossamer.experiments.bench import gate
@@ -81,3 +85,30 @@ def test_bare_clients_end_quietly(tmp_path, broker, how):
         assert said.startswith("bare client: ")
         # What aiomqtt's own futures say as they are collected is not ours to silence.
         assert "Task exception was never retrieved" not in said
+
+
+@pytest.mark.parametrize("kind", ["bare", "aiomqtt"])
+def test_broker_that_hangs_up_before_a_write_leaves_no_late_writer(run, broker, monkeypatch, kind):
+    """The case of aiomqtt itself shows that the bare client's workaround is still needed."""
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    connection = runpy.run_path(str(SCRIPT))["connection"]
+
+    async def scenario() -> list[str]:
+        late: list[str] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, what: late.append(str(what.get("handle"))))
+        if kind == "bare":
+            client = connection(broker.port, "x")
+        else:
+            client = aiomqtt.Client("127.0.0.1", broker.port)
+        async with client:
+            paho = client._client
+            paho.publish("x", b"y")  # is to be written in the loop's next turn
+            paho.socket().shutdown(socket.SHUT_RDWR)
+            paho.loop_read()  # in this turn paho reads the end of the connection, and closes it
+            for _ in range(3):
+                await asyncio.sleep(0)
+        assert isinstance(client._disconnected.exception(), aiomqtt.MqttError)
+        return [handle for handle in late if "add_writer" in handle]
+
+    assert len(run(scenario())) == (kind == "aiomqtt")

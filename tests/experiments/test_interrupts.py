@@ -51,6 +51,92 @@ def test_a_worker_that_is_interrupted_while_it_starts_ends_without_a_word(tmp_pa
     assert "raise_signal" in ran.stderr
 
 
+STARTING = """
+import runpy, signal, sys
+kind, moment, module = (sys.argv.pop(1) for _ in range(3))
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class CtrlC:  # comes when this module is imported
+    def find_spec(name, path, target=None):
+        if name == moment and kind == "signal":
+            signal.raise_signal(signal.SIGINT)
+        elif name == moment:  # what an enum makes of it
+            raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
+
+sys.meta_path.insert(0, CtrlC)
+if module.endswith(".py"):
+    sys.argv[0] = module
+    runpy.run_path(module, run_name="__main__")
+else:
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+sys.exit("nobody imported " + moment)
+"""
+GOSSAMER = str(Path(__file__).parents[2] / "common" / "__main__.py")
+COMMANDS = {
+    "simulate": ["simulate", "tiny.toml"],
+    "swarm": ["swarm", "tiny.toml"],
+    "join": ["join", "--broker", "mqtt://127.0.0.1:1", "--swarm", "s", "--config", "anna.toml"],
+    "demo": ["demo"],
+    "broker": ["broker", "--port", "0"],
+}
+
+
+def interrupted_at(
+    folder: Path, moment: str, module: str, *arguments: str, kind: str = "signal"
+) -> None:
+    """Run a module or script; Ctrl-C as it imports `moment` ends it: code 130, no traceback."""
+    ran = subprocess.run(
+        [sys.executable, "-c", STARTING, kind, moment, module, *arguments],
+        cwd=folder, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert "Traceback" not in ran.stderr
+    assert ran.returncode == 130, ran.stderr
+    assert not list(folder.rglob("*.jsonl"))
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Path:
+    """A folder with a config and a peer's file."""
+    (tmp_path / "tiny.toml").write_text("peers = 2\nrounds = 1\n")
+    (tmp_path / "anna.toml").write_text('name = "anna"\nentry = "mine:make"\nrounds = 1\n')
+    (tmp_path / "mine.py").write_text("")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "moment"),
+    [
+        ("broker", "gossamer.experiments"),
+        ("broker", "typer"),
+        ("broker", "gossamer.experiments.cli_live"),
+        ("broker", "gossamer.peer.broker"),
+        ("simulate", "pydantic"),
+        ("simulate", "torch.torch_version"),
+        ("simulate", "gossamer.experiments.arena"),
+        ("swarm", "torch.torch_version"),
+        ("swarm", "gossamer.peer.host"),
+        ("join", "torch.torch_version"),
+        ("join", "gossamer.peer.host"),
+        ("demo", "torch.torch_version"),
+        ("demo", "numpy"),
+    ],
+)
+def test_ctrl_c_while_a_command_loads_leaves_no_traceback(
+    device: Path, command: str, moment: str
+) -> None:
+    interrupted_at(device, moment, GOSSAMER, *COMMANDS[command])
+
+
+@pytest.mark.parametrize("moment", ["torch.torch_version", "gossamer.peer.host"])
+def test_ctrl_c_while_a_peer_loads_leaves_no_traceback(device: Path, moment: str) -> None:
+    interrupted_at(device, moment, "gossamer.peer", "host-0.json")
+
+
+def test_ctrl_c_that_became_another_error_leaves_no_traceback(device: Path) -> None:
+    interrupted_at(device, "pydantic", GOSSAMER, *COMMANDS["simulate"], kind="error")
+
+
 def simulation(**changed: Any) -> Simulation:
     base = {
         "peers": 3,

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import socket
-import ssl
 import stat
 import subprocess
 import sys
@@ -15,7 +14,6 @@ import pytest
 from gossamer.gossip.mqtt import MqttTransport
 from gossamer.peer import broker as module
 from gossamer.peer.broker import Broker, BrokerError, BrokerSettings, BrokerTls, free_port, serve
-from gossamer.peer.certificates import Authority
 
 
 @pytest.fixture(params=["mosquitto", "amqtt"])
@@ -164,33 +162,12 @@ def test_bad_user_names_are_refused(mosquitto):
         Broker(BrokerSettings(users={"a:b": "c"}), kind="mosquitto").start()
 
 
-def test_keys_are_private_and_certificates_verify(tmp_path):
-    authority = Authority.create(tmp_path / "deep" / "er")
-    server = authority.issue_server(["broker.lan", "10.0.0.7"])
-    client = authority.issue_client("ann")
-    for key in (authority.key, server.key, client.key):
-        assert stat.S_IMODE(key.stat().st_mode) == 0o600
-    context = ssl.create_default_context(cafile=authority.certificate)
-    context.verify_flags |= ssl.VERIFY_X509_STRICT
-    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    serving.load_cert_chain(server.certificate, server.key)
-    for name in ("localhost", "127.0.0.1", "broker.lan", "10.0.0.7"):
-        assert handshake(context, serving, name)
-    with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
-        handshake(context, serving, "elsewhere.lan")
-
-
-def handshake(client: ssl.SSLContext, server: ssl.SSLContext, name: str) -> bool:
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ours = client.wrap_bio(to_client, to_server, server_hostname=name)
-    theirs = server.wrap_bio(to_server, to_client, server_side=True)
-    for _ in range(6):
-        for side in (ours, theirs):
-            try:
-                side.do_handshake()
-            except ssl.SSLWantReadError:
-                continue
-    return ours.version() is not None
+@pytest.mark.parametrize("port", [0, 18_830])
+def test_host_that_is_not_ours_is_an_error_that_says_so(kind, port):
+    with pytest.raises(
+        BrokerError, match=r"cannot listen on host '203.0.113.1'.*0\.0\.0\.0 for all"
+    ):
+        Broker(BrokerSettings(host="203.0.113.1", port=port), kind=kind).start()
 
 
 def test_free_ports_differ_from_taken_ones():

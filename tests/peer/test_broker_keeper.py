@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 
@@ -141,15 +143,32 @@ def test_only_a_broker_s_own_folder_is_removed(tmp_path, name):
     assert folder.exists() == (not name.startswith(FOLDER_PREFIX))
 
 
+@contextmanager
+def hangup(action: signal.Handlers) -> Iterator[None]:
+    """A SIGHUP that this process was started with: ignored under nohup, else left to the system."""
+    before = signal.signal(signal.SIGHUP, action)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_serve_ends_when_its_terminal_is_closed(kind):
     out = StringIO()
-    assert serve(kind=kind, out=out, ready=lambda _: os.kill(os.getpid(), signal.SIGHUP)) == 0
+    with hangup(signal.SIG_DFL):
+        assert serve(kind=kind, out=out, ready=lambda _: os.kill(os.getpid(), signal.SIGHUP)) == 0
     assert not listening(int(out.getvalue().rsplit(":", 1)[1]))
 
 
-def test_who_was_told_to_ignore_a_closed_terminal_does():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
+def test_serve_under_nohup_outlives_its_terminal(kind):
+    outlived = []
+
+    def ready(broker: Broker) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        outlived.append(listening(broker.port))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with hangup(signal.SIG_IGN):
         assert stop_signals() == (signal.SIGINT, signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGHUP, before)
+        assert serve(kind=kind, out=StringIO(), ready=ready) == 0
+    assert outlived == [True]

@@ -1,0 +1,1 @@
+"""Peers learn together by gossip, with no server in charge."""
