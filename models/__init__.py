@@ -8,7 +8,7 @@ from .errors import ModelError
 from .graph import ModelGraph, pair_name
 from .initial import Start
 from .layout import Layout
-from .learner import Learner, Metrics, Weighted
+from .learner import Learner, Metrics, PeerCounting, Weighted
 from .network import SlicedNetwork
 from .networks import mlp
 from .permuting import permute
@@ -29,6 +29,7 @@ __all__ = [
     "ModelGraph",
     "ParameterMap",
     "Part",
+    "PeerCounting",
     "SgdLearner",
     "SlicedNetwork",
     "Slicing",

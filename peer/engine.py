@@ -22,7 +22,7 @@ from ..gossip.pushsum import ONE
 from ..gossip.trust import NoTrust, Trusting
 from ..gossip.trust.intake import Intake
 from ..gossip.wire import Buffer
-from ..models import Learner, Metrics, Weighted
+from ..models import Learner, Metrics, PeerCounting, Weighted
 from .agreement import Agreement
 from .allocator import give_back
 from .arrival import Arrival, PeerGuards
@@ -111,6 +111,8 @@ class Engine:
         """Whether it goes on in the session of its former life."""
         if isinstance(learner, Weighted):
             learner.weight_of = lambda vector: self.gossiper.weight(vector) / ONE
+        if isinstance(learner, PeerCounting):
+            learner.peers_seen = lambda: 1 + len(self._met)
         self.averaged = self._is_averaged()
         """Whether to go on training, as of the last turn: the round's averaging is over, or, in async
         mode, neighbours keep up with what is pushed to them. Any thread may look."""
