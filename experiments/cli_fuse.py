@@ -38,7 +38,9 @@ def fuse_command(
     kl: Annotated[
         float, typer.Option("--kl", help="MAGI's λ from 0 to 1: raise it for fewer cells.")
     ] = 0.0,
-    limit: Annotated[int, typer.Option(help="Cells per part before growth slows down.")] = 700,
+    limit: Annotated[
+        int, typer.Option(help="Cells per part, at most; the widest network always fits.")
+    ] = 700,
     sweeps: Annotated[int, typer.Option(help="Passes over the networks, at most.")] = 20,
     shrink: Annotated[
         bool, typer.Option(help="Let the prior shrink what few networks agree on.")
