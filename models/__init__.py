@@ -9,7 +9,7 @@ from .graph import ModelGraph, pair_name
 from .initial import Start
 from .layout import Layout
 from .learner import Learner, Metrics, PeerCounting, Weighted
-from .network import SlicedNetwork
+from .network import LAYER_ORDER, SlicedNetwork
 from .networks import mlp
 from .permuting import permute
 from .ready import NETWORKS, cnn1d, lstm_classifier, resnet, small_cnn, unet, vit
@@ -18,6 +18,7 @@ from .sgd import SgdLearner, cross_entropy, squared_error
 from .slicing import Slicing
 
 __all__ = [
+    "LAYER_ORDER",
     "NETWORKS",
     "Anatomy",
     "AssociativeLearner",
