@@ -38,7 +38,9 @@ def fuse_command(
     kl: Annotated[
         float, typer.Option("--kl", help="MAGI's λ from 0 to 1: raise it for fewer cells.")
     ] = 0.0,
-    limit: Annotated[int, typer.Option(help="Cells per part before growth slows down.")] = 700,
+    limit: Annotated[
+        int, typer.Option(help="Cells per part, at most; the widest network always fits.")
+    ] = 700,
     sweeps: Annotated[int, typer.Option(help="Passes over the networks, at most.")] = 20,
     shrink: Annotated[
         bool, typer.Option(help="Let the prior shrink what few networks agree on.")
@@ -51,6 +53,10 @@ def fuse_command(
     within_models: Annotated[
         bool, typer.Option("--within-models", help="Match only inside the same partial model.")
     ] = False,
+    order: Annotated[
+        str | None,
+        typer.Option(help="NAME,NAME,…: the layers as they run, for files that do not say it."),
+    ] = None,
     data: Annotated[
         str | None, typer.Option(help="Report accuracies on this data set; see gossamer data.")
     ] = None,
@@ -63,7 +69,8 @@ def fuse_command(
 
     Cells of different networks that do the same become one cell; the others are kept. The files may
     come from `gossamer swarm`, `gossamer join`, or from any torch network of dense layers. A folder
-    stands for all networks in it: a finished swarm becomes one network.
+    stands for all networks in it: a finished swarm becomes one network. Files of gossamer say in which
+    order their layers run; for others it follows from shapes and numbers, or --order says it.
     """
     from ..models.matching import MatchOptions, fuse
     from .fusing.files import (
@@ -88,7 +95,8 @@ def fuse_command(
         sweeps=sweeps,
         shrink=shrink,
     )
-    networks = [read_network(path) for path in files]
+    layers = None if order is None else [name.strip() for name in order.split(",")]
+    networks = [read_network(path, layers) for path in files]
     chains = [network.chain for network in networks]
     fused = fuse(
         chains,

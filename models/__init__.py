@@ -8,8 +8,8 @@ from .errors import ModelError
 from .graph import ModelGraph, pair_name
 from .initial import Start
 from .layout import Layout
-from .learner import Learner, Metrics, Weighted
-from .network import SlicedNetwork
+from .learner import Learner, Metrics, PeerCounting, Weighted
+from .network import LAYER_ORDER, SlicedNetwork
 from .networks import mlp
 from .permuting import permute
 from .ready import NETWORKS, cnn1d, lstm_classifier, resnet, small_cnn, unet, vit
@@ -18,6 +18,7 @@ from .sgd import SgdLearner, cross_entropy, squared_error
 from .slicing import Slicing
 
 __all__ = [
+    "LAYER_ORDER",
     "NETWORKS",
     "Anatomy",
     "AssociativeLearner",
@@ -29,6 +30,7 @@ __all__ = [
     "ModelGraph",
     "ParameterMap",
     "Part",
+    "PeerCounting",
     "SgdLearner",
     "SlicedNetwork",
     "Slicing",

@@ -70,3 +70,11 @@ class Weighted(Protocol):
 
     weight_of: Callable[[str], float]
     """The weight that the peer holds of a partial model now, in peers."""
+
+
+@runtime_checkable
+class PeerCounting(Protocol):
+    """A learner that must know how many peers there are at most: whoever runs it says so."""
+
+    peers_seen: Callable[[], float]
+    """How many peers of its swarm the peer knows of now, itself included."""

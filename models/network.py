@@ -22,6 +22,9 @@ from .initial import Start, starting_values
 from .slicing import Slicing
 from .whole import discover_for
 
+LAYER_ORDER = "layer_order"
+"""The metadata key of a saved network that lists its values in the order in which layers run."""
+
 
 class SlicedNetwork:
     """Wraps a module; reading or writing a partial model is one gather or scatter.
@@ -199,12 +202,16 @@ class SlicedNetwork:
             self._refuse(f"peer {self.peer!r}", len(bad), int(bad[0, 0]))
 
     def save(self, path: str | Path) -> None:
-        """Write the module's state as safetensors, with the slices as readable metadata."""
+        """Write the module's state as safetensors, with slices and layer order as readable metadata."""
         state = {name: value.contiguous() for name, value in self.module.state_dict().items()}
         slices = {
             model: [cells.tolist() for cells in self.slicing.cells[model]] for model in self.models
         }
-        metadata = {"peer": self.peer, "slices": json.dumps(slices)}
+        metadata = {
+            "peer": self.peer,
+            "slices": json.dumps(slices),
+            LAYER_ORDER: json.dumps(self._run_order(list(state))),
+        }
         save_file({name: value.clone() for name, value in state.items()}, path, metadata)
 
     def load(self, path: str | Path) -> None:
@@ -221,6 +228,43 @@ class SlicedNetwork:
                     f"{shape} here"
                 )
         self.module.load_state_dict(state)
+
+    def _run_order(self, names: list[str]) -> list[str]:
+        """The names of the state's values, layer after layer, as the cells that they touch are connected.
+
+        A module may list its layers in any order. Where they form no chain, it is the module's that counts.
+        """
+        anatomy = self.slicing.anatomy
+        touched = {
+            one.name: [self._part_of(axis) for axis in one.axes]
+            for one in anatomy.parameters
+            if one.axes
+        }
+        layers = {parts[1]: parts[0] for parts in touched.values() if len(parts) == 2}
+        starts = [part for part in layers if part not in layers.values()]
+        if len(layers) != sum(len(parts) == 2 for parts in touched.values()) or len(starts) != 1:
+            return names
+        place: dict[int | None, int] = {}
+        part = layers.get(starts[0])
+        while part is not None and part not in place:
+            place[part] = len(place)
+            part = layers.get(part)
+        if len(place) != len(layers) or any(touched[name][0] not in place for name in touched):
+            return names
+        return sorted(
+            names,
+            key=lambda name: (
+                place[touched[name][0]] if name in touched else len(place),
+                len(touched.get(name, ())) != 2,
+            ),
+        )
+
+    def _part_of(self, cells: np.ndarray | None) -> int | None:
+        """The part that a parameter's axis spans, by its first cell."""
+        if cells is None or not len(cells):
+            return None
+        firsts = self.slicing.anatomy.firsts
+        return int(np.searchsorted(firsts, int(cells[0]), side="right")) - 1
 
     def _tensors(self) -> list[Tensor]:
         """What the flat tensor holds, in its order."""

@@ -23,7 +23,7 @@ from ..gossip.pushsum import ONE
 from ..gossip.trust import NoTrust, Trusting
 from ..gossip.trust.intake import Intake
 from ..gossip.wire import Buffer
-from ..models import Learner, Metrics, Weighted
+from ..models import Learner, Metrics, PeerCounting, Weighted
 from .agreement import Agreement
 from .allocator import give_back
 from .bootstrap import Bootstrap, Others, PeerGuards
@@ -181,6 +181,8 @@ class Engine:
         self._restore()
         if isinstance(learner, Weighted):
             learner.weight_of = lambda vector: self.gossiper.weight(vector) / ONE
+        if isinstance(learner, PeerCounting):
+            learner.peers_seen = lambda: 1 + len(self._others.known)
         self.starts: dict[str, str] = {}
         self.view = self._look()
 

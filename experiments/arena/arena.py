@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ...models import Learner, Metrics, ModelError
+from ...models import Learner, Metrics, ModelError, PeerCounting
 from ...peer.matched_store import MatchedStore
 from .averaging import Averager
 from .common import CommonAverager
@@ -124,6 +124,10 @@ class Arena:
         if threads is not None and threads < 1:
             raise ModelError(f"{threads} threads: an arena needs at least one")
         self._learners = list(learners)
+        count = len(self._learners)
+        for learner in self._learners:
+            if isinstance(learner, PeerCounting):
+                learner.peers_seen = lambda: count
         self._every, self._test_every = every, test_every
         self._threads = threads or processors()
         self._device = _device(device)

@@ -12,8 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from ...models import ModelError
+from ...models import LAYER_ORDER, ModelError
 from ...models.matching import Chain
+from .order import layer_order
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +32,11 @@ class NetworkFile:
         return str(self.path)
 
 
-def read_network(path: Path) -> NetworkFile:
-    """Read a safetensors file of dense layers, as `SlicedNetwork.save` or torch users write them."""
+def read_network(path: Path, order: Sequence[str] | None = None) -> NetworkFile:
+    """Read a safetensors file of dense layers, as `SlicedNetwork.save` or torch users write them.
+
+    order: names of layers as they run, for files that do not say it; see `layer_order`.
+    """
     if not path.is_file():
         raise ModelError(f"{path}: there is no such file")
     try:
@@ -44,7 +48,12 @@ def read_network(path: Path) -> NetworkFile:
     kinds = {value.dtype for value in state.values()}
     if odd := [kind for kind in kinds if not kind.is_floating_point]:
         raise ModelError(f"{path}: holds values of type {odd[0]}; only dense layers can be fused")
-    chain = Chain.read({name: value.double().numpy() for name, value in state.items()}, str(path))
+    shapes = {name: tuple(value.shape) for name, value in state.items()}
+    chain = Chain.read(
+        {name: value.double().numpy() for name, value in state.items()},
+        str(path),
+        layer_order(shapes, metadata, order, str(path)),
+    )
     dtype = torch.float64 if torch.float64 in kinds else torch.float32
     try:
         slices = json.loads(metadata["slices"]) if "slices" in metadata else None
@@ -85,14 +94,17 @@ def check_target(path: Path, *, force: bool) -> None:
 
 
 def write_network(path: Path, chain: Chain, dtype: torch.dtype, metadata: dict[str, str]) -> None:
-    """Write a network as safetensors; a file of that name is replaced at once or not at all."""
+    """Write a network as safetensors; a file of that name is replaced at once or not at all.
+
+    The order of its layers joins the metadata.
+    """
     state = {
         name: torch.from_numpy(np.ascontiguousarray(value)).to(dtype)
         for name, value in chain.state(np.float64).items()
     }
     part = path.with_name(path.name + ".part")
     try:
-        save_file(state, part, metadata)
+        save_file(state, part, {**metadata, LAYER_ORDER: json.dumps(list(state))})
         part.replace(path)
     except OSError as error:
         raise ModelError(f"{path}: cannot be written: {error.strerror or error}") from None

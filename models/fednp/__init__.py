@@ -7,7 +7,7 @@ The wrapped learner runs in the arena and as a live peer. `server_round` is the 
 
 from .joint import MODEL, SITES
 from .learner import FedNPLearner
-from .moments import sigmoid_power_mean, tilted_moments
+from .moments import sigmoid_power_mean, tilted_factor, tilted_moments
 from .npn import NPN, GaussianLinear, gaussian_kl, relu_moments
 from .options import FedNPOptions
 from .server import server_round
@@ -27,6 +27,7 @@ __all__ = [
     "server_cavities",
     "server_round",
     "sigmoid_power_mean",
+    "tilted_factor",
     "tilted_moments",
     "updated_site",
 ]

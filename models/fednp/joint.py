@@ -6,19 +6,25 @@ trust and the wire take it as it is:
 `fednp`
     f and the NPN: shared parameters like any others, trained and averaged.
 `fednp-sites`
-    What gossip knows of all sites: per dimension of z the *mean* over peers of η and of λ, and one more
-    number, the mean of a count to which one peer, the teller, brings 1 and all others 0.
+    What gossip knows of all sites: per dimension of z the *mean* over peers of η and of λ, and the means of
+    two counts. To the first one peer, the teller, brings 1 and all others 0; to the second every peer
+    brings 1.
 
 Why a mean is enough. A cavity needs the *sum* of sites, and push-sum yields Σs / Σw. With weight 1 each,
-Σs / N is the mean of what peers put in, and the count's mean is 1/N: their quotient is the sum, exact as
-soon as push-sum has converged, with nobody told how many peers there are. A peer that moves its site by Δ
+Σs / N is the mean of what peers put in, and the first count's mean is 1/N: their quotient is the sum, exact
+as soon as push-sum has converged, with nobody told how many peers there are. A peer that moves its site by Δ
 adds Δ to push-sum's sum, once, as training does; its next cavity is prior + sum − its own site, in which
 its own contributions cancel. (Until others have heard of a change, a peer sees its own N-fold; it is
 damped, and changes die out as sites converge.)
 
 Training by Δ means `s += w · Δ`, though. Where weights are not 1 while peers train (by numbers of samples;
 asynchronously, when a peer holds more or less than its own), the step on the estimate must be Δ / w: that
-is `FedNPLearner.weight_of`. The teller's 1 is divided likewise, so the unit of weights cancels.
+is `FedNPLearner.weight_of`. The 1 of a count is divided likewise, so the unit of weights cancels.
+
+Before that the quotient is no sum. Far from the teller the first count is 3^−hops on a ring, so that N would
+be 10^13 thirty hops away. The quotient of the two counts is the number of peers, whatever they weigh. It is
+believed when it has settled, and never beyond the peers that this one has seen (counting.py); until a number
+is known, the cavity is the prior.
 
 A newcomer adds its weight at the estimates that it hears: quotient and sum stay what they were, and its
 own changes then count fully, since both means are over the same weight. A peer that leaves hands its site
@@ -45,7 +51,7 @@ MODEL, SITES = "fednp", "fednp-sites"
 
 
 class Auxiliary(nn.Module):
-    """f, the NPN, and the gossiped means of sites and count."""
+    """f, the NPN, and the gossiped means of sites and counts."""
 
     def __init__(self, inputs: int, outputs: int, options: FedNPOptions):
         super().__init__()
@@ -53,7 +59,7 @@ class Auxiliary(nn.Module):
         self.f = nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, dimensions))
         self.npn = NPN(dimensions, hidden, outputs)
         self.sites = nn.Parameter(torch.zeros(2, dimensions), requires_grad=False)
-        self.count = nn.Parameter(torch.zeros(1), requires_grad=False)
+        self.counts = nn.Parameter(torch.zeros(2), requires_grad=False)
 
     def learned(self) -> list[nn.Parameter]:
         """What descends along the KL loss: f and the NPN."""
@@ -126,7 +132,7 @@ def _joined(anatomy: Anatomy, auxiliary: Auxiliary) -> tuple[Anatomy, int]:
         "npn.hidden": hidden,
         "npn.theta": len(auxiliary.npn.last.bias),
         "z": dimensions,
-        "count": 1,
+        "counts": 2,
     }
     parts = (*anatomy.parts, *(Part(f"{MODEL}.{name}", cells) for name, cells in sizes.items()))
     firsts = np.concatenate([[0], np.cumsum([part.cells for part in parts])])
@@ -141,7 +147,7 @@ def _joined(anatomy: Anatomy, auxiliary: Auxiliary) -> tuple[Anatomy, int]:
         "f.2.weight": ("f.signal", "f.hidden"),
         "f.2.bias": ("f.signal",),
         "sites": (None, "z"),
-        "count": ("count",),
+        "counts": ("counts",),
     }
     for layer, out, into in (
         ("first", "npn.hidden", "f.signal"),

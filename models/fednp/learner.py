@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 from ..errors import ModelError
 from ..learner import Learner, Metrics
 from ..seeds import stream
+from .counting import PeerCount
 from .descent import Adam
 from .features import Features, read_target
 from .joint import SITES, Auxiliary, join, require_unwrapped
-from .moments import tilted_moments
+from .moments import tilted_factor, tilted_moments
 from .npn import Gaussian, gaussian_kl
 from .options import FedNPOptions
 from .sites import Natural, updated_site
@@ -38,7 +40,8 @@ class FedNPLearner:
     teller
         True for exactly one peer of the swarm, the one that brings 1 to the count of peers.
     peers
-        How many peers there are, where that is known, stays, and all weigh 1; None counts by gossip.
+        How many peers there are, where that is known, stays, and all weigh 1; None counts by gossip. The
+        count is not believed beyond `peers_seen`, which an arena or a live peer sets.
     target
         The parameters that the NPN predicts: `last` for the last linear layer, or names of parameters or
         layers of the inner network. They should be shared: private ones would be drawn together.
@@ -88,7 +91,12 @@ class FedNPLearner:
         self.weight_of: Callable[[str], float] = lambda model: 1.0
         """The weight that this peer holds of a partial model at the end of its training, in any unit that
         all peers share. Whoever runs the peer sets it where that is not 1."""
-        self._news = 1.0 if teller else 0.0
+        self.peers_seen: Callable[[], float] = lambda: inf
+        """How many peers of the swarm this one knows of, itself included. Whoever runs the peer sets it;
+        without it, cavities are the prior until gossip's count has settled."""
+        self._count = PeerCount()
+        self._untold = torch.tensor([1.0 if teller else 0.0, 1.0], dtype=torch.float64)
+        """What this peer has still to bring to the counts."""
         drawn = stream(seed, "fednp order", network.peer).integers(2**31)
         self._generator = torch.Generator().manual_seed(int(drawn))
         self._optimizer = getattr(inner, "optimizer", None)
@@ -107,6 +115,7 @@ class FedNPLearner:
         """Train the inner learner for `steps` stretches under the pull, then update the site."""
         self.inner.network = self.network  # whoever runs the learner may have given it another
         self.cavity = self.present_cavity()
+        self._count.observe(self._gossiped(), self.peers_seen())
         metrics = self.inner.train(steps)
         if self._optimizer is None:
             self._assist()
@@ -130,7 +139,8 @@ class FedNPLearner:
             "site": self.site.stack(),
             "cavity": self.cavity.stack(),
             "adam": self._adam.state(),
-            "news": self._news,
+            "untold": self._untold.clone(),
+            "count": self._count.state(),
             "generator": self._generator.get_state(),
         }
 
@@ -140,24 +150,32 @@ class FedNPLearner:
         self.site = Natural.unstack(torch.as_tensor(state["site"]))
         self.cavity = Natural.unstack(torch.as_tensor(state["cavity"]))
         self._adam.restore(state["adam"])
-        self._news = float(state["news"])
+        self._untold = torch.as_tensor(state["untold"]).clone()
+        self._count.restore(state["count"])
         self._generator.set_state(torch.as_tensor(state["generator"]))
 
     # --- what the swarm knows -------------------------------------------------------------------
 
     def counted(self) -> float:
-        """The swarm's weight: how many peers there are, if each weighs 1. It is 1 until gossip tells."""
+        """The swarm's weight: how many peers there are, if each weighs 1. It is 1 while nobody knows.
+
+        It is never above what the peers that this one has seen weigh.
+        """
         if self._peers is not None:
             return float(self._peers)
-        count = float(self._auxiliary.count)
-        return 1.0 / count if count > 0 else 1.0
+        brought = float(self._auxiliary.counts[1])
+        peers = self._count.number(self._gossiped(), self.peers_seen())
+        return peers / brought if brought > 0 and peers < inf else 1.0
 
     def present_cavity(self) -> Natural:
-        """prior + N · mean − own site, from what gossip says now.
+        """prior + N · mean − own site, from what gossip says now; the prior while N is not steady.
 
         Sites only ever sharpen, so no cavity is wider than the prior. Where one seems to be, gossip is
         still far from agreement: the last good one stands.
         """
+        known = self._peers is not None
+        if not known and not self._count.steady(self._gossiped(), self.peers_seen()):
+            return self.prior
         mean = Natural.unstack(self._auxiliary.sites)
         found = self.prior + mean * self.counted() - self.site
         slack = 1e-5 * self.prior.precision
@@ -166,15 +184,21 @@ class FedNPLearner:
     @torch.no_grad()
     def receive(self, cavity: Natural, peers: int) -> None:
         """Take a cavity from a server, together with the number of clients."""
+        self._peers = peers
         total = cavity + self.site - self.prior
         self._auxiliary.sites.copy_(total.stack() / peers)
-        self._auxiliary.count.fill_(1.0 / peers)
+        self._auxiliary.counts.copy_(torch.tensor([1.0 / peers, 1.0], dtype=torch.float64))
+
+    def _gossiped(self) -> float:
+        """How many peers gossip has counted; infinite if it has not yet heard of the teller."""
+        told, brought = self._auxiliary.counts.tolist()
+        return brought / told if told > 0 else inf
 
     @torch.no_grad()
     def _tell(self, weight: float) -> None:
-        """The teller brings 1 to the count, once."""
-        self._auxiliary.count.add_(self._news / weight)
-        self._news = 0.0
+        """Bring to the counts what is this peer's to bring, once."""
+        self._auxiliary.counts.add_((self._untold / weight).to(self._auxiliary.counts))
+        self._untold.zero_()
 
     def signal(self, inputs: Tensor) -> Tensor:
         """f(X): what f says of some inputs together, one number per dimension of z."""
@@ -185,8 +209,7 @@ class FedNPLearner:
         """q(z): the cavity, tilted by what f says of some inputs."""
         if self.options.freeze_z:
             return self.prior.moments()
-        mean, variance, _ = self._tilted(inputs)
-        return mean, variance
+        return self._tilted(inputs)
 
     @torch.no_grad()
     def predicted(self) -> Gaussian:
@@ -245,25 +268,22 @@ class FedNPLearner:
             return inputs
         return inputs[torch.randint(len(inputs), (batch,), generator=self._generator)]
 
-    def _tilted(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Tilted mean and variance, and in which dimensions they are usable; elsewhere the cavity's."""
+    def _tilted(self, inputs: Tensor) -> Gaussian:
+        """Tilted mean and variance; the cavity's in dimensions in which they are not usable."""
         cavity = self.cavity.moments()
         options = self.options
         mean, variance = tilted_moments(
             *cavity, self.signal(inputs), options.moments, options.nodes
         )
         usable = torch.isfinite(mean) & torch.isfinite(variance) & (variance > 0)
-        return (
-            torch.where(usable, mean, cavity[0]),
-            torch.where(usable, variance, cavity[1]),
-            usable,
-        )
+        return torch.where(usable, mean, cavity[0]), torch.where(usable, variance, cavity[1])
 
     @torch.no_grad()
     def _update_site(self, weight: float) -> None:
-        mean, variance, usable = self._tilted(self._features.inputs[:_MOST])
-        fresh = updated_site(self.site, self.cavity, mean, variance, self.options.damping)
-        site = fresh.where(usable, self.site)
+        options = self.options
+        signal = self.signal(self._features.inputs[:_MOST])
+        factor = tilted_factor(*self.cavity.moments(), signal, options.moments, options.nodes)
+        site = updated_site(self.site, Natural(*factor), options.damping)
         change = (site - self.site).stack() / weight
         self._auxiliary.sites.add_(change.to(self._auxiliary.sites))
         self.site = site

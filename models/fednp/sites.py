@@ -103,15 +103,12 @@ def server_cavities(prior: Natural, sites: Sequence[Natural]) -> list[Natural]:
     return [total - site for site in sites]
 
 
-def updated_site(
-    site: Natural, cavity: Natural, mean: Tensor, variance: Tensor, damping: float = 1.0
-) -> Natural:
-    """The site that makes cavity × site have the tilted distribution's moments, reached by `damping`.
+def updated_site(site: Natural, fresh: Natural, damping: float = 1.0) -> Natural:
+    """Move a site towards `fresh`, the factor that gives the tilted moments, by a share `damping`.
 
     σ(f·z) is log-concave, so the exact site precision is never below 0. One that comes out so is an error
     of the approximation, or of a cavity that is out of date: there the site stays what it was.
     """
-    fresh = Natural.of(mean, variance) - cavity
     mixed = site * (1.0 - damping) + fresh * damping
     usable = torch.isfinite(fresh.eta) & torch.isfinite(fresh.precision) & (fresh.precision >= 0)
     return mixed.where(usable, site)

@@ -59,13 +59,22 @@ class Chain:
         return found
 
     @classmethod
-    def read(cls, state: Mapping[str, np.ndarray], name: str = "the network") -> Chain:
+    def read(
+        cls,
+        state: Mapping[str, np.ndarray],
+        name: str = "the network",
+        order: Sequence[str] | None = None,
+    ) -> Chain:
         """Read a state dict: two-dimensional values are layers, others belong to the layer before.
 
-        `name` (a file, a peer) stands in errors.
+        name
+            Stands in errors: a file, a peer.
+        order
+            The names of the values as they run. By default it is that of the state dict, numbered layers by
+            their numbers: right for a module's `state_dict()`, but a file sorts names as text.
         """
         layers: list[tuple[str, np.ndarray, dict[str, np.ndarray]]] = []
-        for key in _in_order(state):
+        for key in order or _in_order(state):
             value = np.asarray(state[key], dtype=np.float64)
             if not np.isfinite(value).all():
                 raise ModelError(
@@ -89,7 +98,10 @@ class Chain:
                 )
         if not layers:
             raise ModelError(f"{name}: there is no dense layer in it")
-        return cls(tuple(Layer(value, own, key) for key, value, own in layers))
+        # By name, for networks that list their values in other orders are fused too.
+        return cls(
+            tuple(Layer(value, dict(sorted(own.items())), key) for key, value, own in layers)
+        )
 
 
 def check_alike(chains: Sequence[Chain], names: Sequence[str] | None = None) -> None:

@@ -35,7 +35,10 @@ class MatchOptions:
         MAGI's λ, from 0 (PFNM) to 1: raise it for smaller networks. Above 0.5 even equal cells may be
         kept apart; measured accuracy falls from about 0.7.
     limit
-        Above this many atoms a step may add only one. None lets the network grow freely.
+        The capacity: a fused part is never wider than this, or than the widest network if that is wider
+        (with groups: than the widest of each together), however many networks a stream brings. Cells that
+        find no room are forced into the atoms that fit them best, which blurs those. Raise it when
+        accuracy falls as more networks come; None lets the network grow freely.
     sweeps
         Passes over the peers after the first; matching usually settles before.
     tolerance

@@ -54,6 +54,7 @@ class MatchState:
         self._worth = self._costs.worth(self._sums, self._precisions)
         # History knows no groups: streaming matches whole parts.
         self._group = np.zeros(self._pinned, dtype=np.int64)
+        self._widest = _widest(self._peers)
         self._table = np.empty(0, dtype=np.int64)  # labels before the latest removal → after it
 
     def step(self, j: int) -> bool:
@@ -62,9 +63,8 @@ class MatchState:
         old = self.assignments[j]
         companions = self._counts[old]
         self._remove(j)
-        existing, own = len(self._counts), int((companions == 1).sum())
-        fresh = self._growth(peer, existing, own)
-        cost = self._cost_matrix(j, fresh)
+        existing = len(self._counts)
+        cost = self._cost_matrix(j, *self._growth(peer))
         _, atoms = linear_sum_assignment(cost)
         atoms = self._add(peer, atoms, existing)
         new = self._after_removal(old, companions)
@@ -135,17 +135,29 @@ class MatchState:
             return old
         return np.where(alone, -1, self._table[old])
 
-    def _growth(self, peer: Prepared, existing: int, own: int) -> int:
-        """How many new atoms the step may make; those that the peer had alone are not growth."""
-        limit = self._options.limit
-        if limit is None or peer.group is not None:
-            return peer.cells
-        return min(peer.cells, max(limit - existing, 1, peer.cells - existing, own))
+    def _growth(self, peer: Prepared) -> tuple[int, np.ndarray]:
+        """New atoms that any of the peer's cells may take, and the group of each that is for one group only.
 
-    def _cost_matrix(self, j: int, fresh: int) -> np.ndarray:
+        At capacity a group still gets as many atoms as its widest peer has cells: the rest is forced into
+        atoms that exist. Each step leaves that room to the others, so an assignment always exists.
+        """
+        limit = self._options.limit
+        if limit is None:
+            return peer.cells, np.empty(0, dtype=np.int64)
+        existing = {group: int((self._group == group).sum()) for group in self._widest}
+        reserved = sum(max(existing[group], cells) for group, cells in self._widest.items())
+        free = max(limit, sum(self._widest.values())) - reserved
+        if free >= peer.cells:
+            return peer.cells, np.empty(0, dtype=np.int64)
+        missing = [
+            np.full(max(cells - existing[group], 0), group) for group, cells in self._widest.items()
+        ]
+        return max(free, 0), np.concatenate(missing)
+
+    def _cost_matrix(self, j: int, free: int, reserved: np.ndarray) -> np.ndarray:
         """[cells, atoms and new atoms]; the smallest total is the likeliest assignment."""
         peer, options, peers = self._peers[j], self._options, len(self._peers)
-        existing = len(self._counts)
+        existing, fresh = len(self._counts), free + len(reserved)
         cost = np.empty((peer.cells, existing + fresh))
         if existing:
             gains = self._costs.gains(self._sums, self._precisions, self._worth, peer)
@@ -160,6 +172,8 @@ class MatchState:
             rank += existing
         new = -peer.alone[:, None] - 2 * np.log(options.mass / (step * peers)) + 2 * np.log(rank)
         cost[:, existing:] = new
+        if peer.group is not None:
+            cost[:, existing + free :][peer.group[:, None] != reserved] = np.inf
         return cost
 
     def _log_odds(self, j: int) -> np.ndarray:
@@ -190,3 +204,13 @@ class MatchState:
         if peer.group is not None:
             self._group[atoms] = peer.group
         return atoms
+
+
+def _widest(peers: Sequence[Prepared]) -> dict[int, int]:
+    """For every group, the most cells that a peer has of it; without groups all cells are of group 0."""
+    found: dict[int, int] = {}
+    for peer in peers:
+        labels = np.zeros(peer.cells, dtype=np.int64) if peer.group is None else peer.group
+        for group, cells in zip(*np.unique(labels, return_counts=True), strict=True):
+            found[int(group)] = max(found.get(int(group), 0), int(cells))
+    return found

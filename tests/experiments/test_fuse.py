@@ -103,6 +103,124 @@ def test_cells_stay_inside_their_partial_models(fuse: Callable[..., Result]) -> 
     assert "says nothing about its partial models" in refused.err
 
 
+def named(
+    names: list[str], layout: str, seed: int = 0
+) -> tuple[dict[str, torch.Tensor], torch.nn.Module]:
+    """A network whose layers have these names, in the order in which they run, and itself."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        module = mlp(layout, activation="relu", output="none")
+    state = module.state_dict()
+    layers = [name.removesuffix(".weight") for name in state if name.endswith(".weight")]
+    renamed = dict(zip(layers, names, strict=True))
+    return {
+        f"{renamed[name.rpartition('.')[0]]}.{name.rpartition('.')[2]}": value.clone()
+        for name, value in state.items()
+    }, module
+
+
+def answer(path: str, names: list[str], x: torch.Tensor) -> torch.Tensor:
+    """What a file's network computes if its layers run in this order."""
+    state = load_file(path)
+    for name in names:
+        x = x @ state[f"{name}.weight"].T + state[f"{name}.bias"]
+        x = torch.relu(x) if name != names[-1] else x
+    return x
+
+
+@pytest.mark.parametrize(
+    ("names", "layout", "order"),
+    [
+        (["zeta", "alpha"], "4=6=3", None),  # shapes say it
+        (["zeta", "mid", "alpha"], "4=6=5=3", None),
+        (["layer.8", "layer.9", "layer.10"], "4=4=4=4", None),  # numbers say it
+        (["in", "layer.9", "layer.10", "a"], "4=6=6=6=3", None),
+        (["zeta", "mid", "alpha"], "4=4=4=4", "zeta,mid,alpha"),
+        (["zeta", "mid", "alpha"], "4=4=4=4", "zeta.weight, mid.weight, alpha.weight"),
+    ],
+)
+def test_layers_run_in_their_own_order_whatever_their_names(
+    fuse: Callable[..., Result], names: list[str], layout: str, order: str | None
+) -> None:
+    state, module = named(names, layout)
+    save_file(state, "a.safetensors")
+    said = [] if order is None else ["--order", order]
+    done = fuse("a.safetensors", "a.safetensors", "-o", "out.safetensors", "--no-shrink", *said)
+    assert (done.code, done.err) == (0, "")
+    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(1))
+    assert torch.allclose(answer("out.safetensors", names, x), module(x), atol=1e-6)
+
+
+def test_our_own_files_say_in_which_order_their_layers_run(fuse: Callable[..., Result]) -> None:
+    """Also what `fuse` has written, and also where a module lists its layers in another order."""
+    names = ["zeta", "mid", "alpha"]
+    state, module = named(names, "4=4=4=4")
+    copy = torch.nn.Sequential()
+    for index, name in enumerate(names):
+        copy.add_module(name, torch.nn.Linear(4, 4))
+        if index < 2:
+            copy.add_module(f"relu{index}", torch.nn.ReLU())
+    copy.load_state_dict(state)
+    SlicedNetwork(copy, {"all": 1.0}, peer="a").save("a.safetensors")
+    assert fuse("a.safetensors", "-o", "one.safetensors", "--no-shrink").code == 0
+    assert fuse("one.safetensors", "-o", "two.safetensors", "--no-shrink").code == 0
+    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(1))
+    assert torch.allclose(answer("two.safetensors", names, x), module(x), atol=1e-6)
+    refused = fuse("a.safetensors", "-o", "x.safetensors", "--order", "alpha,mid,zeta")
+    assert refused.code == 2
+    assert "--order says alpha,mid,zeta, the file itself says zeta,mid,alpha" in refused.err
+
+
+def test_an_activation_with_slopes_belongs_to_the_layer_before_it(
+    fuse: Callable[..., Result],
+) -> None:
+    module = save("a.safetensors", "4=4=4=4", 0, "prelu")
+    assert fuse("a.safetensors", "a.safetensors", "-o", "o.safetensors", "--no-shrink").code == 0
+    fused = mlp("4=4=4=4", activation="prelu", output="none")
+    fused.load_state_dict(load_file("o.safetensors"))
+    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(1))
+    assert torch.allclose(fused(x), module(x), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["square"], "fit together in more than one order"),
+        (["square"], "give the right one with --order NAME,NAME,…"),
+        (["loop"], "more than one order"),
+        (["square", "--order", "zeta,mid"], "--order leaves out alpha; name every layer"),
+        (["square", "--order", "zeta,mid,beta"], "'beta', which is no layer of it; its layers are"),
+        (["square", "--order", "zeta,mid,mid,alpha"], "--order names 'mid' twice"),
+        (["chain", "--order", "mid,zeta,alpha"], "puts 'zeta', which takes 4 inputs, behind 'mid'"),
+        (["apart"], "its layers form no chain ('alpha.weight' 5 to 3, 'zeta.weight' 4 to 6)"),
+        (["slopes"], "'slope' may belong to any of the layers zeta,mid"),
+        (["damaged"], "its metadata about the order of layers is damaged"),
+    ],
+)
+def test_an_order_that_cannot_be_is_one_line(
+    fuse: Callable[..., Result], arguments: list[str], message: str
+) -> None:
+    names = ["zeta", "mid", "alpha"]
+    square = named(names, "4=4=4=4")[0]
+    files = {
+        "square": square,
+        "chain": named(names, "4=6=5=3")[0],
+        "loop": named(names[:2], "4=6=4")[0],
+        "apart": {"zeta.weight": torch.zeros(6, 4), "alpha.weight": torch.zeros(3, 5)},
+        "slopes": {**named(names, "4=6=6=3")[0], "slope": torch.zeros(6)},
+    }
+    for name, state in files.items():
+        save_file(state, f"{name}.safetensors")
+    save_file(square, "damaged.safetensors", {"layer_order": '["zeta.weight"]'})
+    known = {*files, "damaged"}
+    given = [f"{a}.safetensors" if a in known else a for a in arguments]
+    result = fuse(*given, "-o", "out.safetensors")
+    assert result.code == 2
+    assert message in result.err
+    assert result.err.count("\n") == 1
+    assert "Traceback" not in result.err
+
+
 def test_an_output_is_replaced_only_by_force(fuse: Callable[..., Result], tmp_path: Path) -> None:
     save("a.safetensors", "4=6=3", 0)
     (tmp_path / "out.safetensors").write_text("precious")

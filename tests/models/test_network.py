@@ -1,11 +1,13 @@
+import json
 import math
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 
-from gossamer.models import ModelError, ModelGraph, SlicedNetwork, Start, discover, mlp
+from gossamer.models import LAYER_ORDER, ModelError, ModelGraph, SlicedNetwork, Start, discover, mlp
 
 
 def test_parameters_are_views_of_the_flat_tensor():
@@ -145,3 +147,22 @@ def test_print_shows_what_went_where():
     assert repr(network) == (
         "SlicedNetwork(ann: cells g 4-2-0, local-ann 0-1-2; values g 10, local-ann 5, private 8)"
     )
+
+
+def test_a_saved_network_says_in_which_order_its_layers_run(tmp_path):
+    """Cells say it, not the module, which lists its layers as it pleases."""
+
+    class Backwards(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.alpha = nn.Linear(6, 3)
+            self.zeta = nn.Linear(4, 6)
+
+        def forward(self, x):
+            return self.alpha(torch.relu(self.zeta(x)))
+
+    network = SlicedNetwork(Backwards(), {"all": 1.0}, example=torch.randn(2, 4))
+    network.save(tmp_path / "a.safetensors")
+    with safe_open(tmp_path / "a.safetensors", framework="pt") as file:
+        order = json.loads(file.metadata()[LAYER_ORDER])
+    assert order == ["zeta.weight", "zeta.bias", "alpha.weight", "alpha.bias"]

@@ -33,13 +33,16 @@ PEERS = 4
 OPTIONS = FedNPOptions(strength=0.05, dimensions=3, hidden=4, batch=8)
 
 
-def sgd(peer: int, *, double: bool = False, slices=None, samples: int = 12) -> SgdLearner:
-    """A small learner whose data depend on its number."""
+def sgd(
+    peer: int, *, double: bool = False, slices=None, samples: int = 12, mean: int | None = None
+) -> SgdLearner:
+    """A small learner whose data depend on its number; `mean` is that of its inputs."""
     module = mlp("4=5=3", activation="tanh", output="none")
     module = module.double() if double else module
     network = SlicedNetwork(module, slices or {"global": "4-5-3"}, peer=f"p{peer}", seed=0)
     random = torch.Generator().manual_seed(peer)
-    x = torch.randn(samples, 4, generator=random).to(network.flat) + peer
+    x = torch.randn(samples, 4, generator=random).to(network.flat)
+    x += peer if mean is None else mean
     y = torch.randint(0, 3, (samples,), generator=random)
     return SgdLearner(
         network, (x, y), (x, y), stretch=12, batch=6, rate=0.1, reduction="mean",
@@ -128,6 +131,63 @@ def test_gossip_on_a_graph_gives_the_servers_cavities_once_it_has_converged():
         for learner, cavity in zip(learners, wanted, strict=True):
             error = (learner.present_cavity().stack() - cavity.stack()).abs().max()
             assert float(error) < 1e-6
+
+
+def test_on_a_ring_of_60_sites_stay_as_sharp_as_the_servers():
+    """Thirty hops from the teller the count of peers is 3^30 when it is first heard of."""
+    options = FedNPOptions(strength=0.05, dimensions=2, hidden=3, batch=4)
+
+    def learners() -> list[FedNPLearner]:
+        inner = [sgd(peer, samples=6, mean=peer % 5) for peer in range(60)]
+        return [
+            FedNPLearner(each, options, teller=peer == 0, seed=0) for peer, each in enumerate(inner)
+        ]
+
+    def sharpest(some: list[FedNPLearner]) -> float:
+        return max(float(learner.site.precision.max()) for learner in some)
+
+    gossip, server = learners(), learners()
+    arena = Arena(gossip, mixing=Gossip(nx.cycle_graph(60), exchanges=6), threads=1)
+    for _ in range(7):
+        arena.train()
+        arena.average()
+        server_round(server)
+        assert sharpest(gossip) <= 10 * sharpest(server)
+        assert all(learner.counted() <= 60 * (1 + 1e-6) for learner in gossip)
+
+
+def test_a_peer_that_has_seen_nobody_waits_with_its_cavity_until_the_count_has_settled():
+    learners = swarm(double=True)
+    networks = [learner.network for learner in learners]
+    found = []
+    for _ in range(14):
+        for learner in learners:
+            learner.train(1)
+        average(networks)
+        found.append(float((learners[1].present_cavity() - learners[1].prior).stack().abs().max()))
+    assert found[0] == found[9] == 0
+    assert found[-1] > 0
+    wanted = server_cavities(learners[0].prior, [learner.site for learner in learners])
+    torch.testing.assert_close(learners[1].present_cavity().stack(), wanted[1].stack())
+
+
+def test_a_peer_that_sees_the_swarm_grow_takes_the_prior_at_that_moment():
+    learners = swarm(double=True)
+    seen = [2]
+    for learner in learners:
+        learner.peers_seen = lambda: seen[0]
+    for count in (2, 2, 4, 4):
+        seen[0] = count
+        for learner in learners:
+            learner.train(1)
+        average([learner.network for learner in learners])
+        if count == 2:
+            assert learners[1].counted() == pytest.approx(2)
+    assert learners[1].counted() == pytest.approx(4)
+    good = learners[1].present_cavity()
+    seen[0] = 9
+    assert torch.equal(learners[1].present_cavity().stack(), learners[1].prior.stack())
+    assert float(good.precision.min()) > 1
 
 
 def test_float32_networks_are_exact_enough():

@@ -22,6 +22,7 @@ from gossamer.models.fednp import (
     relu_moments,
     server_cavities,
     sigmoid_power_mean,
+    tilted_factor,
     tilted_moments,
     updated_site,
 )
@@ -113,6 +114,29 @@ def test_a_silent_f_leaves_the_cavity_as_it_is_and_has_a_gradient():
         assert f.grad.item() == pytest.approx(1.0, abs=0.15)
 
 
+@pytest.mark.parametrize("method", ["quadrature", "closed", "probit"])
+def test_a_tilted_factor_is_the_quotient_of_tilted_distribution_and_cavity(method):
+    m, s = torch.tensor(GRID, dtype=torch.float64).T
+    f = torch.linspace(-1.5, 1.5, len(m), dtype=torch.float64)
+    cavity = Natural.of(m, s)
+    wanted = Natural.of(*tilted_moments(m, s, f, method, 60)) - cavity  # type: ignore[arg-type]
+    found = torch.stack(tilted_factor(m, s, f, method, 60))  # type: ignore[arg-type]
+    torch.testing.assert_close(found, wanted.stack(), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("method", ["quadrature", "probit"])
+@pytest.mark.parametrize("precision", [1e6, 1e13, 1e17])
+def test_a_tilted_factor_beside_a_sharp_cavity_is_not_lost_to_rounding(method, precision):
+    """A cavity this sharp is a point: the factor is the curvature of log σ(f·z) there."""
+    mean, f = (torch.tensor([v], dtype=torch.float64) for v in (0.4, 1.3))
+    variance = torch.full_like(mean, 1 / precision)
+    _, found = tilted_factor(mean, variance, f, method)
+    up = torch.sigmoid(f * mean)
+    assert float(found) == pytest.approx(float(f * f * up * (1 - up)), rel=0.1)
+    if method == "quadrature":
+        assert float(found) == pytest.approx(float(f * f * up * (1 - up)), rel=1e-5)
+
+
 naturals = st.lists(st.tuples(st.floats(-50, 50), st.floats(0, 100)), min_size=3, max_size=3).map(
     lambda rows: Natural.unstack(torch.tensor(rows, dtype=torch.float64).T)
 )
@@ -137,8 +161,9 @@ def test_a_site_that_cannot_be_is_skipped_and_damping_goes_half_way():
     cavity, site = Natural.standard(2), Natural.flat(2)
     mean = torch.tensor([0.5, 0.5], dtype=torch.float64)
     variance = torch.tensor([0.5, 2.0], dtype=torch.float64)  # the second is wider than its cavity
-    whole = updated_site(site, cavity, mean, variance)
-    half = updated_site(site, cavity, mean, variance, damping=0.5)
+    fresh = Natural.of(mean, variance) - cavity
+    whole = updated_site(site, fresh)
+    half = updated_site(site, fresh, damping=0.5)
     torch.testing.assert_close((cavity + whole).moments()[0][:1], mean[:1])
     assert whole.stack()[:, 1].tolist() == [0.0, 0.0]
     torch.testing.assert_close(half.stack(), 0.5 * whole.stack())
@@ -153,8 +178,8 @@ def run_ep(
     for _ in range(sweeps):
         for k in order.permutation(len(sites)):
             cavity = server_cavities(prior, sites)[k]
-            moments = tilted_moments(*cavity.moments(), signals[k], nodes=40)
-            sites[k] = updated_site(sites[k], cavity, *moments, damping)
+            factor = tilted_factor(*cavity.moments(), signals[k], nodes=40)
+            sites[k] = updated_site(sites[k], Natural(*factor), damping)
     return (prior + product(sites, signals.shape[1])).stack()
 
 

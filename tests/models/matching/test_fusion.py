@@ -216,6 +216,29 @@ def test_a_stream_adds_what_is_new() -> None:
     assert torch.allclose(answer(second.embed(1), x), answer(other, x), atol=1e-9)
 
 
+@pytest.mark.parametrize(("limit", "most"), [(30, 30), (8, 10)])
+def test_a_stream_never_grows_beyond_its_limit_or_the_widest_network(limit: int, most: int) -> None:
+    """A hundred steps of networks that have nothing in common."""
+    options = MatchOptions(kind="set", variance=0.1, limit=limit, sweeps=1)
+    past = None
+    for step in range(100):
+        chains = [network(layout, 2 * step + i)[1] for i, layout in enumerate(["4=10=3", "4=7=3"])]
+        fused = fuse(chains, options, past=past, seed=step)
+        past = fused.past
+        assert fused.chain.widths[1] <= most
+        for peer in (0, 1):
+            (mine,) = fused.assignment(peer)
+            assert len(np.unique(mine)) == chains[peer].widths[1]
+    assert fused.chain.widths[1] == most
+
+
+def test_a_limit_that_is_not_reached_changes_nothing() -> None:
+    chains = [network("5=6=4=3", seed)[1] for seed in range(4)]
+    free, bound = (fuse(chains, MatchOptions(limit=limit)) for limit in (None, 24))
+    for one, two in zip(free.chain.layers, bound.chain.layers, strict=True):
+        assert np.array_equal(one.weight, two.weight)
+
+
 def test_a_history_of_other_peers_is_refused() -> None:
     chains = [network("4=5=3", seed)[1] for seed in range(3)]
     with pytest.raises(ModelError, match="history knows 3 peers, 2 were given"):

@@ -260,15 +260,31 @@ def test_masked_columns_are_not_zeros() -> None:
     assert len(match(zeros).atoms) > 10
 
 
-def test_growth_stops_at_the_limit_but_leaves_room_for_every_cell() -> None:
+@pytest.mark.parametrize("kind", ["printed", "set", "efpf"])
+def test_growth_stops_at_the_limit_or_the_widest_peer(kind: str) -> None:
     rng = np.random.default_rng(3)
     peers = [Cells.of(rng.normal(size=(10, 20)) * 9, 9.0) for _ in range(6)]
-    free = match(peers, MatchOptions(kind="set", limit=None))
-    bound = match(peers, MatchOptions(kind="set", limit=25))
-    narrow = match(peers, MatchOptions(kind="set", limit=3))
-    assert len(free.atoms) == 60
-    assert 25 <= len(bound.atoms) <= 25 + 6 * (1 + bound.sweeps)
-    assert len(narrow.atoms) >= 10
+    sizes = [
+        len(match(peers, MatchOptions(kind=kind, limit=limit)).atoms)  # type: ignore[arg-type]
+        for limit in (None, 25, 3)
+    ]
+    assert sizes == [60, 25, 10]
+
+
+def test_groups_share_a_limit_and_each_keeps_room_for_its_widest_peer() -> None:
+    rng = np.random.default_rng(4)
+    labels = [np.repeat([0, 1], counts) for counts in ((6, 1), (2, 5), (4, 4))]
+    peers = [Cells.of(rng.normal(size=(len(own), 20)) * 9, 9.0, own) for own in labels]
+    for limit, most in ((None, 22), (15, 15), (3, 6 + 5)):
+        found = match(peers, MatchOptions(kind="set", limit=limit))
+        assert len(found.atoms) == most
+        for own, atoms in zip(labels, found.assignments, strict=True):
+            assert len(np.unique(atoms)) == len(own)
+        for atom in range(most):
+            inside = [
+                own[atoms == atom] for own, atoms in zip(labels, found.assignments, strict=True)
+            ]
+            assert len(set(np.concatenate(inside).tolist())) == 1
 
 
 def test_the_printed_prior_ends_although_it_may_run_in_circles() -> None:
