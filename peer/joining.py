@@ -119,6 +119,8 @@ async def _free_generation(link: Link) -> int:
             await asyncio.wait_for(link.asked.wait(), rest)
         await asyncio.sleep(2 * link.settings.tick)  # its owner, if there is one, answers
         status = link.own_status
+        if status is None and first and replace:
+            return link.generation + 1  # the broker may have forgotten the device that it replaces
         if status is None or status.session in link.engine.own_sessions:
             return link.generation
         if status.generation > link.generation and not first and not replace:

@@ -25,7 +25,7 @@ from .errors import NotSaved, PeerError, Replaced
 from .machine import Machine
 from .outgoing import MAX_PIECES, Outgoing
 from .own_card import OwnCard
-from .presence import Event, Gone, Roster
+from .presence import STATUSES_PER_LEASE, Event, Gone, Roster
 from .settings import Settings
 from .worker import Worker
 
@@ -298,12 +298,19 @@ class Link:
     # --- the lease ------------------------------------------------------------------------------
 
     async def keep_in_touch(self) -> None:
-        """Note when we were last connected; a frozen process or a lost link leaves a gap."""
+        """Note when we were last connected, and say several times per lease that we are there.
+
+        A frozen process or a lost link leaves a gap.
+        """
+        rest, said = self.settings.lease / STATUSES_PER_LEASE, self.machine.monotonic()
         while True:
             await asyncio.sleep(min(1.0, self.settings.lease / 8))
             self.check_lease()
             if self.transport.connection.state == "connected":
                 self.in_touch = self.machine.uptime()
+                if self.machine.monotonic() >= said + rest:
+                    said = self.machine.monotonic()
+                    self._status_due.set()
 
     def check_lease(self) -> None:
         """Raise SessionOver once we are back after too long a time, or were told that we are given up."""
@@ -347,7 +354,9 @@ class Link:
             await self._rest()
             self.check_lease()
             now = self.machine.monotonic()
-            events, self._events = [*self._events, *self.roster.tick(now)], []
+            connected = self.transport.connection.state == "connected"
+            gone = self.roster.tick(now, connected=connected)
+            events, self._events = [*self._events, *gone], []
             arrived, self._pending, self._pending_bytes = self._pending, [], 0
             self._pending_limit = self._room.waiting(len(self.roster.online()))
             limit = self._max_packet()

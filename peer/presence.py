@@ -45,6 +45,10 @@ _log = logging.getLogger(__name__)
 RETURN_GRACE = 30.0
 """Seconds that a peer has to come back after we did; twice the longest wait between its attempts."""
 
+STATUSES_PER_LEASE = 4
+"""How often in a lease a peer says that it is there. A retained status alone proves nothing: the last will of
+a peer that died while the broker was down is never published."""
+
 LEASE_MARGIN = 1.25
 """How many leases a peer is offline before others give it up: it gives itself up after one, so it never
 believes that it is still in when the others do not."""
@@ -140,6 +144,7 @@ class Roster:
         self._lease, self._agree = lease, dict(agree or {})
         self.dropped: Counter[str] = Counter() if dropped is None else dropped
         self._entries: dict[str, _Entry] = {}
+        self._connected_since = -inf
         self.mismatches: dict[tuple[str, str], str] = {}
         """(peer, partial model or setting) → on what we differ, in words."""
 
@@ -147,7 +152,7 @@ class Roster:
         """Take over the neighbours of a former process, as offline: they come back or are given up."""
         for peer, session in sessions.items():
             entry = self._entry(peer)
-            entry.announced, entry.offline_since = session, now
+            entry.announced, entry.offline_since, entry.heard = session, now, now
 
     # --- what is heard --------------------------------------------------------------------------
 
@@ -228,12 +233,16 @@ class Roster:
         Not those heard of over the new connection, which began at `since`: they were there before we
         were through with our own return.
         """
+        self._connected_since = now
         for entry in self._entries.values():
             if entry.announced and entry.offline_since is None and entry.heard < since:
                 entry.doubted_since = now
 
-    def tick(self, now: float) -> list[Event]:
-        """Note who did not come back with the broker, and give up peers whose lease is over."""
+    def tick(self, now: float, *, connected: bool = True) -> list[Event]:
+        """Note who did not come back with the broker, and give up peers whose lease is over.
+
+        connected: whether we could have heard of them.
+        """
         events: list[Event] = []
         for peer, entry in self._entries.items():
             doubted = entry.doubted_since
@@ -245,9 +254,12 @@ class Roster:
         for peer, entry in self._entries.items():
             since, known = entry.offline_since, entry.announced
             lease = self._lease if entry.card is None else entry.card.lease
+            if since is None and connected:
+                # It says that it is there several times per lease; its last will may have been lost.
+                since = max(entry.heard, self._connected_since)
             if since is not None and known is not None and now - since > LEASE_MARGIN * lease:
                 _log.warning(
-                    "peer %s is given up: offline for %.0f s, its lease is %g s",
+                    "peer %s is given up: not heard of for %.0f s, its lease is %g s",
                     peer, now - since, lease,
                 )  # fmt: skip
                 events += self._give_up(peer, entry)

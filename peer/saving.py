@@ -54,7 +54,7 @@ class Saver:
         self._failing = False
         self._blocked_since: float | None = None
         """Since when others cannot be told anything, because it cannot be saved."""
-        self._pause = 0.0
+        self._retry_at = self._pause = 0.0
 
     # --- a former process -----------------------------------------------------------------------
 
@@ -121,17 +121,17 @@ class Saver:
         if self.path is None:
             return True
         blocked = self._blocked_since
-        if blocked is not None and self._machine.monotonic() < self._last + self._pause:
+        if blocked is not None and self._machine.monotonic() < self._retry_at:
             return False
         if (why := self._write(self._tree())) is None:
-            self._blocked_since = None
             return True
         first, longest = RETRY_PAUSES
         if blocked is None:
-            self._pause, self._blocked_since = first, self._last
+            self._pause, blocked = first, self._last
         else:
             self._pause = min(2 * self._pause, longest)
-        if self._last - (blocked or self._last) >= RETRY_FOR:
+        self._blocked_since, self._retry_at = blocked, self._last + self._pause
+        if self._last - blocked >= RETRY_FOR:
             raise NotSaved(
                 f"peer {self._name}: its checkpoint {self.path} cannot be written: {why}; make "
                 f"room, and start it again within its lease of {self._settings.lease:g} s: it then "
@@ -173,7 +173,7 @@ class Saver:
                     self._name, self.path, why,
                 )  # fmt: skip
             return why
-        self._last = self._machine.monotonic()
+        self._last, self._blocked_since = self._machine.monotonic(), None
         self._cost, self._round = self._last - began, tree["books"]["round"]
         if self._failing:
             self._failing = False
