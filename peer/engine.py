@@ -568,9 +568,11 @@ class Engine:
         if ending is not None and ending.kind != "failed":
             self.restored, self.ending = True, ending
             return
-        self._saver.require_agreed(tree["agreed"], self._agreed())
+        with self._saver.fitting():
+            samples = tree["samples"]
+            self._saver.require_agreed(tree["agreed"], self._agreed())
+            touched = self._saver.in_touch(tree)
         started = bool(self._books.round) or any(self._weights().values())
-        touched = self._saver.in_touch(tree)
         away = 0.0 if touched is None else self._machine.uptime() - touched
         if ending is not None:
             self.unsaid = None if ending.told else ending
@@ -587,7 +589,7 @@ class Engine:
             self.renew(why)
         else:
             self.restored, self.returning, self._in_touch = True, started, touched
-            self._adjust(tree["samples"])
+            self._adjust(samples)
 
     def _adjust(self, samples: int) -> None:
         """Let another number of samples count: the difference is injected."""
