@@ -201,6 +201,7 @@ class Nest:
         checkpoint: Path | None = None,
         machine: Clocks | None = None,
         on_record: Callable[[dict[str, Any]], None] = lambda _: None,
+        on_report: Callable[[Report], None] = lambda _: None,
     ) -> Life:
         made: list[MemoryTransport] = []
 
@@ -210,7 +211,8 @@ class Nest:
 
         peer = Peer(
             name, learner or make_learner(name), settings or self.settings, connect,
-            samples=samples, checkpoint=checkpoint, seed=sum(name.encode()), machine=machine, on_record=on_record,
+            samples=samples, checkpoint=checkpoint, seed=sum(name.encode()), machine=machine,
+            on_record=on_record, on_report=on_report,
         )  # fmt: skip
         life = Life(peer, made)
         life.task = asyncio.create_task(peer.run(), name=name)
