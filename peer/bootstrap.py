@@ -91,8 +91,9 @@ class Bootstrap:
         self.waiting: set[str] = set()
         """Partial models in which the peer's own weight does not count yet."""
         self._begun = self._complete = False
-        self._quiet_since = self._began = 0.0
-        self._since = 0.0
+        self._began = self._since = 0.0
+        self._heard: dict[str, float] = {}
+        """When somebody who counts could last be heard, per partial model."""
         self._starts: dict[str, str] = {}
         self._warned: set[str] = set()
         if settings.trained:
@@ -113,14 +114,15 @@ class Bootstrap:
         found: let the peer's weight count at once, at its own values.
         """
         self._begun, self._complete = True, complete
-        self._quiet_since = self._began = now
+        self.restart_silence(now)
         # A network of its own is matched first, if somebody was quicker and gave it something to match.
         if found and not (self._store.apart and any(map(gossiper.weight, self.waiting))):
             self._count(gossiper, lambda _: True)
 
     def restart_silence(self, now: float) -> None:
         """Wait for the others anew: the connection was lost, and they may be coming back too."""
-        self._quiet_since = self._began = now
+        self._began = now
+        self._heard.clear()
 
     def look(self, gossiper: Gossiper, others: Others, now: float) -> None:
         """Decide what can be decided; called in every turn."""
@@ -128,7 +130,7 @@ class Bootstrap:
             return
         for model in self.waiting:
             if any(model in other.counts for other in others.online(model)):
-                self._quiet_since = now
+                self._heard[model] = now
         self._count(gossiper, lambda model: self._may_found(model, others, now))
         for model in sorted(self.waiting - self._warned):
             if now - self._began >= WARN_AFTER:
@@ -144,7 +146,7 @@ class Bootstrap:
         online = others.online(model)
         if any(model in other.counts for other in online):
             return False
-        silent = now - self._quiet_since >= self._settings.silence
+        silent = now - self._heard.get(model, self._began) >= self._settings.silence
         if not silent and (self._settings.founder is False or not self._complete):
             return False
         start, me = self._starts[model], (self._since, self._name)
