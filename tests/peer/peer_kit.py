@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,21 @@ from typing import Any
 import numpy as np
 import torch
 
+from gossamer.gossip import topics
 from gossamer.gossip.memory_transport import MemoryBroker, MemoryTransport
 from gossamer.gossip.pushsum import ONE
 from gossamer.gossip.transport import Hook, Will
+from gossamer.gossip.trust import NoTrust, Trusting
 from gossamer.models import Metrics, ModelGraph, SgdLearner, SlicedNetwork, mlp
 from gossamer.peer.checkpoint import load_checkpoint, save_checkpoint
 from gossamer.peer.engine import Engine, View
 from gossamer.peer.lifecycle import State
+from gossamer.peer.link import Link
 from gossamer.peer.machine import RealMachine
 from gossamer.peer.peer import Peer, Report
+from gossamer.peer.room import Room
 from gossamer.peer.settings import Settings
+from gossamer.peer.worker import ThreadWorker
 
 GLOBAL: dict[str, str] = {"global": "4-4-2"}
 
@@ -228,6 +234,34 @@ class Nest:
         for life in self.lives:
             life.go_on_for(more)
         return await self.all()
+
+
+class Flood:
+    """A transport on which nothing but these packets arrives, for one model."""
+
+    def __init__(self, packets: Sequence[bytes]):
+        self._packets = packets
+
+    async def messages(self) -> AsyncIterator[tuple[str, bytes, bool]]:
+        inbox = topics.inbox("nest", "a", "global")
+        for packet in self._packets:
+            yield inbox, packet, False
+
+
+async def flooded(
+    room: Room, packets: Sequence[bytes], trust: Trusting | None = None
+) -> Counter[str]:
+    """Return what a peer that is busy all the time drops of these packets, by cause."""
+    engine = Engine("a", make_learner("a"), quick())
+    engine.room = room
+    async with ThreadWorker("a") as worker:
+        link = Link(
+            "a", quick(), engine, worker, {},
+            samples=1, machine=RealMachine(), on_record=lambda _: None,
+        )  # fmt: skip
+        link.trust, link.transport = trust or NoTrust("a"), Flood(packets)  # type: ignore[assignment]
+        await link.receive()
+    return link.dropped
 
 
 def quick(**changes: Any) -> Settings:

@@ -5,27 +5,23 @@ from __future__ import annotations
 import logging
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from peer_kit import Nest, Still, consensus, held, injected, make_learner, quick
+from peer_kit import Nest, Still, consensus, flooded, held, injected, make_learner, quick
 
 from gossamer.gossip import topics
 from gossamer.gossip.chunks import Chunker
 from gossamer.gossip.memory_transport import MemoryBroker
 from gossamer.gossip.messages import Give, Recall
-from gossamer.gossip.trust import NoTrust, Trusting
+from gossamer.gossip.trust import NoTrust
 from gossamer.gossip.wire import MAX_MESSAGE_BYTES
 from gossamer.peer.engine import Engine
 from gossamer.peer.errors import PeerError
-from gossamer.peer.link import Link
-from gossamer.peer.machine import RealMachine
 from gossamer.peer.outgoing import TRIES, Dispatch
 from gossamer.peer.room import LEAST, MOST, Room
-from gossamer.peer.worker import ThreadWorker
 
 # --- room ---------------------------------------------------------------------------------------
 
@@ -72,6 +68,9 @@ def test_what_may_wait_grows_with_models_and_neighbours():
     assert Room("a", {"v": 60_000_000}, "float32").waiting(10_000) >= 2 * 240_000_000
 
 
+LARGE = Room("a", {"global": 1_000_000}, "float32")
+
+
 class Wary(NoTrust):
     """Expects packets of one kind."""
 
@@ -79,44 +78,20 @@ class Wary(NoTrust):
         return bytes(packet[:7]) == b"genuine"
 
 
-class Flood:
-    """A transport on which the same packet arrives over and over."""
-
-    def __init__(self, packet: bytes, count: int):
-        self._packet, self._count = packet, count
-
-    async def messages(self) -> AsyncIterator[tuple[str, bytes, bool]]:
-        inbox = topics.inbox("nest", "a", "global")
-        for _ in range(self._count):
-            yield inbox, self._packet, False
-
-
-async def flooded(values: int, packet: bytes, trust: Trusting) -> Counter[str]:
-    """Return what a busy peer with a model of so many values drops of a hundred packets."""
-    engine = Engine("a", make_learner("a"), quick())
-    engine.room = Room("a", {"global": values}, "float32")
-    async with ThreadWorker("a") as worker:
-        link = Link(
-            "a", quick(), engine, worker, {},
-            samples=1, machine=RealMachine(), on_record=lambda _: None,
-        )  # fmt: skip
-        link.trust, link.transport = trust, Flood(packet, 100)  # type: ignore[assignment]
-        await link.receive()
-    return link.dropped
-
-
 def test_outsiders_fill_no_memory_of_a_busy_peer(run):
     junk = bytes(1 << 20)
-    assert run(flooded(1000, junk, NoTrust("a"))) == {"packet-too-large": 100}
-    dropped = run(flooded(1_000_000, junk, NoTrust("a")))
+    assert run(flooded(Room("a", {"global": 1000}, "float32"), [junk] * 100)) == {
+        "packet-too-large": 100
+    }
+    dropped = run(flooded(LARGE, [junk] * 100))
     assert dropped.keys() == {"busy"}
     assert 2 * 4_000_000 <= (100 - dropped["busy"]) * len(junk) <= 20_000_000
 
 
 def test_what_trust_does_not_expect_takes_up_no_room(run):
     junk = bytes(1 << 20)
-    assert not run(flooded(1_000_000, junk, Wary("a")))
-    assert run(flooded(1_000_000, b"genuine" + junk, Wary("a"))).keys() == {"busy"}
+    assert not run(flooded(LARGE, [junk] * 100, Wary("a")))
+    assert run(flooded(LARGE, [b"genuine" + junk] * 100, Wary("a"))).keys() == {"busy"}
 
 
 INDEX_AND_COUNT = struct.Struct("<II")  # in a chunk's header
