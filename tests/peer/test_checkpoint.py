@@ -82,7 +82,7 @@ def flip(path, at: int) -> None:
 
 def saved(tmp_path):
     path = tmp_path / "a.checkpoint"
-    Engine("a", make_learner("a"), quick(), checkpoint=path).save()
+    begin(Engine("a", make_learner("a"), quick(), checkpoint=path))
     return path
 
 
