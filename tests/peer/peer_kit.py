@@ -16,7 +16,7 @@ import torch
 from gossamer.gossip import topics
 from gossamer.gossip.memory_transport import MemoryBroker, MemoryTransport
 from gossamer.gossip.pushsum import ONE
-from gossamer.gossip.transport import Hook, Will
+from gossamer.gossip.transport import Hook, Payload, Received, Will
 from gossamer.gossip.trust import NoTrust, Trusting
 from gossamer.models import Metrics, ModelGraph, SgdLearner, SlicedNetwork, mlp
 from gossamer.peer.checkpoint import load_checkpoint, save_checkpoint
@@ -236,31 +236,53 @@ class Nest:
         return await self.all()
 
 
-class Flood:
-    """A transport on which nothing but these packets arrives, for one model."""
+class Script(MemoryTransport):
+    """A transport on which these messages arrive and no others; what is published is written down."""
 
-    def __init__(self, packets: Sequence[bytes]):
-        self._packets = packets
+    def __init__(self, arrivals: Sequence[tuple[str, bytes]]):
+        super().__init__(MemoryBroker(), "script")
+        self._arrivals = arrivals
+        self.published: list[tuple[str, bytes]] = []
 
-    async def messages(self) -> AsyncIterator[tuple[str, bytes, bool]]:
-        inbox = topics.inbox("nest", "a", "global")
-        for packet in self._packets:
-            yield inbox, packet, False
+    async def messages(self) -> AsyncIterator[Received]:
+        for topic, payload in self._arrivals:
+            yield Received(topic, payload, False)
+
+    async def publish(self, topic: str, payload: Payload, **_: Any) -> bool:
+        self.published.append((topic, bytes(payload)))
+        return True
+
+
+async def delivered(
+    arrivals: Sequence[tuple[str, bytes]],
+    *,
+    room: Room | None = None,
+    trust: Trusting | None = None,
+    born: bool = False,
+) -> tuple[Link, list[tuple[str, bytes]]]:
+    """Let these messages arrive at a peer "a" that never takes a turn; returns its link and its answers.
+
+    born: whether the others know of it.
+    """
+    engine = Engine("a", make_learner("a"), quick())
+    engine.room = room or engine.room
+    async with ThreadWorker("a") as worker:
+        link = Link(
+            "a", quick(), engine, worker, {},
+            samples=1, machine=RealMachine(), on_record=lambda _: None,
+        )  # fmt: skip
+        link.transport = script = Script(arrivals)
+        link.trust, link.born = trust or NoTrust("a"), born
+        await link.receive()
+    return link, script.published
 
 
 async def flooded(
     room: Room, packets: Sequence[bytes], trust: Trusting | None = None
 ) -> Counter[str]:
     """Return what a peer that is busy all the time drops of these packets, by cause."""
-    engine = Engine("a", make_learner("a"), quick())
-    engine.room = room
-    async with ThreadWorker("a") as worker:
-        link = Link(
-            "a", quick(), engine, worker, {},
-            samples=1, machine=RealMachine(), on_record=lambda _: None,
-        )  # fmt: skip
-        link.trust, link.transport = trust or NoTrust("a"), Flood(packets)  # type: ignore[assignment]
-        await link.receive()
+    inbox = topics.inbox("nest", "a", "global")
+    link, _ = await delivered([(inbox, packet) for packet in packets], room=room, trust=trust)
     return link.dropped
 
 
