@@ -95,7 +95,7 @@ class Giving:
         """Give all held weight of every vector to some free neighbour that stays, if there is one."""
         vault = self._state.vault
         for vector in vault.vectors:
-            staying = self._state.neighbours.staying(vector)
+            staying = self.heirs(vector)
             heirs = [peer for peer in self.free_neighbours(vector) if peer in staying]
             if vault.weights[vector] and heirs:
                 heir = heirs[self._rng.integers(len(heirs))]
@@ -109,8 +109,23 @@ class Giving:
             for peer in neighbours.sharing(vector)
             if (peer, vector) not in busy
             and peer not in neighbours.muted
+            and not self._reclaimed_from(peer, vector)
             and (neighbours.reachable(peer) or not online_only)
         ]
+
+    def heirs(self, vector: str) -> list[str]:
+        """Return the neighbours that a leaver may leave a vector's mass to; see `Gossiper.heirs`."""
+        staying = self._state.neighbours.staying(vector)
+        return [peer for peer in staying if not self._reclaimed_from(peer, vector)]
+
+    def _reclaimed_from(self, peer: str, vector: str) -> bool:
+        """Return whether a transfer to this very session was taken back without its word.
+
+        It gets no other one: it remembers the last sequence alone, and could not give up what it may have
+        credited of the one before.
+        """
+        rows = self._state.ledger.reclaimed
+        return bool(rows) and any(row[:3] == [peer, self._session_of(peer), vector] for row in rows)
 
     def _take(
         self, vector: str, shares: Mapping[str, int], plain: bool, whole: bool

@@ -340,7 +340,7 @@ class Gossiper:
 
     def heirs(self, vector: str) -> list[str]:
         """Return the neighbours, online or not, that a leaver may leave a vector's mass to."""
-        return self._state.neighbours.staying(vector)
+        return self._giving.heirs(vector)
 
     def reachable_neighbours(self, vector: str) -> list[str]:
         """Return the neighbours that a vector may be pushed to and that are online now."""

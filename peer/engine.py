@@ -587,19 +587,29 @@ class Engine:
             if self._guards is not None:
                 self._guards.restore(tree["guards"], self._machine.monotonic())
             ending = None if tree["ending"] is None else Ending(**tree["ending"])
+            unfinished = ending is not None and ending.kind != "failed"
+            samples, touched = tree["samples"], self._saver.in_touch(tree)
+            if tree["gossip"]["ledger"]["session"] not in self._books.sessions:
+                self._begin_anew()  # never announced, as after leaving early: it is as good as new
+                return
+            if not unfinished:
+                self._saver.require_agreed(tree["agreed"], self._agreed())
             self.gossiper, self.mode = self._sessions.resume(tree["gossip"])
-        if ending is not None and ending.kind != "failed":
+        if unfinished:
             self.restored, self.ending = True, ending
             return
-        self._saver.require_agreed(tree["agreed"], self._agreed())
         started = bool(self._books.round) or any(self._weights().values())
-        touched = self._saver.in_touch(tree)
         away = 0.0 if touched is None else self._machine.uptime() - touched
         if ending is not None:
             self.unsaid = None if ending.told else ending
             self._abandon(ending.reason)
             self._begin_anew()
         elif touched is None:
+            _log.warning(
+                "peer %s: cannot tell how long it was away (the machine was restarted, or its clock was set "
+                "back); keeping what it learnt, in a new session",
+                self.name,
+            )
             self._abandon("the machine was restarted, or its clock was set back")
             self._begin_anew()
         elif away > self.settings.lease and not self._has_books():
@@ -610,7 +620,7 @@ class Engine:
             self.renew(why)
         else:
             self.restored, self.returning, self._in_touch = True, started, touched
-            self._adjust(tree["samples"])
+            self._adjust(samples)
 
     def _adjust(self, samples: int) -> None:
         """Let another number of samples count: the difference is injected."""

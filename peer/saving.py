@@ -102,14 +102,7 @@ class Saver:
 
         The machine may have been started anew since: then the file may be older than what others were told.
         """
-        at = moment(self._machine, tree["in_touch"])
-        if at is None:
-            _log.warning(
-                "peer %s: cannot tell how long it was away (the machine was restarted, or its clock was set "
-                "back); keeping what it learnt, in a new session",
-                self._name,
-            )
-        return at
+        return moment(self._machine, tree["in_touch"])
 
     # --- this process ---------------------------------------------------------------------------
 

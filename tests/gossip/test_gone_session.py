@@ -57,7 +57,7 @@ def test_what_a_session_gives_that_was_given_up_is_refused_and_it_is_told(caplog
     exchange(b, a, HALF)
     assert a.counters["refused-gone-session"] == 1
     assert (a.weight("v"), b.weight("v")) == (ONE, ONE)  # neither lost nor drained
-    assert b.disowned == "a had given it up"
+    assert b.rejections == {"a": "a had given it up"}
     assert not b.ledger.open
 
 
@@ -90,10 +90,10 @@ def test_who_refers_to_old_books_is_told_so_and_no_edge_hangs():
     exchange(b, a, HALF // 4)
     back = Gossiper.restore(old, DictStore({"v": np.ones(2)}))
     back.peer_online("a", a.session, ["v"])
-    assert not back.disowned
+    assert not back.rejections
     exchange(back, a, HALF)
     assert a.counters["stale"] == 1
-    assert back.disowned == "its books are older than what a has seen of them"
+    assert back.rejections == {"a": "its books are older than what a has seen of them"}
     assert a.weight("v") == 2 * ONE - b.weight("v")  # nothing of the old copy was credited
 
 
@@ -113,7 +113,7 @@ def test_a_late_copy_is_answered_with_what_became_of_the_last_transfer(late):
     assert (answer.sequence, answer.verdict) == (2, "credited")
     b.handle(answer, 0.0)
     assert not b.ledger.open
-    assert not b.disowned
+    assert not b.rejections
     assert (a.weight("v"), b.weight("v")) == (ONE + HALF + HALF // 2, HALF - HALF // 2)
 
 
@@ -130,7 +130,7 @@ def test_a_late_copy_of_what_is_settled_changes_nothing():
     deliver(a, b)
     assert list(b.ledger.open) == [("a", "v")]
     assert b.counters["stale-ack"] == 1
-    assert not b.disowned
+    assert not b.rejections
     assert weight(a, b) == 2 * ONE
 
 

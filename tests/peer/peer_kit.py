@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,21 @@ from typing import Any
 import numpy as np
 import torch
 
+from gossamer.gossip import topics
 from gossamer.gossip.memory_transport import MemoryBroker, MemoryTransport
 from gossamer.gossip.pushsum import ONE
-from gossamer.gossip.transport import Hook, Will
+from gossamer.gossip.transport import Hook, Payload, Received, Will
+from gossamer.gossip.trust import NoTrust, Trusting
 from gossamer.models import Metrics, ModelGraph, SgdLearner, SlicedNetwork, mlp
 from gossamer.peer.checkpoint import load_checkpoint, save_checkpoint
 from gossamer.peer.engine import Engine, View
 from gossamer.peer.lifecycle import State
+from gossamer.peer.link import Link
 from gossamer.peer.machine import RealMachine
 from gossamer.peer.peer import Peer, Report
+from gossamer.peer.room import Room
 from gossamer.peer.settings import Settings
+from gossamer.peer.worker import ThreadWorker
 
 GLOBAL: dict[str, str] = {"global": "4-4-2"}
 
@@ -201,6 +207,7 @@ class Nest:
         checkpoint: Path | None = None,
         machine: Clocks | None = None,
         on_record: Callable[[dict[str, Any]], None] = lambda _: None,
+        on_report: Callable[[Report], None] = lambda _: None,
     ) -> Life:
         made: list[MemoryTransport] = []
 
@@ -210,7 +217,8 @@ class Nest:
 
         peer = Peer(
             name, learner or make_learner(name), settings or self.settings, connect,
-            samples=samples, checkpoint=checkpoint, seed=sum(name.encode()), machine=machine, on_record=on_record,
+            samples=samples, checkpoint=checkpoint, seed=sum(name.encode()), machine=machine,
+            on_record=on_record, on_report=on_report,
         )  # fmt: skip
         life = Life(peer, made)
         life.task = asyncio.create_task(peer.run(), name=name)
@@ -226,6 +234,56 @@ class Nest:
         for life in self.lives:
             life.go_on_for(more)
         return await self.all()
+
+
+class Script(MemoryTransport):
+    """A transport on which these messages arrive and no others; what is published is written down."""
+
+    def __init__(self, arrivals: Sequence[tuple[str, bytes]]):
+        super().__init__(MemoryBroker(), "script")
+        self._arrivals = arrivals
+        self.published: list[tuple[str, bytes]] = []
+
+    async def messages(self) -> AsyncIterator[Received]:
+        for topic, payload in self._arrivals:
+            yield Received(topic, payload, False)
+
+    async def publish(self, topic: str, payload: Payload, **_: Any) -> bool:
+        self.published.append((topic, bytes(payload)))
+        return True
+
+
+async def delivered(
+    arrivals: Sequence[tuple[str, bytes]],
+    *,
+    room: Room | None = None,
+    trust: Trusting | None = None,
+    born: bool = False,
+) -> tuple[Link, list[tuple[str, bytes]]]:
+    """Let these messages arrive at a peer "a" that never takes a turn; returns its link and its answers.
+
+    born: whether the others know of it.
+    """
+    engine = Engine("a", make_learner("a"), quick())
+    engine.room = room or engine.room
+    async with ThreadWorker("a") as worker:
+        link = Link(
+            "a", quick(), engine, worker, {},
+            samples=1, machine=RealMachine(), on_record=lambda _: None,
+        )  # fmt: skip
+        link.transport = script = Script(arrivals)
+        link.trust, link.born = trust or NoTrust("a"), born
+        await link.receive()
+    return link, script.published
+
+
+async def flooded(
+    room: Room, packets: Sequence[bytes], trust: Trusting | None = None
+) -> Counter[str]:
+    """Return what a peer that is busy all the time drops of these packets, by cause."""
+    inbox = topics.inbox("nest", "a", "global")
+    link, _ = await delivered([(inbox, packet) for packet in packets], room=room, trust=trust)
+    return link.dropped
 
 
 def quick(**changes: Any) -> Settings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from peer_kit import make_learner, quick
+from peer_kit import begin, make_learner, quick
 
 from gossamer.peer import checkpoint
 from gossamer.peer.checkpoint import load_checkpoint, save_checkpoint
@@ -55,13 +55,12 @@ def test_no_file_is_no_checkpoint_and_a_strange_file_is_an_error(tmp_path):
 
 def test_an_engine_goes_on_where_its_checkpoint_was(tmp_path):
     path = tmp_path / "a.checkpoint"
-    one = Engine("a", make_learner("a"), quick(), checkpoint=path)
-    one.found(newcomer=False)
+    one = begin(Engine("a", make_learner("a"), quick(), checkpoint=path))
     one.train()
     one.save()
     two = Engine("a", make_learner("a"), quick(), checkpoint=path)
     assert two.restored
-    assert (two.session, two.round) == (one.session, 1)
+    assert (two.session, two.view.round) == (one.session, 1)
     assert torch.equal(two.network.flat, one.network.flat)
     one.train()
     two.train()
@@ -83,7 +82,7 @@ def flip(path, at: int) -> None:
 
 def saved(tmp_path):
     path = tmp_path / "a.checkpoint"
-    Engine("a", make_learner("a"), quick(), checkpoint=path).save()
+    begin(Engine("a", make_learner("a"), quick(), checkpoint=path))
     return path
 
 
@@ -144,6 +143,7 @@ def test_a_checkpoint_of_another_version_is_refused_in_one_line(tmp_path, monkey
     ("key", "value"),
     [
         ("in_touch", None), ("learner", None), ("gossip", None), ("peer", None), ("network", None),
+        ("agreed", None), ("samples", None), ("books", {"rounds": 3}), ("ending", {}),
         ("learner", {}), ("gossip", {"version": 99}), ("in_touch", 12.5), ("network", torch.zeros(3)),
     ],
 )  # fmt: skip

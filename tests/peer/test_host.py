@@ -18,7 +18,7 @@ from gossamer.gossip.pushsum import ONE
 from gossamer.gossip.transport import Will
 from gossamer.models import SgdLearner
 from gossamer.peer.broker import Broker
-from gossamer.peer.errors import PeerError
+from gossamer.peer.errors import ExitCode, PeerError
 from gossamer.peer.host import (
     BrokerAddress,
     HostSpec,
@@ -144,13 +144,16 @@ def test_told_to_stop_with_the_broker_gone_a_process_ends_and_says_so(tmp_path):
             _, log = first.communicate(timeout=250)
         finally:
             first.kill()
-    assert first.returncode == 0
+    assert first.returncode == ExitCode.NOT_HANDED_IN
     line = (
         "peer a left swarm nest: it was told to stop; the broker did not take its goodbye within "
     )
     assert line in log
     assert "Traceback" not in log
-    assert json.loads((tmp_path / "a.report.json").read_text())["weight"]["global"][0] == ONE
+    assert log.strip().splitlines()[-1].startswith("error: peer a: no broker took its goodbye (")
+    assert f"{tmp_path}/a.checkpoint keeps it: start the peer again to hand it in" in log
+    assert (tmp_path / "a.checkpoint").exists()
+    assert not (tmp_path / "a.report.json").exists()  # it comes with the goodbye
 
 
 async def _nothing() -> None:

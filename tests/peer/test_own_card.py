@@ -67,6 +67,7 @@ def test_a_late_comer_finds_a_peer_whose_card_was_taken_away(run, tmp_path, capl
 
     async def scenario():
         nest, gate = Nest(settings), Gate()
+        newcomer = make_learner("b")
         first = nest.start("a", Still(make_learner("a"), 1.0, gate), of["a"])
         await gate.wait()
         place = topics.card(first.peer.settings.swarm, first.peer.name)
@@ -74,17 +75,17 @@ def test_a_late_comer_finds_a_peer_whose_card_was_taken_away(run, tmp_path, capl
         nest.broker.publish("eve", place, put, True)
         await wait_for(lambda: len(nest.broker._retained.get(place, b"")) >= len(card))
         other = Gate()
-        nest.start("b", Still(make_learner("b"), 2.0, other), of["b"])
+        nest.start("b", Still(newcomer, 2.0, other), of["b"])
         await other.wait()
         gate.open()
         other.open()
-        return await nest.all()
+        return await nest.all(), newcomer.network.read("global")
 
     with caplog.at_level(logging.INFO):
-        reports = run(scenario())
+        reports, values = run(scenario())
     lines = [record.getMessage() for record in caplog.records]
     assert sum("publishes its card again" in line for line in lines) == 1
-    assert any("joins as a newcomer" in line for line in lines)
+    assert (values == 1.0).all()  # it heard of the first, and took its values over
     assert held(reports) == injected(reports) == 2
 
 

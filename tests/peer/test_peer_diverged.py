@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
 import torch
 from peer_kit import Nest, Still, consensus, held, injected, make_learner, quick
 
+from gossamer.gossip import topics
 from gossamer.gossip.chunks import Reassembler
+from gossamer.gossip.memory_transport import MemoryTransport
 from gossamer.gossip.wire import decode
-from gossamer.peer.outgoing import Outgoing
 
 NAMES = ("a", "b", "c")
 SERVERS = {"global": "b"}
@@ -62,36 +67,24 @@ def test_who_diverged_is_named_and_infects_nobody(run, tmp_path, caplog, mode, w
     assert told[0].startswith(f"peer {who}: model global has diverged, 1 of its")
 
 
-def count_dtypes(nest: Nest) -> dict[str, int]:
-    """Count the dtypes of what peers send, and the bytes of their values."""
-    counted = {"float16": 0, "float32": 0}
+@asynccontextmanager
+async def count_dtypes(nest: Nest) -> AsyncIterator[Counter[str]]:
+    """Count the dtypes of the values that peers send one another, as somebody at the broker sees them."""
+    counted: Counter[str] = Counter()
+    listener = MemoryTransport(nest.broker, "listener")
 
-    def watch(engine) -> None:
-        turn = engine.turn
+    async def listen() -> None:
+        whole = Reassembler()
+        async for _, packet, _ in listener.messages():
+            message = whole.add(packet)
+            if message is not None and (dtype := decode(message).dtype) is not None:
+                counted[dtype] += 1
 
-        def and_count(*arguments):
-            outgoing = []
-            for one in turn(*arguments):
-                packets = list(one.packets)
-                together = Reassembler()
-                for whole in [together.add(packet) for packet in packets]:
-                    dtype = None if whole is None else decode(whole).dtype
-                    if dtype is not None:
-                        counted[dtype] += 1
-                outgoing.append(Outgoing(one.receiver, one.vector, iter(packets)))
-            return outgoing
-
-        engine.turn = and_count
-
-    for life in nest.lives:
-        begin = life.peer._learn_or_leave
-
-        async def learn(member, begin=begin):
-            watch(member.engine)
-            return await begin(member)
-
-        life.peer._learn_or_leave = learn
-    return counted
+    async with listener:
+        await listener.subscribe(topics.every(nest.settings.swarm, "inbox"))
+        task = asyncio.create_task(listen())
+        yield counted
+        task.cancel()
 
 
 @pytest.mark.parametrize("mode", ["async", "rounds", "server"])
@@ -101,10 +94,10 @@ def test_a_value_that_float16_cannot_hold_travels_in_float32(run, caplog, mode):
 
     async def swarm():
         nest = Nest(settings(mode, dtype="float16", settle_tolerance=1e-2))
-        for name, learner in zip(NAMES, learners, strict=True):
-            nest.start(name, learner)
-        counted = count_dtypes(nest)
-        return await nest.all(), counted
+        async with count_dtypes(nest) as counted:
+            for name, learner in zip(NAMES, learners, strict=True):
+                nest.start(name, learner)
+            return await nest.all(), counted
 
     with caplog.at_level(logging.WARNING):
         reports, counted = run(swarm())

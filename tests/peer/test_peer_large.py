@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from peer_kit import Nest, Still, consensus, held, injected, make_learner, quick
+from peer_kit import Nest, Still, consensus, flooded, held, injected, make_learner, quick
 
 from gossamer.gossip import topics
 from gossamer.gossip.chunks import Chunker
@@ -18,7 +18,6 @@ from gossamer.gossip.memory_transport import MemoryBroker
 from gossamer.gossip.messages import Give, Recall
 from gossamer.gossip.trust import NoTrust
 from gossamer.gossip.wire import MAX_MESSAGE_BYTES
-from gossamer.peer import mail
 from gossamer.peer.engine import Engine
 from gossamer.peer.errors import PeerError
 from gossamer.peer.outgoing import TRIES, Dispatch
@@ -69,37 +68,30 @@ def test_what_may_wait_grows_with_models_and_neighbours():
     assert Room("a", {"v": 60_000_000}, "float32").waiting(10_000) >= 2 * 240_000_000
 
 
-def member_of(room: Room, trust: Any = None) -> Any:
-    engine = SimpleNamespace(dropped=Counter(), room=room)
-    return SimpleNamespace(
-        pending=[], pending_bytes=0, pending_limit=room.waiting(1), engine=engine,
-        trust=trust or NoTrust("a"),
-    )  # fmt: skip
+LARGE = Room("a", {"global": 1_000_000}, "float32")
 
 
-def test_outsiders_fill_no_memory_of_a_busy_peer():
-    inbox = topics.parse(topics.inbox("nest", "a", "global"))
+class Wary(NoTrust):
+    """Expects packets of one kind."""
+
+    def expects(self, model: str, packet: Any) -> bool:
+        return bytes(packet[:7]) == b"genuine"
+
+
+def test_outsiders_fill_no_memory_of_a_busy_peer(run):
     junk = bytes(1 << 20)
-    small = member_of(Room("a", {"global": 1000}, "float32"))
-    large = member_of(Room("a", {"global": 1_000_000}, "float32"))
-    for _ in range(100):
-        mail._file(small, inbox, junk)
-        mail._file(large, inbox, junk)
-    assert (small.pending, small.engine.dropped) == ([], {"packet-too-large": 100})
-    assert 2 * 4_000_000 <= large.pending_bytes <= 20_000_000
-    assert large.engine.dropped == {"busy": 100 - len(large.pending)}
+    assert run(flooded(Room("a", {"global": 1000}, "float32"), [junk] * 100)) == {
+        "packet-too-large": 100
+    }
+    dropped = run(flooded(LARGE, [junk] * 100))
+    assert dropped.keys() == {"busy"}
+    assert 2 * 4_000_000 <= (100 - dropped["busy"]) * len(junk) <= 20_000_000
 
 
-def test_what_trust_does_not_expect_is_not_kept():
-    class Wary(NoTrust):
-        def expects(self, model: str, packet: Any) -> bool:
-            return bytes(packet) == b"genuine"
-
-    member = member_of(Room("a", {"global": 1000}, "float32"), Wary("a"))
-    inbox = topics.parse(topics.inbox("nest", "a", "global"))
-    for payload in (b"junk", b"genuine"):
-        mail._file(member, inbox, payload)
-    assert member.pending == [("global", b"genuine")]
+def test_what_trust_does_not_expect_takes_up_no_room(run):
+    junk = bytes(1 << 20)
+    assert not run(flooded(LARGE, [junk] * 100, Wary("a")))
+    assert run(flooded(LARGE, [b"genuine" + junk] * 100, Wary("a"))).keys() == {"busy"}
 
 
 INDEX_AND_COUNT = struct.Struct("<II")  # in a chunk's header

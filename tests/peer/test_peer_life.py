@@ -250,7 +250,7 @@ def test_a_peer_out_of_touch_for_too_long_takes_a_new_session_by_itself(run, cap
         session, transport = start.engine("c").session, lone.transports[-1]
         start.nest.broker.disconnect(transport, transport._will)
         transport.lose("the cable was pulled")
-        lone.peer.link.engine.in_touch -= 10 * start.nest.settings.lease
+        lone.peer.link.in_touch -= 10 * start.nest.settings.lease
         lost = start.engine("c").gossiper.account("global")
         await start.given_up("c")
         await transport.reconnect()
@@ -261,7 +261,8 @@ def test_a_peer_out_of_touch_for_too_long_takes_a_new_session_by_itself(run, cap
     start, reports, lost = run(swarm())
     assert 4 * ONE - lost.held - lost.open <= round(held(reports) * ONE) <= 4 * ONE
     assert consensus(start.learners) < 1e-3
-    assert "it returns as a newcomer" in caplog.text
+    assert "peer c: lease expired (" in caplog.text
+    assert "rejoining with a new session" in caplog.text
 
 
 def test_an_outage_shorter_than_the_lease_costs_nothing(run):
@@ -371,7 +372,9 @@ def test_of_two_schemas_the_later_peer_gives_up_and_names_the_field(run):
         start = Start(nest)
         await start.wait()
         other = make_learner("d", {"global": "4-5-2"})
-        with pytest.raises(PeerError, match=r"model 'global' is not the same as on peer .*field"):
+        with pytest.raises(
+            PeerError, match=r"average with peer .*model 'global' is not the same: field"
+        ):
             await Nest(nest.settings, nest.broker).start("d", other).task
         return await start.finish()
 

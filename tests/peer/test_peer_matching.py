@@ -21,6 +21,7 @@ from gossamer.peer.bootstrap import Bootstrap, load_trained
 from gossamer.peer.engine import Engine
 from gossamer.peer.errors import PeerError
 from gossamer.peer.matched_store import MatchedStore
+from gossamer.peer.presence import Online
 
 ALIGN = {"global": Matching("align")}
 
@@ -178,14 +179,15 @@ def test_a_newcomer_waits_for_every_model_and_survives_a_crash_meanwhile(tmp_pat
     first = newcomer(file)
     before = first.network.flat.clone()
     vectors = ["all", "group"]
-    first.gossiper.peer_online("x", "sx", vectors)
+    x = Online("x", "sx", ("all", "group"), heard=("all", "group"), counts={"all": 1, "group": 1})
     begin(first, found=False)
     theirs = {v: first.network.read(v).numpy() + 0.1 for v in vectors}
+    first.turn([], [x], 0.5, 10**6)
     give(first, "all", theirs["all"])
     first.turn([], [], 1.0, 10**6)
     assert first.store.apart
     assert first.gossiper.account("all").injected == 0
-    assert first.view.waiting == {"all", "group"}
+    assert first.view.waiting >= {"all", "group"}
     first.save()
 
     second = newcomer(file)
@@ -194,7 +196,7 @@ def test_a_newcomer_waits_for_every_model_and_survives_a_crash_meanwhile(tmp_pat
     assert torch.equal(second.network.flat, before)
     np.testing.assert_array_equal(second.store.read("all"), theirs["all"])
     begin(second, found=False)
-    second.gossiper.peer_online("x", "sx", vectors)
+    second.turn([], [x], 1.5, 10**6)
     give(second, "group", theirs["group"])
     second.turn([], [], 2.0, 10**6)
     assert not second.store.apart

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
-from peer_kit import Nest, Still, consensus, held, injected, make_learner, quick
+from peer_kit import Nest, Still, consensus, flooded, held, injected, make_learner, quick
 
 from gossamer.gossip import topics
 from gossamer.gossip.memory_transport import MemoryBroker
-from gossamer.gossip.trust import NoTrust
-from gossamer.peer import mail, outgoing
+from gossamer.peer import outgoing
 from gossamer.peer.errors import PeerError
 from gossamer.peer.link import MAX_PENDING
 from gossamer.peer.outgoing import MAX_PIECES
@@ -54,35 +50,24 @@ def test_a_limit_that_falls_while_peers_run_costs_no_mass(run, mode):
     run(scenario())
 
 
+class Falling(MemoryBroker):
+    """Its limit becomes less with the first packet that is larger than the new one."""
+
+    def publish(self, sender: str, topic: str, payload: bytes, retain: bool) -> None:
+        super().publish(sender, topic, payload, retain)
+        if topics.is_gossip(topic) and len(payload) > LOW // 2:
+            self.max_packet = LOW // 2
+
+
 def test_packets_cut_before_the_limit_fell_are_not_sent(run):
     async def scenario():
-        nest = Nest(quick(rounds=3, mode="rounds", expect=("a", "b")))
-        learners = [make_learner(name, {"global": "40-40-10"}, layout="40=40=10") for name in "ab"]
-        lives = [nest.start(name, learner) for name, learner in zip("ab", learners, strict=True)]
-        for life in lives:
-            lower_after_cutting(life, nest)
+        broker = Falling(max_packet=5000)
+        nest = Nest(quick(rounds=3, mode="rounds", expect=("a", "b")), broker)
+        for name in "ab":
+            nest.start(name, make_learner(name, {"global": "40-40-10"}, layout="40=40=10"))
         reports = await nest.all()
-        assert sum(report.dropped.get("cut-too-large", 0) for report in reports) >= 1
+        assert sum(report.transport.get("cut-too-large", 0) for report in reports) >= 1
         assert held(reports) == injected(reports) == 2
-
-    def lower_after_cutting(life, nest) -> None:
-        """Lower the limit right after a turn has cut a large message."""
-        peer, begin = life.peer, life.peer._learn_or_leave
-        loop = asyncio.get_running_loop()
-
-        async def learn(member):
-            turn = member.engine.turn
-
-            def and_lower(*arguments):
-                cut = [(one, list(one.packets)) for one in turn(*arguments)]
-                if any(len(packet) > LOW for _, packets in cut for packet in packets):
-                    loop.call_soon_threadsafe(fall, nest.broker)
-                return [replace(one, packets=iter(packets)) for one, packets in cut]
-
-            member.engine.turn = and_lower
-            return await begin(member)
-
-        peer._learn_or_leave = learn
 
     run(scenario())
 
@@ -113,31 +98,19 @@ def test_a_message_in_hundreds_of_packets_passes(run):
         reports = await nest.all()
         assert held(reports) == injected(reports) == 2
         assert consensus(learners) < 1e-3
-        assert not any(report.dropped.get("busy") for report in reports)
+        assert not any(report.transport.get("busy") for report in reports)
 
     run(scenario())
 
 
-def test_a_busy_peer_has_room_for_a_whole_message_but_not_for_everything():
-    engine = SimpleNamespace(dropped=Counter(), room=Room("a", {"global": 1_000_000}, "float32"))
-    member = SimpleNamespace(
-        pending=[], pending_bytes=0, pending_limit=10**9, engine=engine, trust=NoTrust("a")
-    )
-    inbox = topics.parse(topics.inbox("nest", "a", "global"))
-
-    def file(count: int, size: int) -> None:
-        for _ in range(count):
-            mail._file(member, inbox, bytes(size))  # type: ignore[arg-type]
-
-    file(MAX_PIECES, 500)
-    assert len(member.pending) == MAX_PIECES
-    file(MAX_PENDING, 0)
-    assert len(member.pending) == MAX_PENDING
-    assert member.engine.dropped["busy"] == MAX_PIECES
-    member.pending.clear()
-    member.pending_limit = member.pending_bytes + 1000
-    file(3, 500)
-    assert len(member.pending) == 2
+def test_a_busy_peer_has_room_for_a_whole_message_but_not_for_everything(run):
+    room = Room("a", {"global": 1_000_000}, "float32")
+    pieces = [bytes(500)] * MAX_PIECES
+    assert not run(flooded(room, pieces))
+    empty = [b""] * MAX_PENDING
+    assert run(flooded(room, [*pieces, *empty])) == {"busy": MAX_PIECES}
+    large = [bytes(room.waiting(0) // 2)] * 3
+    assert run(flooded(room, large)) == {"busy": 1}
 
 
 def test_a_message_in_too_many_packets_is_refused_by_name(run, monkeypatch):

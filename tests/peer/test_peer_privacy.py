@@ -115,8 +115,8 @@ def test_who_is_gone_is_no_neighbour_before_its_secrets_are_forgotten(run, tmp_p
     """A private round that began between the two would find a neighbour without a secret."""
     order, turn, gone = [], Engine.turn, Trust.gone
 
-    def turned(engine, arrived, events, now, limit):
-        outgoing = turn(engine, arrived, events, now, limit)
+    def turned(engine, arrived, events, *rest):
+        outgoing = turn(engine, arrived, events, *rest)
         order.extend(("no neighbour", engine.name, e.peer) for e in events if isinstance(e, Gone))
         return outgoing
 

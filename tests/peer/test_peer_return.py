@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 from peer_kit import (
+    Gate,
     Nest,
     Still,
+    begin,
     consensus,
     held,
     injected,
@@ -55,16 +57,17 @@ def test_after_a_failed_start_a_peer_counts_as_if_nothing_had_been(run, tmp_path
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_who_was_through_goes_on_together_in_new_sessions(run, tmp_path, mode):
+def test_finished_peers_leave_no_checkpoint_and_their_names_are_free(run, tmp_path, mode):
     async def swarm():
         first = start(Nest(MODES[mode]), tmp_path)
         before = await first.all()
-        second = start(Nest(MODES[mode], first.broker), tmp_path, rounds=9)
+        assert not list(tmp_path.glob("*.checkpoint"))
+        second = start(Nest(MODES[mode], first.broker), tmp_path, rounds=4)
         return second, before, await second.all()
 
     nest, before, after = run(swarm())
     assert {r.session for r in before}.isdisjoint(r.session for r in after)
-    assert [r.rounds for r in after] == [9, 9]
+    assert [r.rounds for r in after] == [4, 4]  # afresh
     assert held(after) == injected(after) == 2
     assert not any(r.gossip.get("gone-session-online") for r in after)
     assert consensus([life.peer.learner for life in nest.lives]) < 1e-3
@@ -76,15 +79,17 @@ def test_lockstep_rounds_are_counted_from_the_start_of_the_session(run, tmp_path
     settings = MODES[mode]
 
     async def swarm():
-        broker = None
-        before = {"a": 3, "b": 1}
+        nest, before = Nest(settings), {"a": 3, "b": 1}
         for name, rounds in before.items():
-            alone = Nest(replace(settings, expect=(), servers={}, rounds=rounds))
-            await start(alone, tmp_path, (name,)).all()
-            broker = alone.broker
-        nest = Nest(settings, broker)
-        for name, rounds in before.items():
-            start(nest, tmp_path, (name,), rounds=rounds + 3)
+            gate, checkpoint = Gate(rounds - 1), tmp_path / f"{name}.checkpoint"
+            alone = Nest(replace(settings, expect=(), servers={}))
+            one = alone.start(name, Still(make_learner(name), 1.0, gate), checkpoint=checkpoint)
+            await gate.wait()
+            one.peer.leave("for lunch")  # after the round that has begun
+            gate.open()
+            assert (await one.task).rounds == rounds
+            again = replace(settings, rounds=rounds + 3)
+            nest.start(name, Still(make_learner(name), 1.0), again, checkpoint=checkpoint)
         return await nest.all()
 
     reports = run(swarm())
@@ -158,17 +163,21 @@ def test_a_newcomer_whom_nobody_could_tell_anything_counts_once(run):
 def test_a_checkpoint_of_a_session_that_is_over_keeps_values_and_rounds_alone(tmp_path, settings):
     path = tmp_path / "a.checkpoint"
     one = Engine("a", Still(make_learner("a"), 0.25), settings, checkpoint=path)
-    one.found(newcomer=False)
+    begin(one)
     one.train()
-    one.close()
+    one.end("left", "for lunch", "training", {})
+    assert one.ending is not None
+    told = one.ending.report
+    one.finish()
     two = Engine("a", Still(make_learner("a"), 7.0), settings, checkpoint=path)
     assert not two.restored
-    assert two.lived
-    assert two.session != one.session
-    assert two.round == 1
+    assert two.returning
+    assert two.ending is None
+    assert two.session != told["session"]
+    assert two.view.round == 1
     assert torch.equal(two.network.flat, one.network.flat)
     assert two.report()["weight"]["global"] == [0, 0, 0]
-    two.found(newcomer=False)
+    begin(two)
     settings = replace(settings, lease=600.0)
     three = Engine("a", Still(make_learner("a"), 7.0), settings, checkpoint=path)
     assert three.restored  # its second life did not say goodbye

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 from papers_kit import Papers
-from peer_kit import Nest, consensus, held, injected, make_learner, quick, wait_for
+from peer_kit import Clocks, Nest, consensus, held, injected, make_learner, quick, wait_for
 
-from gossamer.gossip.trust import Trust, epochs, unanswered
-from gossamer.peer import credentials
+from gossamer.gossip.trust import epochs, unanswered
 
 
 def test_a_dead_peers_card_does_not_keep_the_others_from_learning(run, tmp_path, monkeypatch):
@@ -36,15 +33,8 @@ def test_a_dead_peers_card_does_not_keep_the_others_from_learning(run, tmp_path,
 def test_who_was_refused_for_its_clock_is_let_in_when_it_is_right(run, tmp_path, monkeypatch):
     """Nobody answers it, so it shows its card again; it need not be started again."""
     monkeypatch.setattr(unanswered, "PATIENCE", 0.2)
-    ahead = {"b": 86_400.0}
-
-    def with_own_clock(identity, *args, **options):
-        def wall():
-            return time.time() + ahead.get(identity.label, 0.0)
-
-        return Trust(identity, *args, **options, wall=wall)
-
-    monkeypatch.setattr(credentials, "Trust", with_own_clock)
+    clocks = {"a": Clocks(), "b": Clocks()}
+    clocks["b"].wall_ahead = 86_400.0
     papers = Papers(tmp_path)
     names = [papers.invite(label, days=3.0) for label in ("a", "b")]  # valid tomorrow, too
     settings = quick(expect=tuple(names), founder=True)
@@ -53,12 +43,12 @@ def test_who_was_refused_for_its_clock_is_let_in_when_it_is_right(run, tmp_path,
         nest = Nest(settings)
         learners = [make_learner(label) for label in ("a", "b")]
         first, _ = [
-            nest.start(label, learner, papers.settings(label, settings))
+            nest.start(label, learner, papers.settings(label, settings), machine=clocks[label])
             for label, learner in zip(("a", "b"), learners, strict=True)
         ]
         await wait_for(lambda: first.peer.link and first.peer.link.trust.counters)
         assert set(first.peer.link.trust.counters) == {"untrusted-clock"}
-        ahead.clear()
+        clocks["b"].wall_ahead = 0.0
         return learners, await nest.all()
 
     learners, reports = run(scenario())

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections import Counter
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from peer_kit import delivered
 
-from gossamer.gossip.trust import Heard
-from gossamer.peer.cards import Card, Status, read_card, read_status
-from gossamer.peer.mail import _heed
+from gossamer.gossip import topics
+from gossamer.peer.cards import Card, Death, Status, read_card, read_death, read_status
+from gossamer.peer.link import Link
 from gossamer.peer.presence import Online, Roster
 
 FIELDS = [("layer.weight (global)", [4, 3], "float32")]
 DEEP = b"[" * 200_000
 HUGE = "1" + "0" * 400  # no float is as large
 CARD = Card("s1", 0.0, 1, {"global": FIELDS})  # type: ignore[arg-type]
-STATUS = Status("left", "s1", "done", "", [["a", "b", "v", 1, "void"]])
+STATUS = Status(
+    "left", "s1", "done", "", [["a", "b", "v", 1, "void"]],
+    counts={"v": 3}, generation=2, reclaimed=[["a", "b", "v", 2, 1 << 40]],
+)  # fmt: skip
+DEATH = Death("s1", "the battery burnt", "the owner")
 
 
-def changed(whole: Card | Status, field: str, text: str) -> bytes:
+def changed(whole: Card | Status | Death, field: str, text: str) -> bytes:
     """As JSON, with one field put in as it is written here."""
-    table = json.loads(whole.encode())
+    table = json.loads(json.dumps(whole.__dict__))
     assert field in table
     return json.dumps(table | {field: "<here>"}).replace('"<here>"', text).encode()
 
@@ -34,6 +38,10 @@ BAD_CARDS = [
     *(changed(CARD, "samples", text) for text in ("Infinity", "NaN", "1.5", '"1"', "-1", HUGE)),
     *(changed(CARD, "since", text) for text in ("Infinity", "NaN", '"0"', HUGE)),
     *(changed(CARD, "session", text) for text in ("3", "null", '""', r'"\ud800"', '"a b"', "[]")),
+    *(changed(CARD, "generation", text) for text in ("0", "-1", "1.5", '"2"', "true", HUGE)),
+    *(changed(CARD, "lease", text) for text in ("NaN", "Infinity", '"9"', "null", HUGE)),
+    *(changed(CARD, "agree", text) for text in ("[]", "3", '{"mode": 3}')),
+    *(changed(CARD, "starts", text) for text in ("[]", "3", '{"global": null}')),
     *(
         changed(CARD, "vectors", f'{{"global": [{text}]}}')
         for text in (
@@ -47,6 +55,15 @@ BAD_STATUSES = [
     *(changed(STATUS, "session", text) for text in ("3", "null", '""', r'"\ud800"', "[]")),
     *(changed(STATUS, "reason", text) for text in ("3", "null", "[]")),
     *(changed(STATUS, field, text) for field in ("state", "phase") for text in ("{}", "[]", "3")),
+    *(changed(STATUS, "generation", text) for text in ("0", "1.5", '"2"', "null", HUGE)),
+    *(changed(STATUS, "counts", text) for text in ("[3]", "3", '{"v": -1}', '{"v": 1.5}')),
+    *(
+        changed(STATUS, "reclaimed", text)
+        for text in (
+            "{}", "3", "[3]", '[["a", "b", "v", 1]]', '[["a", "b", "v", 1, -1]]',
+            '[["a", "b", "v", 1.5, 1]]', '[["a", "b", 3, 1, 1]]', f'[["a", "b", "v", 1, {HUGE}]]',
+        )
+    ),
     *(
         changed(STATUS, "statement", text)
         for text in (
@@ -65,6 +82,7 @@ def short(payload: bytes) -> str:
 def test_the_sound_ones_are_read_as_they_were_written():
     assert read_card(CARD.encode()) == CARD
     assert read_status(STATUS.encode()) == STATUS
+    assert read_death(json.dumps(DEATH.__dict__).encode()) == DEATH
 
 
 @pytest.mark.parametrize("payload", BAD_CARDS, ids=short)
@@ -75,6 +93,21 @@ def test_no_card(payload):
 @pytest.mark.parametrize("payload", BAD_STATUSES, ids=short)
 def test_no_status(payload):
     assert read_status(payload) is None
+
+
+BAD_DEATHS = [
+    DEEP, b"null", b"[]",
+    *(changed(DEATH, "session", text) for text in ("3", "null", '""', '"a b"')),
+    *(changed(DEATH, field, text) for field in ("reason", "by") for text in ("3", "null", "[]")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("payload", BAD_DEATHS, ids=short)
+def test_no_death_notice(payload):
+    assert read_death(payload) is None
+    dropped: Counter[str] = Counter()
+    assert Roster("me", {}, dropped=dropped).death("eve", payload) == []
+    assert dropped == {"unreadable-death-notice": 1}
 
 
 def test_a_reason_cannot_forge_lines_of_the_log():
@@ -94,31 +127,39 @@ def test_what_cannot_be_read_is_counted_and_a_flood_does_not_flood_the_log(caplo
     assert len(caplog.records) == 14
     assert roster.card("eve", CARD.encode()) == []
     status = Status("online", "s1", "training").encode()
-    assert roster.status("eve", status, 0.0) == [Online("eve", "s1", ("global",))]
+    assert roster.status("eve", status, 0.0) == [
+        Online("eve", "s1", ("global",), heard=("global",))
+    ]
 
 
-def member() -> Any:
-    """As much of a membership as mail needs to hear of itself."""
-    found = SimpleNamespace(
-        name="me", session="mine", born=True, events=[], own_status=None, contradicted=0,
-        engine=SimpleNamespace(dropped=Counter()), roster=Roster("me", {}),
-        asked=SimpleNamespace(set=lambda: None),
-    )  # fmt: skip
-    found.contradict = lambda: setattr(found, "contradicted", found.contradicted + 1)
-    return found
+def heard(payload: bytes) -> tuple[Link, list[bytes]]:
+    """A peer that hears this on its own status topic, and what it publishes there in answer."""
+
+    async def scenario() -> tuple[Link, list[bytes]]:
+        status = topics.status("nest", "a")
+        link, said = await delivered([(status, payload)], born=True)
+        answering = asyncio.create_task(link.keep_status())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        answering.cancel()
+        return link, [each for topic, each in said if topic == status]
+
+    return asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("payload", BAD_STATUSES, ids=short)
 def test_nonsense_under_our_own_name_is_counted(payload):
-    me = member()
-    _heed(me, [Heard("status", "me", payload)])
-    assert me.engine.dropped == {"unreadable-status": 1}
-    assert me.own_status is None
-    assert me.contradicted == 0
+    link, said = heard(payload)
+    assert link.dropped == {"unreadable-status": 1}
+    assert link.own_status is None
+    assert not said
 
 
-def test_a_sound_status_under_our_own_name_is_heard():
-    me = member()
-    _heed(me, [Heard("status", "me", Status("offline", "other").encode())])
-    assert (me.own_status.session, me.contradicted) == ("other", 1)
-    assert not me.engine.dropped
+def test_a_sound_status_under_our_own_name_is_answered():
+    link, said = heard(Status("offline", "other").encode())
+    assert link.own_status is not None
+    assert link.own_status.session == "other"
+    assert not link.dropped
+    (answer,) = map(read_status, said)
+    assert answer is not None
+    assert (answer.state, answer.session) == ("online", link.session)

@@ -6,20 +6,23 @@ from types import SimpleNamespace
 
 from peer_kit import quick
 
-from gossamer.peer.ending import Settling
+from gossamer.peer.lifecycle import Event, Lifecycle, State
+from gossamer.peer.machine import RealMachine
+from gossamer.peer.shutdown import Settling
 
 
 class Scripted(Settling):
     """Hears what a test says, look after look: (all are done, it is disturbed)."""
 
     def __init__(self, looks):
-        self.phases, self._looks = [], looks
-        self._member = SimpleNamespace(name="a", enter=self.phases.append)
-        self._settings = quick()
+        link = SimpleNamespace(name="a", engine=None, settings=quick(), machine=RealMachine())
+        super().__init__(link)  # type: ignore[arg-type]
+        self._looks = looks
 
-    async def _push_until(self, reached, limit):
+    async def _push_until(self, reached):
         while not await reached():
             pass
+        return True
 
     async def _agreed(self):
         return True
@@ -34,13 +37,26 @@ class Scripted(Settling):
         return disturbed
 
 
+async def states(settling: Settling) -> list[State]:
+    """The states that a peer goes through between its training and its goodbye."""
+    life, seen = Lifecycle(), []
+    life.state = State.SETTLING
+    while life.state is not State.LEAVING:
+        seen.append(life.state)
+        if life.state is State.SETTLING:
+            await settling.settle()
+            life.fire(Event.AGREED)
+        else:
+            life.fire(Event.ALL_DONE if await settling.stay() else Event.LOST_AGREEMENT)
+    return seen
+
+
 def test_who_was_disturbed_for_a_moment_waits_for_the_others_all_the_same(run):
     settling = Scripted([(False, True), (False, False), (False, False), (True, False)])
-    run(settling._agree())
-    assert settling.phases == ["settling", "done", "settling", "done"]
+    again = [State.SETTLING, State.DONE]
+    assert run(states(settling)) == [*again, *again]
 
 
 def test_who_sees_all_done_and_is_calm_is_through(run):
     settling = Scripted([(False, False), (True, False)])
-    run(settling._agree())
-    assert settling.phases == ["settling", "done"]
+    assert run(states(settling)) == [State.SETTLING, State.DONE]
