@@ -3,7 +3,7 @@
 from .channel import Channel
 from .errors import TrustError
 from .guards import Guards, GuardSettings
-from .identity import Identity, peer_id, public_text, read_public
+from .identity import Identity, id_of, peer_id, public_text, read_labelled, read_public
 from .invitation import (
     Admission,
     Terms,
@@ -40,10 +40,12 @@ __all__ = [
     "TrustError",
     "Trusting",
     "endorse",
+    "id_of",
     "invite",
     "open_ticket",
     "peer_id",
     "public_text",
+    "read_labelled",
     "read_public",
     "read_terms",
     "revocation_topic",

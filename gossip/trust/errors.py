@@ -8,6 +8,7 @@ Cause: TypeAlias = Literal[
     "malformed",  # not what it claims to be: too short, too long, unreadable
     "signature",  # signed by another key, for another topic, or changed on the way
     "identity",  # a key that does not belong to the name it speaks for
+    "second-name",  # a key that is a member under another name
     "uninvited",  # no invitation, or one that the owner did not sign
     "expired",
     "used-up",  # an open ticket that as many peers hold as it admits

@@ -22,6 +22,7 @@ import numpy as np
 
 from ..messages import Give
 from ..pushsum import Array
+from .identity import id_of
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +104,8 @@ class Guards:
         self._on_change = on_change
         self._records: OrderedDict[str, _Record] = OrderedDict()
         self._distances: dict[str, OrderedDict[str, float]] = {}
-        """Per vector: how far each sender's last value was, in lengths of ours."""
+        """Per vector: how far each sender's last value was, in lengths of ours. Senders are remembered by
+        the id in their name, so that another label washes nothing."""
 
     # --- messages -------------------------------------------------------------------------------
 
@@ -167,8 +169,9 @@ class Guards:
     def _allowed(self, give: Give, distance: float) -> float:
         """How far this value may be from ours, in lengths of ours, given how far others are."""
         limits, known = self.settings, self._distances.setdefault(give.vector, OrderedDict())
-        known[give.sender] = distance
-        known.move_to_end(give.sender)
+        sender = id_of(give.sender)
+        known[sender] = distance
+        known.move_to_end(sender)
         if len(known) > MAX_SENDERS:
             known.popitem(last=False)
         if limits.outlier is None or len(known) < limits.senders:
@@ -190,7 +193,7 @@ class Guards:
 
     def is_quarantined(self, sender: str, now: float) -> bool:
         """Whether a sender is refused unseen; its time may be over just now."""
-        record = self._records.get(sender)
+        record = self._records.get(id_of(sender))
         if record is None or record.released is None:
             return False
         if now < record.released:
@@ -199,12 +202,12 @@ class Guards:
         return False
 
     def quarantined(self, now: float) -> list[str]:
-        """The senders in quarantine."""
+        """The senders in quarantine, by the id in their name."""
         return [sender for sender in list(self._records) if self.is_quarantined(sender, now)]
 
     def reinstate(self, sender: str, why: str = "it was asked for") -> bool:
         """Let a sender in again, on one strike less than would put it back; False if it was not out."""
-        record = self._records.get(sender)
+        record = self._records.get(id_of(sender))
         if record is None or record.released is None:
             return False
         record.released, record.strikes = None, self.settings.strikes - 1
@@ -215,7 +218,7 @@ class Guards:
     def _quarantine(self, give: Give, cause: str, record: _Record, now: float) -> None:
         record.released = now + self.settings.quarantine
         for known in self._distances.values():
-            known.pop(give.sender, None)  # it is no measure of what is usual
+            known.pop(id_of(give.sender), None)  # it is no measure of what is usual
         _log.warning(
             "peer %s is in quarantine for %g s: %d transfers refused, the last (%s) for its %s",
             give.sender, self.settings.quarantine, record.strikes, give.vector, cause,
@@ -223,6 +226,7 @@ class Guards:
         self._on_change(give.sender, True)
 
     def _record(self, sender: str, now: float) -> _Record:
+        sender = id_of(sender)
         record = self._records.get(sender)
         if record is None:
             record = self._records[sender] = _Record(self.settings.burst, now)

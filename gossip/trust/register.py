@@ -72,6 +72,8 @@ class Register:
         self.swarm, self.owner = swarm, owner
         self.revocations = revocations or Revocations()
         self.members: dict[str, Member] = {}
+        self._names: dict[str, str] = {}
+        """The member that has an id: one name per key."""
         self._holders = {paper: dict.fromkeys(ids) for paper, ids in (ticket_holders or {}).items()}
         self._numbers: dict[str, tuple[bytes, int]] = {}
         self._left: dict[str, tuple[float, bytes]] = {}
@@ -106,6 +108,7 @@ class Register:
         if member.terms.kind == "ticket":
             self._holders.setdefault(member.terms.number, {})[peer_id(member.key)] = None
         self.members[member.name] = member
+        self._names[peer_id(member.key)] = member.name
         self._left.pop(member.name, None)
 
     def _member(self, peer: str, head: Mapping[str, Any], now: float) -> Member:
@@ -117,7 +120,7 @@ class Register:
             session = topics.check_name("session", fields.text(head["session"]))
         except (KeyError, ValueError):
             raise TrustError("malformed", f"the card of {peer} lacks what trust needs") from None
-        terms = check(admission, self.owner, self.swarm, head["key"], now)
+        terms = check(admission, self.owner, self.swarm, peer, head["key"], now)
         self._allow(peer, head["key"], terms)
         if issued > now + CLOCK_SKEW:
             # Once known, it would make every card look old that its peer issues with the right time.
@@ -132,6 +135,9 @@ class Register:
     def _allow(self, peer: str, key: bytes, terms: Terms) -> None:
         if self.revocations.names(peer, terms.number):
             raise TrustError("revoked", f"{peer} or its paper {terms.number} was revoked")
+        known = self._names.get(peer_id(key), peer)
+        if known != peer:
+            raise TrustError("second-name", f"{peer} has the key of {known}, which is a member")
         holders = self._holders.get(terms.number, {})
         if terms.kind == "ticket" and peer_id(key) not in holders and len(holders) >= terms.uses:
             raise TrustError(
@@ -189,6 +195,7 @@ class Register:
         member = self.members.pop(peer, None)
         if member is None:
             return
+        del self._names[peer_id(member.key)]
         self._left[peer] = (member.issued, member.exchange)
         if len(self._left) > MAX_LEFT:
             oldest = next(iter(self._left))

@@ -72,7 +72,7 @@ class Trust:
         self.name, self.overhead = identity.name, OVERHEAD
         self.counters: Counter[str] = Counter()
         self._admission, self._wall, self._clock = admission, wall, clock
-        self._terms = terms = check(admission, owner, swarm, identity.public, wall())
+        self._terms = terms = check(admission, owner, swarm, identity.name, identity.public, wall())
         self._out_already = False
         memory = memory or {}
         revocations = None

@@ -129,7 +129,7 @@ class Attack:
             if other != peer:
                 packets = forged_give(self._swarm, peer, session, other, their_session)
                 lies += [(topics.inbox(swarm, other, "global"), packet) for packet in packets]
-        paper = Admission(invite(eve, swarm, eve.public))  # not the owner's hand
+        paper = Admission(invite(eve, swarm, eve.label, eve.public))  # not the owner's hand
         claim = Claim(bytes(range(32)), "session", 1.0, frozenset({"global"}))
         card = sign_card(eve, swarm, paper, claim, 1.0, b"{}")
         return [*lies, (topics.card(swarm, eve.name), card)]

@@ -27,7 +27,7 @@ def card(identity: Identity, **bad: object) -> bytes:
     head = {
         "key": identity.public, "exchange": bytes(32), "pair": bytes(32), "session": "x",
         "since": 0.0, "issued": 0.0, "models": ["global"],
-        "paper": invite(OWNER, SWARM, identity.public), "endorsement": b"",
+        "paper": invite(OWNER, SWARM, identity.label, identity.public), "endorsement": b"",
     }  # fmt: skip
     return signed.sign(identity, topics.card(SWARM, identity.name), head | bad)
 
