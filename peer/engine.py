@@ -255,6 +255,7 @@ class Engine:
         good, and take back what it did not credit.
         """
         self.gossiper.close()
+        self.trust.end_session()
         self._over = True
         self.save()
         return self.gossiper.statement()

@@ -73,7 +73,7 @@ def _heed(member: Membership, heard: list[Heard]) -> None:
                     f"peer {member.name}: may take part no longer, its paper was revoked or has "
                     "expired; ask the swarm's owner"
                 )
-            case "unanswered":
+            case "reissue-card":
                 member.introduce_again()
             case "out":
                 member.events += member.roster.expel(each.peer)

@@ -19,9 +19,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
     Ed25519PrivateKey,
     Ed25519PublicKey,
 )
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ..topics import check_name
 from .errors import TrustError
@@ -102,11 +99,6 @@ class Identity:
     def sign(self, data: bytes) -> bytes:
         """64 bytes that only the holder of this identity can make."""
         return self._private.sign(data)
-
-    def pair_key(self) -> X25519PrivateKey:
-        """The key behind secrets with other peers that must outlive a restart (see `PrivateRound`)."""
-        kdf = HKDF(SHA256(), 32, salt=None, info=b"gossamer pair key v1")
-        return X25519PrivateKey.from_private_bytes(kdf.derive(self.secret()))
 
     def secret(self) -> bytes:
         """The private key; whoever has it is this peer."""

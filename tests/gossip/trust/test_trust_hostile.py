@@ -25,7 +25,8 @@ DEEP = nested(400)
 
 def card(identity: Identity, **bad: object) -> bytes:
     head = {
-        "key": identity.public, "exchange": bytes(32), "pair": bytes(32), "session": "x",
+        "version": 2, "key": identity.public, "incarnation": bytes(16), "number": 1,
+        "exchange": bytes(32), "masks": bytes(32), "session": "x",
         "since": 0.0, "issued": 0.0, "models": ["global"],
         "paper": invite(OWNER, SWARM, identity.label, identity.public), "endorsement": b"",
     }  # fmt: skip
@@ -34,7 +35,8 @@ def card(identity: Identity, **bad: object) -> bytes:
 
 @pytest.mark.parametrize(
     "bad",
-    [{"paper": 2**64 - 1}, {"paper": 2**45}, {"paper": 3}, {"endorsement": 2**62}, {"pair": 32},
+    [{"paper": 2**64 - 1}, {"paper": 2**45}, {"paper": 3}, {"endorsement": 2**62}, {"masks": 32},
+     {"version": 1}, {"incarnation": bytes(32)}, {"number": -1},
      {"exchange": 2**62}, {"exchange": 32}, {"exchange": bytes(31)}, {"models": 7},
      {"models": "global"}, {"models": [DEEP]}, {"session": DEEP}, {"session": 3},
      {"session": "a b"}, {"session": "x" * 65}, {"since": float("inf")}, {"since": "0"},
@@ -80,7 +82,8 @@ def test_whatever_else_goes_wrong_in_reading_is_counted(monkeypatch, error, kind
 @pytest.mark.parametrize("number", [True, -1, 2**63, 1.5, "1", None])
 def test_a_status_without_a_number_is_malformed(number):
     (anna, ben), _ = group("anna", "ben")
-    head = {"key": anna.identity.public, "exchange": anna.trust.keyring.exchange, "number": number}
+    incarnation = anna.trust.keyring.incarnation
+    head = {"version": 2, "key": anna.identity.public, "incarnation": incarnation, "number": number}
     topic = topics.status(SWARM, anna.name)
     assert ben.trust.hear(topic, signed.sign(anna.identity, topic, head, b"{}")) == []
     assert ben.trust.counters == {"untrusted-malformed": 1}
