@@ -13,10 +13,10 @@ our own question, so that whoever waits for it waits as long as it can, and not 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from . import fields
 from .errors import TrustError
 from .register import INCARNATION_BYTES
 
@@ -62,7 +62,7 @@ class OwnName:
         if self._incarnation in answers:
             self._alive.add(other)
         if not self.ours and other not in self._alive:
-            if is_online(body):
+            if fields.state_of(body) == "online":
                 self._doubt = other
             elif self._doubt == other:
                 self._doubt = b""
@@ -71,11 +71,3 @@ class OwnName:
                 "a status under our own name, of an incarnation that does not answer ours",
             )
         return True
-
-
-def is_online(body: bytes) -> bool:
-    """Whether a status says that its peer is there; no if it cannot be read."""
-    try:
-        return json.loads(body)["state"] == "online"
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return False

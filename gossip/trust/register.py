@@ -15,13 +15,15 @@ from typing import Any, Final, NamedTuple
 from .. import topics
 from . import fields, signed
 from .errors import MisdatedCard, TrustError
-from .identity import Identity, check_key, peer_id
-from .invitation import CLOCK_SKEW, Admission, Terms, check
+from .identity import Identity, check_key, id_of, peer_id
+from .invitation import CLOCK_SKEW, Admission, Terms, check, check_holder
 from .revocation import Revocations
 
 VERSION: Final = 2
 """Of the heads of cards and statuses. Version 1 had no incarnation, and cards of any age counted."""
 INCARNATION_BYTES: Final = 16
+LAST_NUMBER: Final = 2**63 - 1
+"""The number of a goodbye: no card of its incarnation comes after it."""
 
 MAX_CARD_AGE: Final = 48 * 3600.0
 """Seconds for which a card counts, besides `CLOCK_SKEW`: its peer issues a new one every twelve hours."""
@@ -86,8 +88,9 @@ class Register:
     """Checks what others publish against the owner's key.
 
     swarm, owner: which swarm, and the public key that its papers are signed with.
-    revocations: the newest list known from a former life.
-    ticket_holders: who was admitted on which ticket in a former life: see `snapshot`.
+    revocations: the newest list known before a restart.
+    ticket_holders: who was admitted on which ticket before a restart: see `snapshot`.
+    editions: the newest card of every member before a restart: see `editions`.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Register:
         *,
         revocations: Revocations | None = None,
         ticket_holders: Mapping[str, list[str]] | None = None,
+        editions: Mapping[str, list[Any]] | None = None,
     ) -> None:
         self.swarm, self.owner = swarm, owner
         self.revocations = revocations or Revocations()
@@ -106,12 +110,20 @@ class Register:
         self._holders = {paper: dict.fromkeys(ids) for paper, ids in (ticket_holders or {}).items()}
         self._numbers: dict[str, tuple[bytes, int]] = {}
         self._left: dict[str, Edition] = {}
-        """The last card of those who are gone; oldest first."""
+        """The last card or goodbye of those who are gone; oldest first."""
+        self._before = {peer: Edition(*edition) for peer, edition in (editions or {}).items()}
+        """The newest cards that were known before a restart, of peers that were not heard of since."""
 
     def snapshot(self) -> dict[str, list[str]]:
         """The holders of every ticket, to be kept in the checkpoint."""
         # Copied first: the peer's own thread asks while the event loop may take in a card.
         return {paper: list(ids) for paper, ids in list(self._holders.items())}
+
+    def editions(self, now: float) -> dict[str, list[Any]]:
+        """The newest card of every member, to be kept in the checkpoint: older ones count no more."""
+        members = {peer: member.edition for peer, member in list(self.members.items())}
+        known = (dict(self._before) | members).items()
+        return {peer: list(card) for peer, card in known if is_recent(card.issued, now)}
 
     # --- cards ----------------------------------------------------------------------------------
 
@@ -124,7 +136,8 @@ class Register:
         head, body = signed.read(payload, topics.card(self.swarm, peer), lambda h: _key(h, peer))
         member = self._member(peer, head, now)
         known, left = self.members.get(peer), self._left.get(peer)
-        if known is not None and member.edition.precedes(known.edition):
+        newest = self._newest(peer)
+        if newest is not None and member.edition.precedes(newest):
             raise TrustError("stale", f"an older card of {peer} than the one that is known")
         if known is None and left is not None and not left.precedes(member.edition):
             raise TrustError("stale", f"a card of {peer} from before it was gone")
@@ -139,6 +152,12 @@ class Register:
         self.members[member.name] = member
         self._names[peer_id(member.key)] = member.name
         self._left.pop(member.name, None)
+        self._before.pop(member.name, None)
+
+    def _newest(self, peer: str) -> Edition | None:
+        """The newest card that is known of a peer that is here, or was before a restart."""
+        member = self.members.get(peer)
+        return self._before.get(peer) if member is None else member.edition
 
     def _member(self, peer: str, head: Mapping[str, Any], now: float) -> Member:
         try:
@@ -188,27 +207,54 @@ class Register:
 
     # --- statuses -------------------------------------------------------------------------------
 
-    def status(self, peer: str, payload: bytes) -> bytes:
+    def status(self, peer: str, payload: bytes, now: float) -> bytes:
         """The status in a statement published at `peer`'s topic; TrustError if it is not valid.
 
         A last will is signed beforehand and may come at any time; every other status has a number
-        that rises, so that the broker cannot bring an old one back.
+        that rises, so that the broker cannot bring an old one back. A goodbye shows its peer's paper and
+        date, so that it counts without a card, which a peer that leaves takes away.
         """
         place = topics.status(self.swarm, peer)
         head, body = signed.read(payload, place, lambda h: _key(h, peer))
         incarnation, number = head.get("incarnation"), head.get("number")
         if not isinstance(incarnation, bytes) or not fields.is_count(number):
             raise TrustError("malformed", f"the status of {peer} lacks what trust needs")
-        member = self.members.get(peer)
+        member, will = self.members.get(peer), head.get("will") is True
         if member is None or member.incarnation != incarnation:
-            raise TrustError("unknown-sender", f"a status of {peer}, whose card is not known yet")
-        if head.get("will") is True:
+            if will or fields.state_of(body) != "left":
+                raise TrustError(
+                    "unknown-sender", f"a status of {peer}, whose card is not known yet"
+                )
+            edition = self._goodbye(peer, head, now)
+        else:
+            edition = None
+        if will:
             return body
         known, last = self._numbers.get(peer, (b"", -1))
         if known == incarnation and number <= last:
             raise TrustError("stale", f"an older status of {peer} than the one that is known")
         self._numbers[peer] = (incarnation, number)
+        if edition is not None:
+            self._note_left(peer, edition)
         return body
+
+    def _goodbye(self, peer: str, head: Mapping[str, Any], now: float) -> Edition:
+        """When a peer said goodbye of which we know no card; TrustError if it does not count."""
+        try:
+            admission = Admission(fields.data(head["paper"]), fields.data(head["endorsement"]))
+            edition = Edition(fields.number(head["issued"]), head["incarnation"], LAST_NUMBER)
+        except (KeyError, ValueError):
+            raise TrustError("malformed", f"the goodbye of {peer} lacks what trust needs") from None
+        terms = check_holder(admission, self.owner, self.swarm, peer, head["key"])
+        if terms.kind == "ticket" and id_of(peer) not in self._holders.get(terms.number, {}):
+            # Whoever holds a ticket can make up as many keys as it likes.
+            raise TrustError("unknown-sender", f"a goodbye of {peer}, which was not admitted here")
+        if edition.issued > now + CLOCK_SKEW:
+            raise TrustError("clock", f"the goodbye of {peer} is dated ahead of our time")
+        newest = self._newest(peer)
+        if newest is not None and edition.precedes(newest):
+            raise TrustError("stale", f"a goodbye of {peer} from before the card that is known")
+        return edition
 
     # --- who is out -----------------------------------------------------------------------------
 
@@ -238,7 +284,13 @@ class Register:
         if member is None:
             return
         del self._names[peer_id(member.key)]
-        self._left[peer] = member.edition
+        left = self._left.get(peer)
+        self._note_left(peer, member.edition if left is None else left)
+
+    def _note_left(self, peer: str, edition: Edition) -> None:
+        self._before.pop(peer, None)
+        self._left.pop(peer, None)
+        self._left[peer] = edition
         if len(self._left) > MAX_LEFT:
             oldest = next(iter(self._left))
             del self._left[oldest]
@@ -279,10 +331,12 @@ def sign_status(
     *,
     will: bool = False,
     answers: Iterable[bytes] = (),
+    goodbye: tuple[Admission, float] | None = None,
 ) -> bytes:
     """A status as it is published; numbers of one incarnation rise, a will needs none of its own.
 
     answers: other incarnations under the same name that were heard before: see `OwnName`.
+    goodbye: the peer's paper and the time, if it leaves: see `Register.status`.
     """
     head = {
         "version": VERSION,
@@ -292,6 +346,13 @@ def sign_status(
         "will": will,
         "answers": list(answers),
     }
+    if goodbye is not None:
+        admission, issued = goodbye
+        head |= {
+            "paper": admission.paper,
+            "endorsement": admission.endorsement,
+            "issued": issued,
+        }
     return signed.sign(identity, topics.status(swarm, identity.name), head, body)
 
 

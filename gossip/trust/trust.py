@@ -21,13 +21,13 @@ from typing import Any, Final
 from .. import topics
 from ..messages import Message
 from ..wire import Buffer
-from . import signed
+from . import fields, signed
 from .errors import MisdatedCard, TrustError
 from .identity import Identity
 from .invitation import Admission, check
 from .keyring import OVERHEAD, Keyring
 from .opened import Opened
-from .own_name import OwnName, is_online
+from .own_name import OwnName
 from .register import Claim, Edition, Register, sign_card, sign_status
 from .revocation import Revocations, revocation_topic
 from .trusting import Heard
@@ -53,8 +53,8 @@ class Trust:
     owner: the public key of the swarm's owner.
     session, since: as on the card that presence writes.
     models: the partial models that the peer implements.
-    memory: the `snapshot` of a former start: tickets' holders, the revocations seen, and the key of the
-        session's masks.
+    memory: the `snapshot` of a former start: tickets' holders, the newest cards and revocations seen, and
+        the key of the session's masks.
     wall, clock: seconds since 1970, for expiry; and any clock that goes on, for repeats.
 
     Raises TrustError if this peer's own paper does not let it in.
@@ -86,8 +86,9 @@ class Trust:
             revocations = Revocations.read(memory["revocations"], owner, swarm)
         self._list: bytes = memory.get("revocations", b"")
         self.register = Register(
-            swarm, owner, revocations=revocations, ticket_holders=memory.get("tickets")
-        )
+            swarm, owner, revocations=revocations,
+            ticket_holders=memory.get("tickets"), editions=memory.get("editions"),
+        )  # fmt: skip
         if self.register.revocations.names(self.name, terms.number):
             raise TrustError("revoked", f"{self.name} was revoked: ask the swarm's owner")
         if refused := sorted(model for model in models if not terms.admits(model)):
@@ -139,11 +140,12 @@ class Trust:
         return self._issued is not None and abs(self._wall() - self._issued) >= CARD_INTERVAL
 
     def status(self, body: bytes) -> bytes:
-        """Our status, signed; it replaces those before it."""
+        """Our status, signed; it replaces those before it. Our goodbye shows our paper, too."""
         self._number += 1
+        leaves = fields.state_of(body) == "left"
         return sign_status(
             self.identity, self.swarm, self.keyring.incarnation, self._number, body,
-            answers=self._own_name.met,
+            answers=self._own_name.met, goodbye=(self._admission, self._wall()) if leaves else None,
         )  # fmt: skip
 
     def will(self, body: bytes) -> bytes:
@@ -187,13 +189,13 @@ class Trust:
 
     def _status(self, peer: str, payload: bytes) -> list[Heard]:
         try:
-            body = self.register.status(peer, payload)
+            body = self.register.status(peer, payload, self._wall())
         except TrustError as error:
             if error.cause != "unknown-sender":
                 raise
             self._waiting.keep(peer, payload)
             return []
-        if is_online(body):
+        if fields.state_of(body) == "online":
             self.keyring.seen(peer)
         return [Heard("status", peer, body)]
 
@@ -341,7 +343,11 @@ class Trust:
 
     def snapshot(self) -> dict[str, Any]:
         """What the next start should remember: `memory`. Keep it as secret as the peer's values."""
-        found: dict[str, Any] = {"tickets": self.register.snapshot(), "revocations": self._list}
+        found: dict[str, Any] = {
+            "tickets": self.register.snapshot(),
+            "editions": self.register.editions(self._wall()),
+            "revocations": self._list,
+        }
         if (key := self.keyring.mask_key) is not None:
             found["masks"] = {"session": self._session, "key": key}
         return found

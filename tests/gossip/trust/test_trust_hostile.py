@@ -8,8 +8,8 @@ from trust_kit import OWNER, SWARM, Clock, group, papers, person, wake
 from gossamer.gossip import topics
 from gossamer.gossip.trust import Identity, TrustError, invite, revocation_topic, signed
 from gossamer.gossip.trust import register as module
+from gossamer.gossip.trust.fields import state_of
 from gossamer.gossip.trust.invitation import read_terms
-from gossamer.gossip.trust.own_name import is_online
 from gossamer.gossip.trust.revocation import Revocations
 
 
@@ -106,7 +106,7 @@ def test_a_revocation_list_of_another_form_is_malformed(bad):
 
 
 def test_a_status_nested_too_deep_is_not_online():
-    assert not is_online(b"[" * 200_000)
+    assert state_of(b"[" * 200_000) is None
 
 
 def test_deep_nesting_in_a_head_is_malformed():
