@@ -1,4 +1,7 @@
-"""The commands of trust: `gossamer keygen`, `invite`, `revoke`, and `study` of what it hides and bears."""
+"""The commands of trust: `gossamer keygen`, `invite`, `revoke`, and `study` of what it hides and bears.
+
+`gossamer forget` is in cli_forget.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import typer
 
 from . import console
 from .broker_password import broker_password
+from .cli_forget import forget_command
 from .errors import ConfigError
 from .results import make_folder, require_folder, write_json
 
@@ -253,6 +257,7 @@ def register(app: typer.Typer) -> None:
     app.command("keygen")(keygen_command)
     app.command("invite")(invite_command)
     app.command("revoke")(revoke_command)
+    app.command("forget")(forget_command)
     app.command("study")(study_command)
 
 

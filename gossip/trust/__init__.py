@@ -1,6 +1,7 @@
 """Trust on a broker that is not trusted: identities, invitations, sealed packets, guards on values."""
 
 from .channel import Channel
+from .death import Death, read_death, sign_death
 from .errors import TrustError
 from .guards import Guards, GuardSettings
 from .identity import Identity, id_of, peer_id, public_text, read_labelled, read_public
@@ -16,7 +17,7 @@ from .invitation import (
 )
 from .keyring import OVERHEAD, Keyring
 from .opened import Opened
-from .register import Member, Register
+from .register import Member, Register, read_published
 from .revocation import Revocations, revocation_topic
 from .trust import Trust
 from .trusting import Heard, NoTrust, Trusting
@@ -25,6 +26,7 @@ __all__ = [
     "OVERHEAD",
     "Admission",
     "Channel",
+    "Death",
     "GuardSettings",
     "Guards",
     "Heard",
@@ -45,10 +47,13 @@ __all__ = [
     "open_ticket",
     "peer_id",
     "public_text",
+    "read_death",
     "read_labelled",
     "read_public",
+    "read_published",
     "read_terms",
     "revocation_topic",
     "save_invitation",
     "save_ticket",
+    "sign_death",
 ]

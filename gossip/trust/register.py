@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from .. import topics
 from . import fields, signed
@@ -133,7 +133,7 @@ class Register:
         TrustError if it is not signed by that peer, not admitted, from the future, or older than the
         one we have.
         """
-        head, body = signed.read(payload, topics.card(self.swarm, peer), lambda h: _key(h, peer))
+        head, body = read_published(self.swarm, peer, "card", payload)
         member = self._member(peer, head, now)
         known, left = self.members.get(peer), self._left.get(peer)
         newest = self._newest(peer)
@@ -214,8 +214,7 @@ class Register:
         that rises, so that the broker cannot bring an old one back. A goodbye shows its peer's paper and
         date, so that it counts without a card, which a peer that leaves takes away.
         """
-        place = topics.status(self.swarm, peer)
-        head, body = signed.read(payload, place, lambda h: _key(h, peer))
+        head, body = read_published(self.swarm, peer, "status", payload)
         incarnation, number = head.get("incarnation"), head.get("number")
         if not isinstance(incarnation, bytes) or not fields.is_count(number):
             raise TrustError("malformed", f"the status of {peer} lacks what trust needs")
@@ -301,6 +300,17 @@ class Register:
         for name in gone:
             self.forget(name)
         return gone
+
+
+def read_published(
+    swarm: str, peer: str, kind: Literal["card", "status"], payload: bytes
+) -> tuple[dict[str, Any], bytes]:
+    """Head and body of what a peer published, if the key in its name signed it; TrustError if not.
+
+    Whether that peer is admitted, and how new it is, is for `Register` to say.
+    """
+    place = str(topics.Topic(swarm, peer, kind))
+    return signed.read(payload, place, lambda head: _key(head, peer))
 
 
 def sign_card(

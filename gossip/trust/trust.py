@@ -22,6 +22,7 @@ from .. import topics
 from ..messages import Message
 from ..wire import Buffer
 from . import fields, signed
+from .death import read_death
 from .errors import MisdatedCard, TrustError
 from .identity import Identity
 from .invitation import Admission, check
@@ -155,15 +156,19 @@ class Trust:
     # --- what we hear ---------------------------------------------------------------------------
 
     def hear(self, topic: str, payload: bytes) -> list[Heard]:
-        """Take in a card, a status or a revocation list; what is not genuine is counted and logged."""
+        """Take in a card, a status, a death notice or a revocation list; what is not genuine is counted and
+        logged."""
         try:
             if topic == revocation_topic(self.swarm):
                 return self._revocations(payload)
             where = topics.parse(topic)
             if where.swarm != self.swarm:
                 raise TrustError("malformed", f"from swarm {where.swarm!r}; this is {self.swarm!r}")
-            if where.kind not in ("card", "status") or not payload:
+            if where.kind not in ("card", "status", "death") or not payload:
                 return []  # an empty payload clears a topic: whoever did it, it says nothing
+            if where.kind == "death":
+                body = read_death(payload, self.register.owner, self.swarm, where.peer)
+                return [Heard("death", where.peer, body)]
             if where.peer == self.name:
                 return self._own(where.kind, payload)
             if where.kind == "status":

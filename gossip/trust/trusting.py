@@ -17,10 +17,10 @@ from .opened import Opened
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What presence should know: a genuine card or status, that a peer is out (body empty), or that our
-    own card should be published again (reissue-card; body empty)."""
+    """What presence should know: a genuine card or status, a death notice (see `Death.decode`), that a
+    peer is out (body empty), or that our own card should be published again (reissue-card; body empty)."""
 
-    kind: Literal["card", "status", "out", "reissue-card"]
+    kind: Literal["card", "status", "death", "out", "reissue-card"]
     peer: str
     body: bytes = b""
 
@@ -71,7 +71,7 @@ class NoTrust:
     def hear(self, topic: str, payload: bytes) -> list[Heard]:
         """As it is."""
         where = topics.parse(topic)
-        if where.kind not in ("card", "status"):
+        if where.kind not in ("card", "status", "death") or (where.kind == "death" and not payload):
             return []
         return [Heard(where.kind, where.peer, payload)]
 
