@@ -100,9 +100,18 @@ class PeerGuards(Guards):
 
     weight: int = 0
 
-    def inspect(self, give: Give, own: Array, held: int, worth: int, now: float) -> Give | str:
+    def inspect(
+        self,
+        give: Give,
+        own: Array,
+        held: int,
+        worth: int,
+        now: float,
+        *,
+        counting: bool = True,
+    ) -> Give | str:
         """See Guards."""
-        return super().inspect(give, own, held, worth or self.weight, now)
+        return super().inspect(give, own, held, worth or self.weight, now, counting=counting)
 
 
 def _check(name: str, settings: Settings) -> None:

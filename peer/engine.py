@@ -84,7 +84,7 @@ class Engine:
         self._reassembler = self.room.reassembler()
         self._guards = None
         if settings.bounds is not None:
-            self._guards = PeerGuards(settings.bounds, on_change=self._shun)
+            self._guards = PeerGuards(settings.bounds)
             self._guards.weight = self.weight
         self._privacy = Privacy(name, settings, self.schemas)
         self.compression = Compression(
@@ -94,7 +94,6 @@ class Engine:
         )  # fmt: skip
         self._met: dict[str, Online] = {}
         """The peers that can be reached now, as presence announced them."""
-        self._shunned: set[str] = set()
         self._memory: dict[str, Any] = {}
         self.trust: Trusting = NoTrust(name)
         self._dispatch = Dispatch(name, self.schemas, settings.dtype, self.compression, self.trust)
@@ -223,8 +222,6 @@ class Engine:
             self._take(vector, packet, now)
         for vector, packet in self.trust.early():
             self._take(vector, packet, now)
-        if self._guards is not None and self._shunned:
-            self._guards.quarantined(now)  # whose time is over is reinstated
         self._arrival.look(self.gossiper)
         self.gossiper.tick(now)
         self.averaged = self._is_averaged()
@@ -327,8 +324,9 @@ class Engine:
         match event:
             case Online():
                 self._met[event.peer] = event
-                vectors = () if event.peer in self._shunned else event.vectors
-                self.gossiper.peer_online(event.peer, event.session, vectors, leaving=event.leaving)
+                self.gossiper.peer_online(
+                    event.peer, event.session, event.vectors, leaving=event.leaving
+                )
             case Offline():
                 self._met.pop(event.peer, None)
                 self.gossiper.peer_offline(event.peer)
@@ -360,18 +358,6 @@ class Engine:
             self._privacy.credited(message.sender, vector)
         if credited and isinstance(message, Give) and mine is not None:
             self._agreement.heard(vector, mine, message.value)
-
-    def _shun(self, peer: str, out: bool) -> None:
-        """Push nothing more to a peer in quarantine until it is reinstated.
-
-        Only where nobody waits for what is pushed: in lockstep modes a peer that was put there
-        wrongly would never finish its round, nor would those who wait for it.
-        """
-        if self.settings.mode != "async":
-            return
-        (self._shunned.add if out else self._shunned.discard)(peer)
-        if peer in self._met:
-            self._apply(self._met[peer])
 
     def _drop(self, cause: str, text: str) -> None:
         self.dropped[cause] += 1

@@ -17,6 +17,7 @@ from .invitation import (
 )
 from .keyring import OVERHEAD, Keyring
 from .opened import Opened
+from .opinion import FirstOpinion, Formed
 from .register import Member, Register, read_published
 from .revocation import Revocations, revocation_topic
 from .trust import Trust
@@ -27,6 +28,8 @@ __all__ = [
     "Admission",
     "Channel",
     "Death",
+    "FirstOpinion",
+    "Formed",
     "GuardSettings",
     "Guards",
     "Heard",
