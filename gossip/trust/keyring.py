@@ -106,7 +106,8 @@ class Keyring:
         TrustError, and nothing changed, if no channel to it can be had.
         """
         with self._lock:
-            agree(self._own[0].private, member.name, member.exchange)  # or the key is of no use
+            for public in (member.exchange, member.masks):
+                agree(self._own[0].private, member.name, public)  # or the key is of no use
             known = self._channels.get(member.name)
             new = known is None or (known.incarnation, known.session) != (
                 member.incarnation,

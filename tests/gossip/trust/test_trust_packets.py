@@ -269,11 +269,13 @@ def test_the_group_key_is_part_of_the_packet_key():
     assert only(ben.trust.counters, "forged") == 1
 
 
-def test_an_exchange_key_of_no_use_is_refused():
+@pytest.mark.parametrize("key", ["exchange", "masks"])
+def test_a_key_of_no_use_is_refused(key):
+    """A key for masks that is of no use would end a private round of whoever took it in."""
     (anna, ben), clock = group("anna", "ben")
     member = ben.trust.register.members[anna.name]
     with pytest.raises(TrustError, match="not a usable key"):
-        ben.trust.keyring.admit(replace(member, exchange=bytes(32)), clock.now)
+        ben.trust.keyring.admit(replace(member, **{key: bytes(32)}), clock.now)
     assert received(ben, anna.packets(ben))  # and nothing was changed by the attempt
 
 
