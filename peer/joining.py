@@ -98,8 +98,10 @@ async def _refuse_taken_name(member: Membership) -> None:
     grace = time.monotonic() + NAME_GRACE
     while True:
         await member.say(question, retain=False)
+        # Not wait_for: in Python 3.11 it can lose a cancellation, and a peer asked to leave would stay.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(member.asked.wait(), max(0.0, grace - time.monotonic()))
+            async with asyncio.timeout(max(0.0, grace - time.monotonic())):
+                await member.asked.wait()
         await asyncio.sleep(2 * member.settings.tick)  # its owner, if there is one, answers
         status = member.own_status
         if status is None or status.state != "online":
