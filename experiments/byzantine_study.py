@@ -105,7 +105,7 @@ def run_swarm(
     if guards is not None:
         for name, gossiper in gossipers.items():
             if name not in bad:
-                watch[name] = Guards(guards, on_change=_shun(gossiper, gossipers))
+                watch[name] = Guards(guards)
                 guard(gossiper, watch[name], lambda: clock[0])
     network = Hostile(bad, attack, setting.seed)
     for _ in range(setting.rounds):
@@ -133,16 +133,6 @@ def _gossiper(member: Member, seed: int) -> Gossiper:
     for vector in gossiper.vectors:
         gossiper.inject(vector, ONE)
     return gossiper
-
-
-def _shun(gossiper: Gossiper, all_: dict[str, Gossiper]) -> Callable[[str, bool], None]:
-    """Give nothing to a peer in quarantine: it would keep the mass."""
-
-    def change(sender: str, quarantined: bool) -> None:
-        other = all_[sender]
-        gossiper.peer_online(sender, other.session, () if quarantined else other.vectors)
-
-    return change
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""The commands of trust: `gossamer keygen`, `invite`, `revoke`, and `study` of what it hides and bears."""
+"""The commands of trust: `gossamer keygen`, `invite`, `revoke`, and `study` of what it hides and bears.
+
+`gossamer forget` is in cli_forget.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import typer
 
 from . import console
 from .broker_password import broker_password
+from .cli_forget import forget_command
 from .errors import ConfigError
 from .results import make_folder, require_folder, write_json
 
@@ -40,7 +44,7 @@ def keygen_command(
         require_folder(path.parent)
         identity.save(path)
     console.out.print(f"name        {identity.name}", soft_wrap=True)
-    console.out.print(f"public key  {public_text(identity.public)}", soft_wrap=True)
+    console.out.print(f"public key  {public_text(identity.public, identity.label)}", soft_wrap=True)
     console.wrote([path])
 
 
@@ -49,7 +53,7 @@ def invite_command(
     swarm: SwarmName,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where to write the invitation.")],
     peer: Annotated[
-        str | None, typer.Option(help="The peer's public key, as keygen printed it.")
+        str | None, typer.Option(help="The peer's public key with its label, as keygen printed it.")
     ] = None,
     uses: Annotated[
         int | None, typer.Option(min=1, help="Instead of --peer: an open ticket for so many peers.")
@@ -73,7 +77,7 @@ def invite_command(
         invite,
         open_ticket,
         public_text,
-        read_public,
+        read_labelled,
         read_terms,
         save_invitation,
         save_ticket,
@@ -82,7 +86,7 @@ def invite_command(
     with _one_line():
         key = Identity.load(owner)
         if peer is not None:
-            paper = invite(key, swarm, read_public(peer), models=model, days=days or 365.0)
+            paper = invite(key, swarm, *read_labelled(peer), models=model, days=days or 365.0)
             save_invitation(out, paper)
         else:
             assert uses is not None
@@ -253,6 +257,7 @@ def register(app: typer.Typer) -> None:
     app.command("keygen")(keygen_command)
     app.command("invite")(invite_command)
     app.command("revoke")(revoke_command)
+    app.command("forget")(forget_command)
     app.command("study")(study_command)
 
 

@@ -41,7 +41,7 @@ def make_papers(folder: Path, swarm: str, members: Iterable[Member]) -> SwarmPap
         for member in members:
             identity = _new_key(folder, member.name)
             models = {part for each in member.network.owners for part in each.split("&")}
-            paper = invite(owner, swarm, identity.public, models=models)
+            paper = invite(owner, swarm, identity.label, identity.public, models=models)
             save_invitation(folder / f"{member.name}.invitation", paper)
             names.append(identity.name)
     except (TrustError, OSError) as error:

@@ -157,10 +157,10 @@ class _Chunk:
 class Reassembler:
     """Puts chunks together, within bounds that no sender can exceed.
 
-    When a bound is reached the unfinished message that waits the longest for another chunk is given up
-    (of the same sender, if it is the sender's bound) and counted in `dropped` by cause: its sender
-    repeats it. Raise the bounds with the size of your vectors times the neighbours that may send at the
-    same time.
+    When a bound is reached an unfinished message is given up and counted in `dropped` by cause: its sender
+    repeats it. It is a message of the sender that occupies the most, the one that waits the longest for
+    another chunk, so that a sender who floods us displaces its own messages and nobody else's. Raise the
+    bounds with the size of your vectors times the neighbours that may send at the same time.
     """
 
     max_message_bytes: int = 64 * 1024 * 1024
@@ -223,15 +223,29 @@ class Reassembler:
             mine_cost -= self._partials[other].cost
             self._give_up(other, "sender-bytes")
         while self._partials and self.held_bytes + cost > self.max_total_bytes:
-            self._give_up(next(iter(self._partials)), "total-bytes")
-        while len(self._partials) >= self.max_unfinished:
-            self._give_up(next(iter(self._partials)), "unfinished")
+            held = Counter({chunk.sender: cost})
+            for (sender, _), partial in self._partials.items():
+                held[sender] += partial.cost
+            self._give_up(self._oldest_of_largest(held, chunk.sender), "total-bytes")
+        while self._partials and len(self._partials) >= self.max_unfinished:
+            held = Counter([chunk.sender])
+            held.update(sender for sender, _ in self._partials)
+            self._give_up(self._oldest_of_largest(held, chunk.sender), "unfinished")
         partial = _Partial(
             chunk.checksum, chunk.count, bytearray(chunk.total), bytearray(chunk.count), chunk.count
         )
         self._partials[key] = partial
         self.held_bytes += partial.cost
         return partial
+
+    def _oldest_of_largest(self, held: Counter[int], newest: int) -> tuple[int, int]:
+        """Return the oldest message of the sender that holds the most; of equals, `newest` goes first.
+
+        held: what every sender occupies, the message that `newest` is about to open included.
+        """
+        most = max(held[sender] for sender, _ in self._partials)
+        equals = [key for key in self._partials if held[key[0]] == most]  # oldest first
+        return next((key for key in equals if key[0] == newest), equals[0])
 
     def _give_up(self, key: tuple[int, int], cause: str) -> None:
         self.held_bytes -= self._partials.pop(key).cost

@@ -48,7 +48,7 @@ class MaskPlan:
 def mask(secret: bytes, vector: str, round: int, attempt: int, length: int, scale: float) -> Array:
     """The common mask of two peers for one vector and one attempt at one round; float64, exact.
 
-    secret: 32 bytes that the two share and nobody else has (`Keyring.shared_secret`).
+    secret: 32 bytes that the two share and nobody else has (`Keyring.mask_secret`).
     """
     if len(secret) != 32:
         raise ValueError(f"private averaging: a secret of {len(secret)} bytes, not 32")
@@ -151,7 +151,7 @@ def enter_round(
 ) -> dict[str, PrivateRound]:
     """Mask the planned vectors of a gossiper; call it just before its mode begins round `number`.
 
-    secret_with: the secret shared with a neighbour (`Keyring.shared_secret`). Keep what is returned
+    secret_with: the secret shared with a neighbour (`Keyring.mask_secret`). Keep what is returned
     until the round is over, for `leave_round`.
     """
     rounds = {}

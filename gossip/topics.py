@@ -2,9 +2,9 @@
 
 gossamer/v1/{swarm}/peer/{id}/card             retained: models, schema, public key
 gossamer/v1/{swarm}/peer/{id}/status           retained: birth, or the last will
-gossamer/v1/{swarm}/peer/{id}/death            retained: a notice that a session is dead
 gossamer/v1/{swarm}/peer/{id}/inbox/{vector}   gossip for that peer; never retained
 gossamer/v1/{swarm}/peer/{id}/metrics          telemetry
+gossamer/v1/{swarm}/peer/{id}/death            retained: the owner declares a session over
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
-Kind: TypeAlias = Literal["card", "status", "death", "inbox", "metrics"]
+Kind: TypeAlias = Literal["card", "status", "inbox", "metrics", "death"]
 
 ROOT: Final = "gossamer/v1"
 _LONGEST = 64
 _NAME = re.compile(rf"[A-Za-z0-9._&@-]{{1,{_LONGEST}}}")
 _REMEMBERED = 256  # topics taken apart or put together lately: most messages go the same few ways
-_PLAIN_KINDS: tuple[Kind, ...] = ("card", "status", "death", "metrics")
+_PLAIN_KINDS: tuple[Kind, ...] = ("card", "status", "metrics", "death")
 
 
 class TopicError(ValueError):
@@ -91,6 +91,11 @@ def metrics(swarm: str, peer: str) -> str:
     return str(Topic(swarm, peer, "metrics"))
 
 
+def death(swarm: str, peer: str) -> str:
+    """Where the swarm's owner declares that a session of `peer` is over (retained)."""
+    return str(Topic(swarm, peer, "death"))
+
+
 def every(swarm: str, kind: Kind) -> str:
     """The pattern of every peer's topic of that kind in the swarm (of all vectors, for inboxes)."""
     check_name("swarm", swarm)
@@ -119,7 +124,7 @@ def parse(topic: str) -> Topic:
 
 
 def is_state(topic: str) -> bool:
-    """Whether a topic holds state (cards, status, revocations), which a transport must never drop.
+    """Whether a topic holds state (cards, status, deaths, revocations), which a transport must never drop.
 
     Everything else may be dropped under pressure: the ledger repeats gossip, and metrics are
     telemetry.

@@ -7,10 +7,10 @@ user may do follows from its name, so names should be the peers' whole ones (`la
 
 - write its own card, status and metrics, and nothing under another peer's name;
 - write into anybody's inbox, because that is where gossip goes (packets prove their sender themselves);
-- read cards, statuses and revocations of all, and its own inbox, nobody else's.
+- read cards, statuses, death notices and revocations of all, and its own inbox, nobody else's.
 
-The owner alone writes revocations. The broker is still not trusted: these rules keep peers honest
-towards each other's topics, and spare them traffic; sealing does not depend on them.
+The owner alone writes revocations and death notices. The broker is still not trusted: these rules keep
+peers honest towards each other's topics, and spare them traffic; sealing does not depend on them.
 """
 
 from __future__ import annotations
@@ -47,12 +47,18 @@ def acl_text(
             f"user {peer}",
             *(f"topic write {base}/peer/{peer}/{kind}" for kind in ("card", "status", "metrics")),
             f"topic write {base}/peer/+/inbox/+",
-            *(f"topic read {base}/peer/+/{kind}" for kind in ("card", "status")),
+            *(f"topic read {base}/peer/+/{kind}" for kind in ("card", "status", "death")),
             f"topic read {base}/peer/{peer}/inbox/+",
             f"topic read {revocation_topic(swarm)}",
             "",
         ]
-    lines += [f"user {check_name('user', owner)}", f"topic readwrite {revocation_topic(swarm)}", ""]
+    lines += [
+        f"user {check_name('user', owner)}",
+        f"topic readwrite {revocation_topic(swarm)}",
+        *(f"topic read {base}/peer/+/{kind}" for kind in ("card", "status")),
+        f"topic write {base}/peer/+/death",
+        "",
+    ]
     for observer in _names(observers):
         lines += [
             f"user {observer}",

@@ -168,6 +168,11 @@ class Bootstrap:
             if founded and gossiper.neighbours(model):
                 _log.info("peer %s founds model %s at its own values", self._name, model)
 
+    def count(self, gossiper: Gossiper, model: str) -> None:
+        """Let the own weight count at the value that the model has now."""
+        gossiper.inject(model, self._weight)
+        self.waiting.discard(model)
+
     def renew(self) -> None:
         """Prepare for a new session. A peer that counted before brings nothing new along."""
         self.waiting.clear()
@@ -195,9 +200,11 @@ class PeerGuards(Guards):
 
     weight: int = 0
 
-    def inspect(self, give: Give, own: Array, held: int, worth: int, now: float) -> Give | str:
+    def inspect(
+        self, give: Give, own: Array, held: int, worth: int, now: float, *, counting: bool = True
+    ) -> Give | str:
         """See Guards."""
-        return super().inspect(give, own, held, worth or self.weight, now)
+        return super().inspect(give, own, held, worth or self.weight, now, counting=counting)
 
 
 def digest(value: Array) -> str:

@@ -1,4 +1,4 @@
-"""What a peer publishes about itself: a card, a status, and (by others) a death notice. No IO.
+"""What a peer publishes about itself, a card and a status, and how those of others are read. No IO.
 
 Whoever reaches the broker can publish what they like under any name. So nothing is converted here, only
 checked: what does not have the very form that `encode` writes is neither a card nor a status.
@@ -78,15 +78,6 @@ class Status:
         return json.dumps(self.__dict__).encode()
 
 
-@dataclass(frozen=True)
-class Death:
-    """A notice that a session is dead, by somebody who may say so: a supervisor, or an operator."""
-
-    session: str
-    reason: str = ""
-    by: str = ""
-
-
 def read_card(payload: bytes) -> Card | None:
     """Return the card in a payload; None if there is none in it, whatever else is."""
     try:
@@ -136,15 +127,6 @@ def read_status(payload: bytes) -> Status | None:
             _generation(table),
             reclaimed,
         )
-    except _UNREADABLE:
-        return None
-
-
-def read_death(payload: bytes) -> Death | None:
-    """Return the death notice in a payload; None if there is none in it, whatever else is."""
-    try:
-        table = json.loads(payload)
-        return Death(_session(table), _reason(table["reason"]), _reason(table["by"]))
     except _UNREADABLE:
         return None
 

@@ -22,6 +22,7 @@ from ..gossip.modes_server import ServerMode
 from ..gossip.pushsum import ONE
 from ..gossip.trust import NoTrust, Trusting
 from ..gossip.trust.intake import Intake
+from ..gossip.trust.opinion import FirstOpinion
 from ..gossip.wire import Buffer
 from ..models import Learner, Metrics, PeerCounting, Weighted
 from .agreement import Agreement
@@ -42,6 +43,9 @@ from .settings import Settings
 from .store import schema_hashes
 
 _log = logging.getLogger(__name__)
+
+OPINION_WAIT = 5.0
+"""Seconds for which a newcomer gathers its elders' values before it forms an opinion of its own."""
 
 ABANDONED_KEPT = 64
 """Former sessions whose accounts a peer remembers."""
@@ -152,7 +156,7 @@ class Engine:
         self._reassembler = self.room.reassembler()
         self._guards = None
         if settings.bounds is not None:
-            self._guards = PeerGuards(settings.bounds, on_change=self._mute)
+            self._guards = PeerGuards(settings.bounds)
             self._guards.weight = self.weight
         self._privacy = Privacy(name, settings, self.schemas)
         self.compression = Compression(
@@ -161,7 +165,7 @@ class Engine:
             sizes,
         )  # fmt: skip
         self._others = Others()
-        self._muted: set[str] = set()
+        self._opinion = FirstOpinion({})
         self._memory: dict[str, Any] = {}
         self.trust: Trusting = NoTrust(name)
         self._dispatch = Dispatch(name, self.schemas, settings.dtype, self.compression, self.trust)
@@ -261,6 +265,10 @@ class Engine:
             books.sessions = [*books.sessions, self.session][-ABANDONED_KEPT:]
         self.unsaid = None
         self.starts = self._bootstrap.open(self.gossiper, since)
+        judges = self._guards is not None and self.settings.mode == "async" and not self.store.apart
+        waiting = self._bootstrap.waiting if judges else ()
+        sizes = {model: self.store.read(model).size for model in waiting}
+        self._opinion = FirstOpinion(sizes, wait=OPINION_WAIT)
         return self.starts
 
     def begin(self, now: float, *, found: bool, complete: bool) -> None:
@@ -385,8 +393,8 @@ class Engine:
             self._take(vector, packet, now)
         for vector, packet in self.trust.early():
             self._take(vector, packet, now)
-        if self._guards is not None and self._muted:
-            self._guards.quarantined(now)  # whose time is over is reinstated
+        self._mute_quarantined(now)
+        self._form_opinions(now)
         self._bootstrap.look(self.gossiper, self._others, now)
         self.gossiper.tick(now)
         self.store.forget()  # what a push has read would only take up memory
@@ -453,6 +461,7 @@ class Engine:
         """
         self.gossiper.close()
         self.gossiper.reclaim()
+        self.trust.end_session()
         self.ending = Ending(
             kind,
             reason,
@@ -673,6 +682,13 @@ class Engine:
         if isinstance(message, Give):
             unpacked = self.gossiper.unpacked(message)
             message = message if isinstance(unpacked, str) else unpacked
+            if self._opinion.hold(message, now):
+                return
+        self._handle(message, now)
+
+    def _handle(self, message: Message, now: float) -> None:
+        """Let the gossiper take a message in, and note what it did to agreement and masks."""
+        vector = message.vector
         before = self.gossiper.counters["credited"]
         self.store.forget()
         self.gossiper.handle(message, now)
@@ -683,15 +699,31 @@ class Engine:
         if credited and isinstance(message, Give) and mine is not None:
             self._agreement.heard(vector, mine, message.value)
 
-    def _mute(self, peer: str, out: bool) -> None:
-        """Push nothing more to a peer in quarantine until it is reinstated.
+    def _form_opinions(self, now: float) -> None:
+        """Let a newcomer count at the median of what its elders hold, and only then judge them."""
+        for model in self._opinion.open:
+            if not self._is_waiting(model):  # founded meanwhile
+                gives = self._opinion.drop(model)
+            else:
+                elders = sum(model in other.counts for other in self._others.online(model))
+                formed = self._opinion.form(model, elders, now)
+                if formed is None:
+                    continue
+                self.store.write(model, formed.value.astype(self.store.read(model).dtype))
+                self._bootstrap.count(self.gossiper, model)
+                gives = formed.gives
+            for give in gives:
+                self._handle(give, now)
 
-        Only where nobody waits for what is pushed: in lockstep modes a peer that was put there
-        wrongly would never finish its round, nor would those who wait for it.
+    def _mute_quarantined(self, now: float) -> None:
+        """Push nothing to peers in quarantine; they stay neighbours.
+
+        Only where nobody waits for what is pushed: in lockstep modes a peer that was put there wrongly
+        would never finish its round, nor would those who wait for it.
         """
-        if self.settings.mode == "async":
-            (self._muted.add if out else self._muted.discard)(peer)
-            self.gossiper.mute(peer, out)
+        if self._guards is not None and self.settings.mode == "async":
+            for peer in self._others.known:
+                self.gossiper.mute(peer, self._guards.is_quarantined(peer, now))
 
     def _drop(self, cause: str, text: str) -> None:
         self.dropped[cause] += 1

@@ -115,8 +115,9 @@ async def _free_generation(link: Link) -> int:
     while True:
         await link.say(question, retain=False)
         with contextlib.suppress(TimeoutError):
-            rest = max(0.0, grace - link.machine.monotonic())
-            await asyncio.wait_for(link.asked.wait(), rest)
+            # Not wait_for: in Python 3.11 it can lose a cancellation, and a peer asked to leave would stay.
+            async with asyncio.timeout(max(0.0, grace - link.machine.monotonic())):
+                await link.asked.wait()
         await asyncio.sleep(2 * link.settings.tick)  # its owner, if there is one, answers
         status = link.own_status
         if status is None and first and replace:

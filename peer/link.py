@@ -8,6 +8,7 @@ thread, the loop reads `view` alone; everything else it asks through the worker.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
 from collections import Counter
@@ -485,9 +486,11 @@ class Link:
                     )
                 case "out":
                     self._events += self.roster.expel(each.peer)
-                case "unanswered":
-                    self._card_due = True  # nobody has answered us: our card may have been refused
+                case "reissue-card":  # it is old, shows a new key, or may have been refused
+                    self._card_due = True
                     self._status_due.set()
+                case "former":
+                    self._hear_former_status(each.body)
 
     def _hear_own_status(self, payload: bytes) -> None:
         """Learn from our own status topic whether somebody else has our name."""
@@ -511,6 +514,20 @@ class Link:
         if status.state != "online" and self.born:
             # A late last will of ours, another session that left, or somebody who asks for the name.
             self._status_due.set()
+
+    def _hear_former_status(self, payload: bytes) -> None:
+        """Learn from a status that our key has signed, but nobody who is alive may stand behind.
+
+        Its generation is true all the same.
+        """
+        status = read_status(payload)
+        if status is None or status.session == self.session:
+            return
+        if status.generation > self.generation and self.born:
+            raise Replaced(replaced(self.name, self.settings.swarm))
+        if not self.born:
+            state = "left" if status.state == "left" else "offline"
+            self.own_status = dataclasses.replace(status, state=state)
 
     def _hear_own_death(self, payload: bytes) -> None:
         notice = read_death(payload)

@@ -29,11 +29,16 @@ class OwnCard:
             self._newest, self._before = payload, self._newest
 
     def hear(self, payload: bytes) -> bool:
-        """Take in what came on the topic; whether the card has just been lost."""
+        """Take in what came on the topic; whether the card has just been lost.
+
+        Once the newest was heard, the one before it is a loss too: its exchange key may be out of use.
+        """
         stood = self.stands
         self.stands = not self._newest or (
             bool(payload) and payload in (self._newest, self._before)
         )
+        if payload == self._newest:
+            self._before = b""
         return stood and not self.stands
 
     def pause(self, now: float) -> float:

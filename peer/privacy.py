@@ -63,7 +63,7 @@ class Privacy:
             return
         assert isinstance(trust, Trust)
         try:
-            secret = trust.keyring.shared_secret
+            secret = trust.keyring.mask_secret
             self._rounds = enter_round(gossiper, number, secret, self._plans)
         except (ValueError, TrustError) as error:
             raise PeerError(f"peer {self._name}: {error}") from None

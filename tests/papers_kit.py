@@ -26,7 +26,7 @@ class Papers:
         """A key and an invitation for a peer; returns its whole name."""
         identity = self.people[label] = Identity.generate(label)
         identity.save(self.folder / f"{label}.key")
-        paper = invite(self.owner, self.swarm, identity.public, models=models, days=days)
+        paper = invite(self.owner, self.swarm, label, identity.public, models=models, days=days)
         save_invitation(self.folder / f"{label}.invitation", paper)
         return identity.name
 

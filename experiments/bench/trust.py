@@ -83,7 +83,7 @@ def _pair() -> tuple[Trust, Trust]:
     people = []
     for label in ("anna", "ben"):
         identity = Identity.generate(label)
-        paper = Admission(invite(owner, "bench", identity.public))
+        paper = Admission(invite(owner, "bench", label, identity.public))
         people.append(
             Trust(
                 identity, paper, owner.public,

@@ -1,8 +1,9 @@
-"""What two peers have in common: a secret that nobody else can compute, and packets numbered once.
+"""What two peers have in common: secrets that nobody else can compute, and packets numbered once.
 
-Every life of a peer draws an X25519 key, shown on its signed card. Two of them make a secret that only
-the two peers have, so that what is sealed with it names its sender: no other member can make it. The
-secret lives as long as both lives do: seized disks do not open recorded traffic.
+Every peer draws an X25519 key when it starts and a new one every day, shown on its signed card. Two of
+them make a secret that only the two peers have, so that what is sealed with it names its sender: no other
+member can make it. Whoever has one end's private key can compute the secret, so a key is deleted soon
+after the next one is drawn: what a running peer holds in memory opens a day of recorded traffic at most.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from .errors import TrustError
 WINDOW: Final = 4096
 """Packets by which one may be overtaken and still be taken in. MQTT keeps the order, so this is ample."""
 TAG_BYTES: Final = 8
+MARK_BYTES: Final = 3
 
 
-def life_tag(name: str, exchange: bytes) -> bytes:
-    """8 bytes by which a receiver finds the sender of a packet: one life of one peer."""
+def exchange_tag(name: str, exchange: bytes) -> bytes:
+    """8 bytes by which a receiver finds the sender of a packet: one exchange key of one peer."""
     return hashlib.blake2b(
         name.encode() + b"\0" + exchange, digest_size=TAG_BYTES, person=b"gossamer-life"
     ).digest()
@@ -76,38 +78,71 @@ class Window:
         self._seen |= 1 << (self.top - number)
 
 
-class Channel:
-    """This life of ours and that life of one peer's.
+class ExchangeKey:
+    """One of our own X25519 keys. `tag` marks the packets that we seal with it."""
 
-    name, exchange, session, since: the other peer's. `number` is the last packet's: it counts everything
-    that is sealed for this life of the peer, whatever the key, so that no key ever meets a nonce twice.
-    Make it with `Channels.open`, which lets it go on where another between these lives has stopped.
+    __slots__ = ("name", "private", "public", "tag")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.private = X25519PrivateKey.generate()
+        self.public = self.private.public_key().public_bytes_raw()
+        self.tag = exchange_tag(name, self.public)
+
+    @property
+    def mark(self) -> bytes:
+        """3 bytes by which whoever seals for us says which of our keys it used."""
+        return self.tag[:MARK_BYTES]
+
+
+def packet_key(
+    swarm: str, own: ExchangeKey, name: str, exchange: bytes, model_key: bytes, place: bytes
+) -> bytes:
+    """The key of packets between our key and that of peer `name`: of the pair *and* of the group.
+
+    place: the direction, partial model and epoch that the packets belong to.
+    """
+    shared = agree(own.private, name, exchange)
+    ends = sorted([own.name.encode() + b"\0" + own.public, name.encode() + b"\0" + exchange])
+    return derive(derive(shared, "pair", swarm, *ends) + model_key, "packet", place)
+
+
+class Channel:
+    """This start of ours and one start of another peer's.
+
+    name, incarnation, session, since: the other peer's, as on its card.
+    `number` is the last packet's: it counts everything that is sealed for this incarnation of the peer,
+    whatever the key, so that no key ever meets a nonce twice. Make it with `Channels.open`, which lets it
+    go on where another between the same incarnations has stopped.
     """
 
-    __slots__ = ("_secret", "exchange", "in_tag", "name", "number", "session", "since", "window")
+    __slots__ = (
+        "exchanges",
+        "incarnation",
+        "knows",
+        "name",
+        "number",
+        "session",
+        "since",
+        "window",
+    )
 
     def __init__(
-        self,
-        swarm: str,
-        own: tuple[str, X25519PrivateKey],
-        name: str,
-        exchange: bytes,
-        session: str,
-        since: float,
+        self, name: str, incarnation: bytes, exchange: bytes, session: str, since: float
     ) -> None:
-        own_name, private = own
-        own_exchange = private.public_key().public_bytes_raw()
-        shared = agree(private, name, exchange)
-        ends = sorted([own_name.encode() + b"\0" + own_exchange, name.encode() + b"\0" + exchange])
-        self._secret = derive(shared, "pair", swarm, *ends)
-        self.name, self.exchange, self.session, self.since = name, exchange, session, since
-        self.in_tag = life_tag(name, exchange)
+        self.name, self.incarnation = name, incarnation
+        self.session, self.since = session, since
+        self.exchanges = {exchange_tag(name, exchange): exchange}
+        """The other's keys by the tag on its packets, oldest first: two for a while after a renewal."""
+        self.knows = b""
+        """The tag of our newest key that the other has used."""
         self.number = 0
         self.window = Window()
 
-    def key(self, model_key: bytes, *context: str | bytes | int) -> bytes:
-        """The key for one direction, partial model and epoch: of the pair *and* of the group."""
-        return derive(self._secret + model_key, "packet", *context)
+    @property
+    def newest(self) -> bytes:
+        """The tag of the other's newest key, which we seal for."""
+        return next(reversed(self.exchanges))
 
     def take_number(self) -> int:
         """A number that was never taken before."""

@@ -7,6 +7,7 @@ ValueError here.
 
 from __future__ import annotations
 
+import json
 from math import isfinite
 from typing import Any, TypeGuard
 
@@ -44,6 +45,15 @@ def count(value: Any) -> int:
     if not is_count(value):
         raise ValueError("not a count")
     return value
+
+
+def state_of(body: bytes) -> str | None:
+    """The state that a status says its peer is in; None if it cannot be read."""
+    try:
+        state = json.loads(body)["state"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return state if isinstance(state, str) else None
 
 
 def is_count(value: Any) -> TypeGuard[int]:

@@ -26,8 +26,9 @@ class GuardedVault(Vault):
         vector = give.vector
         worth = self.injected[vector] or self._promised.get(vector, 0)
         verdict = self._guards.inspect(
-            give, self.store.read(vector), self.weights[vector], worth, self._clock()
-        )
+            give, self.store.read(vector), self.weights[vector], worth, self._clock(),
+            counting=bool(self.injected[vector]),
+        )  # fmt: skip
         if isinstance(verdict, str):
             return verdict
         self._passed = (give, verdict)

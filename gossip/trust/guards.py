@@ -4,7 +4,9 @@ A guard looks at every transfer before it is credited. What is refused is answer
 transfer that a receiver cannot take: the sender's books stay right and it takes its mass back. What is
 clipped is credited at the clipped value, so the swarm's sum changes by the part cut off; that is the
 price, and `clipped` counts it. A sender that is refused again and again is put in quarantine: refused
-unseen, until its time is over or somebody reinstates it.
+unseen, until its time is over or somebody reinstates it. It stays a neighbour and is given its share: one
+that was put there wrongly would else be cut off, and a peer all of whose neighbours are in quarantine would
+take itself to be alone.
 
 Guards bound what one sender can do with one message. They do not find a member who lies within the
 bounds: see SECURITY.md.
@@ -14,7 +16,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from ..messages import Give
 from ..pushsum import Array
+from .identity import id_of
 
 _log = logging.getLogger(__name__)
 
@@ -86,24 +88,15 @@ class _Record:
 
 
 class Guards:
-    """The guards of one peer.
+    """The guards of one peer. `counters` counts what was refused or clipped, by cause."""
 
-    on_change: called with (sender, quarantined) so that the driver stops or resumes pushing to it.
-    `counters` counts what was refused or clipped, by cause.
-    """
-
-    def __init__(
-        self,
-        settings: GuardSettings | None = None,
-        *,
-        on_change: Callable[[str, bool], None] = lambda _sender, _in: None,
-    ) -> None:
+    def __init__(self, settings: GuardSettings | None = None) -> None:
         self.settings = settings or GuardSettings()
         self.counters: Counter[str] = Counter()
-        self._on_change = on_change
         self._records: OrderedDict[str, _Record] = OrderedDict()
         self._distances: dict[str, OrderedDict[str, float]] = {}
-        """Per vector: how far each sender's last value was, in lengths of ours."""
+        """Per vector: how far each sender's last value was, in lengths of ours. Senders are remembered by
+        the id in their name, so that another label washes nothing."""
 
     # --- messages -------------------------------------------------------------------------------
 
@@ -123,11 +116,21 @@ class Guards:
         record.tokens -= share
         return True
 
-    def inspect(self, give: Give, own: Array, held: int, worth: int, now: float) -> Give | str:
+    def inspect(
+        self,
+        give: Give,
+        own: Array,
+        held: int,
+        worth: int,
+        now: float,
+        *,
+        counting: bool = True,
+    ) -> Give | str:
         """The transfer as it may be credited, perhaps clipped; or the cause for which it is refused.
 
         own, held: the receiver's value and weight. worth: what it counts in the average (its injected
-        weight), by which others' weights are judged.
+        weight), by which others' weights are judged. counting: whether the receiver counts in the average
+        by now; before, what it refuses is no strike against the sender, for its values prove nothing.
         """
         if self.is_quarantined(give.sender, now):
             self.counters["quarantined"] += 1
@@ -138,6 +141,8 @@ class Guards:
             record.strikes = max(0, record.strikes - 1)
             return verdict
         self.counters[verdict] += 1
+        if not counting:
+            return verdict
         record.strikes += 1
         if record.strikes >= self.settings.strikes:
             self._quarantine(give, verdict, record, now)
@@ -167,8 +172,9 @@ class Guards:
     def _allowed(self, give: Give, distance: float) -> float:
         """How far this value may be from ours, in lengths of ours, given how far others are."""
         limits, known = self.settings, self._distances.setdefault(give.vector, OrderedDict())
-        known[give.sender] = distance
-        known.move_to_end(give.sender)
+        sender = id_of(give.sender)
+        known[sender] = distance
+        known.move_to_end(sender)
         if len(known) > MAX_SENDERS:
             known.popitem(last=False)
         if limits.outlier is None or len(known) < limits.senders:
@@ -190,7 +196,7 @@ class Guards:
 
     def is_quarantined(self, sender: str, now: float) -> bool:
         """Whether a sender is refused unseen; its time may be over just now."""
-        record = self._records.get(sender)
+        record = self._records.get(id_of(sender))
         if record is None or record.released is None:
             return False
         if now < record.released:
@@ -199,30 +205,29 @@ class Guards:
         return False
 
     def quarantined(self, now: float) -> list[str]:
-        """The senders in quarantine."""
+        """The senders in quarantine, by the id in their name."""
         return [sender for sender in list(self._records) if self.is_quarantined(sender, now)]
 
     def reinstate(self, sender: str, why: str = "it was asked for") -> bool:
         """Let a sender in again, on one strike less than would put it back; False if it was not out."""
-        record = self._records.get(sender)
+        record = self._records.get(id_of(sender))
         if record is None or record.released is None:
             return False
         record.released, record.strikes = None, self.settings.strikes - 1
         _log.warning("peer %s is reinstated: %s", sender, why)
-        self._on_change(sender, False)
         return True
 
     def _quarantine(self, give: Give, cause: str, record: _Record, now: float) -> None:
         record.released = now + self.settings.quarantine
         for known in self._distances.values():
-            known.pop(give.sender, None)  # it is no measure of what is usual
+            known.pop(id_of(give.sender), None)  # it is no measure of what is usual
         _log.warning(
             "peer %s is in quarantine for %g s: %d transfers refused, the last (%s) for its %s",
             give.sender, self.settings.quarantine, record.strikes, give.vector, cause,
         )  # fmt: skip
-        self._on_change(give.sender, True)
 
     def _record(self, sender: str, now: float) -> _Record:
+        sender = id_of(sender)
         record = self._records.get(sender)
         if record is None:
             record = self._records[sender] = _Record(self.settings.burst, now)
@@ -242,7 +247,6 @@ class Guards:
         """Take over the quarantines of a former life."""
         for sender, seconds in data.items():
             self._record(sender, now).released = now + float(seconds)
-            self._on_change(sender, True)
 
 
 def _norm(value: Array) -> float:

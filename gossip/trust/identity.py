@@ -19,9 +19,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
     Ed25519PrivateKey,
     Ed25519PublicKey,
 )
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ..topics import check_name
 from .errors import TrustError
@@ -31,12 +28,28 @@ ID_LENGTH: Final = 20
 one's own with one id (2^50) gain nothing, because peers pin the whole key behind a name."""
 MAX_LABEL: Final = 40
 _HEADER: Final = "gossamer-ed25519-private:"
+_PUBLIC: Final = "gossamer-ed25519:"
 
 
 def peer_id(public: bytes) -> str:
     """The id of a public key: lower-case base32, fit for topics."""
     digest = hashlib.sha256(b"gossamer identity v1\0" + public).digest()
     return base64.b32encode(digest).decode().lower()[:ID_LENGTH]
+
+
+def check_label(label: str) -> str:
+    """`label` itself, if a peer may be called so; else TopicError or TrustError says why not."""
+    check_name("peer", label)
+    if "@" in label or len(label) > MAX_LABEL:
+        raise TrustError(
+            "identity", f"the label {label!r} has an @ or over {MAX_LABEL} characters in it"
+        )
+    return label
+
+
+def id_of(name: str) -> str:
+    """The id in a name `label@id`; the whole name where there is none, as without trust."""
+    return name.rpartition("@")[2]
 
 
 def check_key(name: str, public: bytes) -> None:
@@ -70,11 +83,7 @@ class Identity:
 
     @classmethod
     def _of(cls, label: str, private: Ed25519PrivateKey) -> Identity:
-        check_name("peer", label)
-        if "@" in label or len(label) > MAX_LABEL:
-            raise TrustError(
-                "identity", f"the label {label!r} has an @ or over {MAX_LABEL} characters in it"
-            )
+        check_label(label)
         return cls(label, private.public_key().public_bytes_raw(), private)
 
     @property
@@ -90,11 +99,6 @@ class Identity:
     def sign(self, data: bytes) -> bytes:
         """64 bytes that only the holder of this identity can make."""
         return self._private.sign(data)
-
-    def pair_key(self) -> X25519PrivateKey:
-        """The key behind secrets with other peers that must outlive a restart (see `PrivateRound`)."""
-        kdf = HKDF(SHA256(), 32, salt=None, info=b"gossamer pair key v1")
-        return X25519PrivateKey.from_private_bytes(kdf.derive(self.secret()))
 
     def secret(self) -> bytes:
         """The private key; whoever has it is this peer."""
@@ -124,15 +128,27 @@ class Identity:
         return cls._of(label, Ed25519PrivateKey.from_private_bytes(secret))
 
 
-def public_text(public: bytes) -> str:
-    """A public key in the form that people hand to each other."""
-    return f"gossamer-ed25519:{to_text(public)}"
+def public_text(public: bytes, label: str = "") -> str:
+    """A public key in the form that people hand to each other; with its peer's label, for `invite`."""
+    return f"{_PUBLIC}{to_text(public)}" + (f":{label}" if label else "")
+
+
+def read_labelled(text: str) -> tuple[str, bytes]:
+    """The label and the key in a line that `public_text` made for a peer."""
+    key = read_public(text)
+    label = text.strip().removeprefix(_PUBLIC).partition(":")[2]
+    if not label:
+        raise TrustError(
+            "malformed",
+            f"{text.strip()[:80]!r} names no label: use the whole line that `gossamer keygen` prints",
+        )
+    return check_label(label), key
 
 
 def read_public(text: str) -> bytes:
     """The key in a line that `public_text` made."""
     try:
-        key = from_text(text.strip().removeprefix("gossamer-ed25519:"))
+        key = from_text(text.strip().removeprefix(_PUBLIC).partition(":")[0])
         if len(key) != 32:
             raise ValueError(f"{len(key)} bytes, not 32")
     except ValueError as error:

@@ -2,9 +2,10 @@
 
 Layout of a sealed packet (integers little-endian):
 
-    4 bytes   magic "GSMX", then 1 byte version, 3 zero
-    8 bytes   tag of the sender's life (who, in which life: see `life_tag`)
-    8 bytes   number of the packet between these two lives, never used twice
+    4 bytes   magic "GSMX", then 1 byte version
+    3 bytes   mark of the receiver's exchange key (the beginning of its tag)
+    8 bytes   tag of the sender's exchange key (who, with which key: see `exchange_tag`)
+    8 bytes   number of the packet between these two starts of peers, never used twice
     8 bytes   epoch of the partial model's key; 0 in messages about keys themselves
     8 bytes   tag of the epoch's keeper
     rest      AES-256-GCM: the packet, and 16 bytes that prove it
@@ -20,6 +21,7 @@ half the time.
 
 from __future__ import annotations
 
+import secrets
 import struct
 import threading
 from typing import Any, Final
@@ -30,17 +32,26 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ..wire import Buffer
-from .channel import Channel, agree, derive, framed, life_tag
-from .channels import Channels
+from .channel import (
+    MARK_BYTES,
+    Channel,
+    ExchangeKey,
+    agree,
+    derive,
+    exchange_tag,
+    framed,
+    packet_key,
+)
+from .channels import OVERLAP, Channels
 from .epochs import Epoch, ModelKey
 from .errors import TrustError
 from .identity import Identity
 from .opened import Opened, check_inside
-from .register import Member
+from .register import INCARNATION_BYTES, Member
 
 MAGIC: Final = b"GSMX"
-VERSION: Final = 1
-_HEADER = struct.Struct("<4sB3x8sQQ8s")
+VERSION: Final = 2
+_HEADER = struct.Struct("<4sB3s8sQQ8s")
 OVERHEAD: Final = _HEADER.size + 16
 """Bytes that sealing adds: cut chunks that much smaller than the transport's limit."""
 _NO_KEEPER: Final = bytes(8)
@@ -48,29 +59,41 @@ _NO_EPOCH: Final = Epoch(0, "")
 
 
 class Keyring:
-    """One life of a peer: its exchange key, its channels and the keys of its partial models.
+    """One start of a peer: its exchange keys, its channels and the keys of its partial models.
 
     session, since: as on the peer's card. models: the partial models that it implements and is
-    admitted to. Methods may be called from the event loop and the peer's own thread alike.
+    admitted to. mask_key: the private key behind the session's masks, if it goes on after a restart.
+    Methods may be called from the event loop and the peer's own thread alike.
     """
 
     def __init__(
-        self, identity: Identity, session: str, since: float, swarm: str, models: frozenset[str]
+        self,
+        identity: Identity,
+        session: str,
+        since: float,
+        swarm: str,
+        models: frozenset[str],
+        *,
+        mask_key: bytes | None = None,
     ) -> None:
         name = identity.name
         self.name, self.session, self.swarm = name, session, swarm
-        self._pair = identity.pair_key()
-        self._private = X25519PrivateKey.generate()
-        self.exchange = self._private.public_key().public_bytes_raw()
-        self._tag = life_tag(name, self.exchange)
+        self.incarnation = secrets.token_bytes(INCARNATION_BYTES)
+        """Tells this start of the peer from all others."""
+        self.mask_key: bytes | None = mask_key or X25519PrivateKey.generate().private_bytes_raw()
+        """The private key behind this session's masks; None once the session is over."""
+        self.masks = _public(self.mask_key)
+        self._own = [ExchangeKey(name)]
+        """Our exchange keys, newest first: two for a while after a renewal."""
+        self._overlap_ends = 0.0
         self._models = {model: ModelKey(model, name, since) for model in sorted(models)}
-        self._channels = Channels(swarm, name, self._private)
+        self._channels = Channels()
         self._member_models: dict[str, frozenset[str]] = {}
         self._present: set[str] = set()
-        """Members whose present life has said that it is there."""
+        """Members whose present incarnation has said that it is there."""
         self.answered = False
-        """Whether anybody has sealed a genuine packet for this life of ours."""
-        self._pairs: dict[str, bytes] = {}
+        """Whether anybody has sealed a genuine packet for this start of ours."""
+        self._member_masks: dict[str, bytes] = {}
         self._ciphers: dict[tuple[Any, ...], tuple[AESGCM, bytes]] = {}
         self._outbox: list[tuple[str, str, bytes]] = []
         self._lock = threading.RLock()
@@ -78,25 +101,29 @@ class Keyring:
     # --- members --------------------------------------------------------------------------------
 
     def admit(self, member: Member, now: float) -> None:
-        """Note an admitted peer, a new life of one, or new papers of one.
+        """Note an admitted peer, a new incarnation of one, or a new exchange key or papers of one.
 
         TrustError, and nothing changed, if no channel to it can be had.
         """
         with self._lock:
+            for public in (member.exchange, member.masks):
+                agree(self._own[0].private, member.name, public)  # or the key is of no use
             known = self._channels.get(member.name)
-            new_life = known is None or (known.exchange, known.session) != (
-                member.exchange,
+            new = known is None or (known.incarnation, known.session) != (
+                member.incarnation,
                 member.session,
             )
-            if new_life:
-                self._channels.open(member)
-                self._forget_ciphers(known)
+            if known is None or new:
+                self._channels.open(member).knows = self._own[0].tag
+                self._forget_ciphers(member.name)
                 self._present.discard(member.name)
-            self._pairs[member.name] = member.pair
+            elif exchange_tag(member.name, member.exchange) not in known.exchanges:
+                self._channels.renew(known, member.exchange, now)
+            self._member_masks[member.name] = member.masks
             before = self._member_models.get(member.name, frozenset())
             self._member_models[member.name] = member.models
             for model, key in self._models.items():
-                if model in member.models and (new_life or model not in before):
+                if model in member.models and (new or model not in before):
                     key.join(member.name, member.since, now)
                     if member.name in self._present:
                         key.seen(member.name)
@@ -106,9 +133,10 @@ class Keyring:
     def retire(self, peer: str, now: float) -> None:
         """Note that a peer left, was given up, revoked or expired: keys it knew are replaced."""
         with self._lock:
-            self._forget_ciphers(self._channels.close(peer))
+            self._channels.close(peer)
+            self._forget_ciphers(peer)
             self._present.discard(peer)
-            self._pairs.pop(peer, None)
+            self._member_masks.pop(peer, None)
             for model in self._member_models.pop(peer, frozenset()) & self._models.keys():
                 self._models[model].leave(peer, now)
 
@@ -124,25 +152,58 @@ class Keyring:
         with self._lock:
             return sorted({name for key in self._models.values() for name in key.present})
 
-    def _forget_ciphers(self, old: Channel | None) -> None:
-        if old is not None:
-            self._ciphers = {at: c for at, c in self._ciphers.items() if at[0] != old.in_tag}
+    def _forget_ciphers(self, peer: str) -> None:
+        self._ciphers = {at: c for at, c in self._ciphers.items() if at[0] != peer}
+
+    # --- exchange keys --------------------------------------------------------------------------
+
+    @property
+    def exchange(self) -> bytes:
+        """Our newest exchange key, for our card."""
+        return self._own[0].public
+
+    def renew_exchange(self, now: float) -> None:
+        """Draw the next exchange key; show it on a new card.
+
+        The former one is kept for `OVERLAP` seconds. Until then we seal with it for every peer that has not
+        used the new one yet: it may not have seen our card.
+        """
+        with self._lock:
+            new = ExchangeKey(self.name)
+            while new.mark == self._own[0].mark:
+                new = ExchangeKey(self.name)
+            self._own = [new, self._own[0]]
+            self._overlap_ends = now + OVERLAP
+
+    def _end_overlaps(self, now: float) -> None:
+        """Delete former exchange keys, ours and the others', once nobody needs them."""
+        if len(self._own) > 1 and now >= self._overlap_ends:
+            del self._own[1:]
+            self._ciphers.clear()
+        for peer in self._channels.end_overlaps(now):
+            self._forget_ciphers(peer)
 
     def epoch(self, model: str) -> Epoch | None:
         """The epoch of a partial model's key, once there is one."""
         with self._lock:
             return self._models[model].current if model in self._models else None
 
-    def shared_secret(self, peer: str) -> bytes:
+    def mask_secret(self, peer: str) -> bytes:
         """32 bytes that this peer and that one alone can compute, for masks (see `PrivateRound`).
 
-        It survives a restart from a checkpoint, which the masks of a round under way must do, but not
-        a fresh start: rounds are then counted anew, and no mask may be used for two values.
+        It comes from keys that both drew for their sessions. It survives a restart from a checkpoint, which
+        the masks of a round under way must do, but no new session: rounds are then counted anew, and no
+        mask may be used for two values.
         """
         with self._lock:
-            channel, pair = self._channel(peer), self._pairs[peer]
+            channel = self._channel(peer)
+            if self.mask_key is None:
+                raise TrustError(
+                    "no-key", "the session is over, and the key of its masks is deleted"
+                )
             ends = sorted([(self.name, self.session), (peer, channel.session)])
-            shared = agree(self._pair, peer, pair)
+            private = X25519PrivateKey.from_private_bytes(self.mask_key)
+            shared = agree(private, peer, self._member_masks[peer])
             return derive(shared, "masks", self.swarm, *(part for end in ends for part in end))
 
     # --- packets --------------------------------------------------------------------------------
@@ -180,7 +241,7 @@ class Keyring:
         """
         if len(sealed) < OVERHEAD:
             raise TrustError("malformed", f"{len(sealed)} bytes are too few for a sealed packet")
-        magic, version, tag, *_ = _HEADER.unpack_from(sealed)
+        magic, version, _, tag, *_ = _HEADER.unpack_from(sealed)
         if magic != MAGIC or version != VERSION:
             raise TrustError("malformed", "a packet that is not sealed, or of another version")
         channel = self._channels.tagged(tag)
@@ -197,11 +258,16 @@ class Keyring:
         """
         with self._lock:
             channel = self.claimed(model, sealed)
-            _, _, _, number, epoch_number, keeper = _HEADER.unpack_from(sealed)
+            _, _, mark, tag, number, epoch_number, keeper = _HEADER.unpack_from(sealed)
             epoch = self._epoch(model, epoch_number, keeper)
+            own = next((key for key in self._own if key.mark == mark), None)
+            if own is None:
+                raise TrustError(
+                    "stale", f"{channel.name} sealed for an exchange key of ours that is out of use"
+                )
             if not channel.window.fresh(number):
                 raise TrustError("replayed", f"packet {number} of {channel.name} came before")
-            cipher, place = self._cipher(channel, model, epoch, outgoing=False)
+            cipher, place = self._cipher(channel, (own, tag), model, epoch, outgoing=False)
             nonce = bytes(4) + number.to_bytes(8, "little")
             try:
                 body = memoryview(sealed)[_HEADER.size :]
@@ -212,6 +278,8 @@ class Keyring:
                 ) from None
             channel.window.note(number)
             self.answered = True
+            if own is self._own[0]:
+                channel.knows = own.tag
             if epoch is _NO_EPOCH:
                 self._hear_keys(channel, model, inside, now)
                 return None
@@ -221,6 +289,7 @@ class Keyring:
     def tick(self, now: float) -> list[tuple[str, str, bytes]]:
         """Messages about keys that are due: (receiver, model, packet) for the receiver's inbox."""
         with self._lock:
+            self._end_overlaps(now)
             for model, key in self._models.items():
                 key.pass_over(now)
                 for member, message in key.due(now):
@@ -245,17 +314,29 @@ class Keyring:
         raise TrustError("no-key", f"epoch {number} of {model!r} is not known here, or too old")
 
     def _cipher(
-        self, channel: Channel, model: str, epoch: Epoch, *, outgoing: bool
+        self,
+        channel: Channel,
+        keys: tuple[ExchangeKey, bytes],
+        model: str,
+        epoch: Epoch,
+        *,
+        outgoing: bool,
     ) -> tuple[AESGCM, bytes]:
-        """The cipher of one direction, model and epoch, and what its packets are bound to."""
-        at = (channel.in_tag, model, epoch, outgoing)
+        """The cipher of one direction, model and epoch, and what its packets are bound to.
+
+        keys: our exchange key, and the tag of the other's.
+        """
+        own, tag = keys
+        at = (channel.name, own.tag, tag, model, epoch, outgoing)
         found = self._ciphers.get(at)
         if found is None:
             ours, theirs = (self.name, self.session), (channel.name, channel.session)
             ends = (*ours, *theirs) if outgoing else (*theirs, *ours)
             place = framed((self.swarm, model, epoch.number, epoch.keeper, *ends))
             model_key = b"" if epoch is _NO_EPOCH else self._models[model].keys[epoch]
-            found = AESGCM(channel.key(model_key, place)), place
+            exchange = channel.exchanges[tag]
+            key = packet_key(self.swarm, own, channel.name, exchange, model_key, place)
+            found = AESGCM(key), place
             if len(self._ciphers) >= 8 * (len(self._channels) + 1) * (len(self._models) + 1):
                 self._ciphers.clear()  # epochs long past; they are derived again if needed
             self._ciphers[at] = found
@@ -264,8 +345,11 @@ class Keyring:
     def _seal(self, channel: Channel, model: str, epoch: Epoch, packet: bytes) -> bytes:
         number = channel.take_number()
         keeper = _NO_KEEPER if epoch is _NO_EPOCH else _keeper_tag(epoch)
-        header = _HEADER.pack(MAGIC, VERSION, self._tag, number, epoch.number, keeper)
-        cipher, place = self._cipher(channel, model, epoch, outgoing=True)
+        own = next((key for key in self._own if key.tag == channel.knows), self._own[0])
+        theirs = channel.newest
+        mark = theirs[:MARK_BYTES]
+        header = _HEADER.pack(MAGIC, VERSION, mark, own.tag, number, epoch.number, keeper)
+        cipher, place = self._cipher(channel, (own, theirs), model, epoch, outgoing=True)
         nonce = bytes(4) + number.to_bytes(8, "little")
         return header + cipher.encrypt(nonce, packet, header + place)
 
@@ -290,4 +374,8 @@ class Keyring:
 
 
 def _keeper_tag(epoch: Epoch) -> bytes:
-    return life_tag(epoch.keeper, b"keeper")
+    return exchange_tag(epoch.keeper, b"keeper")
+
+
+def _public(private: bytes) -> bytes:
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()

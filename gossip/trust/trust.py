@@ -21,18 +21,19 @@ from typing import Any, Final
 from .. import topics
 from ..messages import Message
 from ..wire import Buffer
-from . import signed
-from .errors import TrustError
+from . import fields, signed
+from .death import read_death
+from .errors import MisdatedCard, TrustError
 from .identity import Identity
 from .invitation import Admission, check
 from .keyring import OVERHEAD, Keyring
 from .opened import Opened
-from .own_name import OwnName, is_online
-from .register import Claim, Register, sign_card, sign_status
+from .own_name import OwnName
+from .register import Claim, Edition, Register, sign_card, sign_status
 from .revocation import Revocations, revocation_topic
 from .trusting import Heard
 from .unanswered import Unanswered
-from .waiting import Ahead, Waiting
+from .waiting import MisdatedCards, Waiting
 
 _log = logging.getLogger(__name__)
 
@@ -40,15 +41,21 @@ MAX_EARLY: Final = 64
 MAX_EARLY_BYTES: Final = 16 << 20
 """Packets kept that came before the key that opens them. More are dropped: their senders repeat them."""
 
+CARD_INTERVAL: Final = 12 * 3600.0
+"""Seconds after which our card is issued again: well before the others find it too old."""
+EXCHANGE_INTERVAL: Final = 24 * 3600.0
+"""Seconds for which an exchange key is used: what was sealed with it can be read by whoever has it."""
+
 
 class Trust:
-    """One life of a peer in a swarm whose owner decides who takes part.
+    """One start of a peer in a swarm whose owner decides who takes part.
 
     identity, admission: who the peer is, and the paper that lets it in.
     owner: the public key of the swarm's owner.
     session, since: as on the card that presence writes.
     models: the partial models that the peer implements.
-    memory: the `snapshot` of a former life: tickets' holders and the revocations seen.
+    memory: the `snapshot` of a former start: tickets' holders, the newest cards and revocations seen, and
+        the key of the session's masks.
     wall, clock: seconds since 1970, for expiry; and any clock that goes on, for repeats.
 
     Raises TrustError if this peer's own paper does not let it in.
@@ -72,7 +79,7 @@ class Trust:
         self.name, self.overhead = identity.name, OVERHEAD
         self.counters: Counter[str] = Counter()
         self._admission, self._wall, self._clock = admission, wall, clock
-        self._terms = terms = check(admission, owner, swarm, identity.public, wall())
+        self._terms = terms = check(admission, owner, swarm, identity.name, identity.public, wall())
         self._out_already = False
         memory = memory or {}
         revocations = None
@@ -80,8 +87,9 @@ class Trust:
             revocations = Revocations.read(memory["revocations"], owner, swarm)
         self._list: bytes = memory.get("revocations", b"")
         self.register = Register(
-            swarm, owner, revocations=revocations, ticket_holders=memory.get("tickets")
-        )
+            swarm, owner, revocations=revocations,
+            ticket_holders=memory.get("tickets"), editions=memory.get("editions"),
+        )  # fmt: skip
         if self.register.revocations.names(self.name, terms.number):
             raise TrustError("revoked", f"{self.name} was revoked: ask the swarm's owner")
         if refused := sorted(model for model in models if not terms.admits(model)):
@@ -91,12 +99,22 @@ class Trust:
                 "admit it to: ask the owner for one that does, or leave the model out",
             )
         self._since, self._session = since, session
-        self.keyring = Keyring(identity, session, since, swarm, frozenset(models))
+        masks = memory.get("masks") or {}
+        mask_key = masks["key"] if masks.get("session") == session else None
+        self.keyring = Keyring(
+            identity, session, since, swarm, frozenset(models), mask_key=mask_key
+        )  # fmt: skip
+        self._renewed = (wall(), clock())
+        """When our exchange key was drawn, by both clocks: one stands still while a device sleeps, the
+        other can be set."""
+        self._cards = 0
+        self._issued: float | None = None
+        """When our newest card was issued."""
         self._models = frozenset(models)
         self._number = 0
-        self._own_name = OwnName(self.keyring.exchange)
+        self._own_name = OwnName(self.keyring.incarnation)
         self._unanswered = Unanswered(self.name)
-        self._waiting, self._ahead = Waiting(), Ahead()
+        self._waiting, self._misdated = Waiting(), MisdatedCards()
         self._early: list[tuple[str, Buffer]] = []
         self._early_bytes = self._epochs = 0
 
@@ -109,41 +127,56 @@ class Trust:
     def card(self, body: bytes) -> bytes:
         """Our card, signed, with our paper. From now on the name is ours."""
         self._own_name.ours = True
-        claim = Claim(self.keyring.exchange, self._session, self._since, self._models)
-        return sign_card(self.identity, self.swarm, self._admission, claim, self._wall(), body)
+        self._cards += 1
+        self._issued = self._wall()
+        keyring = self.keyring
+        edition = Edition(self._issued, keyring.incarnation, self._cards)
+        claim = Claim(
+            edition, keyring.exchange, keyring.masks, self._session, self._since, self._models
+        )
+        return sign_card(self.identity, self.swarm, self._admission, claim, body)
+
+    def card_due(self) -> bool:
+        """Whether our card should be issued again: it has grown old, or the clock was set since."""
+        return self._issued is not None and abs(self._wall() - self._issued) >= CARD_INTERVAL
 
     def status(self, body: bytes) -> bytes:
-        """Our status, signed; it replaces those before it."""
+        """Our status, signed; it replaces those before it. Our goodbye shows our paper, too."""
         self._number += 1
+        leaves = fields.state_of(body) == "left"
         return sign_status(
-            self.identity, self.swarm, self.keyring.exchange, self._number, body,
-            answers=self._own_name.met,
+            self.identity, self.swarm, self.keyring.incarnation, self._number, body,
+            answers=self._own_name.met, goodbye=(self._admission, self._wall()) if leaves else None,
         )  # fmt: skip
 
     def will(self, body: bytes) -> bytes:
         """Our last will, signed beforehand."""
-        return sign_status(self.identity, self.swarm, self.keyring.exchange, 0, body, will=True)
+        return sign_status(self.identity, self.swarm, self.keyring.incarnation, 0, body, will=True)
 
     # --- what we hear ---------------------------------------------------------------------------
 
     def hear(self, topic: str, payload: bytes) -> list[Heard]:
-        """Take in a card, a status or a revocation list; what is not genuine is counted and logged."""
+        """Take in a card, a status, a death notice or a revocation list; what is not genuine is counted and
+        logged."""
         try:
             if topic == revocation_topic(self.swarm):
                 return self._revocations(payload)
             where = topics.parse(topic)
             if where.swarm != self.swarm:
                 raise TrustError("malformed", f"from swarm {where.swarm!r}; this is {self.swarm!r}")
-            if where.kind not in ("card", "status") or not payload:
+            if where.kind not in ("card", "status", "death") or not payload:
                 return []  # an empty payload clears a topic: whoever did it, it says nothing
+            if where.kind == "death":
+                body = read_death(payload, self.register.owner, self.swarm, where.peer)
+                return [Heard("death", where.peer, body)]
             if where.peer == self.name:
                 return self._own(where.kind, payload)
             if where.kind == "status":
                 return self._status(where.peer, payload)
             return self._card(where.peer, payload)
         except TrustError as error:
-            if error.cause == "clock":
-                self._ahead.keep(topics.parse(topic).peer, payload)
+            if isinstance(error, MisdatedCard):
+                self._misdated.keep(topics.parse(topic).peer, payload, error.issued)
             self._refused(error, topic)
         except Exception as error:  # whatever else it is, a stranger must not end a peer with it
             self._refused(_malformed(error), topic)
@@ -161,24 +194,30 @@ class Trust:
 
     def _status(self, peer: str, payload: bytes) -> list[Heard]:
         try:
-            body = self.register.status(peer, payload)
+            body = self.register.status(peer, payload, self._wall())
         except TrustError as error:
             if error.cause != "unknown-sender":
                 raise
             self._waiting.keep(peer, payload)
             return []
-        if is_online(body):
+        if fields.state_of(body) == "online":
             self.keyring.seen(peer)
         return [Heard("status", peer, body)]
 
     def _own(self, kind: str, payload: bytes) -> list[Heard]:
-        """Our own topic: what another life of ours says there, if it lives."""
+        """Our own topic: what another incarnation of ours says there, if it is running."""
         if kind == "card":
             return []
         head, body = signed.read(
             payload, topics.status(self.swarm, self.name), lambda _: self.identity.public
         )
-        return [Heard("status", self.name, body)] if self._own_name.hear(head, body) else []
+        try:
+            return [Heard("status", self.name, body)] if self._own_name.hear(head, body) else []
+        except TrustError as error:
+            if error.cause != "unanswered":
+                raise
+            self._refused(error, topics.status(self.swarm, self.name))
+            return [Heard("former", self.name, body)]
 
     def _revocations(self, payload: bytes) -> list[Heard]:
         if not payload:
@@ -280,24 +319,49 @@ class Trust:
     def tick(self) -> tuple[list[tuple[str, str, bytes]], list[Heard]]:
         """Key messages that are due (receiver, model, packet), and what else presence should know.
 
-        That is members whose papers expired, cards that our clock was behind, and that nobody answers us.
-        Ask once our card is out.
+        That is members whose papers expired, cards whose date our clock got wrong, and that our own card
+        should be published again: it grows old, has a new exchange key, or nobody answers it. Ask once our
+        card is out.
         """
         now = self._wall()
         out: list[Heard] = []
-        for peer, card in self._ahead.due(self._clock()):
+        for peer, card in self._misdated.due(now):
             out += self.hear(topics.card(self.swarm, peer), card)
         out += self._out(self.register.expire(now), "its paper has expired")
         out += self._out_oneself(now >= self._terms.expires)
         keys = self.keyring.tick(self._clock())
         others = [] if self.keyring.answered else self.keyring.present()
-        if self._unanswered.look(others, self._clock()):
-            out.append(Heard("unanswered", self.name))
+        unanswered = self._unanswered.look(others, self._clock())
+        if self._renew_exchange(now) or self.card_due() or unanswered:
+            out.append(Heard("reissue-card", self.name))
         return keys, out
 
+    def _renew_exchange(self, now: float) -> bool:
+        """Renew our exchange key if its day is over; whether it was."""
+        wall, clock = self._renewed
+        if max(now - wall, self._clock() - clock) < EXCHANGE_INTERVAL:
+            return False
+        self._renewed = (now, self._clock())
+        self.keyring.renew_exchange(self._clock())
+        return True
+
+    def end_session(self) -> None:
+        """Delete the key of the session's masks, so that `snapshot` keeps it no longer.
+
+        Call it when no private round can follow, before the session's last checkpoint is written.
+        """
+        self.keyring.mask_key = None
+
     def snapshot(self) -> dict[str, Any]:
-        """What a next life should remember: `memory`."""
-        return {"tickets": self.register.snapshot(), "revocations": self._list}
+        """What the next start should remember: `memory`. Keep it as secret as the peer's values."""
+        found: dict[str, Any] = {
+            "tickets": self.register.snapshot(),
+            "editions": self.register.editions(self._wall()),
+            "revocations": self._list,
+        }
+        if (key := self.keyring.mask_key) is not None:
+            found["masks"] = {"session": self._session, "key": key}
+        return found
 
     def _refused(self, error: TrustError, where: str) -> None:
         cause = f"untrusted-{error.cause}"

@@ -17,10 +17,11 @@ from .opened import Opened
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What presence should know: a genuine card or status, that a peer is out (body empty), or that
-    nobody has answered us and our card should be shown again (unanswered; body empty)."""
+    """What presence should know: a genuine card or status, a status of our own key that nobody alive may
+    stand behind (former), a death notice (see `Death.decode`), that a
+    peer is out (body empty), or that our own card should be published again (reissue-card; body empty)."""
 
-    kind: Literal["card", "status", "death", "out", "unanswered"]
+    kind: Literal["card", "status", "former", "death", "out", "reissue-card"]
     peer: str
     body: bytes = b""
 
@@ -47,6 +48,7 @@ class Trusting(Protocol):
     def genuine(self, opened: Opened, message: Message) -> bool: ...
     def gone(self, peer: str, session: str) -> None: ...
     def tick(self) -> tuple[list[tuple[str, str, bytes]], list[Heard]]: ...
+    def end_session(self) -> None: ...
     def snapshot(self) -> dict[str, Any]: ...
 
 
@@ -70,7 +72,7 @@ class NoTrust:
     def hear(self, topic: str, payload: bytes) -> list[Heard]:
         """As it is."""
         where = topics.parse(topic)
-        if where.kind not in ("card", "status", "death"):
+        if where.kind not in ("card", "status", "death") or (where.kind == "death" and not payload):
             return []
         return [Heard(where.kind, where.peer, payload)]
 
@@ -104,6 +106,9 @@ class NoTrust:
     def tick(self) -> tuple[list[tuple[str, str, bytes]], list[Heard]]:
         """Nothing is ever due."""
         return [], []
+
+    def end_session(self) -> None:
+        """Nothing to delete."""
 
     def snapshot(self) -> dict[str, Any]:
         """Nothing to remember."""

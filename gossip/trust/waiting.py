@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from .errors import TrustError
+from .register import is_recent
 
 MAX_WAITING: Final = 256
 """Statuses that wait; the oldest give way."""
@@ -16,10 +17,8 @@ MAX_STATUS: Final = 4096
 """Bytes of a status that may wait. Only that of a peer that has left can be longer, and who was never here
 need not be known to have left."""
 
-MAX_AHEAD: Final = 1024
+MAX_MISDATED: Final = 1024
 """Cards that wait for a clock: each is of a member, with a paper that the owner signed."""
-AGAIN: Final = 30.0
-"""Seconds between two looks at them."""
 
 
 class Waiting:
@@ -55,26 +54,24 @@ class Waiting:
         return self._statuses.pop(peer, None)
 
 
-class Ahead:
-    """Members' cards that were dated ahead of our time: once our clock is set, they are heard again.
+class MisdatedCards:
+    """Members' cards that were dated ahead of our time, or too long ago: once our clock is set right, they
+    are heard again.
 
     They come once, when we connect, and a device without a battery may connect before it knows the time.
     """
 
     def __init__(self) -> None:
-        self._cards: dict[str, bytes] = {}
-        self._since: float | None = None
+        self._cards: dict[str, tuple[float, bytes]] = {}
 
-    def keep(self, peer: str, card: bytes) -> None:
+    def keep(self, peer: str, card: bytes, issued: float) -> None:
         """Let a card wait; only its peer's last."""
-        if peer in self._cards or len(self._cards) < MAX_AHEAD:
-            self._cards[peer] = card
+        if peer in self._cards or len(self._cards) < MAX_MISDATED:
+            self._cards[peer] = (issued, card)
 
     def due(self, now: float) -> list[tuple[str, bytes]]:
-        """The cards to hear once more, at most every `AGAIN` seconds. Those still ahead come back here."""
-        if self._since is None or now - self._since < AGAIN:
-            self._since = now if self._since is None else self._since
-            return []
-        self._since = now
-        cards, self._cards = self._cards, {}
-        return list(cards.items())
+        """The cards whose date has become right, to be heard once more."""
+        due = {p: card for p, (issued, card) in self._cards.items() if is_recent(issued, now)}
+        for peer in due:
+            del self._cards[peer]
+        return list(due.items())

@@ -19,8 +19,8 @@ from cli_kit import Result, runner
 
 from gossamer.gossip.mqtt import MqttTransport
 from gossamer.gossip.mqtt_address import TlsFiles
-from gossamer.peer.certificates import Authority
 from gossamer.peer.addresses import machine_names
+from gossamer.peer.certificates import Authority
 
 GOSSAMER = "from gossamer.experiments.cli import main; main()"
 

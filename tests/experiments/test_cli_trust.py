@@ -61,10 +61,13 @@ def test_from_keys_to_papers(here):
     owner, identity = Identity.load(here / "owner.key"), Identity.load(here / "anna.key")
     assert identity.label == "anna"
     admission = Admission.load(here / "anna.invitation", identity)
-    assert check(admission, owner.public, "garden", identity.public).models == {"global", "blue"}
+    assert check(admission, owner.public, "garden", identity.name, identity.public).models == {
+        "global",
+        "blue",
+    }
     gossamer("invite", "--owner", "owner.key", "--swarm", "garden", "--uses", "3", "-o", "ticket")
     ticket = Admission.load(here / "ticket", identity)
-    assert check(ticket, owner.public, "garden", identity.public).uses == 3
+    assert check(ticket, owner.public, "garden", identity.name, identity.public).uses == 3
 
 
 def test_a_list_of_revocations_only_grows(here):
@@ -115,6 +118,20 @@ def test_a_list_is_published_and_retained(here, mosquitto, run):
         (
             ["invite", "--owner", "owner.key", "--swarm", "g", "--peer", "zzz", "-o", "x"],
             "'zzz' is not a public key",
+        ),
+        (
+            [
+                "invite",
+                "--owner",
+                "owner.key",
+                "--swarm",
+                "g",
+                "-o",
+                "x",
+                "--peer",
+                f"gossamer-ed25519:{'A' * 43}",
+            ],
+            "names no label: use the whole line",
         ),
         (["revoke", "--owner", "owner.key", "--swarm", "g"], "nothing to revoke"),
         (["study", "nothing"], "there are private and byzantine"),

@@ -15,7 +15,7 @@ from gossamer.gossip.messages import Give
 from gossamer.gossip.pushsum import ONE
 from gossamer.gossip.trust import Admission, Identity, TrustError, invite
 from gossamer.gossip.trust.epochs import ModelKey
-from gossamer.gossip.trust.register import Claim, sign_card, sign_status
+from gossamer.gossip.trust.register import Claim, Edition, sign_card, sign_status
 from gossamer.gossip.wire import encode
 from gossamer.peer import outgoing as outgoing_module
 from gossamer.peer import peer as peer_module
@@ -123,15 +123,16 @@ class Attack:
         left = Status("left", session, reason="a lie").encode()
         lies = [
             (topics.status(swarm, peer), left),
-            (topics.status(swarm, peer), sign_status(eve, swarm, bytes(32), 10_000, left)),
+            (topics.status(swarm, peer), sign_status(eve, swarm, bytes(16), 10_000, left)),
         ]
         for other, their_session in self._sessions.items():
             if other != peer:
                 packets = forged_give(self._swarm, peer, session, other, their_session)
                 lies += [(topics.inbox(swarm, other, "global"), packet) for packet in packets]
-        paper = Admission(invite(eve, swarm, eve.public))  # not the owner's hand
-        claim = Claim(bytes(range(32)), "session", 1.0, frozenset({"global"}))
-        card = sign_card(eve, swarm, paper, claim, 1.0, b"{}")
+        paper = Admission(invite(eve, swarm, eve.label, eve.public))  # not the owner's hand
+        keys = bytes(range(32)), bytes(range(32))
+        claim = Claim(Edition(1.0, bytes(16), 1), *keys, "session", 1.0, frozenset({"global"}))
+        card = sign_card(eve, swarm, paper, claim, b"{}")
         return [*lies, (topics.card(swarm, eve.name), card)]
 
 

@@ -122,9 +122,19 @@ def test_everybody_reads_its_own_mail_alone(broker, run):
 def test_the_owner_revokes_and_nobody_else(broker, run):
     async def scenario():
         async with client(broker, "owner") as owner, client(broker, BEN) as ben:
-            return await heard(owner, ben, [topics.card(SWARM, BEN)], revocation_topic(SWARM))
+            attempts = [topics.card(SWARM, BEN), topics.death(SWARM, ANNA)]
+            return await heard(owner, ben, attempts, revocation_topic(SWARM))
 
-    assert run(scenario()) == [revocation_topic(SWARM)]
+    assert run(scenario()) == [topics.death(SWARM, ANNA), revocation_topic(SWARM)]
+
+
+def test_no_peer_declares_another_dead(broker, run):
+    async def scenario():
+        async with client(broker, ANNA) as anna, client(broker, BEN) as ben:
+            deaths = [topics.death(SWARM, BEN), topics.death(SWARM, ANNA)]
+            return await heard(anna, ben, deaths, topics.card(SWARM, ANNA))
+
+    assert run(scenario()) == [topics.card(SWARM, ANNA)]
 
 
 @pytest.mark.parametrize(("user", "password"), [(ANNA, "wrong"), ("stranger", "x"), (None, None)])

@@ -9,7 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from papers_kit import Papers
-from peer_kit import Gate, Nest, Still, consensus, held, injected, make_learner, quick
+from peer_kit import (
+    Gate,
+    Nest,
+    Still,
+    consensus,
+    held,
+    injected,
+    make_learner,
+    quick,
+    wait_for,
+)
 
 from gossamer.gossip.trust import GuardSettings, public_text, revocation_topic
 from gossamer.peer.checkpoint import load_checkpoint, save_checkpoint
@@ -138,6 +148,24 @@ def test_a_checkpoint_remembers_the_revocations(run, tmp_path):
     tree = load_checkpoint(file)
     assert tree is not None
     assert tree["trust"]["revocations"] == data
+    assert "masks" not in tree["trust"]  # deleted with its session
+
+
+def test_a_checkpoint_keeps_the_key_of_masks_while_the_session_goes_on(run, tmp_path):
+    papers = Papers(tmp_path)
+    papers.names("a")
+    file = tmp_path / "a.checkpoint"
+    settings = quick(rounds=10**9, founder=True)
+
+    async def scenario():
+        life = Nest(settings).start("a", settings=papers.settings("a", settings), checkpoint=file)
+        await wait_for(life.trains)
+        await life.crash()
+        return load_checkpoint(file)
+
+    tree = run(scenario())
+    assert tree["trust"]["masks"]["session"] == tree["gossip"]["ledger"]["session"]
+    assert len(tree["trust"]["masks"]["key"]) == 32
 
 
 def test_bytes_survive_a_checkpoint(tmp_path):

@@ -54,3 +54,28 @@ def test_who_was_refused_for_its_clock_is_let_in_when_it_is_right(run, tmp_path,
     learners, reports = run(scenario())
     assert consensus(learners) < 1e-3
     assert held(reports) == injected(reports) == 2
+
+
+def test_a_peer_that_returns_from_a_crash_learns_who_left_meanwhile(run, tmp_path, caplog):
+    """A leaver takes its card away: its goodbye must be believed without it, or it is waited for."""
+    papers = Papers(tmp_path)
+    names = papers.names("a", "b")
+    settings = quick(rounds=10**9, expect=names, founder=True, lease=1e6)
+    file = tmp_path / "b.checkpoint"
+
+    async def scenario():
+        nest = Nest(settings)
+        leaver = nest.start("a", settings=papers.settings("a", settings))
+        crashes = nest.start("b", settings=papers.settings("b", settings), checkpoint=file)
+        await wait_for(lambda: leaver.counts() and crashes.counts() and crashes.trains())
+        await crashes.crash()
+        leaver.peer.leave("home")
+        await leaver.task
+        caplog.clear()
+        again = nest.start("b", settings=papers.settings("b", settings), checkpoint=file)
+        await wait_for(lambda: f"peer {names[0]} left: home" in caplog.text)
+        again.peer.leave("home too")
+        await again.task
+
+    with caplog.at_level("INFO"):
+        run(scenario())

@@ -6,7 +6,7 @@ from collections import Counter
 
 import msgpack
 import numpy as np
-from trust_kit import OWNER, SCHEMA, SWARM, Person, group
+from trust_kit import OWNER, SCHEMA, SWARM, Person, group, person
 
 from gossamer.gossip import topics
 from gossamer.gossip.chunks import Chunker
@@ -14,7 +14,14 @@ from gossamer.gossip.gossiper import Gossiper
 from gossamer.gossip.messages import Ack, Recall
 from gossamer.gossip.pushsum import ONE
 from gossamer.gossip.store import DictStore
-from gossamer.gossip.trust import Guards, GuardSettings, Revocations, revocation_topic
+from gossamer.gossip.trust import (
+    Death,
+    Guards,
+    GuardSettings,
+    Revocations,
+    revocation_topic,
+    sign_death,
+)
 from gossamer.gossip.trust.guarded import guard
 from gossamer.gossip.trust.intake import Intake
 from gossamer.gossip.trust.keyring import _NO_EPOCH
@@ -94,6 +101,10 @@ class Target:
         for one in (self.anna, self.carl):
             found.append((topics.card(SWARM, one.name), one.trust.card(b'{"session": "s"}')))
             found.append((topics.status(SWARM, one.name), one.trust.status(b'{"state": "online"}')))
+            death = Death(one.session, "a test", "owner", 0.0)
+            found.append((topics.death(SWARM, one.name), sign_death(OWNER, SWARM, one.name, death)))
+        dora = person("dora", self.clock)  # who has left, and whose card nobody knows
+        found.append((topics.status(SWARM, dora.name), dora.trust.status(b'{"state": "left"}')))
         return found
 
     def state(self) -> tuple[object, ...]:

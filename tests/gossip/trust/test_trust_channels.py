@@ -10,7 +10,8 @@ from trust_kit import ONLINE, SWARM, group, introduce, person, received, settle,
 from gossamer.gossip import topics
 from gossamer.gossip.trust import TrustError
 from gossamer.gossip.trust import channels as module
-from gossamer.gossip.trust.channel import WINDOW, Channel, Window
+from gossamer.gossip.trust import keyring as keyring_module
+from gossamer.gossip.trust.channel import WINDOW, Window, packet_key
 from gossamer.gossip.trust.channels import Past
 from gossamer.gossip.trust.keyring import Keyring
 
@@ -20,21 +21,19 @@ def used(monkeypatch):
     """Every (key, nonce) that anything was sealed with."""
     found: list[tuple[bytes, int]] = []
     keys: dict[int, bytes] = {}
-    key, seal, cipher = Channel.key, Keyring._seal, Keyring._cipher
+    seal = Keyring._seal
 
-    def key_spy(self, model_key, *context):
-        keys[0] = key(self, model_key, *context)
+    def key_spy(*args):
+        keys[0] = packet_key(*args)
         return keys[0]
 
     def seal_spy(self, channel, model, epoch, packet):
         self._ciphers.clear()  # so that the key is derived, and seen, every time
         sealed = seal(self, channel, model, epoch, packet)
-        self._ciphers.clear()
-        cipher(self, channel, model, epoch, outgoing=True)
         found.append((keys[0], int.from_bytes(sealed[16:24], "little")))
         return sealed
 
-    monkeypatch.setattr(Channel, "key", key_spy)
+    monkeypatch.setattr(keyring_module, "packet_key", key_spy)
     monkeypatch.setattr(Keyring, "_seal", seal_spy)
     return found
 

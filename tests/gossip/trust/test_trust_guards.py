@@ -95,10 +95,7 @@ def test_rates_are_bounded_and_recover():
 
 
 def test_quarantine_and_reinstatement(caplog):
-    changes = []
-    guards = Guards(
-        GuardSettings(strikes=3, quarantine=60), on_change=lambda *change: changes.append(change)
-    )
+    guards = Guards(GuardSettings(strikes=3, quarantine=60))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert inspect(guards, -OWN) == "distance"
@@ -117,8 +114,31 @@ def test_quarantine_and_reinstatement(caplog):
         inspect(guards, -OWN, now=3.0)
     assert guards.quarantined(3.0) == ["eve"]
     assert guards.quarantined(63.1) == []  # its time is over
-    assert changes == [("eve", True), ("eve", False), ("eve", True), ("eve", False)]
     assert not guards.reinstate("eve")
+
+
+def test_a_peer_that_does_not_count_yet_strikes_nobody():
+    """Its values are untrained: what is far from them is refused, and no offence."""
+    guards, far = Guards(GuardSettings(strikes=3)), 4.5 * OWN
+    for _ in range(10):
+        assert guards.inspect(give(far), OWN, 0, ONE, 0.0, counting=False) == "norm"
+    assert guards.quarantined(0.0) == []
+    assert guards.counters == {"norm": 10}
+    for _ in range(3):
+        assert inspect(guards, far) == "norm"
+    assert guards.quarantined(0.0) == ["eve"]
+
+
+def test_a_newcomers_vault_strikes_nobody_before_it_counts():
+    newcomer = Gossiper("new", "s-new", DictStore({"v": OWN.astype(np.float64)}), seed=1)
+    newcomer.inject("v", ONE, after_hearing=True)
+    guards = Guards(GuardSettings(strikes=2))
+    guard(newcomer, guards, lambda: 0.0)
+    for sequence in range(1, 6):
+        far = Give("v", "anna", "s", sequence, "new", "s-new", ONE, 4.5 * OWN.astype(np.float64))
+        newcomer.handle(far, 0.0)
+    assert newcomer.counters["refused-norm"] == 5
+    assert guards.quarantined(0.0) == []
 
 
 def test_honest_mistakes_are_forgiven():

@@ -8,8 +8,8 @@ from trust_kit import OWNER, SWARM, Clock, group, papers, person, wake
 from gossamer.gossip import topics
 from gossamer.gossip.trust import Identity, TrustError, invite, revocation_topic, signed
 from gossamer.gossip.trust import register as module
+from gossamer.gossip.trust.fields import state_of
 from gossamer.gossip.trust.invitation import read_terms
-from gossamer.gossip.trust.own_name import is_online
 from gossamer.gossip.trust.revocation import Revocations
 
 
@@ -25,16 +25,18 @@ DEEP = nested(400)
 
 def card(identity: Identity, **bad: object) -> bytes:
     head = {
-        "key": identity.public, "exchange": bytes(32), "pair": bytes(32), "session": "x",
+        "version": 2, "key": identity.public, "incarnation": bytes(16), "number": 1,
+        "exchange": bytes(32), "masks": bytes(32), "session": "x",
         "since": 0.0, "issued": 0.0, "models": ["global"],
-        "paper": invite(OWNER, SWARM, identity.public), "endorsement": b"",
+        "paper": invite(OWNER, SWARM, identity.label, identity.public), "endorsement": b"",
     }  # fmt: skip
     return signed.sign(identity, topics.card(SWARM, identity.name), head | bad)
 
 
 @pytest.mark.parametrize(
     "bad",
-    [{"paper": 2**64 - 1}, {"paper": 2**45}, {"paper": 3}, {"endorsement": 2**62}, {"pair": 32},
+    [{"paper": 2**64 - 1}, {"paper": 2**45}, {"paper": 3}, {"endorsement": 2**62}, {"masks": 32},
+     {"version": 1}, {"incarnation": bytes(32)}, {"number": -1},
      {"exchange": 2**62}, {"exchange": 32}, {"exchange": bytes(31)}, {"models": 7},
      {"models": "global"}, {"models": [DEEP]}, {"session": DEEP}, {"session": 3},
      {"session": "a b"}, {"session": "x" * 65}, {"since": float("inf")}, {"since": "0"},
@@ -80,7 +82,8 @@ def test_whatever_else_goes_wrong_in_reading_is_counted(monkeypatch, error, kind
 @pytest.mark.parametrize("number", [True, -1, 2**63, 1.5, "1", None])
 def test_a_status_without_a_number_is_malformed(number):
     (anna, ben), _ = group("anna", "ben")
-    head = {"key": anna.identity.public, "exchange": anna.trust.keyring.exchange, "number": number}
+    incarnation = anna.trust.keyring.incarnation
+    head = {"version": 2, "key": anna.identity.public, "incarnation": incarnation, "number": number}
     topic = topics.status(SWARM, anna.name)
     assert ben.trust.hear(topic, signed.sign(anna.identity, topic, head, b"{}")) == []
     assert ben.trust.counters == {"untrusted-malformed": 1}
@@ -103,7 +106,7 @@ def test_a_revocation_list_of_another_form_is_malformed(bad):
 
 
 def test_a_status_nested_too_deep_is_not_online():
-    assert not is_online(b"[" * 200_000)
+    assert state_of(b"[" * 200_000) is None
 
 
 def test_deep_nesting_in_a_head_is_malformed():

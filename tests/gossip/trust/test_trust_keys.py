@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from trust_kit import Clock, group, introduce, person, received, settle, wake
+from trust_kit import SWARM, Clock, group, introduce, person, received, settle, wake
 
+from gossamer.gossip import topics
+from gossamer.gossip.trust import TrustError
 from gossamer.gossip.trust.epochs import KEPT, MAX_JUMP, Epoch, ModelKey
 
 
@@ -202,15 +204,33 @@ def test_nonsense_about_keys_changes_nothing():
 def test_two_peers_share_a_secret_for_masks_that_outlives_a_restart():
     people, clock = group("anna", "ben", "carl")
     anna, ben, carl = people
-    secret = anna.trust.keyring.shared_secret(ben.name)
-    assert secret == ben.trust.keyring.shared_secret(anna.name)
-    assert secret != carl.trust.keyring.shared_secret(anna.name)
-    clock.now += 1
+    secret = anna.trust.keyring.mask_secret(ben.name)
+    assert secret == ben.trust.keyring.mask_secret(anna.name)
+    assert secret != carl.trust.keyring.mask_secret(anna.name)
+    memory = ben.trust.snapshot()
     for session, same in ((ben.session, True), ("afresh", False)):
         clock.now += 1
-        again = wake(ben.identity, ben.admission, clock, session=session)
+        again = wake(ben.identity, ben.admission, clock, session=session, memory=memory)
         introduce([anna, again])
-        assert again.trust.keyring.shared_secret(anna.name) == anna.trust.keyring.shared_secret(
-            ben.name
-        )
-        assert (again.trust.keyring.shared_secret(anna.name) == secret) is same
+        found = again.trust.keyring.mask_secret(anna.name)
+        assert found == anna.trust.keyring.mask_secret(ben.name)
+        assert (found == secret) is same
+
+
+def test_masks_cannot_be_drawn_again_from_the_key_file_alone():
+    """Whoever seizes a device must not unmask what was averaged in sessions whose checkpoint is gone."""
+    (anna, ben), clock = group("anna", "ben")
+    secret = anna.trust.keyring.mask_secret(ben.name)
+    clock.now += 1
+    seized = wake(ben.identity, ben.admission, clock, session=ben.session)
+    seized.trust.hear(topics.card(SWARM, anna.name), anna.trust.card(b"{}"))
+    assert seized.trust.keyring.mask_secret(anna.name) != secret
+
+
+def test_the_key_of_masks_is_deleted_with_its_session():
+    (anna, ben), _ = group("anna", "ben")
+    assert anna.trust.snapshot()["masks"]["session"] == anna.session
+    anna.trust.end_session()
+    assert "masks" not in anna.trust.snapshot()
+    with pytest.raises(TrustError, match="the session is over"):
+        anna.trust.keyring.mask_secret(ben.name)

@@ -8,8 +8,9 @@ from trust_kit import ONLINE, SWARM, Clock, group, introduce, person, settle, wa
 from gossamer.gossip import topics
 from gossamer.gossip.trust import Identity, signed
 from gossamer.gossip.trust.invitation import CLOCK_SKEW
+from gossamer.gossip.trust.register import MAX_CARD_AGE
 from gossamer.gossip.trust.unanswered import PATIENCE, Unanswered
-from gossamer.gossip.trust.waiting import AGAIN, MAX_AHEAD, MAX_STATUS, MAX_WAITING, Ahead
+from gossamer.gossip.trust.waiting import MAX_MISDATED, MAX_STATUS, MAX_WAITING, MisdatedCards
 
 
 def lines(caplog, text):
@@ -43,18 +44,18 @@ def test_a_clock_that_was_ahead_once_does_not_lock_its_peer_out():
     assert "untrusted-stale" not in anna.trust.counters
 
 
-def test_a_device_that_starts_with_its_clock_behind_takes_the_others_in_later():
+@pytest.mark.parametrize("wrong", [-3600.0, 3 * 86_400.0], ids=["behind", "ahead"])
+def test_a_device_that_starts_with_its_clock_wrong_takes_the_others_in_later(wrong):
     """Retained cards come once, when it connects: with its clock set, it must know them all the same."""
     clock = Clock()
     anna, ben = person("anna", clock), person("ben", clock)
-    anna.trust._wall = lambda: clock.wall() - 3600
+    anna.trust._wall = lambda: clock.wall() + wrong
     introduce([anna, ben])
     assert anna.trust.register.members == {}
+    anna.trust.tick()
+    assert anna.trust.register.members == {}
     anna.trust._wall = clock.wall
-    found = []
-    for _ in range(3):
-        found += anna.trust.tick()[1]
-        clock.now += AGAIN
+    found = [each for each in anna.trust.tick()[1] if each.kind != "reissue-card"]
     assert [(each.kind, each.peer) for each in found] == [
         ("card", ben.name),
         ("status", ben.name),
@@ -63,29 +64,29 @@ def test_a_device_that_starts_with_its_clock_behind_takes_the_others_in_later():
     assert anna.trust.can_seal(ben.name, "global")
 
 
-def test_cards_ahead_of_our_time_are_bounded_and_wait_for_our_clock():
-    ahead = Ahead()
-    for number in range(MAX_AHEAD + 5):
-        ahead.keep(f"p{number}", b"old")
-    ahead.keep("p0", b"new")
-    assert ahead.due(0.0) == ahead.due(AGAIN / 2) == []
-    cards = ahead.due(AGAIN)
-    assert len(cards) == MAX_AHEAD
+def test_misdated_cards_are_bounded_and_wait_for_our_clock():
+    waiting = MisdatedCards()
+    for number in range(MAX_MISDATED + 5):
+        waiting.keep(f"p{number}", b"old", 1e9)
+    waiting.keep("p0", b"new", 1e9)
+    assert waiting.due(0.0) == waiting.due(1e9 + 2 * MAX_CARD_AGE) == []
+    cards = waiting.due(1e9)
+    assert len(cards) == MAX_MISDATED
     assert cards[0] == ("p0", b"new")
-    assert ahead.due(2 * AGAIN) == []
+    assert waiting.due(1e9) == []
 
 
 def test_who_is_not_answered_says_so_once_and_shows_its_card_again(caplog):
     clock = Clock()
     anna, ben = person("anna", clock), person("ben", clock)
-    ben.trust._wall = lambda: clock.wall() + 86_400
+    ben.trust._wall = lambda: clock.wall() + 3600
     introduce([anna, ben])  # Ben hears Anna, and Anna refuses Ben
     again = []
     for _ in range(12):
         settle([anna], clock, rounds=1, seconds=0.0)
         again += [each.kind for each in ben.trust.tick()[1]]
         clock.now += PATIENCE / 4
-    assert again == ["unanswered"] * 2
+    assert again == ["reissue-card"] * 2
     (line,) = lines(caplog, "nobody has answered")
     assert line.startswith(f"peer {ben.name}: nobody has answered for {PATIENCE:g} s")
     assert anna.name in line
@@ -124,7 +125,7 @@ def test_the_warning_names_a_few_of_many(caplog):
 def stranger_status(number, size):
     stranger = Identity.generate(f"x{number}")
     topic = topics.status(SWARM, stranger.name)
-    head = {"key": stranger.public, "exchange": bytes(32), "number": 1}
+    head = {"version": 2, "key": stranger.public, "incarnation": bytes(16), "number": 1}
     return topic, signed.sign(stranger, topic, head, b"." * size)
 
 

@@ -57,12 +57,12 @@ def test_once_the_name_is_ours_late_wills_are_heard():
 
 
 def test_lives_met_are_bounded_and_nonsense_is_refused():
-    own = OwnName(bytes(32))
+    own = OwnName(bytes(16))
     own.ours = True
     for number in range(1, 21):
-        own.hear({"exchange": bytes([number] * 32), "answers": []}, b"")
-    assert own.met == [bytes([number] * 32) for number in range(21 - MAX_MET, 21)]
-    for wrong in ({}, {"exchange": b"short"}, {"exchange": bytes([1] * 32), "answers": 3}):
+        own.hear({"incarnation": bytes([number] * 16), "answers": []}, b"")
+    assert own.met == [bytes([number] * 16) for number in range(21 - MAX_MET, 21)]
+    for wrong in ({}, {"incarnation": b"short"}, {"incarnation": bytes([1] * 16), "answers": 3}):
         with pytest.raises(TrustError, match="lacks what trust needs"):
             own.hear(wrong, b"")
 

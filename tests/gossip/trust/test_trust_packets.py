@@ -15,7 +15,8 @@ from trust_kit import SCHEMA, SWARM, Clock, group, introduce, person, received, 
 from gossamer.gossip import topics
 from gossamer.gossip.chunks import Chunker
 from gossamer.gossip.trust import OVERHEAD, NoTrust, TrustError
-from gossamer.gossip.trust.channel import WINDOW, Window
+from gossamer.gossip.trust import keyring as keyring_module
+from gossamer.gossip.trust.channel import WINDOW, Window, packet_key
 from gossamer.gossip.trust.keyring import _HEADER, Keyring
 from gossamer.gossip.trust.opened import check_inside
 from gossamer.gossip.wire import decode, encode
@@ -66,17 +67,21 @@ def test_the_same_packet_never_looks_the_same():
 
 def test_nonces_are_never_used_twice_under_one_key(monkeypatch):
     """Whatever changes (models, epochs, keys told): (key, nonce) pairs stay unique."""
-    used: list[tuple[int, int]] = []
-    kept: list[object] = []
+    used: list[tuple[bytes, int]] = []
+    keys: list[bytes] = []
     original = Keyring._seal
 
+    def key_spy(*args):
+        keys.append(packet_key(*args))
+        return keys[-1]
+
     def spy(self, channel, model, epoch, packet):
+        self._ciphers.clear()  # so that the key is derived, and seen, every time
         sealed = original(self, channel, model, epoch, packet)
-        cipher, _ = self._cipher(channel, model, epoch, outgoing=True)
-        kept.append(cipher)  # or another could get its id
-        used.append((id(cipher), _HEADER.unpack_from(sealed)[3]))
+        used.append((keys[-1], _HEADER.unpack_from(sealed)[4]))
         return sealed
 
+    monkeypatch.setattr(keyring_module, "packet_key", key_spy)
     monkeypatch.setattr(Keyring, "_seal", spy)
     (anna, ben, carl), clock = group("anna", "ben", "carl", models=("global", "blue"))
     for round in range(3):
@@ -86,6 +91,9 @@ def test_nonces_are_never_used_twice_under_one_key(monkeypatch):
         if round == 1:
             anna.trust.gone(carl.name, carl.session)
             settle([anna, ben], clock)
+            anna.trust.keyring.renew_exchange(clock.now)
+            ben.trust.hear(topics.card(SWARM, anna.name), anna.trust.card(b"{}"))
+            received(anna, ben.packets(anna))  # so that Anna uses her new key
     assert len(used) > 20
     assert len(set(used)) == len(used)
 
@@ -117,7 +125,7 @@ def test_an_outsider_cannot_inject():
     (packet,) = eve.packets(ben)
     assert ben.trust.open("global", packet) is None
     assert ben.trust.counters["untrusted-unknown-sender"] == 1
-    borrowed = packet[:8] + anna.trust.keyring._tag + packet[16:]
+    borrowed = packet[:8] + anna.trust.keyring._own[0].tag + packet[16:]
     assert ben.trust.open("global", borrowed) is None
     assert ben.trust.counters["untrusted-no-key"] == 1
     epoch = anna.packets(ben)[0][24:40]
@@ -137,7 +145,7 @@ def test_a_member_cannot_speak_for_another():
     assert only(ben.trust.counters, "impersonated") == 2
     # With Anna's tag on it, the key does not fit.
     sealed = carl.packets(ben)[0]
-    forged = sealed[:8] + anna.trust.keyring._tag + sealed[16:]
+    forged = sealed[:8] + anna.trust.keyring._own[0].tag + sealed[16:]
     assert ben.trust.open("global", forged) is None
     assert ben.trust.counters["untrusted-forged"] == 1
     # Nor is a message from Anna to Carl one to Ben.
@@ -181,7 +189,7 @@ def test_nothing_of_a_former_session_comes_back():
         old += fresh
         clock.now += 1
     causes = {cause.removeprefix("untrusted-") for cause in ben.trust.counters}
-    assert causes <= {"forged", "no-key", "unknown-sender"}
+    assert causes <= {"forged", "no-key", "stale", "unknown-sender"}
 
 
 def test_the_session_itself_is_bound():
@@ -261,11 +269,13 @@ def test_the_group_key_is_part_of_the_packet_key():
     assert only(ben.trust.counters, "forged") == 1
 
 
-def test_an_exchange_key_of_no_use_is_refused():
+@pytest.mark.parametrize("key", ["exchange", "masks"])
+def test_a_key_of_no_use_is_refused(key):
+    """A key for masks that is of no use would end a private round of whoever took it in."""
     (anna, ben), clock = group("anna", "ben")
     member = ben.trust.register.members[anna.name]
     with pytest.raises(TrustError, match="not a usable key"):
-        ben.trust.keyring.admit(replace(member, exchange=bytes(32)), clock.now)
+        ben.trust.keyring.admit(replace(member, **{key: bytes(32)}), clock.now)
     assert received(ben, anna.packets(ben))  # and nothing was changed by the attempt
 
 

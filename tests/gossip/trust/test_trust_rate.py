@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import count
 
 import pytest
 from trust_kit import SCHEMA, group
@@ -54,3 +55,24 @@ def test_the_share_agrees_with_the_chunker():
     assert message_share(b"short") == 1.0
     assert message_share(bytes(40)) == 1.0  # of no chunks at all
     assert message_share(b"\xff" * 40) == MIN_SHARE  # of four thousand million
+
+
+@pytest.mark.parametrize("bound", ["messages", "bytes"])
+def test_a_flood_of_unfinished_messages_keeps_nobody_elses_from_completing(bound):
+    """One member opens messages that it never finishes, within its rate, between others' packets."""
+    (ben, eve, *others), _ = group("ben", "eve", "anna", "carl", "dora")
+    way_in, dropped = intake(ben)
+    if bound == "bytes":
+        way_in.reassembler.max_total_bytes = way_in.reassembler.max_sender_bytes = 400_000
+    streams = [other.packets(ben, size=4000, limit=500) for other in others]
+    chunker, numbers = Chunker(f"{eve.name}/{eve.session}", 500), count()
+    taken = []
+    for turn in zip(*streams, strict=True):
+        for packet in turn:
+            taken.append(way_in.take("global", packet, 0.0))
+            for _ in range(80):
+                first = next(chunker.split([next(numbers).to_bytes(8, "big"), bytes(40_000)]))
+                taken.append(way_in.take("global", eve.trust.seal(ben.name, "global", first), 0.0))
+    assert "rate" not in dropped
+    finished = [message.sender for message in taken if message is not None]
+    assert sorted(finished) == sorted(other.name for other in others)

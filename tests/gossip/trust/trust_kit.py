@@ -86,7 +86,9 @@ def papers(
     label: str, models: tuple[str, ...] | None = None, owner: Identity = OWNER, swarm: str = SWARM
 ) -> tuple[Identity, Admission]:
     identity = Identity.generate(label)
-    return identity, Admission(invite(owner, swarm, identity.public, models=models, days=30_000))
+    return identity, Admission(
+        invite(owner, swarm, label, identity.public, models=models, days=30_000)
+    )
 
 
 def person(label: str, clock: Clock, models: tuple[str, ...] = ("global",)) -> Person:
