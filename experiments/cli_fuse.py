@@ -63,7 +63,7 @@ def fuse_command(
 
     Cells of different networks that do the same become one cell; the others are kept. The files may
     come from `gossamer swarm`, `gossamer join`, or from any torch network of dense layers. A folder
-    stands for all networks in it: a finished swarm becomes one network.
+    stands for all networks in it, or in the latest of its runs: a finished swarm becomes one network.
     """
     from ..models.matching import MatchOptions, fuse
     from .fusing.files import (

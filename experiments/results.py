@@ -3,9 +3,7 @@
 A run claims its folder and locks it, so that no other command writes into it or empties it:
 
     results = Results(Path("results/digits"), "simulate")
-    with results.opened() as folder:              # results/digits/001, or the next free number
-        simulation = …                            # what may still refuse the config
-        results.begin()                           # from here on it is the latest run
+    with results.begun() as folder:               # results/digits/001, or the next free number
         write_json(folder / "config.json", …)
 
 JSON lines are for what is recorded while a run goes on, the other files are replaced whole.
@@ -105,6 +103,13 @@ class Results:
             if not self._begun:
                 self._give_back(folder)
             lock.release()
+
+    @contextmanager
+    def begun(self, key: str | None = None) -> Iterator[Path]:
+        """Open a folder and begin at once: for a run that nothing can refuse any more."""
+        with self.opened(key) as folder:
+            self.begin()
+            yield folder
 
     def begin(self, keep: Collection[str] = ()) -> None:
         """Start writing: from now on this is the latest run, and what --force replaces is gone.

@@ -75,7 +75,7 @@ class RecordFile:
         """Note a record, or the whole file, that cannot be written."""
         if self.failure is None:
             why = error.strerror or str(error)
-            _log.warning("%s: cannot be written: %s; the peer goes on without", self._path, why)
+            _log.warning("%s: cannot be written: %s; its records are left out", self._path, why)
             self.failure = error
 
 
