@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from ..peer.lazy import at_first_use
 from .errors import ConfigError
+from .results import Results
 from .simulate import Simulation, simulate  # now: later, the module of that name would hide it
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "Member",
+    "Results",
     "Round",
     "Simulation",
     "Swarm",

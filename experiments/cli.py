@@ -6,6 +6,7 @@ needs inside the command: torch alone takes two seconds, matplotlib and scipy an
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,11 +17,11 @@ from rich.markup import escape
 from ..peer.signals import INTERRUPTED
 from . import cli_compare, cli_fuse, cli_papers, cli_slices, cli_virtual, console
 from .cli_live import register, saying_what_is_kept
+from .cli_results import Force, Out, results_for
 from .cli_topology import register as register_topology
 from .cli_trust import register as register_trust
 from .cli_virtual import simulate_in_virtual_time
 from .errors import ConfigError, Stopped
-from .results import make_folder
 from .simulate import Simulation, simulate
 from .threads import use_threads
 
@@ -48,8 +49,6 @@ ERRORS = (
     ("gossamer.topology.errors", "TopologyError"),
 )
 
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for results.")]
-
 
 @app.callback()
 def _options(
@@ -70,12 +69,13 @@ def demo_command(
         str | None, typer.Option(help="A broker's address; one is started if left out.")
     ] = None,
     out: Out = None,
+    force: Force = False,
 ) -> None:
     """Sixteen live peers, sixteen tasks: alone, everything averaged, partial models. With a picture."""
     from .demo import run_demo
 
-    folder = make_folder(out or Path("results/demo"))
-    with saying_what_is_kept(folder):
+    results = results_for(out, Path("results/demo"), "demo", force=force)
+    with results.begun() as folder, saying_what_is_kept(folder):
         run_demo(folder, broker)
 
 
@@ -85,23 +85,25 @@ def simulate_command(
         Path, typer.Argument(help="A TOML file; examples are in experiments/configs.")
     ],
     out: Out = None,
+    force: Force = False,
     networks: Annotated[
         bool, typer.Option(help="Keep every peer's network as safetensors.")
     ] = False,
 ) -> None:
     """Run a swarm in one process and leave its metrics, summary and picture in a folder.
 
+    Every run has a folder of its own: results/NAME/001, 002, …; results/NAME/latest is the last one.
     Ctrl-C stops it and keeps what was computed.
     """
     from .config import load_config
 
     settings = load_config(config)
     console.note_defaults(config, settings)
-    folder = out or Path("results") / settings.name
+    results = results_for(out, Path("results") / settings.name, "simulate", force=force)
     if settings.sweep:
         raise ConfigError(f"{config}: key 'sweep': run it with gossamer sweep {config}")
     if settings.time is not None:
-        simulate_in_virtual_time(settings, str(config), folder, networks=networks)
+        simulate_in_virtual_time(settings, str(config), results, networks=networks)
         return
     simulation = Simulation.of(settings, str(config))
     with console.progress("rounds") as bar:
@@ -112,8 +114,8 @@ def simulate_command(
             if round.tests:
                 bar.update(task, latest=f"accuracy {round.accuracy:.3f}")
 
-        files = simulate(simulation, folder, networks=networks, on_round=show)
-    console.wrote([folder / "metrics.jsonl", *files])
+        files = simulate(simulation, results, networks=networks, on_round=show)
+    console.wrote([results.folder / "metrics.jsonl", *files])
 
 
 @app.command("data")
@@ -173,6 +175,13 @@ def main() -> None:
         if "--debug" in sys.argv[1:]:
             raise
         console.err.print("[bold red]error:[/]", escape(str(error)), soft_wrap=True)
+        sys.exit(2)
+    except OSError as error:
+        if "--debug" in sys.argv[1:] or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        text = f"{where}no space left on its disk; free some and run again"
+        console.err.print("[bold red]error:[/]", escape(text), soft_wrap=True)
         sys.exit(2)
     except Stopped as stop:
         console.err.print(str(stop), markup=False, soft_wrap=True)

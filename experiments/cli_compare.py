@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import console
+from .cli_results import Force, Out, results_for
 from .results import Record, write_json
 
 if TYPE_CHECKING:
@@ -24,26 +25,27 @@ def compare_command(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Worker processes; one per core if left out.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for results.")] = None,
+    out: Out = None,
+    force: Force = False,
 ) -> None:
     """Compare methods of learning together: accuracy per client, bytes and time, with a picture.
 
-    Interrupted, it goes on where it stopped.
+    Interrupted, it goes on where it stopped. A changed config gets a new folder, to which runs that it
+    has in common with earlier ones are copied; --force runs them all again.
     """
     import numpy as np
 
     from .federated.config import choose, load_comparison
     from .federated.report import show, write_report
     from .federated.run import cells_of, check, run_cells
-    from .sweep_run import Runs
+    from .sweep_run import open_runs
 
     settings = choose(load_comparison(config), only)
     check(settings, str(config))
-    folder = out or Path("results/compare") / settings.name
+    results = results_for(out, Path("results/compare") / settings.name, "compare", force=force)
     cells = cells_of(settings, str(config))
-    grid = Runs(cells, folder / "runs.jsonl")
     files: list[Path] = []
-    with console.progress("runs") as bar:
+    with open_runs(results, cells) as (folder, grid), console.progress("runs") as bar:
         task = bar.add_task(settings.name, total=None, latest="")
 
         def finished(record: Record) -> None:

@@ -69,8 +69,9 @@ def fuse_command(
 
     Cells of different networks that do the same become one cell; the others are kept. The files may
     come from `gossamer swarm`, `gossamer join`, or from any torch network of dense layers. A folder
-    stands for all networks in it: a finished swarm becomes one network. Files of gossamer say in which
-    order their layers run; for others it follows from shapes and numbers, or --order says it.
+    stands for all networks in it, or in the latest of its runs: a finished swarm becomes one network. Files
+    of gossamer say in which order their layers run; for others it follows from shapes and numbers, or
+    --order says it.
     """
     from ..models.matching import MatchOptions, fuse
     from .fusing.files import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -14,13 +15,14 @@ import typer
 
 from . import console
 from .broker_password import broker_password
+from .cli_results import Force, Out, results_for
 from .errors import ConfigError, Stopped
 from .results import make_folder, require_folder
 
 if TYPE_CHECKING:
     from ..peer.acl import RuleFiles
     from ..peer.broker import BrokerTls
-    from ..peer.host import BrokerAddress
+    from ..peer.host import BrokerAddress, PeerSpec
 
 PORTS = 65535
 """The largest number that a port can have."""
@@ -28,7 +30,6 @@ PACKETS = (512, 16 * 1024 * 1024)
 KEEPALIVES = (1, 65535)
 """The bounds of gossip.mqtt_options, which would load numpy for a line of help."""
 
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for results.")]
 Url = Annotated[
     str | None,
     typer.Option(
@@ -76,11 +77,13 @@ def swarm_command(
     keepalive: Keepalive = None,
     password_file: PasswordFile = None,
     out: Out = None,
+    force: Force = False,
 ) -> None:
     """Run a swarm of live peers as processes of this machine, and watch it in one table.
 
     Every peer's network is left as safetensors, its metrics as JSON lines; crashed peers are
-    restarted. Ctrl-C lets the peers hand over and leave.
+    restarted. Every run has a folder of its own: results/NAME-live/001, 002, … Ctrl-C lets the peers
+    hand over and leave.
     """
     from .config import load_config
 
@@ -94,19 +97,28 @@ def swarm_command(
     # Only now, so that a mistake in the config is told without waiting for torch.
     from .watch import broker_for, draw_swarm, print_outcome, run_live
 
-    folder = require_folder(out or Path("results") / f"{settings.name}-live")
-    if settings.trust.kind == "none":
-        console.err.print("trust is off: whoever reaches the broker can read and forge")
-    else:
-        console.err.print(f"trust: throw-away keys and invitations in {folder / 'trust'}")
-    with saying_what_is_kept(folder), broker_for(broker) as address:
-        if broker is not None:
-            address = _address(broker, ca, certificate, key, mqtt, password_file)
-        # or what the config says
-        address = replace(address, max_packet=max_packet, keepalive=keepalive)
-        outcome = run_live(settings, folder, address, source=str(config))
-    print_outcome(settings, outcome)
-    console.wrote([outcome.records, folder / "outcome.json", *draw_swarm(settings, folder)])
+    results = results_for(out, Path("results") / f"{settings.name}-live", "swarm", force=force)
+    with results.opened() as folder:
+        kept: tuple[str, ...] = ()
+        if settings.trust.kind == "none":
+            console.err.print("trust is off: whoever reaches the broker can read and forge")
+        else:
+            kept = ("trust",)  # made before the swarm begins
+            console.err.print(f"trust: throw-away keys and invitations in {folder / 'trust'}")
+        with saying_what_is_kept(folder), broker_for(broker) as address:
+            if broker is not None:
+                address = _address(broker, ca, certificate, key, mqtt, password_file)
+            # or what the config says
+            address = replace(address, max_packet=max_packet, keepalive=keepalive)
+            outcome = run_live(
+                settings,
+                folder,
+                address,
+                source=str(config),
+                on_planned=lambda: results.begin(keep=kept),
+            )
+        print_outcome(settings, outcome)
+        console.wrote([outcome.records, folder / "outcome.json", *draw_swarm(settings, folder)])
 
 
 @contextlib.contextmanager
@@ -116,8 +128,7 @@ def saying_what_is_kept(folder: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise Stopped(
-            f"interrupted; records, networks and reports are kept in {folder} until the next run there, "
-            "which starts anew"
+            f"interrupted; records, networks and reports are kept in {folder}; the next run starts anew"
         ) from None
 
 
@@ -146,11 +157,18 @@ def join_command(
         Path | None,
         typer.Option(help="A network trained before (safetensors): what it knows counts too."),
     ] = None,
-    out: Out = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The device's folder; results/SWARM-NAME if left out."),
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Begin anew, though the peer has finished.")
+    ] = False,
 ) -> None:
     """Join a swarm from this device: train on its own data, gossip, take the network home.
 
-    Started again in the same folder after a crash, the peer goes on from its checkpoint.
+    Started again in the same folder after a crash, the peer goes on from its checkpoint. A peer that has
+    finished says so and ends at once, so that a service manager may restart it at will.
     """
     from ..peer.host import HostSpec, run_guarded
     from .join import Given, load_join, read_join
@@ -158,6 +176,8 @@ def join_command(
     sys.path.insert(0, str(config.parent.resolve()))  # an entry point may stand beside its file
     spec = load_join(config, swarm, name, Given(identity, invitation, owner), network)
     folder = make_folder(out or Path("results") / f"{swarm}-{spec.name}")
+    if not _may_start(folder, spec, again):
+        return
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
@@ -176,6 +196,40 @@ def join_command(
     console.wrote(
         [folder / f"{spec.name}.{ending}" for ending in ("safetensors", "jsonl", "report.json")]
     )
+
+
+def _may_start(folder: Path, spec: PeerSpec, again: bool) -> bool:
+    """Return False, and say so, if the peer has finished. --again removes its report and checkpoint."""
+    report, checkpoint = (folder / f"{spec.name}.{end}" for end in ("report.json", "checkpoint"))
+    if again:
+        from ..peer.lock import CheckpointLock
+
+        lock = CheckpointLock(checkpoint)
+        lock.acquire()  # a running peer keeps its files
+        try:
+            report.unlink(missing_ok=True)
+            checkpoint.unlink(missing_ok=True)
+        finally:
+            lock.release()
+        return True
+    try:
+        rounds = int(json.loads(report.read_text("utf-8"))["rounds"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return True  # there is no report, or the peer was killed while it wrote it
+    if rounds >= spec.settings.rounds:
+        console.out.print(
+            f"peer {spec.name} has finished its {rounds} rounds (report: {report}); start it with --again "
+            "to begin anew",
+            soft_wrap=True,
+        )
+        return False
+    if not checkpoint.exists():
+        console.err.print(
+            f"peer {spec.name} left after {rounds} of {spec.settings.rounds} rounds (report: {report}); it "
+            "begins anew",
+            soft_wrap=True,
+        )
+    return True
 
 
 def broker_command(

@@ -13,7 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from . import console
+from .cli_results import Force, Out, results_for
 from .errors import ConfigError
+from .results import Results
 
 ALL = frozenset({"quick", "runs", "jobs", "only"})
 FIGURE = ".cli_papers:paper_figure"
@@ -27,7 +29,7 @@ NETWORKS = ".networks_papers:paper_networks"
 class Reproduction:
     """One experiment of a paper.
 
-    run: module:function. It takes the name, `out`, the folder for results, and those options that are in
+    run: module:function. It takes the name, `results`, where to leave them, and those options that are in
         `takes`.
     """
 
@@ -139,11 +141,13 @@ def paper_command(
     only: Annotated[
         list[str] | None, typer.Option(help="Only this line of the figure; repeat for more.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for results.")] = None,
+    out: Out = None,
+    force: Force = False,
 ) -> None:
     """Run a paper's experiment: JSON lines, a summary table and the figure in the paper's form.
 
-    Most take long at the paper's size; interrupted, they go on where they stopped.
+    Most take long at the paper's size; interrupted, they go on where they stopped. Runs that an earlier
+    one has in common are copied from its folder; --force runs them all again.
     """
     known = REPRODUCTIONS
     if name.lower() == "list":
@@ -158,19 +162,21 @@ def paper_command(
     given: dict[str, Any] = {"quick": quick, "runs": runs, "jobs": jobs, "only": only}
     for option, value in given.items():
         if value and option not in chosen.takes:
-            takes = ", ".join(f"--{one}" for one in sorted(chosen.takes)) or "no options but --out"
+            takes = ", ".join(f"--{one}" for one in sorted(chosen.takes))
+            takes = takes or "no options but --out and --force"
             raise ConfigError(f"{name} does not take --{option}; it takes {takes}")
-    folder = out or Path("results/paper") / (f"{name}-quick" if quick else name)
+    default = Path("results/paper") / (f"{name}-quick" if quick else name)
+    results = results_for(out, default, f"paper {name}", force=force)
     module, function = chosen.run.split(":")
     run = getattr(import_module(module, __package__), function)
-    run(name, out=folder, **{option: given[option] for option in chosen.takes})
+    run(name, results=results, **{option: given[option] for option in chosen.takes})
 
 
-def paper_bytes(name: str, *, quick: bool, only: list[str] | None, out: Path) -> None:
+def paper_bytes(name: str, *, quick: bool, only: list[str] | None, results: Results) -> None:
     """`gossamer paper compression`."""
     from .compression_study import paper_compression
 
-    paper_compression(out=out, quick=quick, only=only)
+    paper_compression(results, quick=quick, only=only)
 
 
 def paper_figure(
@@ -180,7 +186,7 @@ def paper_figure(
     runs: int | None,
     jobs: int | None,
     only: list[str] | None,
-    out: Path,
+    results: Results,
 ) -> None:
     """A figure of the paper on partial models: runs by line and x, their medians drawn."""
     from .paper import STUDIES, run_study
@@ -196,7 +202,7 @@ def paper_figure(
         task = bar.add_task(name, total=None, latest="")
         summary, files = run_study(
             study,
-            out,
+            results,
             quick=quick,
             runs=runs,
             jobs=jobs,
@@ -222,4 +228,4 @@ def paper_figure(
     ]
     header = [study.legend, study.x_label, "runs", "median", "2nd quintile", "3rd quintile", "mean"]
     console.table(f"{study.title} ({study.section})", header, rows)
-    console.wrote([out / "runs.jsonl", *files])
+    console.wrote([results.folder / "runs.jsonl", *files])

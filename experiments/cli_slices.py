@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import console
+from .cli_results import Force, Out, results_for
 from .errors import ConfigError
-from .results import make_folder, require_folder
 
 if TYPE_CHECKING:
     from ..models import SlicedNetwork
@@ -54,7 +54,8 @@ def slices_command(
         str, typer.Option(help="Batch statistics: average, local or recompute.")
     ] = "average",
     peer: Annotated[int, typer.Option(min=0, help="Of a config: whose network to show.")] = 0,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the picture.")] = None,
+    out: Out = None,
+    force: Force = False,
 ) -> None:
     """Print the parts of a network, whose cells they are and who averages what, and draw it.
 
@@ -67,18 +68,17 @@ def slices_command(
         network, name = _of_config(Path(module), peer)
     else:
         network, name = _of_name(module, give or ["global=0.8"], depends, shape, option, buffers)
-    folder = require_folder(out or Path("results/slices"))
+    file = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+    results = results_for(out, Path("results/slices") / file, "slices", force=force)
     from .slices import table
 
     header, rows = table(network.slicing)
     console.table(f"{name}: {len(network.flat):,} values", header, rows)
     from .slices_picture import draw_slices  # after the table: matplotlib takes a second
 
-    make_folder(folder)
-    file = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
-    console.wrote(
-        draw_slices(network.slicing, folder / file, f"{name}, {len(network.flat):,} values")
-    )
+    with results.begun() as folder:
+        title = f"{name}, {len(network.flat):,} values"
+        console.wrote(draw_slices(network.slicing, folder / file, title))
 
 
 def _of_config(path: Path, peer: int) -> tuple[SlicedNetwork, str]:

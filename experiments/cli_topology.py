@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from . import console
-from .results import require_folder
+from .cli_results import Force, Out, results_for
+from .results import Results
 
 if TYPE_CHECKING:
     from ..topology import Rule
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 RULES = ("push", "metropolis", "max-degree", "edges")
 """Weights, for the help; those of topology.Rule, which a test compares."""
 
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for results.")]
 Graph = Annotated[
     str,
     typer.Argument(
@@ -63,6 +63,7 @@ def show_command(
     bridge: Bridge = False,
     seed: SeedOption = 0,
     out: Out = None,
+    force: Force = False,
 ) -> None:
     """A graph's facts (size, spectrum, weak spots) and its picture.
 
@@ -73,12 +74,14 @@ def show_command(
     rule = _rule(weights)
     given = _take(graph, peers, seed, bridge, rule)
     _checked(tolerance)
-    folder = require_folder(out or _folder("show", given.name))
-    shown = examine(given, rule, tolerance, group)
-    console.table(given.name, ["what", "value"], shown.rows)
-    if shown.models:
-        console.table("each partial model on its own subgraph", MODEL_HEADER, shown.models)
-    console.wrote(show(shown, folder))
+    results = _results(out, "show", given.name, force)
+    with results.opened() as folder:
+        shown = examine(given, rule, tolerance, group)
+        console.table(given.name, ["what", "value"], shown.rows)
+        if shown.models:
+            console.table("each partial model on its own subgraph", MODEL_HEADER, shown.models)
+        results.begin()
+        console.wrote(show(shown, folder))
 
 
 @topology_app.command("compare")
@@ -106,6 +109,7 @@ def compare_command(
     bridge: Bridge = False,
     seed: SeedOption = 0,
     out: Out = None,
+    force: Force = False,
 ) -> None:
     """Graphs side by side: predicted and measured disagreement, messages, accuracy at equal bytes."""
     from ..topology import TopologyError
@@ -118,51 +122,53 @@ def compare_command(
     if megabytes is not None and megabytes <= 0:
         raise TopologyError(f"--megabytes {megabytes:g}: give a positive number")
     _checked(tolerance)
-    folder = require_folder(out or _folder("compare", f"{len(found)} graphs"))
+    results = _results(out, "compare", f"{len(found)} graphs", force)
     learning = Learning(rounds=rounds, seed=seed)
     budget = None
     if wanted:
         budget = comparing.default_budget(found, learning) if megabytes is None else megabytes * 1e6
-    with console.progress("graphs") as bar:
-        task = bar.add_task("compare", total=len(found), latest="")
+    with results.opened() as folder:
+        with console.progress("graphs") as bar:
+            task = bar.add_task("compare", total=len(found), latest="")
 
-        def on_graph(name: str) -> None:
-            bar.update(task, latest=name)
+            def on_graph(name: str) -> None:
+                bar.update(task, latest=name)
 
-        entries = comparing.compare(
-            found,
-            rule=rule,
-            tolerance=tolerance,
-            learning=learning if wanted else None,
-            budget=budget,
-            seed=seed,
-            on_graph=on_graph,
-            on_done=lambda: bar.advance(task),
+            entries = comparing.compare(
+                found,
+                rule=rule,
+                tolerance=tolerance,
+                learning=learning if wanted else None,
+                budget=budget,
+                seed=seed,
+                on_graph=on_graph,
+                on_done=lambda: bar.advance(task),
+            )
+        count = len(found[0].graph)
+        console.table(
+            f"{count} peers, to {tolerance:g} of the first disagreement: predicted and measured",
+            comparing.PACE,
+            comparing.pace_rows(entries),
         )
-    count = len(found[0].graph)
-    console.table(
-        f"{count} peers, to {tolerance:g} of the first disagreement: predicted and measured",
-        comparing.PACE,
-        comparing.pace_rows(entries),
-    )
-    console.table(
-        f"what it costs in messages of {learning.message / 1e3:.3g} kB, the cheapest first",
-        comparing.COST[: 5 if wanted else 4],
-        [row[: 5 if wanted else 4] for row in comparing.cost_rows(entries, learning.message)],
-    )
-    if budget is not None:
-        console.out.print(
-            f"accuracy: digits, {learning.shards} shards of labels per peer, {rounds} rounds, "
-            f"{budget / 1e6:.3g} MB for every graph; mean of the last quarter",
-            soft_wrap=True,
+        console.table(
+            f"what it costs in messages of {learning.message / 1e3:.3g} kB, the cheapest first",
+            comparing.COST[: 5 if wanted else 4],
+            [row[: 5 if wanted else 4] for row in comparing.cost_rows(entries, learning.message)],
         )
-    elif learn is None:
-        console.out.print(f"no learning run for {count} peers; --learn forces it")
-    console.wrote(
-        comparing.write(
-            entries, folder, tolerance=tolerance, message=learning.message, budget=budget
+        if budget is not None:
+            console.out.print(
+                f"accuracy: digits, {learning.shards} shards of labels per peer, {rounds} rounds, "
+                f"{budget / 1e6:.3g} MB for every graph; mean of the last quarter",
+                soft_wrap=True,
+            )
+        elif learn is None:
+            console.out.print(f"no learning run for {count} peers; --learn forces it")
+        results.begin()
+        console.wrote(
+            comparing.write(
+                entries, folder, tolerance=tolerance, message=learning.message, budget=budget
+            )
         )
-    )
 
 
 @topology_app.command("stress")
@@ -174,6 +180,7 @@ def stress_command(
     bridge: Bridge = False,
     seed: SeedOption = 0,
     out: Out = None,
+    force: Force = False,
 ) -> None:
     """Lose peers and links, by chance and at the worst places; churn; delay: what breaks first?"""
     from .graphs import stress as stressing
@@ -181,26 +188,30 @@ def stress_command(
     rule = _rule(weights)
     given = _take(graph, peers, seed, bridge, rule)
     _checked(tolerance)
-    folder = require_folder(out or _folder("stress", given.name))
-    with console.progress("steps") as bar:
-        task = bar.add_task("stress", total=6, latest="")
+    results = _results(out, "stress", given.name, force)
+    with results.opened() as folder:
+        with console.progress("steps") as bar:
+            task = bar.add_task("stress", total=6, latest="")
 
-        def on_step(name: str) -> None:
-            bar.update(task, advance=1, latest=name)
+            def on_step(name: str) -> None:
+                bar.update(task, advance=1, latest=name)
 
-        found = stressing.stress(given, rule=rule, tolerance=tolerance, seed=seed, on_step=on_step)
-    console.table(
-        f"{found.name}: {found.peers} peers, {found.links} links",
-        stressing.HEADER,
-        stressing.rows(found),
-    )
-    console.table(
-        "churn and delay",
-        ["trouble", "exchanges, in calm ones"],
-        [(s.trouble, f"{s.factor:.3g}") for s in found.slowdowns],
-    )
-    console.out.print(found.verdict, soft_wrap=True)
-    console.wrote(stressing.write(found, folder))
+            found = stressing.stress(
+                given, rule=rule, tolerance=tolerance, seed=seed, on_step=on_step
+            )
+        console.table(
+            f"{found.name}: {found.peers} peers, {found.links} links",
+            stressing.HEADER,
+            stressing.rows(found),
+        )
+        console.table(
+            "churn and delay",
+            ["trouble", "exchanges, in calm ones"],
+            [(s.trouble, f"{s.factor:.3g}") for s in found.slowdowns],
+        )
+        console.out.print(found.verdict, soft_wrap=True)
+        results.begin()
+        console.wrote(stressing.write(found, folder))
 
 
 @topology_app.command("advise")
@@ -222,14 +233,18 @@ def advise_command(
     tolerance: Tolerance = 1e-6,
     seed: SeedOption = 0,
     out: Out = None,
+    force: Force = False,
 ) -> None:
     """Graphs for a swarm, ranked by predicted rate within a budget of links or bytes, with the reason."""
     from ..topology import TopologyError, advise
     from .graphs import advise as advising
 
     members = None if groups is None else advising.groups_from(groups, peers)
-    if out is not None:
-        require_folder(out)
+    limits = [f"at most {degree} links per peer"] if degree else []
+    limits += [f"{kilobytes:g} kB per peer and averaging"] if kilobytes else []
+    limits += [f"{len(members)} groups"] if members else []
+    title = f"{peers} peers" + "".join(f", {limit}" for limit in limits)
+    results = _results(out, "advise", title, force)
     advice = advise(
         peers,
         degree,
@@ -239,10 +254,6 @@ def advise_command(
         tolerance=_checked(tolerance),
         seed=seed,
     )
-    limits = [f"at most {degree} links per peer"] if degree else []
-    limits += [f"{kilobytes:g} kB per peer and averaging"] if kilobytes else []
-    limits += [f"{len(members)} groups"] if members else []
-    title = f"{peers} peers" + "".join(f", {limit}" for limit in limits)
     if not advice.ranked:
         told = "; ".join(f"{spec}: {reason}" for spec, reason in advice.refused)
         raise TopologyError(f"no topology fits {title}: {told}")
@@ -259,7 +270,8 @@ def advise_command(
     console.out.print(
         f'in a config: topology = "{best.topology}"' + ("\nbridge = true" if best.added else "")
     )
-    console.wrote(advising.write(advice, out or _folder("advise", title), title))
+    with results.begun() as folder:
+        console.wrote(advising.write(advice, folder, title))
 
 
 def register(app: typer.Typer) -> None:
@@ -299,6 +311,7 @@ def _checked(tolerance: float) -> float:
     return tolerance
 
 
-def _folder(command: str, name: str) -> Path:
+def _results(out: Path | None, command: str, name: str, force: bool) -> Results:
     plain = "".join(c if c.isalnum() or c in "._-" else "-" for c in name)
-    return Path("results/topology") / command / plain
+    default = Path("results/topology") / command / plain
+    return results_for(out, default, f"topology {command}", force=force)

@@ -17,8 +17,9 @@ import typer
 from . import console
 from .broker_password import broker_password
 from .cli_forget import forget_command
+from .cli_results import Force, Out, results_for
 from .errors import ConfigError
-from .results import make_folder, require_folder, write_json
+from .results import require_folder, write_json
 
 Owner = Annotated[Path, typer.Option(help="The owner's key file (gossamer keygen owner).")]
 SwarmName = Annotated[str, typer.Option("--swarm", help="The swarm's name.")]
@@ -175,15 +176,18 @@ async def _publish(
 def study_command(
     name: Annotated[str, typer.Argument(help="private (what masks hide) or byzantine (attacks).")],
     quick: Annotated[bool, typer.Option("--quick", help="Smaller: seconds, not minutes.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for results.")] = None,
+    out: Out = None,
+    force: Force = False,
 ) -> None:
     """Measure trust: what private averaging hides and costs, or what guards make of attacks."""
     studies = {"private": _study_private, "byzantine": _study_byzantine}
     if name not in studies:
         raise ConfigError(f"no study is called {name!r}; there are {' and '.join(studies)}")
-    folder = require_folder(out or Path("results/study"))
-    rows = studies[name](quick)
-    write_json(make_folder(folder) / f"{name}.json", rows)
+    results = results_for(out, Path("results/study") / name, f"study {name}", force=force)
+    with results.opened() as folder:
+        rows = studies[name](quick)
+        results.begin()
+        write_json(folder / f"{name}.json", rows)
     console.wrote([folder / f"{name}.json"])
 
 

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import console
-from .results import Record, make_folder, require_folder, write_csv, write_json
+from .cli_results import Force, Out, results_for
+from .results import Record, Results, write_csv, write_json
 
 if TYPE_CHECKING:
     from .config import Config
-
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for results.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -30,10 +29,12 @@ def sweep_command(
         int | None, typer.Option(min=1, help="Worker processes; one per core if left out.")
     ] = None,
     out: Out = None,
+    force: Force = False,
 ) -> None:
     """Run every combination of a config's sweep table, side by side, and tabulate them.
 
-    Interrupted, it goes on where it stopped.
+    Interrupted, it goes on where it stopped. A changed config gets a new folder, to which runs that it
+    has in common with earlier ones are copied; --force runs them all again.
     """
     from .config import load_config
 
@@ -43,14 +44,13 @@ def sweep_command(
     from .sweep import axes_of, expand
     from .sweep_outcome import run_cells, stackable
     from .sweep_report import HEADER, combine, report, show
-    from .sweep_run import Runs
+    from .sweep_run import open_runs
 
     cells, axes = expand(settings, str(config)), axes_of(settings, str(config))
     heed_in_sweep(settings, axes, [cell.config for cell in cells], str(config))
     keys = [key for key in axes if key != "seed"]
-    folder = out or Path("results/sweep") / settings.name
-    grid = Runs(cells, folder / "runs.jsonl")
-    with console.progress("runs") as bar:
+    results = results_for(out, Path("results/sweep") / settings.name, "sweep", force=force)
+    with open_runs(results, cells) as (folder, grid), console.progress("runs") as bar:
         task = bar.add_task(settings.name, total=None, latest="")
 
         def finished(record: Record) -> None:
@@ -75,7 +75,7 @@ def sweep_command(
 
 
 def simulate_in_virtual_time(
-    settings: Config, source: str, folder: Path, *, networks: bool
+    settings: Config, source: str, results: Results, *, networks: bool
 ) -> None:
     """What `gossamer simulate` does with a config that has a [time] table."""
     from .virtual.report import Mean, simulate_in_time
@@ -91,7 +91,7 @@ def simulate_in_virtual_time(
         task = bar.add_task(settings.name, total=None, latest="")
         files = simulate_in_time(
             settings,
-            folder,
+            results,
             source,
             networks=networks,
             threads=os.cpu_count() or 1,
@@ -105,7 +105,7 @@ def simulate_in_virtual_time(
         )
     else:
         console.out.print("no accuracy: all peers have left by the end")
-    console.wrote([folder / "metrics.jsonl", *files])
+    console.wrote([results.folder / "metrics.jsonl", *files])
 
 
 def virtual_command(
@@ -123,6 +123,7 @@ def virtual_command(
     threads: Annotated[int, typer.Option(min=1, help="Threads; the result is the same.")] = 1,
     seed: Annotated[int, typer.Option(help="The seed of everything random.")] = 0,
     out: Out = None,
+    force: Force = False,
 ) -> None:
     """Average random numbers by push-sum in virtual time, with peers that learn nothing.
 
@@ -141,24 +142,27 @@ def virtual_command(
         parse(pause, "--pause"), parse(delay, "--delay"), stragglers=stragglers, loss=loss
     )
     graph = build(topology, peers, seed)
-    folder = require_folder(out or Path("results/virtual"))
-    values = np.random.default_rng(seed).standard_normal((peers, coordinates))
-    swarm = PushSumSwarm(values, graph, conditions, fanout=fanout, seed=seed, threads=threads)
-    before, started = swarm.total(), time.perf_counter()
-    samples = []
-    with console.progress("virtual seconds") as bar:
-        task = bar.add_task("push-sum", total=round(seconds), latest="")
-        for sample in swarm.run(seconds, seconds / 20):
-            samples.append(sample)
-            bar.update(task, completed=round(sample.time), latest=f"error {sample.error:.2e}")
-    taken = time.perf_counter() - started
-    make_folder(folder)
-    rows = [(f"{s.time:g}", f"{s.error:.4g}", s.events) for s in samples]
-    write_csv(folder / "error.csv", ["time", "error", "events"], rows)
-    figure, axes = canvas(f"{peers} peers, {topology}; pause {pause}, delay {delay}, loss {loss:g}")
-    axes.semilogy([s.time for s in samples], [s.error for s in samples], marker="o")
-    axes.set(title="push-sum in virtual time", xlabel="virtual time", ylabel="consensus error")
-    files = save(figure, folder / "error")
+    results = results_for(out, Path("results/virtual"), "virtual", force=force)
+    with results.opened() as folder:
+        values = np.random.default_rng(seed).standard_normal((peers, coordinates))
+        swarm = PushSumSwarm(values, graph, conditions, fanout=fanout, seed=seed, threads=threads)
+        before, started = swarm.total(), time.perf_counter()
+        samples = []
+        with console.progress("virtual seconds") as bar:
+            task = bar.add_task("push-sum", total=round(seconds), latest="")
+            for sample in swarm.run(seconds, seconds / 20):
+                samples.append(sample)
+                bar.update(task, completed=round(sample.time), latest=f"error {sample.error:.2e}")
+        taken = time.perf_counter() - started
+        results.begin()
+        rows = [(f"{s.time:g}", f"{s.error:.4g}", s.events) for s in samples]
+        write_csv(folder / "error.csv", ["time", "error", "events"], rows)
+        figure, axes = canvas(
+            f"{peers} peers, {topology}; pause {pause}, delay {delay}, loss {loss:g}"
+        )
+        axes.semilogy([s.time for s in samples], [s.error for s in samples], marker="o")
+        axes.set(title="push-sum in virtual time", xlabel="virtual time", ylabel="consensus error")
+        files = save(figure, folder / "error")
     drift = np.abs(swarm.total()[0] - before[0]).max() / np.abs(before[0]).max()
     facts = [
         ("peers × coordinates", f"{peers} × {coordinates}"),

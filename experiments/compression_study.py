@@ -16,7 +16,7 @@ import numpy as np
 
 from . import console
 from .config import Config, ConfigError, Data, Gossip, Model, Network, TaskEntry, Training
-from .results import RecordFile, read_records, write_csv
+from .results import RecordFile, Results, read_records, write_csv
 from .watch import broker_for, run_live
 
 TWIN = "uncompressed"
@@ -96,7 +96,9 @@ def study_config(run: Run, rounds: int) -> Config:
     )
 
 
-def paper_compression(out: Path, *, quick: bool = False, only: Sequence[str] | None = None) -> None:
+def paper_compression(
+    results: Results, *, quick: bool = False, only: Sequence[str] | None = None
+) -> None:
     """Run the swarms one after the other, print a table, draw accuracy against bytes."""
     every = runs(quick)
     known = list(dict.fromkeys(run.what for run in every))
@@ -106,20 +108,21 @@ def paper_compression(out: Path, *, quick: bool = False, only: Sequence[str] | N
         )
     wanted = [run for run in every if not only or run.what in (TWIN, *only)]
     twins: dict[str, tuple[float, int]] = {}
-    with broker_for(None) as broker, RecordFile(out / "runs.jsonl") as file:
-        for run in wanted:
-            console.err.print(f"{run.mode}: {run.what} …")
-            config = study_config(run, 15 if quick else 40)
-            outcome = run_live(config, out / run.name, broker, quiet=True)
-            accuracy, sent = float(np.mean(list(outcome.accuracy.values()))), outcome.bytes
-            twin, plain = twins.setdefault(run.mode, (accuracy, sent))
-            traffic = outcome.traffic
-            finding = Finding(
-                run.mode, run.what, accuracy, twin - accuracy, sent, plain / sent,
-                traffic.mean_distortion, traffic.worst, traffic.skipped,
-            )  # fmt: skip
-            file.write(asdict(finding))
-    console.wrote([out / "runs.jsonl", *report(out)])
+    with results.begun() as out:
+        with broker_for(None) as broker, RecordFile(out / "runs.jsonl") as file:
+            for run in wanted:
+                console.err.print(f"{run.mode}: {run.what} …")
+                config = study_config(run, 15 if quick else 40)
+                outcome = run_live(config, out / run.name, broker, quiet=True)
+                accuracy, sent = float(np.mean(list(outcome.accuracy.values()))), outcome.bytes
+                twin, plain = twins.setdefault(run.mode, (accuracy, sent))
+                traffic = outcome.traffic
+                finding = Finding(
+                    run.mode, run.what, accuracy, twin - accuracy, sent, plain / sent,
+                    traffic.mean_distortion, traffic.worst, traffic.skipped,
+                )  # fmt: skip
+                file.write(asdict(finding))
+        console.wrote([out / "runs.jsonl", *report(out)])
 
 
 def report(out: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from .results import write_bytes
 
 # Okabe and Ito's colours, told apart with any kind of colour vision, plus markers and dashes for print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
@@ -96,7 +99,10 @@ def place_legend(axes: Axes, title: str = "") -> None:
 def save(figure: Figure, path: Path) -> list[Path]:
     """Write PNG and SVG; the SVG has no date and fixed ids, so that equal results are equal files."""
     files = [path.with_name(path.name + end) for end in (".png", ".svg")]  # a name may have dots
+    png, svg = io.BytesIO(), io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": "gossamer"}):
-        figure.savefig(files[0], dpi=150)
-        figure.savefig(files[1], metadata={"Date": None})
+        figure.savefig(png, format="png", dpi=150)
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+    for file, picture in zip(files, (png, svg), strict=True):
+        write_bytes(file, picture.getvalue())
     return files

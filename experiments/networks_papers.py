@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
 
 from . import console
 from .config import ConfigError
 from .networks_study import Cell, Scheme, Setting, run_cells
-from .sweep_run import Runs
+from .results import Results
+from .sweep_run import open_runs
 
 LOCAL = Scheme("local", 0.0)
 FULL = Scheme("full averaging", 1.0, "shared", buffers="average")
@@ -104,11 +104,11 @@ NETWORKS_STUDIES: Mapping[str, NetworksStudy] = MappingProxyType(
 def paper_networks(
     name: str,
     *,
-    quick: bool = False,
-    runs: int | None = None,
-    jobs: int | None = None,
-    only: Sequence[str] | None = None,
-    out: Path | None = None,
+    quick: bool,
+    runs: int | None,
+    jobs: int | None,
+    only: Sequence[str] | None,
+    results: Results,
 ) -> None:
     """The command behind `gossamer paper NAME` for these; stopped, it goes on where it was."""
     from .networks_report import report
@@ -121,22 +121,21 @@ def paper_networks(
             f"{name} has no line {unknown[0]!r}; lines are {', '.join(map(repr, known))}"
         )
     cells = [cell for cell in cells if not only or cell.scheme.name in only]
-    folder = out or Path("results/paper") / (f"{name}-quick" if quick else name)
-    grid = Runs(cells, folder / "runs.jsonl")
-    try:
-        with console.progress("runs") as bar:
-            task = bar.add_task(name, total=None, latest="")
-            grid.go(
-                run_cells,
-                jobs=jobs,
-                on_start=lambda done, total: bar.update(task, completed=done, total=total),
-                on_record=lambda record: bar.update(
-                    task, advance=1, latest=f"{record['scheme']}: {record['own']:.3f}"
-                ),
-            )
-    finally:
-        if records := grid.records():
-            tables, files = report(folder, study.title, cells, records)
-            for title, header, rows in tables:
-                console.table(title, header, rows)
-            console.wrote([folder / "runs.jsonl", *files])
+    with open_runs(results, cells) as (folder, grid):
+        try:
+            with console.progress("runs") as bar:
+                task = bar.add_task(name, total=None, latest="")
+                grid.go(
+                    run_cells,
+                    jobs=jobs,
+                    on_start=lambda done, total: bar.update(task, completed=done, total=total),
+                    on_record=lambda record: bar.update(
+                        task, advance=1, latest=f"{record['scheme']}: {record['own']:.3f}"
+                    ),
+                )
+        finally:
+            if records := grid.records():
+                tables, files = report(folder, study.title, cells, records)
+                for title, header, rows in tables:
+                    console.table(title, header, rows)
+                console.wrote([folder / "runs.jsonl", *files])

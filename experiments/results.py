@@ -1,41 +1,263 @@
-"""Results on disk: JSON lines as they are computed, a resolved config beside them, tables from both."""
+"""Results on disk: a folder of its own for every run, and files that are whole or not there.
+
+A run claims its folder and locks it, so that no other command writes into it or empties it:
+
+    results = Results(Path("results/digits"), "simulate")
+    with results.begun() as folder:               # results/digits/001, or the next free number
+        write_json(folder / "config.json", …)
+
+JSON lines are for what is recorded while a run goes on, the other files are replaced whole.
+"""
 
 from __future__ import annotations
 
 import csv
+import errno
+import io
 import json
 import os
-from collections.abc import Iterable, Iterator
+import re
+import shutil
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+from safetensors import SafetensorError
+
+from ..peer.lock import FileLock
+from ..peer.record_file import RecordFile as TolerantRecordFile
 from .errors import ConfigError
 
 Record = dict[str, Any]
 
+_MARK = "run.json"
+_LOCK = ".lock"
+_LATEST = "latest"
 
-class RecordFile:
-    """Appends records to a JSONL file, one line each, flushed at once: an interrupted run keeps them."""
 
-    def __init__(self, path: Path, *, fresh: bool = True):
+# --- a run's folder ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """What a run's folder says about the run: which command, what it is to compute, whether it has."""
+
+    command: str
+    key: str | None
+    finished: bool
+
+    @classmethod
+    def read(cls, folder: Path) -> _Mark | None:
+        """Return the mark of a folder; None if no run left one."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("w" if fresh else "a", encoding="utf-8")
-            if not fresh and _is_cut_off(path):
-                self._file.write("\n")  # or the next record would be lost with the broken line
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+            table = json.loads((folder / _MARK).read_text("utf-8"))
+            return cls(table["command"], table["key"], table["finished"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+class Results:
+    """Where one run of a command leaves its results, so that no other run overwrites them.
 
-    def write(self, record: Record) -> None:
-        """Append one record."""
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+    place: results go to its sub-folders 001, 002, …, each run to the next free one; the link `latest`
+        in it names the last run that has begun.
+    command: the command's name, without `gossamer`.
+    exact: results go to `place` itself, which must be empty.
+    force: replace the newest results of this place instead.
+    """
+
+    def __init__(self, place: Path, command: str, *, exact: bool = False, force: bool = False):
+        self.place = require_folder(place)
+        self._command, self._exact, self._force = command, exact, force
+        self._folder: Path | None = None
+        self._key: str | None = None
+        self._begun = self._resumed = False
+        self._made: list[Path] = []
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder, once it is open."""
+        assert self._folder is not None, "open the results first"
+        return self._folder
+
+    @contextmanager
+    def opened(self, key: str | None = None) -> Iterator[Path]:
+        """Claim a folder and hold its lock while the block lasts. Raises ConfigError.
+
+        key: names all that a resumable run computes. An unfinished run of the same key is continued in
+            its folder. Left out, nothing is continued.
+
+        A block that ends without an error has finished the run. A folder in which it did not `begin` is
+        removed again, or left as it was.
+        """
+        self._key, self._begun, self._resumed, self._made = key, False, False, []
+        folder, lock = self._claim()
+        self._folder = folder
+        try:
+            yield folder
+            if self._begun:
+                self._write_mark(finished=True)
+        finally:
+            if not self._begun:
+                self._give_back(folder)
+            lock.release()
+
+    @contextmanager
+    def begun(self, key: str | None = None) -> Iterator[Path]:
+        """Open a folder and begin at once: for a run that nothing can refuse any more."""
+        with self.opened(key) as folder:
+            self.begin()
+            yield folder
+
+    def begin(self, keep: Collection[str] = ()) -> None:
+        """Start writing: from now on this is the latest run, and what --force replaces is gone.
+
+        keep: names in the folder that this run has written already.
+        """
+        self._begun = True
+        self._write_mark(finished=False)
+        if not self._resumed:
+            for path in self.folder.iterdir():
+                if path.name in (_MARK, _LOCK, *keep):
+                    continue
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+        if not self._exact:
+            _point(self.place / _LATEST, self.folder.name)
+
+    def earlier(self) -> list[Path]:
+        """Folders of other runs at this place, the newest first; none where --force begins anew."""
+        if self._exact or self._force:
+            return []
+        return [run for run in _numbered(self.place) if run != self._folder]
+
+    def _claim(self) -> tuple[Path, FileLock]:
+        if self._exact:
+            return self._claim_exact()
+        runs = _numbered(self.place)
+        if self._force and runs and (_Mark.read(runs[0]) or _is_empty(runs[0])):
+            return runs[0], _lock(runs[0])
+        if self._key is not None and not self._force:
+            for run in runs:
+                if self._continues(run):
+                    lock = _lock(run)
+                    if self._continues(run):  # it was not finished in the meantime
+                        self._resumed = True
+                        return run, lock
+                    lock.release()
+        number = int(runs[0].name) if runs else 0
+        while True:
+            number += 1
+            folder = self.place / f"{number:03d}"
+            self._missing(folder)
+            make_folder(self.place)
+            try:
+                folder.mkdir()
+                lock = _lock(folder)
+            except FileExistsError:
+                continue  # another command was faster
+            except OSError as error:
+                raise cannot_write(folder, error) from None
+            return folder, lock
+
+    def _claim_exact(self) -> tuple[Path, FileLock]:
+        folder = self.place
+        self._missing(folder)
+        lock = _lock(make_folder(folder))
+        try:
+            if not _is_empty(folder):
+                mark = _Mark.read(folder)
+                if mark is None:
+                    raise ConfigError(
+                        f"{folder}: holds files that no gossamer command left there; name another folder"
+                    )
+                self._resumed = not self._force and self._continues(folder)
+                if not (self._force or self._resumed):
+                    raise ConfigError(
+                        f"{folder}: holds the results of gossamer {mark.command}; name another folder, "
+                        "or replace them with --force"
+                    )
+        except ConfigError:
+            lock.release()
+            raise
+        return folder, lock
+
+    def _continues(self, run: Path) -> bool:
+        """Return True if this run would go on with that one."""
+        return self._key is not None and _Mark.read(run) == _Mark(self._command, self._key, False)
+
+    def _write_mark(self, *, finished: bool) -> None:
+        write_json(self.folder / _MARK, asdict(_Mark(self._command, self._key, finished)))
+
+    def _missing(self, folder: Path) -> None:
+        """Note which folders are to be made, so that they can be removed again."""
+        self._made = [each for each in (folder, *folder.parents) if not each.exists()]
+
+    def _give_back(self, folder: Path) -> None:
+        """Remove a folder that was made for a run which did not begin, and empty ones above it."""
+        if folder in self._made:
+            shutil.rmtree(folder, ignore_errors=True)
+        for each in self._made:
+            with suppress(OSError):
+                each.rmdir()
+
+
+def find_run(folder: Path) -> Path:
+    """The folder of a run, given itself or the place of several, of which it is the latest."""
+    if (folder / _MARK).exists():
+        return folder
+    latest = folder / _LATEST
+    if latest.is_dir():
+        return latest
+    with suppress(OSError, ValueError):
+        named = folder / latest.read_text("utf-8").strip()  # where there are no links
+        if named.parent == folder and named.is_dir():
+            return named
+    return next(iter(_numbered(folder)), folder)
+
+
+def _numbered(place: Path) -> list[Path]:
+    """Folders of runs, the newest first."""
+    try:
+        found = [each for each in place.iterdir() if re.fullmatch(r"\d{3,}", each.name)]
+    except OSError:
+        return []
+    return sorted((each for each in found if each.is_dir()), key=lambda each: -int(each.name))
+
+
+def _is_empty(folder: Path) -> bool:
+    return all(each.name == _LOCK for each in folder.iterdir())
+
+
+def _lock(folder: Path) -> FileLock:
+    lock = FileLock(folder / _LOCK)
+    try:
+        taken = lock.acquire()
+    except OSError as error:
+        raise cannot_write(folder, error) from None
+    if not taken:
+        raise ConfigError(
+            f"{folder}: another gossamer command is writing its results there; wait until it has ended, or "
+            "name another folder with --out"
+        )
+    return lock
+
+
+def _point(link: Path, name: str) -> None:
+    """Let a link name a folder beside it, at once; where links are not allowed, a file with its name."""
+    part = link.with_name(f".{link.name}-{name}")  # one command alone has this name
+    try:
+        part.unlink(missing_ok=True)
+        part.symlink_to(name, target_is_directory=True)
+        part.replace(link)
+    except (OSError, NotImplementedError):
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        write_bytes(link, name.encode())
 
 
 def require_folder(path: Path) -> Path:
@@ -56,23 +278,42 @@ def make_folder(path: Path) -> Path:
     try:
         require_folder(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be made: {error.strerror}") from None
+        raise cannot_write(path, error) from None
     return path
 
 
-def _is_cut_off(path: Path) -> bool:
-    with path.open("rb") as file:
-        if not file.seek(0, os.SEEK_END):
-            return False
-        file.seek(-1, os.SEEK_END)
-        return file.read() != b"\n"
+# --- files ------------------------------------------------------------------------------------------
+
+
+def cannot_write(path: Path, error: OSError | SafetensorError) -> ConfigError:
+    """What to raise for a file that cannot be written: its name, the reason, the remedy."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and (written := re.search(r"\(os error (\d+)\)", str(error))):
+        number = int(written[1])  # safetensors raises errors of its own
+    why = os.strerror(number) if number else str(error)
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        why = "no space left on its disk; free some and run again"
+    elif number == errno.EFBIG:
+        why = "it would exceed the limit on file sizes; raise it (ulimit -f) and run again"
+    return ConfigError(f"{path}: cannot be written: {why}")
+
+
+class RecordFile(TolerantRecordFile):
+    """Appends records to a JSONL file, each at once and whole. What cannot be written is a ConfigError."""
+
+    def __init__(self, path: Path, *, fresh: bool = True):
+        make_folder(path.parent)
+        super().__init__(path, fresh=fresh)
+
+    def _fail(self, error: OSError) -> None:
+        raise cannot_write(self._path, error) from None
 
 
 def read_records(path: Path) -> Iterator[Record]:
     """The records of a JSONL file; a line that was cut off while being written is passed over."""
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 record = json.loads(line)
@@ -82,17 +323,40 @@ def read_records(path: Path) -> Iterator[Record]:
                 yield record
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the name of a file to write in the place of `path`, which it becomes when the block ends.
+
+    If the block fails, `path` is as it was. Raises ConfigError for what cannot be written.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        yield part
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())  # some disks only say now that they are full
+        part.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise cannot_write(path, error) from None
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file, whole or not at all."""
+    with replacing(path) as part:
+        part.write_bytes(data)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write indented JSON, whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    part.replace(path)
+    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Write a table; cells with a comma are quoted."""
-
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows(rows)
+    """Write a table, whole or not at all; cells with a comma are quoted."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(header)
+    writer.writerows(rows)
+    write_bytes(path, text.getvalue().encode())

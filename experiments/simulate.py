@@ -6,7 +6,6 @@ Importing this loads neither torch nor the arena: the command line does so only 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from . import console
 from .errors import ConfigError
-from .results import RecordFile, read_records, write_csv, write_json
+from .results import RecordFile, Results, read_records, replacing, write_csv, write_json
 
 if TYPE_CHECKING:
     from ..peer.matched_store import MatchedStore
@@ -128,7 +127,7 @@ def expected_needs(config: Config) -> Needs:
 
 def simulate(
     simulation: Simulation,
-    out: Path,
+    results: Results,
     *,
     networks: bool = False,
     on_round: Callable[[Round], None] = lambda _: None,
@@ -139,8 +138,20 @@ def simulate(
     `networks` every peer's network is left as safetensors too. Stopped by Ctrl-C, the files hold what was
     computed until then, and KeyboardInterrupt goes on to the caller.
     """
-    # First, since it refuses what does not fit: until then nothing is written over.
+    # First, since it refuses what does not fit: until then no folder is taken.
     arena = simulation.arena()
+    with results.begun() as out:
+        return _simulate(simulation, arena, out, networks=networks, on_round=on_round)
+
+
+def _simulate(
+    simulation: Simulation,
+    arena: Arena,
+    out: Path,
+    *,
+    networks: bool,
+    on_round: Callable[[Round], None],
+) -> list[Path]:
     try:
         with RecordFile(out / "metrics.jsonl") as file:
             write_json(out / "config.json", simulation.config.model_dump(mode="json"))
@@ -163,10 +174,7 @@ def simulate(
         raise
     finally:
         written = summarise(out, simulation.config.name)
-        if arena.lockstep is None:
-            with suppress(OSError):
-                (out / "traffic.csv").unlink()  # an earlier run's
-        else:
+        if arena.lockstep is not None:
             from .virtual.wire import write_traffic
 
             written.append(write_traffic(out / "traffic.csv", arena.lockstep.counted()))
@@ -178,7 +186,8 @@ def save_networks(members: Sequence[Member], out: Path) -> list[Path]:
     files = []
     for member in members:
         files.append(out / f"peer-{member.name}.safetensors")
-        member.network.save(files[-1])
+        with replacing(files[-1]) as part:
+            member.network.save(part)
     return files
 
 

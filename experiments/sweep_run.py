@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import signal
@@ -15,8 +16,9 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 
+from . import console
 from .config import ConfigError
-from .results import Record, RecordFile, read_records
+from .results import Record, RecordFile, Results, read_records
 
 
 class Keyed(Protocol):
@@ -49,12 +51,23 @@ class Runs(Generic[C]):
 
     Interrupt it when you like, by Ctrl-C or by killing it: every finished run is in the file, and runs
     whose key is in the file are not run again. Records of other keys in the file are left alone.
+
+    earlier: files of other grids. Records that they have in common with this one are copied to its own
+        file; `copied` says how many, by file.
     """
 
-    def __init__(self, cells: Sequence[C], path: Path):
+    def __init__(self, cells: Sequence[C], path: Path, earlier: Sequence[Path] = ()):
         self._cells, self._path = list({cell.key: cell for cell in cells}.values()), path
         wanted = {cell.key for cell in cells}
         self._records = {r["key"]: r for r in read_records(path) if r.get("key") in wanted}
+        self._copies: list[Record] = []
+        self.copied: dict[Path, int] = {}
+        for file in earlier:
+            for record in read_records(file):
+                if (key := record.get("key")) in wanted and key not in self._records:
+                    self._records[key] = record
+                    self._copies.append(record)
+                    self.copied[file] = self.copied.get(file, 0) + 1
 
     def records(self) -> list[Record]:
         """What is finished, in the order of the cells."""
@@ -90,6 +103,8 @@ class Runs(Generic[C]):
             RecordFile(self._path, fresh=False) as file,
             closing(in_parallel(run, left, jobs or os.cpu_count() or 1)) as finished,
         ):
+            while self._copies:
+                file.write(self._copies.pop(0))
             for records in finished:
                 for record in records:
                     if record["key"] in self._records:
@@ -97,6 +112,20 @@ class Runs(Generic[C]):
                     self._records[record["key"]] = record
                     file.write(record)
                     on_record(record)
+
+
+@contextmanager
+def open_runs(results: Results, cells: Sequence[C]) -> Iterator[tuple[Path, Runs[C]]]:
+    """A folder for a grid of runs, and its runs: those of an unfinished grid of the same cells go on."""
+    keys = "\n".join(sorted({cell.key for cell in cells}))
+    with results.begun(hashlib.sha256(keys.encode()).hexdigest()[:16]) as folder:
+        runs = Runs(cells, folder / "runs.jsonl", [one / "runs.jsonl" for one in results.earlier()])
+        for file, count in runs.copied.items():
+            console.err.print(
+                f"{count} of {len(cells)} runs are copied from {file.parent}; --force runs them again",
+                soft_wrap=True,
+            )
+        yield folder, runs
 
 
 def in_parallel(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from math import isfinite, nan
 from pathlib import Path
@@ -22,16 +22,17 @@ from ..gossip.compress import Traffic
 from ..peer.broker import Broker
 from ..peer.errors import PeerError
 from ..peer.host import BrokerAddress
+from ..peer.record_file import RecordFile
 from ..peer.records import is_record, label
 from ..peer.signals import stop_signals
 from ..peer.swarm import LocalSwarm, SwarmSpec
 from . import console
 from .broker_password import broker_password
 from .build import Member, Swarm
-from .config import Config
+from .config import Config, ConfigError
 from .config_matching import without_networks
 from .live import plan, shared_owners
-from .results import RecordFile, read_records, write_json
+from .results import cannot_write, make_folder, read_records, write_json
 
 Record = dict[str, Any]
 
@@ -78,14 +79,24 @@ def run_live(
     *,
     source: str = "config",
     quiet: bool = False,
+    on_planned: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Run a config as a live swarm of processes and collect what it left in the folder."""
+    """Run a config as a live swarm of processes and collect what it left in the folder.
+
+    folder: new or empty, but for the keys in `trust`; peers would go on from another run's checkpoints.
+    on_planned: called when nothing can be wrong with the config any more, before the first file.
+
+    A disk without room for metrics does not end the peers: the swarm goes on to its end, and then raises
+    a ConfigError that says so.
+    """
     spec = plan(config, folder, broker, source)
-    _forget_old_run(spec)
-    write_json(folder / "config.json", config.model_dump(mode="json"))
+    on_planned()
+    if (folder / "config.json").exists():
+        raise ConfigError(f"{folder}: holds the results of another swarm; name another folder")
+    write_json(make_folder(folder) / "config.json", config.model_dump(mode="json"))
     events: list[str] = []
     board = Board(config, events)
-    with RecordFile(folder / "metrics.jsonl") as file:
+    with _MetricsFile(folder / "metrics.jsonl", events) as file:
 
         def record(values: Record) -> None:
             file.write(values)
@@ -102,7 +113,24 @@ def run_live(
             finally:
                 if not console.err.is_terminal:
                     console.err.print()  # the table's last line has no end there
-    return collect(config, spec, events)
+    outcome = collect(config, spec, events)
+    if file.failure is not None:
+        raise cannot_write(outcome.records, file.failure)
+    return outcome
+
+
+class _MetricsFile(RecordFile):
+    """The metrics of a swarm; the first failure to write them is an event among the others."""
+
+    def __init__(self, path: Path, events: list[str]):
+        self._events = events
+        super().__init__(path)
+
+    def _fail(self, error: OSError) -> None:
+        if self.failure is None:
+            why = error.strerror or str(error)
+            self._events.append(f"{self._path}: cannot be written: {why}; the peers go on")
+            self.failure = error
 
 
 async def _run(swarm: LocalSwarm, live: Live | None, board: Board) -> None:
@@ -185,13 +213,14 @@ class Board:
 def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:
     """Read what the peers left: networks, reports, metrics."""
     every = Swarm(without_networks(config)).members()
-    members = [m for m in every if _network(spec.folder, m).exists()]
+    reports = {member.name: _report(spec.folder, member) for member in every}
+    members = [m for m in every if reports[m.name] and _network(spec.folder, m).exists()]
     accuracy: dict[str, float] = {}
     weights: dict[str, list[float]] = {}
     traffic = Traffic()
     for member in members:
         member.network.load(_network(spec.folder, member))
-        report = json.loads((spec.folder / f"{member.name}.report.json").read_text("utf-8"))
+        report = reports[member.name]
         accuracy[member.name] = report["accuracy"]
         for counted in report["compression"].values():
             counted.pop("mean_distortion")
@@ -285,11 +314,9 @@ def _network(folder: Path, member: Member) -> Path:
     return folder / f"{member.name}.safetensors"
 
 
-def _forget_old_run(spec: SwarmSpec) -> None:
-    """Remove what a former run of the same folder left, checkpoints above all."""
-    spec.folder.mkdir(parents=True, exist_ok=True)
-    for peer in spec.peers:
-        for ending in ("checkpoint", "safetensors", "report.json", "jsonl"):
-            (spec.folder / f"{peer.name}.{ending}").unlink(missing_ok=True)
-    for log in spec.folder.glob("host-*.log"):
-        log.unlink()
+def _report(folder: Path, member: Member) -> Record:
+    """A peer's report; empty if it left none, or was killed while it wrote it."""
+    try:
+        return json.loads((folder / f"{member.name}.report.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}

@@ -18,9 +18,9 @@ from typing import Any
 from ..gossip import topics
 from ..gossip.chunks import HEADER_BYTES, MIN_LIMIT
 from ..gossip.transport import Transport
-from ..gossip.trust import Heard, Trusting
+from ..gossip.trust import Death, Heard, TrustError, Trusting
 from ..gossip.wire import SchemaEntry
-from .cards import Card, Phase, Status, read_death, read_status
+from .cards import Card, Phase, Status, read_status
 from .engine import Engine, View
 from .errors import NotSaved, PeerError, Replaced
 from .machine import Machine
@@ -530,8 +530,9 @@ class Link:
             self.own_status = dataclasses.replace(status, state=state)
 
     def _hear_own_death(self, payload: bytes) -> None:
-        notice = read_death(payload)
-        if notice is None:
+        try:
+            notice = Death.decode(payload)
+        except TrustError:
             return
         self.dead_session = notice.session
         if notice.session == self.session and self.born:

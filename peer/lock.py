@@ -1,7 +1,7 @@
-"""One running peer per checkpoint: an advisory lock on a file beside it.
+"""Advisory locks on files: one running peer per checkpoint, one running command per folder of results.
 
-The operating system drops the lock with the process that held it, however that ended, so that a crash
-never leaves one behind. Where it knows no such locks, nothing is locked.
+The operating system drops a lock with the process that held it, however that ended, so a crash never
+leaves one behind. Where it knows no such locks, nothing is locked.
 """
 
 from __future__ import annotations
@@ -23,34 +23,28 @@ else:
         fcntl = None
 
 
-class CheckpointLock:
-    """Held from `acquire` to `release`."""
+class FileLock:
+    """A lock that one process at a time holds, from `acquire` to `release`.
 
-    def __init__(self, checkpoint: Path):
-        self._checkpoint = checkpoint
-        self._path = checkpoint.with_name(checkpoint.name + ".lock")
+    path: the lock's own file, which is made when the lock is taken and removed when it is let go.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
         self._file: int | None = None
 
-    def acquire(self) -> None:
-        """Take the lock, or raise a PeerError if another peer holds it."""
+    def acquire(self) -> bool:
+        """Take the lock; False if somebody else holds it, OSError if its file cannot be made."""
         while self._file is None:
-            try:
-                file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-            except OSError as error:
-                raise PeerError(
-                    f"{self._checkpoint}: cannot be locked: {error.strerror}; give the peer a "
-                    "checkpoint in a folder that it may write to"
-                ) from None
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
             if not _lock(file):
                 os.close(file)
-                raise PeerError(
-                    f"{self._checkpoint}: another running peer uses this checkpoint; stop it, or give "
-                    "each peer its own file"
-                )
+                return False
             if _same(file, self._path):
                 self._file = file
             else:  # its last holder removed the file between our opening and our locking it
                 os.close(file)
+        return True
 
     def release(self) -> None:
         """Let go, and leave no file behind."""
@@ -59,6 +53,33 @@ class CheckpointLock:
             with contextlib.suppress(OSError):  # Windows removes no open file
                 self._path.unlink(missing_ok=True)
             os.close(file)
+
+
+class CheckpointLock:
+    """The lock of a checkpoint, on a file beside it. Held from `acquire` to `release`."""
+
+    def __init__(self, checkpoint: Path):
+        self._checkpoint = checkpoint
+        self._lock = FileLock(checkpoint.with_name(checkpoint.name + ".lock"))
+
+    def acquire(self) -> None:
+        """Take the lock, or raise a PeerError if another peer holds it."""
+        try:
+            taken = self._lock.acquire()
+        except OSError as error:
+            raise PeerError(
+                f"{self._checkpoint}: cannot be locked: {error.strerror}; give the peer a "
+                "checkpoint in a folder that it may write to"
+            ) from None
+        if not taken:
+            raise PeerError(
+                f"{self._checkpoint}: another running peer uses this checkpoint; stop it, or give "
+                "each peer its own file"
+            )
+
+    def release(self) -> None:
+        """Let go, and leave no file behind."""
+        self._lock.release()
 
 
 def _lock(file: int) -> bool:

@@ -13,22 +13,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from ..gossip.trust import Death, TrustError
 from ..gossip.wire import SchemaEntry, schema_difference
-from .cards import (
-    Card,
-    Death,
-    Phase,
-    State,
-    Statement,
-    Status,
-    read_card,
-    read_death,
-    read_status,
-)
+from .cards import Card, Phase, State, Statement, Status, read_card, read_status
 
 __all__ = [
     "Card",
-    "Death",
     "Event",
     "Gone",
     "Offline",
@@ -196,8 +186,9 @@ class Roster:
         """Take in a death notice: the session it names never comes back."""
         if peer == self.peer or not payload:
             return []
-        notice = read_death(payload)
-        if notice is None:
+        try:
+            notice = Death.decode(payload)
+        except TrustError:
             return self._unreadable(peer, "death notice")
         entry = self._entry(peer)
         entry.dead = notice.session

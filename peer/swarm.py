@@ -8,7 +8,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,7 +116,8 @@ class LocalSwarm:
         names = ", ".join(peer.name for peer in peers)
         folder = self.spec.folder
         path = folder / f"host-{index}.json"
-        HostSpec(self.spec.broker, str(folder), list(peers)).write(path)
+        with _writing(path):
+            HostSpec(self.spec.broker, str(folder), list(peers)).write(path)
         for attempt in range(self.spec.restarts + 1):
             code, last_line = await self._run_once(index, path)
             if code == ExitCode.FINISHED or self._stopping.is_set():
@@ -144,7 +146,9 @@ class LocalSwarm:
 
     async def _run_once(self, index: int, path: Path) -> tuple[int, str]:
         log = path.with_suffix(".log")
-        with log.open("ab") as output:
+        with _writing(log):
+            output = log.open("ab")
+        with output:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "gossamer.peer", str(path), WITH_PARENT,
                 stdin=asyncio.subprocess.PIPE, stdout=output, stderr=output,
@@ -198,6 +202,17 @@ class LocalSwarm:
                 process.kill()
                 await process.wait()
             _let_go(process)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn a file that cannot be written into a PeerError."""
+    try:
+        yield
+    except OSError as error:
+        raise PeerError(
+            f"{path}: cannot be written: {error.strerror or error}; make room and run again"
+        ) from None
 
 
 def _let_go(process: asyncio.subprocess.Process) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .. import console
 from ..config import ConfigError
-from ..results import write_json
+from ..results import Results, write_json
 from .arena import arena
 from .codec import codec
 from .harness import HEADER, Row, cells
@@ -35,15 +35,15 @@ BENCHMARKS: Mapping[str, Callable[[], list[Row]]] = {
     "virtual": virtual,
     "trust": trust,
 }
-RESULTS = Path("results/bench.json")
+PLACE = Path("results/bench")
 
 
 def run_benchmarks(
-    names: Sequence[str] | None = None,
-    path: Path = RESULTS,
+    names: Sequence[str] | None,
+    results: Results,
     benchmarks: Mapping[str, Callable[[], list[Row]]] = BENCHMARKS,
 ) -> list[Row]:
-    """Run the named benchmarks (all, if None), print their table and write their rows to `path`."""
+    """Run the named benchmarks (all, if None), print their table and leave their rows in bench.json."""
     wanted = list(benchmarks) if names is None else list(names)
     if unknown := [name for name in wanted if name not in benchmarks]:
         raise ConfigError(
@@ -55,17 +55,18 @@ def run_benchmarks(
         console.err.print(f"benchmark {name} …")
         rows += benchmarks[name]()
     console.table("benchmarks", HEADER, [cells(row) for row in rows])
-    path.parent.mkdir(parents=True, exist_ok=True)
     machine = {
         "processors": os.cpu_count(),
         "load_before": load,
         "python": platform.python_version(),
     }
-    write_json(path, {"machine": machine, "rows": [row.record() for row in rows]})
+    with results.begun() as folder:
+        path = folder / "bench.json"
+        write_json(path, {"machine": machine, "rows": [row.record() for row in rows]})
     console.wrote([path])
     return rows
 
 
 def main_bench(only: list[str] | None = None) -> None:
     """The command: run, print, write. A missed claim is shown, and is no error."""
-    run_benchmarks(only or None)
+    run_benchmarks(only or None, Results(PLACE, "bench"))

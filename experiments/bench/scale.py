@@ -20,14 +20,14 @@ from ...models import SgdLearner, SlicedNetwork, mlp
 from ..arena import Arena, ExactMean, Gossip
 from ..arena.memory import amount, peak_memory
 from ..data import DataError, load
-from ..results import RecordFile, read_records
+from ..results import RecordFile, Results, read_records
 from .harness import Row
 
 SIZES = {"small": (16, 64, 256, 1024, 4096, 10_000), "large": (16, 64, 256, 1000)}
 ROUNDS = 8
 OWN = 60
 """Samples that each peer holds."""
-RESULTS = Path("results/scale")
+PLACE = Path("results/scale")
 TITLES = {
     "small": "64=32=10, digits, push-sum on a 4-regular graph",
     "large": "784=300=100=10, MNIST, exact average at level 80",
@@ -118,19 +118,21 @@ def scale() -> list[Row]:
     from .. import console
 
     rows: list[Row] = []
-    with RecordFile(RESULTS / "sizes.jsonl") as file:
-        for kind, sizes in SIZES.items():
-            try:
-                load("digits" if kind == "small" else "mnist")
-            except DataError as error:
-                rows.append(Row(f"peers of {TITLES[kind]}", "s", None, None, None, note=str(error)))
-                continue
-            for peers in sizes:
-                size = _apart(kind, peers)
-                file.write(asdict(size))
-                console.err.print(describe(size), soft_wrap=True)
-                rows.append(_row(size))
-    console.wrote(draw(RESULTS))
+    with Results(PLACE, "bench scale").begun() as folder:
+        with RecordFile(folder / "sizes.jsonl") as file:
+            for kind, sizes in SIZES.items():
+                try:
+                    load("digits" if kind == "small" else "mnist")
+                except DataError as error:
+                    title = f"peers of {TITLES[kind]}"
+                    rows.append(Row(title, "s", None, None, None, note=str(error)))
+                    continue
+                for peers in sizes:
+                    size = _apart(kind, peers)
+                    file.write(asdict(size))
+                    console.err.print(describe(size), soft_wrap=True)
+                    rows.append(_row(size))
+        console.wrote(draw(folder))
     return rows
 
 

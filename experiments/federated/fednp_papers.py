@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from .. import console
-from ..results import Record
+from ..results import Record, Results
 
 Rows = list[list[str]]
 
@@ -56,11 +56,11 @@ FEDERATED_STUDIES: Mapping[str, FederatedStudy] = MappingProxyType(
 )  # fmt: skip
 
 
-def paper_federated(name: str, *, runs: int | None, out: Path | None) -> None:
+def paper_federated(name: str, *, runs: int | None, results: Results) -> None:
     """The command behind `gossamer paper NAME` for these studies."""
     study = FEDERATED_STUDIES[name]
-    folder, seeds = out or Path("results/paper") / name, runs or study.seeds
-    with console.progress("runs") as bar:
+    seeds = runs or study.seeds
+    with results.begun() as folder, console.progress("runs") as bar:
         task = bar.add_task(name, total=seeds * study.steps, latest="")
         rows, files = study.run(
             folder,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from .. import console
 from ..config import ConfigError
-from ..results import Record
-from ..sweep_run import Runs
+from ..results import Record, Results
+from ..sweep_run import open_runs
 from .report import show, write_report
 from .studies import FUSION_STUDIES
 from .study import FusionStudy, run_all
@@ -15,7 +15,7 @@ from .study import FusionStudy, run_all
 
 def run_fusion_study(
     study: FusionStudy,
-    out: Path,
+    results: Results,
     *,
     full: bool,
     seeds: int | None = None,
@@ -33,22 +33,23 @@ def run_fusion_study(
         raise ConfigError(
             f"{study.name} has no panel {unknown[0]!r}; panels are {', '.join(map(repr, panels))}"
         )
-    grid = Runs([run for run in runs if not only or run.panel in only], out / "runs.jsonl")
+    chosen = [run for run in runs if not only or run.panel in only]
     files: list[Path] = []
-    try:
-        with console.progress("runs") as bar:
-            task = bar.add_task(study.name, total=None, latest="")
-            grid.go(
-                run_all,
-                jobs=jobs,
-                on_start=lambda done, total: bar.update(task, completed=done, total=total),
-                on_record=lambda record: bar.update(
-                    task, advance=1, latest=f"{record['panel']}, seed {record['seed']}"
-                ),
-            )
-    finally:
-        if records := grid.records():
-            files = write_report(study, records, out, full=full)
+    with open_runs(results, chosen) as (out, grid):
+        try:
+            with console.progress("runs") as bar:
+                task = bar.add_task(study.name, total=None, latest="")
+                grid.go(
+                    run_all,
+                    jobs=jobs,
+                    on_start=lambda done, total: bar.update(task, completed=done, total=total),
+                    on_record=lambda record: bar.update(
+                        task, advance=1, latest=f"{record['panel']}, seed {record['seed']}"
+                    ),
+                )
+        finally:
+            if records := grid.records():
+                files = write_report(study, records, out, full=full)
     return records, files
 
 
@@ -59,10 +60,12 @@ def paper_fusion(
     runs: int | None,
     jobs: int | None,
     only: list[str] | None,
-    out: Path,
+    results: Results,
 ) -> None:
     """The command behind `gossamer paper NAME` for the studies of matching."""
     study = FUSION_STUDIES[name]
-    records, files = run_fusion_study(study, out, full=not quick, seeds=runs, jobs=jobs, only=only)
+    records, files = run_fusion_study(
+        study, results, full=not quick, seeds=runs, jobs=jobs, only=only
+    )
     show(study, records)
-    console.wrote([out / "runs.jsonl", *files])
+    console.wrote([results.folder / "runs.jsonl", *files])

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from ...models import LAYER_ORDER, ModelError
 from ...models.matching import Chain
+from ..results import find_run, replacing
 from .order import layer_order
 
 
@@ -65,13 +66,15 @@ def read_network(path: Path, order: Sequence[str] | None = None) -> NetworkFile:
 def network_files(paths: Sequence[Path], out: Path) -> list[Path]:
     """Files as they are, and of every folder the networks in it, by number or name; never `out` itself.
 
-    A folder is what a swarm left behind: one safetensors file per peer that finished.
+    A folder is what a swarm left behind: one safetensors file per peer that finished. Of a folder with
+    several runs, it is the latest.
     """
     found: list[Path] = []
     for path in paths:
         if not path.is_dir():
             found.append(path)
             continue
+        path = find_run(path)
         inside = [each for each in path.glob("*.safetensors") if each.resolve() != out.resolve()]
         if not inside:
             why = "; its peers have not finished" if any(path.glob("*.checkpoint")) else ""
@@ -102,12 +105,8 @@ def write_network(path: Path, chain: Chain, dtype: torch.dtype, metadata: dict[s
         name: torch.from_numpy(np.ascontiguousarray(value)).to(dtype)
         for name, value in chain.state(np.float64).items()
     }
-    part = path.with_name(path.name + ".part")
-    try:
+    with replacing(path) as part:
         save_file(state, part, {**metadata, LAYER_ORDER: json.dumps(list(state))})
-        part.replace(path)
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def model_groups(networks: Sequence[NetworkFile]) -> list[list[np.ndarray]]:

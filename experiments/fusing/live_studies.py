@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import console
-from ..results import make_folder
+from ..results import Results, make_folder
 from ..watch import broker_for, run_live
 from . import newcomers, widths
 
@@ -67,7 +67,7 @@ LIVE_STUDIES: dict[str, LiveStudy] = {
 }
 
 
-def paper_live(name: str, out: Path) -> None:
+def paper_live(name: str, results: Results) -> None:
     """The command behind `gossamer paper NAME` for these."""
-    make_folder(out)
-    console.wrote(LIVE_STUDIES[name].run(out))
+    with results.begun() as folder:
+        console.wrote(LIVE_STUDIES[name].run(folder))

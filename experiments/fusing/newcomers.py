@@ -22,13 +22,14 @@ import numpy as np
 from ...models import Learner
 from ...peer.errors import PeerError
 from ...peer.host import BrokerAddress
+from ...peer.record_file import RecordFile
 from ...peer.swarm import LocalSwarm, SwarmSpec
 from ..arena import Arena
 from ..build import Swarm
 from ..config import Config, Data, Gossip, Model, Network, Training
 from ..entry import make_learner
 from ..live import plan
-from ..results import Record, RecordFile, make_folder, read_records, write_csv
+from ..results import Record, cannot_write, make_folder, read_records, replacing, write_csv
 
 FOUNDERS, NEWCOMERS = 4, 4
 KINDS = ("align", "none")
@@ -86,7 +87,8 @@ def train_before(out: Path, sizes: Sizes, seed: int = 0) -> list[Path]:
         member.learner.train(sizes.apart)
     files = [out / f"{member.name}.safetensors" for member in members]
     for member, file in zip(members, files, strict=True):
-        member.network.save(file)
+        with replacing(file) as part:
+            member.network.save(part)
     return files
 
 
@@ -140,7 +142,7 @@ def run_newcomers(
     spec = spec_of(newcomers_config(matching, sizes, seed), sizes, networks, folder, broker)
     reached: dict[str, int] = {}
     metrics = folder / "metrics.jsonl"
-    with RecordFile(metrics) as file:
+    with RecordFile(metrics, fresh=True) as file:
 
         def record(values: Record) -> None:
             file.write(values)
@@ -151,6 +153,8 @@ def run_newcomers(
                 go.touch()
 
         asyncio.run(LocalSwarm(spec, on_record=record).run())
+    if file.failure is not None:  # the peers went on to their end all the same
+        raise cannot_write(metrics, file.failure)
     return metrics
 
 

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..figures import draw_lines
-from ..results import Record, write_csv, write_json
+from ..results import Record, Results, write_csv, write_json
 from ..sweep_outcome import stackable
-from ..sweep_run import Runs
+from ..sweep_run import open_runs
 from .study import Cell, Point, Study, lines, points, run_cells
 
 
 def run_study(
     study: Study,
-    out: Path,
+    results: Results,
     *,
     quick: bool,
     runs: int | None = None,
@@ -23,19 +23,19 @@ def run_study(
     on_start: Callable[[int, int], None] = lambda done, total: None,
     on_record: Callable[[Record], None] = lambda _: None,
 ) -> tuple[list[Point], list[Path]]:
-    """Run what is not yet in `out`/runs.jsonl, then draw all of it.
+    """Run what no earlier call at the same place has run, then draw all of it.
 
     Interrupt it when you like: finished runs are kept and the next call goes on from there. `select`
     leaves out cells of the grid; `jobs` is the number of worker processes (default: one per core).
     """
     seeds = range(runs or (study.quick_runs if quick else study.runs))
     cells = [cell for seed in seeds for cell in study.cells(quick, seed) if select(cell)]
-    grid = Runs(cells, out / "runs.jsonl")
-    try:
-        grid.go(run_cells, batches=stackable, jobs=jobs, on_start=on_start, on_record=on_record)
-    finally:
-        summary = points(grid.records())
-        files = _report(study, summary, out, quick=quick) if summary else []
+    with open_runs(results, cells) as (out, grid):
+        try:
+            grid.go(run_cells, batches=stackable, jobs=jobs, on_start=on_start, on_record=on_record)
+        finally:
+            summary = points(grid.records())
+            files = _report(study, summary, out, quick=quick) if summary else []
     return summary, files
 
 

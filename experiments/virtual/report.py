@@ -12,7 +12,7 @@ from typing import Any
 
 from ..config import Config
 from ..config_needs import heed
-from ..results import RecordFile, read_records, write_csv, write_json
+from ..results import RecordFile, Results, read_records, write_csv, write_json
 from ..simulate import save_networks
 from .learning import LearningSwarm, Reading
 from .standing import RULE, Lives, Test, lives_of, read_lives, standing, write_lives
@@ -23,7 +23,7 @@ _MARKS = 100  # moments at which a curve is drawn
 
 def simulate_in_time(
     config: Config,
-    out: Path,
+    results: Results,
     source: str = "config",
     *,
     networks: bool = False,
@@ -38,7 +38,7 @@ def simulate_in_time(
     summary.csv, accuracy.png / .svg, and traffic.csv: for each shared model the bytes of values that were
     sent, and what compression and skipped pushes saved. With `networks` every peer's network is left as
     safetensors too. Stopped by Ctrl-C, the files hold what there was until then; a config that cannot be
-    run leaves earlier results as they are.
+    run takes no folder.
 
     on_mean: called about a hundred times, and at the end, with what the peers that are there have.
     """
@@ -66,25 +66,26 @@ def simulate_in_time(
             on_mean(Mean.of(tests, lives, tested.time))
 
     heed(config, "virtual", source)
-    # First, since it finds what is wrong with the config: until then nothing is written over.
+    # First, since it finds what is wrong with the config: until then no folder is taken.
     swarm = LearningSwarm(config, source, threads=threads, on_test=note)
     names = [member.name for member in swarm.members]
     lives = lives_of(swarm.world, names)
-    with RecordFile(out / "metrics.jsonl") as file:
-        on_start(swarm.seconds)
-        write_json(out / "config.json", config.model_dump(mode="json"))
-        write_lives(out / "presence.csv", lives)
-        try:
-            swarm.run()
-            on_mean(Mean.of(tests, lives, swarm.seconds))
-        except KeyboardInterrupt:
-            swarm.stop()
-            if networks:
-                save_networks(swarm.members, out)
-            raise
-        finally:
-            written = [*summarise(out, config.name), _traffic(swarm, out / "traffic.csv")]
-    return [*written, *(save_networks(swarm.members, out) if networks else [])]
+    with results.begun() as out:
+        with RecordFile(out / "metrics.jsonl") as file:
+            on_start(swarm.seconds)
+            write_json(out / "config.json", config.model_dump(mode="json"))
+            write_lives(out / "presence.csv", lives)
+            try:
+                swarm.run()
+                on_mean(Mean.of(tests, lives, swarm.seconds))
+            except KeyboardInterrupt:
+                swarm.stop()
+                if networks:
+                    save_networks(swarm.members, out)
+                raise
+            finally:
+                written = [*summarise(out, config.name), _traffic(swarm, out / "traffic.csv")]
+        return [*written, *(save_networks(swarm.members, out) if networks else [])]
 
 
 @dataclass(frozen=True)

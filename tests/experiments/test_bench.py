@@ -20,6 +20,7 @@ from gossamer.experiments.bench.gate import READY, Gates, say_through, wait_for_
 from gossamer.experiments.bench.memory import rss
 from gossamer.experiments.bench.throughput import VALUE_BYTES, Traffic, compare
 from gossamer.experiments.config import ConfigError
+from gossamer.experiments.results import Results
 from gossamer.peer.broker import find_mosquitto
 
 
@@ -63,11 +64,11 @@ def test_without_a_claim_or_a_figure_nothing_is_met() -> None:
 
 
 def test_rows_are_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "deep" / "bench.json"
+    results = Results(tmp_path / "deep", "bench", exact=True)
     rows = [Row("good", "s", 2.0, 1.0, 2.0, 1.5), Row("bad", "s", 1.0, 1.0, 1.0, 1.5)]
     known = {"two": lambda: rows, "other": lambda: pytest.fail("it was not asked for")}
-    assert run_benchmarks(["two"], path, known) == rows
-    written = json.loads(path.read_text("utf-8"))
+    assert run_benchmarks(["two"], results, known) == rows
+    written = json.loads((tmp_path / "deep" / "bench.json").read_text("utf-8"))
     assert [(row["name"], row["met"]) for row in written["rows"]] == [
         ("good", True),
         ("bad", False),
@@ -79,8 +80,8 @@ def test_rows_are_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_an_unknown_benchmark_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'speed'; there are codec"):
-        run_benchmarks(["speed"], tmp_path / "bench.json", {"codec": codec})
-    assert not (tmp_path / "bench.json").exists()
+        run_benchmarks(["speed"], Results(tmp_path, "bench"), {"codec": codec})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_codec_is_measured() -> None:

@@ -178,7 +178,7 @@ def test_papers_are_listed_as_they_call_themselves() -> None:
     assert {name: (one.section, one.title, one.run) for name, one in listed.items()} == wanted
     for one in (*listed.values(), own):
         function = pkgutil.resolve_name(f"gossamer.experiments{one.run}")
-        assert set(inspect.signature(function).parameters) == {"name", "out", *one.takes}
+        assert set(inspect.signature(function).parameters) == {"name", "results", *one.takes}
 
 
 @pytest.mark.parametrize(

@@ -324,10 +324,12 @@ def in_this_process(monkeypatch):
 def test_the_command_leaves_curves_a_summary_and_a_picture_and_resumes(command, tmp_path):
     result = command("small.toml", "--jobs", "1", "--only", "fedavg", "--only", "local")
     assert result.code == 0, result.err
-    folder = tmp_path / "results" / "compare" / "small"
-    assert len(list(read_records(folder / "runs.jsonl"))) == 4
+    place = tmp_path / "results" / "compare" / "small"
+    assert len(list(read_records(place / "001" / "runs.jsonl"))) == 4
     result = command("small.toml", "--jobs", "1")  # the rest of it
     assert result.code == 0, result.err
+    assert "4 of 6 runs are copied from results/compare/small/001" in result.err
+    folder = place / "002"
     records = list(read_records(folder / "runs.jsonl"))
     keys = {cell.key for cell in cells_of(load_comparison(tmp_path / "small.toml"))}
     assert len(records) == 6

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cli_kit import Result, runner
+from results_kit import at
 
 from gossamer.experiments import console
 from gossamer.experiments.config import Config, ConfigError, parse_config
@@ -227,7 +228,7 @@ def test_a_config_of_another_kind_of_run_is_refused(run: Run, tmp_path: Path) ->
         if run == "lockstep":
             Simulation.of(config, "mine.toml")
         elif run == "virtual":
-            simulate_in_time(config, tmp_path, "mine.toml")
+            simulate_in_time(config, at(tmp_path), "mine.toml")
         else:
             plan(config, tmp_path, BrokerAddress("mqtt://127.0.0.1"), "mine.toml")
 

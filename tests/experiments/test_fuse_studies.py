@@ -30,6 +30,7 @@ from gossamer.experiments.fusing.study import (
     marks,
     run_all,
 )
+from gossamer.experiments.results import Results
 from gossamer.models import ModelError
 from gossamer.models.matching import match
 
@@ -180,14 +181,14 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
 def test_a_study_goes_on_where_it_stopped(
     tmp_path: Path, ran: list[Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    records, files = run_fusion_study(TINY, tmp_path, full=False, seeds=1)
+    records, files = run_fusion_study(TINY, Results(tmp_path, "paper tiny"), full=False, seeds=1)
     assert len(records) == len(ran) == 4
-    records, files = run_fusion_study(TINY, tmp_path, full=False)
+    records, files = run_fusion_study(TINY, Results(tmp_path, "paper tiny"), full=False)
     assert len(records) == len(ran) == 8  # the four of the first seed were not run again
     names = {file.name for file in files}
     assert {"summary.csv", "differences.csv", "figure-left-accuracy.png"} <= names
     assert all(file.exists() for file in files)
-    with (tmp_path / "summary.csv").open() as file:
+    with (tmp_path / "latest" / "summary.csv").open() as file:
         rows = list(csv.DictReader(file))
     first = rows[0]
     assert (first["panel"], first["peers"], first["method"], first["seeds"]) == (
@@ -201,10 +202,10 @@ def test_a_study_goes_on_where_it_stopped(
 
 
 def test_only_one_panel_can_be_asked_for(tmp_path: Path, ran: list[Run]) -> None:
-    run_fusion_study(TINY, tmp_path, full=False, seeds=1, only=["right"])
+    run_fusion_study(TINY, Results(tmp_path, "paper tiny"), full=False, seeds=1, only=["right"])
     assert {run.panel for run in ran} == {"right"}
     with pytest.raises(ConfigError, match="no panel 'middle'; panels are 'left', 'right'"):
-        run_fusion_study(TINY, tmp_path, full=False, only=["middle"])
+        run_fusion_study(TINY, Results(tmp_path, "paper tiny"), full=False, only=["middle"])
 
 
 def record(seed: int, **accuracies: float) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from results_kit import at
 
 from gossamer.experiments.arena import Round
 from gossamer.experiments.config import parse_config
@@ -155,7 +156,7 @@ def test_interrupted_networks_come_home_too(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        simulate(simulation(), tmp_path, networks=True, on_round=stop)
+        simulate(simulation(), at(tmp_path), networks=True, on_round=stop)
     whole = simulation(rounds=2)
     list(whole.rounds())
     for member, fresh in zip(whole.members, simulation().members, strict=True):
@@ -166,7 +167,7 @@ def test_interrupted_networks_come_home_too(tmp_path: Path) -> None:
 def test_what_does_not_fit_leaves_earlier_results_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulate(simulation(), tmp_path)
+    simulate(simulation(), at(tmp_path))
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     refused = simulation()
 
@@ -175,5 +176,5 @@ def test_what_does_not_fit_leaves_earlier_results_alone(
 
     monkeypatch.setattr(Simulation, "arena", refuse)
     with pytest.raises(ModelError):
-        simulate(refused, tmp_path)
+        simulate(refused, at(tmp_path, force=True))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

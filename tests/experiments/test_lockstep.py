@@ -10,6 +10,7 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
+from results_kit import at
 
 from gossamer.experiments.arena import Arena, ExactMean, Gossip
 from gossamer.experiments.build import Swarm
@@ -203,7 +204,7 @@ def test_int8_learns_like_its_plain_twin_with_a_quarter_of_the_bytes(tmp_path: P
             gossip={"mode": "rounds", "exchanges": 2, **knobs},
         )  # fmt: skip
         rounds: list[Any] = []
-        files = simulate(Simulation.of(settings), tmp_path / name, on_round=rounds.append)
+        files = simulate(Simulation.of(settings), at(tmp_path / name), on_round=rounds.append)
         accuracy[name] = rounds[-1].accuracy
         assert (tmp_path / name / "traffic.csv" in files) == bool(knobs)
         assert accuracy[name] == pytest.approx(outcome(settings).accuracy)  # in a sweep too
@@ -218,14 +219,14 @@ def test_int8_learns_like_its_plain_twin_with_a_quarter_of_the_bytes(tmp_path: P
 def test_bytes_of_an_earlier_run_do_not_stay(tmp_path: Path) -> None:
     for knobs in ({"compress": "int8"}, {}):
         settings = config(rounds=1, topology="ring", gossip={"mode": "rounds", **knobs})
-        simulate(Simulation.of(settings), tmp_path)
+        simulate(Simulation.of(settings), at(tmp_path, force=True))
         assert (tmp_path / "traffic.csv").exists() == bool(knobs)
 
 
 def test_what_hardly_moves_is_not_pushed(tmp_path: Path) -> None:
     for drift, skips in ((1e-9, False), (10.0, True)):
         settings = config(topology="ring", rounds=5, gossip={"drift": drift})
-        simulate(Simulation.of(settings), tmp_path / f"{drift}")
+        simulate(Simulation.of(settings), at(tmp_path / f"{drift}"))
         counted = traffic(tmp_path / f"{drift}")
         assert (int(counted["skipped"]) > 0) == skips
         assert int(counted["plain_bytes"]) == 5 * 2 * 4 * 2 * 4 * plain_size(settings)

@@ -252,8 +252,11 @@ def test_a_config_of_the_other_kind_is_recognised(
 def test_a_config_without_keys_says_so(
     gossamer: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def enough(*_: object, **__: object) -> None:
+        raise ConfigError("enough")
+
     (tmp_path / "empty.toml").write_text("")
-    monkeypatch.setattr("gossamer.experiments.cli.simulate", lambda *_, **__: [])
+    monkeypatch.setattr("gossamer.experiments.cli.simulate", enough)
     said = "has no keys, so all are at their defaults: 16 peers of 64=32=10 on digits"
     assert f"empty.toml: {said}" in gossamer("simulate", "empty.toml").err
     assert said not in gossamer("simulate", "tiny.toml").err

@@ -184,11 +184,13 @@ def test_the_command_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     here = lambda work, batches, jobs: (work(batch, 1) for batch in batches)  # noqa: E731
     monkeypatch.setattr(sweep_run, "in_parallel", here)
     gossamer = cli_kit.runner(tmp_path, monkeypatch, capsys, "paper", "networks-cifar")
-    options = ("--quick", "--runs", "1", "--jobs", "1", "-o", "here")
+    options = ("--quick", "--runs", "1", "--jobs", "1")
     first = gossamer(*options, "--only", "local")
     assert first.code == 0, first.err
     again = gossamer(*options, "--only", "local", "--only", "full averaging")
-    lines = (tmp_path / "here" / "runs.jsonl").read_text("utf-8").splitlines()
+    assert again.code == 0, again.err
+    folder = tmp_path / "results" / "paper" / "networks-cifar-quick" / "002"
+    lines = (folder / "runs.jsonl").read_text("utf-8").splitlines()
     assert [json.loads(line)["scheme"] for line in lines] == ["local", "full averaging"]
     assert "full averaging" in again.out
     assert "figure.png" in again.out

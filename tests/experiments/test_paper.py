@@ -16,7 +16,7 @@ from gossamer.experiments.build import Swarm
 from gossamer.experiments.config import Config, Data, Model, Network, Training
 from gossamer.experiments.paper import STUDIES, Cell, Study, run_study, runner
 from gossamer.experiments.paper.study import lines, points, run_cell
-from gossamer.experiments.results import read_records
+from gossamer.experiments.results import Results, find_run, read_records
 from gossamer.experiments.simulate import Simulation
 from gossamer.experiments.sweep_outcome import stackable
 
@@ -74,7 +74,11 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
 
 
 def keys(path: Path) -> list[str]:
-    return [record["key"] for record in read_records(path / "runs.jsonl")]
+    return [record["key"] for record in read_records(find_run(path) / "runs.jsonl")]
+
+
+def results(path: Path) -> Results:
+    return Results(path, "paper tiny")
 
 
 def test_quintiles_are_the_two_fifths_and_three_fifths_quantiles() -> None:
@@ -109,14 +113,14 @@ def test_a_run_is_the_mean_over_peers_after_the_last_round() -> None:
 
 
 def test_files_and_summary(tmp_path: Path, ran: list[Cell]) -> None:
-    summary, files = run_study(TINY, tmp_path, quick=True)
+    summary, files = run_study(TINY, results(tmp_path), quick=True)
     assert {file.name for file in files} == {"summary.csv", "figure.png", "figure.svg"}
     assert all(file.exists() for file in files)
     assert len(ran) == len(keys(tmp_path)) == 2 * 4  # seeds × cells
     assert [(p.line, p.x, p.runs) for p in summary] == [
         (line, x, 2) for line in ("slow", "fast") for x in (0, 3)
     ]
-    with (tmp_path / "summary.csv").open(newline="") as file:
+    with (tmp_path / "latest" / "summary.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
     assert header == [
         *("speed", "level", "runs", "median", "second quintile", "third quintile", "mean")
@@ -125,22 +129,25 @@ def test_files_and_summary(tmp_path: Path, ran: list[Cell]) -> None:
     assert [row[3:] for row in rows] == [
         [f"{value:.4f}" for value in (p.median, p.low, p.high, p.mean)] for p in summary
     ]
-    assert "median of 2 runs" in (tmp_path / "figure.svg").read_text()
-    assert json.loads((tmp_path / "study.json").read_text())["quick"] is True
+    assert "median of 2 runs" in (tmp_path / "latest" / "figure.svg").read_text()
+    assert json.loads((tmp_path / "latest" / "study.json").read_text())["quick"] is True
 
 
 def test_finished_runs_are_not_run_again(tmp_path: Path, ran: list[Cell]) -> None:
-    first, _ = run_study(TINY, tmp_path, quick=True)
+    first, _ = run_study(TINY, results(tmp_path), quick=True)
     ran.clear()
     started: list[tuple[int, int]] = []
     again, files = run_study(
-        TINY, tmp_path, quick=True, on_start=lambda done, total: started.append((done, total))
+        TINY,
+        results(tmp_path),
+        quick=True,
+        on_start=lambda done, total: started.append((done, total)),
     )
     assert ran == []
     assert started == [(8, 8)]
     assert again == first
     assert all(file.exists() for file in files)
-    run_study(TINY, tmp_path, quick=True, runs=3)
+    run_study(TINY, results(tmp_path), quick=True, runs=3)
     assert {cell.config.seed for cell in ran} == {2}
     assert len(keys(tmp_path)) == len(set(keys(tmp_path))) == 12
 
@@ -153,17 +160,17 @@ def test_interrupted_it_reports_what_there_is_and_goes_on_from_there(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_study(TINY, tmp_path, quick=True, on_record=stop)
+        run_study(TINY, results(tmp_path), quick=True, on_record=stop)
     assert len(keys(tmp_path)) == 3
-    assert (tmp_path / "figure.png").exists()
-    assert len((tmp_path / "summary.csv").read_text().splitlines()) == 1 + 3
+    assert (tmp_path / "latest" / "figure.png").exists()
+    assert len((tmp_path / "latest" / "summary.csv").read_text().splitlines()) == 1 + 3
     ran.clear()
-    run_study(TINY, tmp_path, quick=True)
+    run_study(TINY, results(tmp_path), quick=True)
     assert len(ran) == 5
 
 
 def test_a_changed_setting_is_another_run(tmp_path: Path, ran: list[Cell]) -> None:
-    run_study(TINY, tmp_path, quick=True)
+    run_study(TINY, results(tmp_path), quick=True)
     ran.clear()
 
     def longer(quick: bool, seed: int) -> list[Cell]:
@@ -173,13 +180,15 @@ def test_a_changed_setting_is_another_run(tmp_path: Path, ran: list[Cell]) -> No
         ]
 
     changed = Study(**(vars(TINY) | {"cells": longer}))
-    summary, _ = run_study(changed, tmp_path, quick=True)
+    summary, _ = run_study(changed, results(tmp_path), quick=True)
     assert len(ran) == 8
     assert all(point.runs == 2 for point in summary)  # the old ones are not mixed in
 
 
 def test_select_leaves_lines_out(tmp_path: Path, ran: list[Cell]) -> None:
-    summary, _ = run_study(TINY, tmp_path, quick=True, select=lambda cell: cell.line == "fast")
+    summary, _ = run_study(
+        TINY, results(tmp_path), quick=True, select=lambda cell: cell.line == "fast"
+    )
     assert {point.line for point in summary} == {cell.line for cell in ran} == {"fast"}
 
 
@@ -187,7 +196,7 @@ def test_worker_processes_get_the_same_numbers(tmp_path: Path) -> None:
     found: list[dict[str, Any]] = []
     run_study(
         TINY,
-        tmp_path,
+        results(tmp_path),
         quick=True,
         runs=1,
         jobs=1,

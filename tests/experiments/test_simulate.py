@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from results_kit import at
 
 from gossamer.experiments.arena import Round
 from gossamer.experiments.config import parse_config
@@ -35,12 +36,13 @@ def simulation(**table: Any) -> Simulation:
 def test_files(tmp_path: Path) -> None:
     made = simulation()
     seen: list[Round] = []
-    files = simulate(made, tmp_path, on_round=seen.append)
+    files = simulate(made, at(tmp_path), on_round=seen.append)
     assert {file.name for file in files} == {"summary.csv", "accuracy.png", "accuracy.svg"}
     assert {file.name for file in tmp_path.iterdir()} == {
         *(file.name for file in files),
         "config.json",
         "metrics.jsonl",
+        "run.json",
     }
     assert parse_config(json.loads((tmp_path / "config.json").read_text())) == made.config
     records = list(read_records(tmp_path / "metrics.jsonl"))
@@ -58,12 +60,13 @@ def test_files(tmp_path: Path) -> None:
 
 def test_one_seed_the_same_bytes_another_seed_others(tmp_path: Path) -> None:
     def run(name: str, seed: int) -> list[bytes]:
-        simulate(simulation(seed=seed), tmp_path / name)
+        simulate(simulation(seed=seed), at(tmp_path / name))
         names = ("metrics.jsonl", "summary.csv", "accuracy.svg")
         return [(tmp_path / name / file).read_bytes() for file in names]
 
-    assert run("first", 1) == run("second", 1)
-    assert run("first", 1)[0] != run("third", 2)[0]
+    first = run("first", 1)
+    assert first == run("second", 1)
+    assert first[0] != run("third", 2)[0]
 
 
 def test_interrupted_keeps_what_was_computed(tmp_path: Path) -> None:
@@ -72,7 +75,7 @@ def test_interrupted_keeps_what_was_computed(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        simulate(simulation(), tmp_path, on_round=stop)
+        simulate(simulation(), at(tmp_path), on_round=stop)
     assert {r["round"] for r in read_records(tmp_path / "metrics.jsonl")} == {1, 2}
     assert len((tmp_path / "summary.csv").read_text().splitlines()) == 1 + 3
     assert (tmp_path / "accuracy.png").stat().st_size > 1000
@@ -80,13 +83,13 @@ def test_interrupted_keeps_what_was_computed(tmp_path: Path) -> None:
 
 
 def test_rounds_that_were_not_tested_leave_no_metrics(tmp_path: Path) -> None:
-    simulate(simulation(rounds=5, test_every=2), tmp_path)
+    simulate(simulation(rounds=5, test_every=2), at(tmp_path))
     assert [r["round"] for r in read_records(tmp_path / "metrics.jsonl")][::3] == [2, 4, 5]
 
 
 def test_networks_come_home_on_request(tmp_path: Path) -> None:
     made = simulation()
-    files = simulate(made, tmp_path, networks=True)
+    files = simulate(made, at(tmp_path), networks=True)
     assert {f"peer-{peer}.safetensors" for peer in range(3)} <= {file.name for file in files}
     fresh = simulation().members[1].network
     assert not torch.equal(fresh.flat, made.members[1].network.flat)
@@ -95,7 +98,7 @@ def test_networks_come_home_on_request(tmp_path: Path) -> None:
 
 
 def test_pictures_are_drawn_from_the_files(tmp_path: Path) -> None:
-    simulate(simulation(), tmp_path)
+    simulate(simulation(), at(tmp_path))
     before = (tmp_path / "accuracy.svg").read_bytes()
     for name in ("accuracy.svg", "accuracy.png", "summary.csv"):
         (tmp_path / name).unlink()

@@ -120,7 +120,7 @@ def test_a_ready_network_by_name(slices: Run, tmp_path: Path) -> None:
     )
     assert done.code == 0
     assert numbers(done.out, "3")[:3] == [8, 6, 2]  # cells, global at 0.8, local
-    assert (tmp_path / "results/slices/small-cnn.png").stat().st_size > 10_000
+    assert (tmp_path / "results/slices/small-cnn/001/small-cnn.png").stat().st_size > 10_000
 
 
 def test_shares_by_part_and_dependencies(slices: Run) -> None:

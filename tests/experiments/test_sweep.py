@@ -305,7 +305,7 @@ def test_the_command(file: Path, tmp_path: Path, ran: list[Cell]) -> None:
     )
     assert result.exit_code == 0
     assert {path.name for path in out.iterdir()} == {
-        *("runs.jsonl", "config.json", "summary.csv", "figure.png", "figure.svg")
+        *("run.json", "runs.jsonl", "config.json", "summary.csv", "figure.png", "figure.svg")
     }
     assert parse_config(json.loads((out / "config.json").read_text())) == load_config(file)
     assert len(ran) == len(records_of(out / "runs.jsonl")) == 8

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from results_kit import at
 
 from gossamer.experiments import build
 from gossamer.experiments.arena import Arena
@@ -229,7 +230,7 @@ def test_bytes_follow_the_kind_of_values() -> None:
 def test_files(tmp_path: Path) -> None:
     config = parse_config(table(time=TROUBLE))
     seen: list[Reading] = []
-    files = simulate_in_time(config, tmp_path, networks=True, on_test=seen.append)
+    files = simulate_in_time(config, at(tmp_path), networks=True, on_test=seen.append)
     names = {"summary.csv", "accuracy.png", "accuracy.svg", "traffic.csv"}
     assert {file.name for file in files} == names | {f"peer-{i}.safetensors" for i in range(6)}
     assert parse_config(json.loads((tmp_path / "config.json").read_text())) == config
@@ -260,7 +261,7 @@ def test_interrupted_keeps_what_was_tested(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        simulate_in_time(parse_config(table()), tmp_path, threads=2, on_test=stop)
+        simulate_in_time(parse_config(table()), at(tmp_path), threads=2, on_test=stop)
     assert len(list(read_records(tmp_path / "metrics.jsonl"))) == 8
     assert (tmp_path / "accuracy.png").exists()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from results_kit import at
 
 from gossamer.experiments import cli
 from gossamer.experiments.config import ConfigError, parse_config
@@ -82,7 +83,7 @@ def test_a_run_and_a_sweep_say_the_same(seconds: float | None, tmp_path: Path) -
     time = {"churn": {"trace": "trace.csv"}} | ({"seconds": seconds} if seconds else {})
     config = parse_config(table(**time))
     source, means = leaving(tmp_path), []
-    simulate_in_time(config, tmp_path / "out", source, on_mean=means.append)
+    simulate_in_time(config, at(tmp_path / "out"), source, on_mean=means.append)
     found = outcome(config, source)
     assert mean_of(tmp_path / "out") == (f"{found.accuracy:.4f}", "3")
     assert means[-1] == Mean(seconds or 10.0, pytest.approx(found.accuracy), 3)
@@ -99,7 +100,9 @@ def test_a_swarm_that_everybody_left_has_no_accuracy(tmp_path: Path) -> None:
     (tmp_path / "trace.csv").write_text("".join(f"3,leave,{peer}\n" for peer in range(4)), "utf-8")
     config = parse_config(table(churn={"trace": "trace.csv"}))
     means: list[Mean] = []
-    simulate_in_time(config, tmp_path, str(tmp_path / "config.toml"), on_mean=means.append)
+    simulate_in_time(
+        config, at(tmp_path / "out"), str(tmp_path / "config.toml"), on_mean=means.append
+    )
     assert means[-1].peers == 0
     with pytest.raises(ConfigError, match=r"key 'time\.churn': all peers have left by the end"):
         outcome(config, str(tmp_path / "config.toml"))
@@ -145,12 +148,12 @@ time = {training = 1, delay = 0.1, churn = {trace = "trace.csv"}}
 
 
 def test_a_mistake_leaves_earlier_results_alone(tmp_path: Path) -> None:
-    simulate_in_time(parse_config(table()), tmp_path)
+    simulate_in_time(parse_config(table()), at(tmp_path))
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert before["metrics.jsonl"].count(b"\n") > 20
     wrong = parse_config(table(partitions=[{"start": 1.0, "end": 2.0, "peers": [99]}]))
     with pytest.raises(ConfigError, match="names peer 99"):
-        simulate_in_time(wrong, tmp_path)
+        simulate_in_time(wrong, at(tmp_path, force=True))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -190,8 +193,8 @@ def test_interrupted_networks_have_what_their_peers_held(tmp_path: Path) -> None
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        simulate_in_time(parse_config(table()), stopped, networks=True, on_test=stop)
-    simulate_in_time(parse_config(table()), whole, networks=True)
+        simulate_in_time(parse_config(table()), at(stopped), networks=True, on_test=stop)
+    simulate_in_time(parse_config(table()), at(whole), networks=True)
     swarm = LearningSwarm(parse_config(table()))
     networks = [member.network for member in swarm.members]
     fresh = [network.flat.clone() for network in networks]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from pathlib import Path
 
 import pytest
+from disk_kit import largest_file
 
 from gossamer.peer.record_file import RecordFile
 
@@ -38,25 +38,33 @@ def test_a_file_that_cannot_be_opened_is_one_warning(tmp_path, caplog):
     assert len(caplog.records) == 1
 
 
-def test_after_half_a_line_the_next_has_its_own(tmp_path, caplog):
+def test_a_record_without_room_is_left_out_whole(tmp_path, caplog):
     path = tmp_path / "a.jsonl"
     with RecordFile(path) as file:
-        whole = file._file
-
-        class Nearly:
-            """A disk with room for five bytes."""
-
-            def write(self, data: bytes) -> int:
-                return os.write(whole.fileno(), data[:5])
-
-            def close(self) -> None:
-                whole.close()
-
-        file._file = Nearly()
         file.write({"round": 1})
-        file._file = whole
+        with largest_file(path.stat().st_size + 5):
+            file.write({"round": 2})
+            file.write({"round": 3})
+            assert path.read_text() == '{"round": 1}\n'
+        file.write({"round": 4})
+    assert [json.loads(line)["round"] for line in path.read_text().splitlines()] == [1, 4]
+    assert len(caplog.records) == 1
+    assert file.lost == 2
+    assert file.failure is not None
+
+
+def test_after_a_line_that_was_cut_short_the_next_has_its_own(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"round": 1}\n{"rou')
+    with RecordFile(path) as file:
         file.write({"round": 2})
         file.write({"round": 3})
-    lines = path.read_text().splitlines()
-    assert [json.loads(line)["round"] for line in lines[1:]] == [2, 3]
-    assert len(caplog.records) == 1
+    assert path.read_text().splitlines()[1:] == ['{"rou', '{"round": 2}', '{"round": 3}']
+
+
+def test_a_fresh_file_forgets_what_was_there(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"round": 1}\n')
+    with RecordFile(path, fresh=True) as file:
+        file.write({"round": 2})
+    assert path.read_text() == '{"round": 2}\n'
