@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 
 from . import cli_compare, cli_fuse, cli_papers, cli_slices, cli_virtual, console
-from .cli_live import register, saying_what_is_kept
+from .cli_live import ShowSettings, register, saying_what_is_kept
 from .cli_topology import register as register_topology
 from .cli_trust import register as register_trust
 from .cli_virtual import simulate_in_virtual_time
@@ -89,6 +89,7 @@ def simulate_command(
     networks: Annotated[
         bool, typer.Option(help="Keep every peer's network as safetensors.")
     ] = False,
+    show_settings: ShowSettings = False,
 ) -> None:
     """Run a swarm in one process and leave its metrics, summary and picture in a folder.
 
@@ -101,6 +102,12 @@ def simulate_command(
     folder = out or Path("results") / settings.name
     if settings.sweep:
         raise ConfigError(f"{config}: key 'sweep': run it with gossamer sweep {config}")
+    if show_settings:
+        from .show_settings import show_config
+
+        stated = {key for key, value in (("out", out), ("networks", networks)) if value}
+        show_config(settings, str(config), {"out": folder, "networks": networks}, stated)
+        return
     if settings.time is not None:
         simulate_in_virtual_time(settings, str(config), folder, networks=networks)
         return

@@ -63,7 +63,7 @@ class Engine:
         self.network = learner.network
         self.store = MatchedStore(self.network, settings.matching, trained=settings.trained)
         self.schemas = schema_hashes(self.network, self.store.common)
-        self.weight = ONE * (samples if settings.weigh == "samples" else 1)
+        self.weight = ONE * (samples if settings.weights == "samples" else 1)
         self.round = 0
         """Rounds trained so far."""
         self._earlier = 0

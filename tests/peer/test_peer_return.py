@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from peer_kit import (
@@ -32,7 +30,7 @@ MODES = {
 
 
 def start(nest, folder, names=PAIR, **changes):
-    settings = replace(nest.settings, **changes)
+    settings = nest.settings.updated(**changes)
     for name in names:
         nest.start(name, settings=settings, checkpoint=folder / f"{name}.checkpoint")
     return nest
@@ -79,7 +77,7 @@ def test_lockstep_rounds_are_counted_from_the_start_of_the_session(run, tmp_path
         broker = None
         before = {"a": 3, "b": 1}
         for name, rounds in before.items():
-            alone = Nest(replace(settings, expect=(), servers={}, rounds=rounds))
+            alone = Nest(settings.updated(expect=(), servers={}, rounds=rounds))
             await start(alone, tmp_path, (name,)).all()
             broker = alone.broker
         nest = Nest(settings, broker)
@@ -153,7 +151,7 @@ def test_a_newcomer_whom_nobody_could_tell_anything_counts_once(run):
 
 
 @pytest.mark.parametrize(
-    "settings", [quick(), quick(mode="rounds", lease=0.0)], ids=["soon", "late"]
+    "settings", [quick(), quick(mode="rounds", lease=1e-9)], ids=["soon", "late"]
 )
 def test_a_checkpoint_of_a_session_that_is_over_keeps_values_and_rounds_alone(tmp_path, settings):
     path = tmp_path / "a.checkpoint"
@@ -169,7 +167,7 @@ def test_a_checkpoint_of_a_session_that_is_over_keeps_values_and_rounds_alone(tm
     assert torch.equal(two.network.flat, one.network.flat)
     assert two.report()["weight"]["global"] == [0, 0, 0]
     two.found(newcomer=False)
-    settings = replace(settings, lease=600.0)
+    settings = settings.updated(lease=600.0)
     three = Engine("a", Still(make_learner("a"), 7.0), settings, checkpoint=path)
     assert three.restored  # its second life did not say goodbye
     assert three.session == two.session
