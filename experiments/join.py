@@ -79,13 +79,13 @@ class JoinConfig(
 class JoinPlan:
     """A device that is about to join.
 
-    sources: where values come from that are not defaults, by the names of fields of Settings, PeerSpec and
+    origins: where values come from that are not defaults, by the names of fields of Settings, PeerSpec and
         BrokerAddress: "config", "device file", "command line" or "environment".
     """
 
     spec: PeerSpec
     broker: BrokerAddress
-    sources: Mapping[str, str]
+    origins: Mapping[str, str]
 
 
 def read_join(path: Path) -> JoinConfig:
@@ -117,8 +117,8 @@ def load_join(
     device = _stated(join, path.parent)
     if "identity" in device | command and "trust" not in device:
         device["trust"] = "swarm"
-    sources: dict[str, str] = {}
-    own = _own_spec(join, path, name, network, sources)
+    origins: dict[str, str] = {}
+    own = _own_spec(join, path, name, network, origins)
     identity = _identity((device | command).get("identity"))
     label = own.pop("name", None) or (identity and identity.label)
     config, found = None, path
@@ -140,15 +140,15 @@ def load_join(
             spec = replace(spec, name=label)
         _check_agreement(spec.settings, device, path, found)
         _check_trust(spec, device | command, path, found)
-        sources |= dict.fromkeys(("samples", "seed"), "config")
+        origins |= dict.fromkeys(("samples", "seed"), "config")
     stated = device | command
     if "network" in own:
-        stated["trained"], sources["trained"] = True, sources["network"]
+        stated["trained"], origins["trained"] = True, origins["network"]
     base = _without_founder(spec, stated)
     spec = replace(spec, settings=base.updated(**stated), **own)
-    sources = dict.fromkeys(base.model_fields_set, "config") | sources
-    sources |= dict.fromkeys(device, "device file") | dict.fromkeys(command, "command line")
-    return JoinPlan(spec, _broker(broker, join, config, path, password_file, sources), sources)
+    origins = dict.fromkeys(base.model_fields_set, "config") | origins
+    origins |= dict.fromkeys(device, "device file") | dict.fromkeys(command, "command line")
+    return JoinPlan(spec, _broker(broker, join, config, path, password_file, origins), origins)
 
 
 def seed_of(name: str) -> int:
@@ -169,7 +169,7 @@ def _stated(join: JoinConfig, folder: Path) -> dict[str, Any]:
 
 
 def _own_spec(
-    join: JoinConfig, path: Path, name: str | None, network: Path | None, sources: dict[str, str]
+    join: JoinConfig, path: Path, name: str | None, network: Path | None, origins: dict[str, str]
 ) -> dict[str, Any]:
     """What the command line and the file state of the peer apart from settings."""
     command = {"name": name, "network": None if network is None else str(network)}
@@ -179,7 +179,7 @@ def _own_spec(
     for source, values in (("device file", device), ("command line", command)):
         given = {key: value for key, value in values.items() if value is not None}
         own |= given
-        sources |= dict.fromkeys(given, source)
+        origins |= dict.fromkeys(given, source)
     return own
 
 
@@ -243,23 +243,23 @@ def _broker(
     config: Config | None,
     path: Path,
     password_file: Path | None,
-    sources: dict[str, str],
+    origins: dict[str, str],
 ) -> BrokerAddress:
-    """The broker's address, with what the file and the config say of the link; notes the sources."""
-    sources |= dict.fromkeys(broker.model_fields_set, "command line")
+    """The broker's address, with what the file and the config say of the link; notes the origins."""
+    origins |= dict.fromkeys(broker.model_fields_set, "command line")
     where = "command line" if password_file else "environment"
     if password_file is None and join.password_file is not None:
         password_file, where = path.parent / join.password_file, "device file"
     password = broker_password(broker.url, password_file)
     if password is not None:
-        broker, sources["password"] = broker.updated(password=password), where
+        broker, origins["password"] = broker.updated(password=password), where
     layers: list[tuple[str, LinkSettings]] = [("device file", join)]
     if config is not None:
         layers.append(("config", config.gossip))
     for source, link in layers:
         known = broker.model_fields_set
         broker = broker.with_defaults(link)
-        sources |= dict.fromkeys(broker.model_fields_set - known, source)
+        origins |= dict.fromkeys(broker.model_fields_set - known, source)
     return broker
 
 

@@ -47,13 +47,13 @@ def show_swarm(
     specs = [layout.peer(index) for index in range(config.peers)]
     address = broker.with_defaults(config.gossip)
     settings = specs[0].settings
-    sources = dict.fromkeys(address.model_fields_set, "config")
-    sources |= dict.fromkeys(settings.model_fields_set, "config")
-    sources |= dict.fromkeys(broker.model_fields_set, "command line")
-    sources |= dict.fromkeys(("samples", "seed", "name"), "config")
+    origins = dict.fromkeys(address.model_fields_set, "config")
+    origins |= dict.fromkeys(settings.model_fields_set, "config")
+    origins |= dict.fromkeys(broker.model_fields_set, "command line")
+    origins |= dict.fromkeys(("samples", "seed", "name"), "config")
     made: dict[str, str] = {}
     if "broker" not in stated:
-        sources["url"], made["url"] = "default", "(a broker is started)"
+        origins["url"], made["url"] = "default", "(a broker is started)"
     if config.trust.kind == "swarm":
         made |= dict.fromkeys(("identity", "invitation", "owner"), f"(made in {folder / 'trust'})")
     per_peer = {
@@ -73,20 +73,20 @@ def show_swarm(
     _print(f"{source}: settings of the swarm", rows)
     peer = [
         (key, text, source + (DIFFERS if key in per_peer else ""))
-        for key, text, source in _peer_rows(specs[0], address, sources, made)
+        for key, text, source in _peer_rows(specs[0], address, origins, made)
     ]
     _print("settings of its peer 0", peer)
 
 
 def show_join(plan: JoinPlan, folder: Path, stated: Collection[str]) -> None:
     """Print the settings of `gossamer join`."""
-    rows = _peer_rows(plan.spec, plan.broker, plan.sources, {})
+    rows = _peer_rows(plan.spec, plan.broker, plan.origins, {})
     rows += _option_rows({"out": folder}, stated)
     _print(f"settings of {plan.spec.name}", rows)
 
 
 def _peer_rows(
-    spec: PeerSpec, broker: BrokerAddress, sources: Mapping[str, str], made: dict[str, str]
+    spec: PeerSpec, broker: BrokerAddress, origins: Mapping[str, str], made: dict[str, str]
 ) -> list[Row]:
     """A peer's rows: what it is, how it behaves, how it reaches its broker."""
     from ..gossip.mqtt_address import Address
@@ -98,7 +98,7 @@ def _peer_rows(
     if broker.password is not None:
         values["password"] = SECRET
     shown = {key: _text(value) for key, value in values.items()} | made
-    return [(key, text, sources.get(key, "default")) for key, text in shown.items()]
+    return [(key, text, origins.get(key, "default")) for key, text in shown.items()]
 
 
 def _in_order(table: type[BaseModel]) -> Iterator[str]:
