@@ -59,8 +59,8 @@ class JoinConfig(
     """What the entry point is called with."""
     config: str | None = None
     """A swarm config, beside this file, whose data, network and settings to use, and …"""
-    index: Annotated[int, Field(ge=0)] = 0
-    """… which of its peers to be."""
+    index: Annotated[int, Field(ge=0)] | None = None
+    """… which of its peers to be, counted from 0."""
     samples: Count | None = None
     """How much the peer counts with weights = "samples". If left out, as many as it has in `config`, or 1."""
     seed: int | None = None
@@ -113,15 +113,21 @@ def load_join(
     join = read_join(path)
     if (join.entry is None) == (join.config is None):
         raise ConfigError(f"{path}: give either 'entry' or 'config' (with 'index')")
+    if unused := (join.model_fields_set & {"index" if join.entry else "arguments"}):
+        given = "config" if join.entry else "entry"
+        raise ConfigError(
+            f"{path}: key {unused.pop()!r}: is for a device with {given!r}; leave it out"
+        )
     command = {key: value for key, value in options.items() if value is not None}
     device = _stated(join, path.parent)
-    if "identity" in device | command and "trust" not in device:
-        device["trust"] = "swarm"
+    for layer in (device, command):
+        if "identity" in layer and "trust" not in device:
+            layer["trust"] = "swarm"
     origins: dict[str, str] = {}
     own = _own_spec(join, path, name, network, origins)
     identity = _identity((device | command).get("identity"))
     label = own.pop("name", None) or (identity and identity.label)
-    config, found = None, path
+    config = None
     if join.config is None:
         if label is None:
             raise ConfigError(f"{path}: key 'name': a peer needs a name; add it, or use --name")
@@ -138,9 +144,9 @@ def load_join(
                 markup=False,
             )
             spec = replace(spec, name=label)
-        _check_agreement(spec.settings, device, path, found)
+        _check_agreement(spec.settings, device | command, path, found)
         _check_trust(spec, device | command, path, found)
-        origins |= dict.fromkeys(("samples", "seed"), "config")
+        origins = {"samples": "config", "seed": "config"} | origins
     stated = device | command
     if "network" in own:
         stated["trained"], origins["trained"] = True, origins["network"]
@@ -187,8 +193,10 @@ def _spec_of(
     config: Config, found: Path, join: JoinConfig, path: Path, name: str | None
 ) -> PeerSpec:
     """What `gossamer swarm` would give the peer at the device's index, under the device's name."""
-    if join.index >= config.peers:
-        raise ConfigError(f"{path}: key 'index': {found} has peers 0 to {config.peers - 1}")
+    if join.index is None or join.index >= config.peers:
+        raise ConfigError(
+            f"{path}: key 'index': say which peer of {found} this device is, 0 to {config.peers - 1}"
+        )
     if join.matching:
         raise ConfigError(f"{path}: key 'matching': {found} says how cells are matched")
     layout = SwarmLayout(config, str(found), Swarm(without_networks(config), str(found)))
@@ -197,13 +205,13 @@ def _spec_of(
     return layout.peer(join.index, names)
 
 
-def _check_agreement(said: Settings, device: Mapping[str, Any], path: Path, found: Path) -> None:
-    """Raise if a device's file contradicts the config where all peers must agree."""
+def _check_agreement(said: Settings, own: Mapping[str, Any], path: Path, found: Path) -> None:
+    """Raise if a device contradicts the config where all peers must agree."""
     for key in AGREED:
-        if key in device and device[key] != getattr(said, key):
+        if key in own and own[key] != getattr(said, key):
             place = {"trust": "trust.kind", "private": "trust.private"}.get(key, key)
             raise ConfigError(
-                f"{path}: key {place!r}: is {device[key]!r} for this device, but {getattr(said, key)!r} in "
+                f"{path}: key {place!r}: is {own[key]!r} for this device, but {getattr(said, key)!r} in "
                 f"{found}, and the peers of a swarm must agree: leave it out, or change it there"
             )
 

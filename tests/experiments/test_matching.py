@@ -217,7 +217,7 @@ def test_a_device_that_is_a_peer_of_a_config_matches_as_it_says(tmp_path):
     assert not spec.settings.trained
     assert spec.settings.matching["all"].kind == "align"
     (tmp_path / "peer.toml").write_text(
-        'name = "anna"\nconfig = "swarm.toml"\nmatching.all = {kind = "align"}\n'
+        'name = "anna"\nconfig = "swarm.toml"\nindex = 1\nmatching.all = {kind = "align"}\n'
     )
     with pytest.raises(ConfigError, match=r"key 'matching': .*swarm.toml says how"):
         load_join(tmp_path / "peer.toml", BROKER)

@@ -326,6 +326,27 @@ def test_each_device_draws_its_own_neighbours(tmp_path) -> None:
     write(file, {"entry": "m:f", "seed": 5})
     assert load_join(file, BROKER, name="anna").spec.seed == 5
     assert load_join(device(tmp_path, {}), BROKER).spec.seed == 1
+    found = load_join(device(tmp_path, {}, samples=9), BROKER)
+    assert (found.spec.samples, found.origins["samples"]) == (9, "device file")
+    assert found.origins["seed"] == "config"
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ({"config": "swarm.toml"}, "key 'index': say which peer of .*swarm.toml .*, 0 to 2"),
+        ({"config": "swarm.toml", "index": 3}, "key 'index': say which peer"),
+        ({"entry": "m:f", "index": 1}, "key 'index': is for a device with 'config'"),
+        (
+            {"config": "swarm.toml", "index": 1, "arguments": {"a": 1}},
+            "key 'arguments': is for a device with 'entry'",
+        ),
+    ],
+)
+def test_which_peer_a_device_is_must_be_said(tmp_path, own, words) -> None:
+    write(tmp_path / "swarm.toml", BASE)
+    with pytest.raises(ConfigError, match=words):
+        load_join(write(tmp_path / "anna.toml", own), BROKER)
 
 
 def test_a_device_without_a_config_states_any_setting(tmp_path) -> None:
