@@ -97,10 +97,7 @@ class Swarm:
 
     def trained_file(self, index: int) -> Path | None:
         """The network that a peer brings along, if the config names one."""
-        named = self.config.network.trained
-        if named is None:
-            return None
-        return Path(self.source).parent / named.replace("{peer}", str(index))
+        return trained_file(self.config, self.source, index)
 
     def member(self, index: int) -> Member:
         """One peer, the same whether or not the others are built."""
@@ -268,6 +265,12 @@ class Swarm:
                         f"models.{key}.depends",
                         f"unknown model {other!r}; models are {', '.join(names)}",
                     )
+
+
+def trained_file(config: Config, source: str, index: int) -> Path | None:
+    """Return the file of the network that a peer brings along, if the config names one."""
+    named = config.network.trained
+    return None if named is None else Path(source).parent / named.replace("{peer}", str(index))
 
 
 def mlp_from(config: Config, layout: str | None = None) -> nn.Sequential:

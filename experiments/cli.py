@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from ..peer.signals import INTERRUPTED
 from . import cli_compare, cli_fuse, cli_papers, cli_slices, cli_virtual, console
-from .cli_live import register, saying_what_is_kept
+from .cli_live import ShowSettings, register, saying_what_is_kept
 from .cli_results import Force, Out, results_for
 from .cli_topology import register as register_topology
 from .cli_trust import register as register_trust
@@ -89,6 +89,7 @@ def simulate_command(
     networks: Annotated[
         bool, typer.Option(help="Keep every peer's network as safetensors.")
     ] = False,
+    show_settings: ShowSettings = False,
 ) -> None:
     """Run a swarm in one process and leave its metrics, summary and picture in a folder.
 
@@ -99,9 +100,16 @@ def simulate_command(
 
     settings = load_config(config)
     console.note_defaults(config, settings)
-    results = results_for(out, Path("results") / settings.name, "simulate", force=force)
     if settings.sweep:
         raise ConfigError(f"{config}: key 'sweep': run it with gossamer sweep {config}")
+    if show_settings:
+        from .show_settings import show_config
+
+        stated = {key for key, value in (("out", out), ("networks", networks)) if value}
+        folder = out or Path("results") / settings.name
+        show_config(settings, str(config), {"out": folder, "networks": networks}, stated)
+        return
+    results = results_for(out, Path("results") / settings.name, "simulate", force=force)
     if settings.time is not None:
         simulate_in_virtual_time(settings, str(config), results, networks=networks)
         return

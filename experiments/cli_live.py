@@ -7,7 +7,6 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,9 +25,10 @@ if TYPE_CHECKING:
 
 PORTS = 65535
 """The largest number that a port can have."""
-PACKETS = (512, 16 * 1024 * 1024)
-KEEPALIVES = (1, 65535)
-"""The bounds of gossip.mqtt_options, which would load numpy for a line of help."""
+OPTIONS = {"version": "mqtt", "url": "broker"}
+"""Options whose settings have another name."""
+OWN_BROKER = "mqtt://127.0.0.1"
+"""Stands for the broker that a swarm starts for itself, where its settings are shown alone."""
 
 Url = Annotated[
     str | None,
@@ -41,27 +41,25 @@ Ca = Annotated[
 ]
 Certificate = Annotated[Path | None, typer.Option(help="Our own certificate, if the broker asks.")]
 Key = Annotated[Path | None, typer.Option(help="The key of our own certificate.")]
-Mqtt = Annotated[str, typer.Option("--mqtt", help="Protocol version: 3.1.1 or 5.")]
+Mqtt = Annotated[str | None, typer.Option("--mqtt", help="Protocol version: 3.1.1 (default) or 5.")]
 MaxPacket = Annotated[
     int | None,
-    typer.Option(
-        min=PACKETS[0],
-        max=PACKETS[1],
-        help="Bytes of the largest packet that the broker takes; found out if left out.",
-    ),
+    typer.Option(help="Bytes of the largest packet that the broker takes; found out if left out."),
 ]
 Keepalive = Annotated[
     int | None,
-    typer.Option(
-        min=KEEPALIVES[0],
-        max=KEEPALIVES[1],
-        help="Seconds of silence before the link to the broker is tested; 30 if left out.",
-    ),
+    typer.Option(help="Seconds of silence before the link to the broker is tested."),
 ]
 PasswordFile = Annotated[
     Path | None,
     typer.Option(
         help="A file with the password of the URL's user; else GOSSAMER_BROKER_PASSWORD is used."
+    ),
+]
+ShowSettings = Annotated[
+    bool,
+    typer.Option(
+        "--show-settings", help="Print every setting and where it comes from, and stop there."
     ),
 ]
 
@@ -72,12 +70,13 @@ def swarm_command(
     ca: Ca = None,
     certificate: Certificate = None,
     key: Key = None,
-    mqtt: Mqtt = "3.1.1",
+    mqtt: Mqtt = None,
     max_packet: MaxPacket = None,
     keepalive: Keepalive = None,
     password_file: PasswordFile = None,
     out: Out = None,
     force: Force = False,
+    show_settings: ShowSettings = False,
 ) -> None:
     """Run a swarm of live peers as processes of this machine, and watch it in one table.
 
@@ -94,6 +93,24 @@ def swarm_command(
             f"{config}: [time] and [sweep] are for gossamer simulate and gossamer sweep; leave them out "
             "for live peers"
         )
+    named = {"ca": ca, "certificate": certificate, "key": key, "version": mqtt}
+    if broker is None:
+        for option, value in {**named, "password-file": password_file}.items():
+            if value is not None:
+                option = OPTIONS.get(option, option)
+                raise ConfigError(f"--{option}: is for a broker named by --broker; leave it out")
+    given = {**named, "max_packet": max_packet, "keepalive": keepalive}
+    address = None if broker is None else _address(broker, **given)
+    if address is not None and (password := broker_password(address.url, password_file)):
+        address = address.updated(password=password)
+    folder = out or Path("results") / f"{settings.name}-live"
+    if show_settings:
+        from .show_settings import show_swarm
+
+        stated = {key for key, value in (("broker", broker), ("out", out)) if value is not None}
+        shown = address or _address(OWN_BROKER, **given)
+        show_swarm(settings, str(config), folder, shown, stated)
+        return
     # Only now, so that a mistake in the config is told without waiting for torch.
     from .watch import broker_for, draw_swarm, print_outcome, run_live
 
@@ -105,11 +122,8 @@ def swarm_command(
         else:
             kept = ("trust",)  # made before the swarm begins
             console.err.print(f"trust: throw-away keys and invitations in {folder / 'trust'}")
-        with saying_what_is_kept(folder), broker_for(broker) as address:
-            if broker is not None:
-                address = _address(broker, ca, certificate, key, mqtt, password_file)
-            # or what the config says
-            address = replace(address, max_packet=max_packet, keepalive=keepalive)
+        with saying_what_is_kept(folder), broker_for(broker) as own:
+            address = address or _address(own.url, **given)
             outcome = run_live(
                 settings,
                 folder,
@@ -140,7 +154,7 @@ def join_command(
     ca: Ca = None,
     certificate: Certificate = None,
     key: Key = None,
-    mqtt: Mqtt = "3.1.1",
+    mqtt: Mqtt = None,
     max_packet: MaxPacket = None,
     keepalive: Keepalive = None,
     password_file: PasswordFile = None,
@@ -157,6 +171,12 @@ def join_command(
         Path | None,
         typer.Option(help="A network trained before (safetensors): what it knows counts too."),
     ] = None,
+    replace: Annotated[
+        bool,
+        typer.Option(
+            "--replace", help="Take the place of a device of this name that may still be alive."
+        ),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="The device's folder; results/SWARM-NAME if left out."),
@@ -164,6 +184,7 @@ def join_command(
     again: Annotated[
         bool, typer.Option("--again", help="Begin anew, though the peer has finished.")
     ] = False,
+    show_settings: ShowSettings = False,
 ) -> None:
     """Join a swarm from this device: train on its own data, gossip, take the network home.
 
@@ -171,26 +192,32 @@ def join_command(
     finished says so and ends at once, so that a service manager may restart it at will.
     """
     from ..peer.host import HostSpec, run_guarded
-    from .join import Given, load_join, read_join
+    from .join import load_join
 
     sys.path.insert(0, str(config.parent.resolve()))  # an entry point may stand beside its file
-    spec = load_join(config, swarm, name, Given(identity, invitation, owner), network)
-    folder = make_folder(out or Path("results") / f"{swarm}-{spec.name}")
+    address = _address(
+        broker, ca=ca, certificate=certificate, key=key, version=mqtt,
+        max_packet=max_packet, keepalive=keepalive,
+    )  # fmt: skip
+    plan = load_join(
+        config, address, name=name, network=network, password_file=password_file, swarm=swarm,
+        identity=identity and str(identity), invitation=invitation and str(invitation), owner=owner,
+        replace=replace or None,
+    )  # fmt: skip
+    spec = plan.spec
+    folder = out or Path("results") / f"{swarm}-{spec.name}"
+    if show_settings:
+        from .show_settings import show_join
+
+        show_join(plan, folder, () if out is None else ("out",))
+        return
+    folder = make_folder(folder)
     if not _may_start(folder, spec, again):
         return
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
-    written = read_join(config)
-    if password_file is None and written.password_file is not None:
-        password_file = config.parent / written.password_file
-    address = _address(broker, ca, certificate, key, mqtt, password_file)
-    address = replace(
-        address,
-        max_packet=max_packet or written.max_packet,
-        keepalive=keepalive or written.keepalive,
-    )
-    code = run_guarded(HostSpec(address, str(folder), [spec]))
+    code = run_guarded(HostSpec(plan.broker, str(folder), [spec]))
     if code:
         raise typer.Exit(code)
     console.wrote(
@@ -371,21 +398,23 @@ def register(app: typer.Typer) -> None:
     app.command("broker")(broker_command)
 
 
-def _address(
-    url: str,
-    ca: Path | None,
-    certificate: Path | None,
-    key: Path | None,
-    mqtt: str,
-    password_file: Path | None,
-) -> BrokerAddress:
-    if mqtt not in ("3.1.1", "5"):
-        raise ConfigError(f"--mqtt {mqtt}: the protocol version is 3.1.1 or 5")
+def _address(url: str, **options: object) -> BrokerAddress:
+    """The broker that options name; those that are None were not given."""
+    from pydantic import ValidationError
+
     from ..peer.host import BrokerAddress
 
-    paths = (None if path is None else str(path) for path in (ca, certificate, key))
-    password = broker_password(url, password_file)
-    return BrokerAddress(url, *paths, version=mqtt, password=password)
+    given = {
+        key: str(value) if isinstance(value, Path) else value
+        for key, value in options.items()
+        if value is not None
+    }
+    try:
+        return BrokerAddress(url, **given)
+    except ValidationError as error:
+        mistake = error.errors()[0]
+        option = OPTIONS.get(str(mistake["loc"][0]), str(mistake["loc"][0]).replace("_", "-"))
+        raise ConfigError(f"--{option} {mistake['input']}: {mistake['msg']}") from None
 
 
 def _user(text: str) -> tuple[str, str]:

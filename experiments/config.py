@@ -5,38 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from ..gossip.mqtt_options import LinkSettings
+from ..gossip.settings import Count, GossipSettings, Positive, SettingsTable, sentence
+from ..peer.tables import LifeSettings, ScheduleSettings
 from .config_fednp import FedNP
 from .config_reading import first_mistake, read_table, require_table
 from .config_trust import Trust, TrustTable
-from .config_values import (
-    Chance,
-    Compress,
-    Count,
-    DriftBound,
-    Duration,
-    Keepalive,
-    Name,
-    Packet,
-    Positive,
-    Share,
-    Topology,
-    Who,
-    sentence,
-)
+from .config_values import Chance, Duration, Name, Share, Topology, Who
 from .errors import ConfigError
 
 LAYOUT = "64=32=10"
 """The network of a config that does not say."""
 
 
-class _Table(BaseModel):
-    # strict: TOML has types, so peers = "16" or peers = true is a mistake, not a number
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Data(_Table):
+class Data(SettingsTable):
     """Which samples there are, and who holds them."""
 
     set: str = "digits"
@@ -57,7 +41,7 @@ class Data(_Table):
     """Shards per peer: fewer is more skewed."""
 
 
-class TaskEntry(_Table):
+class TaskEntry(SettingsTable):
     """Makes some peers' labels mean something else. Entries that name the same peer add up."""
 
     kind: Literal["swap", "cycle", "symmetric", "swaps", "modified"]
@@ -69,14 +53,14 @@ class TaskEntry(_Table):
     peers: Who = "all"
 
 
-class Size(_Table):
+class Size(SettingsTable):
     """Peers whose network has another layout; as many parts, inputs and outputs as everybody's."""
 
     layout: str
     peers: Who
 
 
-class Network(_Table):
+class Network(SettingsTable):
     """The network that every peer trains."""
 
     layout: str = LAYOUT
@@ -129,7 +113,7 @@ class Network(_Table):
         return self
 
 
-class Model(_Table):
+class Model(SettingsTable):
     """A partial model: its name, its slice, who implements it, what it depends on.
 
     `{peer}` and `{task}` in the name stand for the peer's number and its task's name, so one entry
@@ -168,7 +152,7 @@ class Model(_Table):
         return found
 
 
-class Training(_Table):
+class Training(SettingsTable):
     """How a peer learns between two averagings."""
 
     stretch: Count = 100
@@ -197,54 +181,24 @@ class Training(_Table):
         return self
 
 
-class Gossip(_Table):
+class Gossip(GossipSettings, LifeSettings, LinkSettings):
     """How live peers average, and peers in virtual time, which also know `exchanges`, `fraction`, `dtype`,
     `compress` and `drift`. Without a [time] table so do peers in lockstep, except for `fraction`, where they
-    send messages: on a `topology`, or in the modes `rounds` and `server`. Else the arena averages exactly."""
+    send messages: on a `topology`, or in the modes `rounds` and `server`. Else the arena averages exactly.
+    Most keys are those of any peer: gossip/settings.py, peer/tables.py and gossip/mqtt_options.py."""
 
-    mode: Literal["async", "rounds", "server"] = "async"
-    """async: train and push, never wait. rounds: train, then average in lockstep. server: one peer
-    averages each partial model."""
     exchanges: Count | None = None
     """Neighbours that a peer pushes to after a round (async; 2 if left out), or exchanges per averaging
     (rounds; if left out, as many as the graph needs to reach `tolerance`)."""
     tolerance: Annotated[float, Field(gt=0, lt=1)] = 1e-6
     """rounds: how far disagreement must shrink in one averaging."""
-    fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """async: the share of its weight that a peer gives away in one push; equal parts if left out."""
     rule: Literal["push", "metropolis", "max-degree", "edges"] = "push"
     """What a peer gives to whom on a `topology`. push: equal parts to its neighbours and itself, as live
     peers and peers in virtual time do. In lockstep also metropolis and max-degree, the same both ways, for
     graphs that are not directed; and edges: a link's `weight` is the share of its mass that a peer sends
     over it."""
-    dtype: Literal["float32", "float64", "float16"] = "float32"
-    """Values on the wire."""
-    compress: Compress = None
-    """How values are compressed: `float16`, `int8` (to `int2`), `mask:0.1`, `subsample:0.1`, `top-k:0.01`,
-    `low-rank:4`, or several joined by `+`, as in `top-k:0.05+int8`. What is left out stays in the sender."""
-    drift: DriftBound = None
-    """async: skip a push of a model that has moved less than this relative distance since it was last
-    pushed; a table gives each model its own, `drift = {global = 0.05}`."""
-    settle_tolerance: Annotated[float, Field(gt=0)] = 1e-4
-    """async: gossip goes on after training until peers agree to this relative distance."""
-    lease: Annotated[float, Field(gt=0)] = 600.0
-    """Seconds after which a peer that vanished is given up for good."""
-    start_timeout: Positive = 120.0
-    """Seconds that peers wait for each other before training. Raise it when many start on a slow machine."""
-    settle_timeout: Positive = 30.0
-    """async: seconds after which a peer stops settling, whatever it sees. Raise it on slow links."""
-    leave_timeout: Positive = 15.0
-    """Seconds that a leaving peer has to hand over its mass and say goodbye; then it goes anyway."""
-    keepalive: Keepalive = None
-    """Seconds of silence before the link to the broker is tested, 1 to 65535; 30 if left out. A dead link is
-    noticed after up to twice that."""
-    checkpoint: bool = True
-    """Whether peers survive a crash. Without it a crash loses the mass that the peer held."""
     per_process: Count = 1
     """Peers that share one process: more saves the memory and start-up time of torch."""
-    max_packet: Packet = None
-    """Bytes of the largest packet to send, 512 to 16777216, where the broker has a limit that it does not
-    tell. Left out, peers find it out; longer messages are cut into several packets."""
 
     @property
     def lossy(self) -> list[str]:
@@ -253,7 +207,7 @@ class Gossip(_Table):
         return [key for key, one in zip(("compress", "drift", "dtype"), given, strict=True) if one]
 
 
-class Churn(_Table):
+class Churn(SettingsTable):
     """Peers that come and go, by chance or from a trace. Who leaves takes along what it held."""
 
     trace: str | None = None
@@ -267,7 +221,7 @@ class Churn(_Table):
     """Virtual seconds per step."""
 
 
-class Split(_Table):
+class Split(SettingsTable):
     """A partition: for a while nothing passes between some peers and all others."""
 
     start: Annotated[float, Field(ge=0)]
@@ -275,7 +229,7 @@ class Split(_Table):
     peers: Who
 
 
-class Time(_Table):
+class Time(SettingsTable):
     """Virtual time: peers train at their own pace, and what they push is on its way for a while.
 
     With this table `gossamer simulate` runs peers asynchronously, by push-sum under the rules of live
@@ -304,23 +258,15 @@ class Time(_Table):
     partitions: list[Split] = []
 
 
-class Config(_Table):
+class Config(ScheduleSettings):
     """A whole swarm: peers, their data and tasks, the network and its partial models."""
 
     name: Name = "swarm"
     """Names the folder of results and the live swarm: letters, digits and any of . _ - & @."""
     seed: int = 0
     peers: Count = 16
-    rounds: Count = 30
-    """How often peers average."""
-    every: Count = 1
-    """Stretches trained between two averagings."""
-    test_every: Count = 1
-    """Rounds between two tests; raise it when testing takes longer than training."""
     cross: bool = False
     """Average weights between unrelated models too (the paper's Algorithm 2)."""
-    weights: Literal["peers", "samples"] = "peers"
-    """Whether every peer counts the same, or by its number of samples."""
     topology: Topology = None
     """Who may talk to whom: `ring`, `regular:4`, `graph.graphml` (beside this file), `module:function` (as
     in `networkx:karate_club_graph`), a table `{kind = "clusters", links = 2}`; everybody if left out.

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from ..gossip.settings import Count, Positive, SettingsTable
 
 if TYPE_CHECKING:
     from ..models import Learner
     from ..models.fednp import FedNPLearner
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
 
-
-class FedNP(BaseModel):
+class FedNP(SettingsTable):
     """`[fednp]`: peers estimate the data of the whole swarm beside their own task, and are held to it.
 
     An empty table takes it as it is. Peer 0 counts the peers. Where a peer's weight varies while it
     trains (live peers in async mode, virtual time, push-sum on irregular graphs) sites count by that
     weight, so that cavities are approximate.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     strength: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
     """λ: raise it when peers drift apart between averagings; the paper tried 0.001 to 1."""

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from ..gossip.mqtt_options import LinkSettings
+from ..peer.tables import LifeSettings
 from . import console
 from .config import Config
 from .errors import ConfigError
@@ -175,10 +177,7 @@ NEEDS: tuple[Need, ...] = (
     Need("gossip.fraction", 'it needs a [time] table, or live peers in mode = "async"', _fraction),
     *(
         Need(f"gossip.{key}", _LIVE, _live, "live")
-        for key in (
-            *("settle_tolerance", "start_timeout", "settle_timeout", "leave_timeout", "lease"),
-            *("keepalive", "checkpoint", "per_process", "max_packet"),
-        )
+        for key in (*LifeSettings.model_fields, *LinkSettings.model_fields, "per_process")
     ),
     Need("trust", _LIVE, _live, "live"),
     Need(

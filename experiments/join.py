@@ -1,122 +1,95 @@
-"""The file that an edge device joins with: what to train, how to behave."""
+"""The file that an edge device joins with: what to train, how to behave, and whose settings count.
+
+A setting is, in this order: what the command line states, what the device's file states, what the swarm
+config says of the peer at `index`, the default.
+"""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from ..gossip.mqtt_options import LinkSettings
+from ..gossip.settings import Count, GossipSettings
 from ..gossip.trust import Identity, TrustError
-from ..peer.host import PeerSpec
-from ..peer.settings import Matching, Settings
+from ..peer.host import BrokerAddress, PeerSpec
+from ..peer.records import label as label_of
+from ..peer.settings import (
+    CredentialSettings,
+    LifeSettings,
+    MatchingSettings,
+    PlaceSettings,
+    ScheduleSettings,
+    Settings,
+)
+from . import console
+from .broker_password import broker_password
 from .build import Swarm
-from .config import Compress, ConfigError, DriftBound, first_mistake, load_config
+from .config import Config, ConfigError, first_mistake, load_config
 from .config_matching import without_networks
 from .config_reading import read_table
-from .config_trust import Trust, named_kind
-from .config_values import Keepalive, Packet, Positive
+from .config_trust import PeerTrust, PeerTrustTable
+from .live import SwarmLayout
+
+AGREED = ("mode", "weights", "dtype", "trust", "private")
+"""Settings on which the peers of a swarm must agree: a device's file cannot overrule the config's."""
+OTHERS_NAMES = ("expect", "neighbours", "sources", "turns", "servers")
+"""Settings that name other peers."""
 
 
-class PeerTrust(Trust):
-    """What a peer proves itself with, and whom it believes. Paths are relative to the peer's file."""
+class JoinConfig(
+    ScheduleSettings, GossipSettings, LifeSettings, PlaceSettings, MatchingSettings, LinkSettings
+):
+    """A device's file. Give either an entry point of your own, or a swarm config and an index in it.
 
-    identity: str | None = None
-    """The peer's key file (`gossamer keygen`). With one, `kind` is "swarm" unless it says otherwise."""
-    invitation: str | None = None
-    """The invitation or ticket that the owner sent."""
-    owner: str | None = None
-    """The owner's public key, `gossamer-ed25519:…`, as `gossamer invite` printed it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """What the command line says of trust; it goes before the file."""
-
-    identity: Path | None = None
-    invitation: Path | None = None
-    owner: str | None = None
-
-
-class MatchingTable(BaseModel):
-    """How one partial model's cells are matched; the same on all its peers."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kind: Literal["align", "fuse"]
-    """align: permute the cells of a trained network. fuse: average at a common width."""
-    width: str | None = None
-    """fuse: the common layout, as in 64-100-10."""
-    bound: str | None = None
-    """fuse: the layout up to which newcomers' cells may make the model grow."""
-    seed: int = 0
-    """fuse: where peers that bring no network start."""
-
-
-class JoinConfig(BaseModel):
-    """A peer's file. Give either an entry point of your own, or a swarm config and an index in it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    The settings are those of any peer: see peer/tables.py, gossip/settings.py and gossip/mqtt_options.py.
+    With `config`, those that are not stated here are the config's.
+    """
 
     name: str | None = None
-    """The peer's name, unique in the swarm."""
+    """The peer's name, unique in the swarm. If left out, the label of its key, or its name in `config`."""
     entry: str | None = None
     """`module:function`; the function is called with `arguments` and returns a Learner."""
     arguments: dict[str, Any] = {}
-    config: Path | None = None
-    """A swarm config whose built-in data and network to use, and …"""
-    index: Annotated[int, Field(ge=0)] = 0
-    """… which of its peers to be."""
-    samples: Annotated[int, Field(ge=1)] = 1
-    """How much the peer counts with weigh = "samples"."""
-    seed: int = 0
-    rounds: Annotated[int, Field(ge=1)] = 30
-    mode: Literal["async", "rounds", "server"] = "async"
-    exchanges: Annotated[int, Field(ge=1)] = 2
-    fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
-    weigh: Literal["peers", "samples"] = "peers"
-    dtype: Literal["float32", "float64", "float16"] = "float32"
-    compress: Compress = None
-    drift: DriftBound = None
-    """Both as in a swarm config's [gossip]; peers of one swarm need not agree on them."""
-    expect: list[str] = []
-    """Peers to wait for before training."""
-    neighbours: list[str] | None = None
-    """Peers to talk to; everybody who shares a model if left out."""
-    servers: dict[str, str] = {}
-    """server mode: the peer that averages each partial model."""
-    max_packet: Packet = None
-    """Bytes of the largest packet to send the broker, as in a swarm config's [gossip]."""
-    keepalive: Keepalive = None
-    """Seconds of silence before the link to the broker is tested, 1 to 65535; 30 if left out. Lower it on
-    links that die silently, raise it to save a battery."""
-    password_file: Path | None = None
-    """A file beside this one whose first line is the password of the user that the broker's URL names, so
-    that it need not stand in the URL."""
-    lease: Annotated[float, Field(gt=0)] = 600.0
-    """Seconds after which a peer that vanished is given up for good. Raise it for devices that sleep."""
-    start_timeout: Positive = 120.0
-    """Seconds to wait for the peers of `expect`. Raise it where they are slow to start."""
-    settle_timeout: Positive = 30.0
-    """Seconds after which the peer stops settling when training is over, whatever it sees. Raise it on slow
-    links."""
-    leave_timeout: Positive = 15.0
-    """Seconds that the peer has for handing over its mass when it leaves; then it goes anyway."""
-    checkpoint: bool = True
-    network: Path | None = None
+    """What the entry point is called with."""
+    config: str | None = None
+    """A swarm config, beside this file, whose data, network and settings to use, and …"""
+    index: Annotated[int, Field(ge=0)] | None = None
+    """… which of its peers to be, counted from 0."""
+    samples: Count | None = None
+    """How much the peer counts with weights = "samples". If left out, as many as it has in `config`, or 1."""
+    seed: int | None = None
+    """Of its random choices. If left out, the peer's index in `config`, or a number made from its name."""
+    network: str | None = None
     """A network that was trained before (safetensors), beside this file: what it knows counts with the
     peer's weight, once `matching` has brought its cells into the others' order."""
-    matching: dict[str, MatchingTable] = {}
-    """Partial models whose cells are matched: `matching.global = {kind = "align"}`. With `config`, that
-    one says so."""
-    trust: Annotated[PeerTrust, BeforeValidator(named_kind)] = PeerTrust()
-    """`[trust]`: the peer's key and papers; without it, whoever reaches the broker is believed."""
+    password_file: str | None = None
+    """A file beside this one whose first line is the password of the user that the broker's URL names, so
+    that it need not stand in the URL."""
+    trust: PeerTrustTable = PeerTrust()
+    """`[trust]`: the peer's key and invitation; without it, whoever reaches the broker is believed."""
+
+
+@dataclass(frozen=True)
+class JoinPlan:
+    """A device that is about to join.
+
+    origins: where values come from that are not defaults, by the names of fields of Settings, PeerSpec and
+        BrokerAddress: "config", "device file", "command line" or "environment".
+    """
+
+    spec: PeerSpec
+    broker: BrokerAddress
+    origins: Mapping[str, str]
 
 
 def read_join(path: Path) -> JoinConfig:
-    """Read a peer's file."""
+    """Read a device's file."""
     try:
         return JoinConfig.model_validate(read_table(path))
     except ValidationError as error:
@@ -125,95 +98,184 @@ def read_join(path: Path) -> JoinConfig:
 
 def load_join(
     path: Path,
-    swarm: str,
-    name: str | None,
-    given: Given | None = None,
+    broker: BrokerAddress,
+    *,
+    name: str | None = None,
     network: Path | None = None,
-) -> PeerSpec:
-    """Read a peer's file into what its process needs; a `network` given here goes before the file's."""
+    password_file: Path | None = None,
+    **options: Any,
+) -> JoinPlan:
+    """Read a device's file into what its process needs.
+
+    All other arguments are what the command line says, and go before the file; options are values of
+    Settings, None if not given. ConfigError names the file and key of what cannot be.
+    """
     join = read_join(path)
     if (join.entry is None) == (join.config is None):
         raise ConfigError(f"{path}: give either 'entry' or 'config' (with 'index')")
-    trust = _trust(join.trust, path.parent, given or Given())
-    name = name or join.name or _label(trust["identity"])
-    if name is None:
-        raise ConfigError(f"{path}: key 'name': a peer needs a name; add it, or use --name")
-    if network is None and join.network is not None:
-        network = path.parent / join.network
-    matching = {
-        model: Matching(how.kind, how.width, how.bound, how.seed)
-        for model, how in join.matching.items()
-    }
-    if join.entry is not None:
-        entry, arguments = join.entry, join.arguments
+    if unused := (join.model_fields_set & {"index" if join.entry else "arguments"}):
+        given = "config" if join.entry else "entry"
+        raise ConfigError(
+            f"{path}: key {unused.pop()!r}: is for a device with {given!r}; leave it out"
+        )
+    command = {key: value for key, value in options.items() if value is not None}
+    device = _stated(join, path.parent)
+    for layer in (device, command):
+        if "identity" in layer and "trust" not in device:
+            layer["trust"] = "swarm"
+    origins: dict[str, str] = {}
+    own = _own_spec(join, path, name, network, origins)
+    identity = _identity((device | command).get("identity"))
+    label = own.pop("name", None) or (identity and identity.label)
+    config = None
+    if join.config is None:
+        if label is None:
+            raise ConfigError(f"{path}: key 'name': a peer needs a name; add it, or use --name")
+        spec = PeerSpec(label, str(join.entry), join.arguments, Settings(), seed=seed_of(label))
     else:
-        assert join.config is not None
-        found = path.parent / join.config if not join.config.is_absolute() else join.config
+        found = path.parent / join.config
         config = load_config(found)
-        if join.index >= config.peers:
-            raise ConfigError(f"{path}: key 'index': {found} has peers 0 to {config.peers - 1}")
-        entry = "gossamer.experiments.entry:make_learner"
-        if join.matching:
-            raise ConfigError(f"{path}: key 'matching': {found} says how cells are matched")
-        built = Swarm(config, str(found))
-        matching = built.matching(join.index)
-        network = network or built.trained_file(join.index)
-        config = without_networks(config)
-        arguments = {"config": json.dumps(config.model_dump(mode="json")), "index": join.index}
-    settings = Settings(
-        swarm=swarm,
-        mode=join.mode,
-        rounds=join.rounds,
-        exchanges=join.exchanges,
-        fraction=join.fraction,
-        weigh=join.weigh,
-        dtype=join.dtype,
-        compress=join.compress,
-        drift=join.drift,
-        neighbours=None if join.neighbours is None else tuple(join.neighbours),
-        servers=join.servers,
-        expect=tuple(join.expect),
-        lease=join.lease,
-        start_timeout=join.start_timeout,
-        settle_timeout=join.settle_timeout,
-        leave_timeout=join.leave_timeout,
-        guards=join.trust.guards,
-        private=join.trust.private,
-        dp=join.trust.dp,
-        trained=network is not None,
-        matching=matching,
-        **trust,
-    )
-    return PeerSpec(
-        name, entry, arguments, settings,
-        samples=join.samples, seed=join.seed, checkpoint=join.checkpoint,
-        network=None if network is None else str(network),
-    )  # fmt: skip
+        spec = _spec_of(config, found, join, path, (identity and identity.name) or label)
+        if label not in (None, spec.name):
+            console.err.print(
+                f"{path}: key 'name': the other peers of {found} know peer {join.index} as {spec.name!r}: "
+                f"unless their files name {label!r}, leave it out",
+                soft_wrap=True,
+                markup=False,
+            )
+            spec = replace(spec, name=label)
+        _check_agreement(spec.settings, device | command, path, found)
+        _check_trust(spec, device | command, path, found)
+        origins = {"samples": "config", "seed": "config"} | origins
+    stated = device | command
+    if "network" in own:
+        stated["trained"], origins["trained"] = True, origins["network"]
+    base = _without_founder(spec, stated)
+    spec = replace(spec, settings=base.updated(**stated), **own)
+    origins = dict.fromkeys(base.model_fields_set, "config") | origins
+    origins |= dict.fromkeys(device, "device file") | dict.fromkeys(command, "command line")
+    return JoinPlan(spec, _broker(broker, join, config, path, password_file, origins), origins)
 
 
-def _trust(table: PeerTrust, folder: Path, given: Given) -> dict[str, Any]:
-    """The settings of trust, from the command line and the file."""
-
-    def place(said: Path | None, written: str | None) -> str | None:
-        if said is not None:
-            return str(said)
-        return None if written is None else str(folder / written)
-
-    identity = place(given.identity, table.identity)
-    implied = identity is not None and "kind" not in table.model_fields_set
-    return {
-        "trust": "swarm" if implied else table.kind,
-        "identity": identity,
-        "invitation": place(given.invitation, table.invitation),
-        "owner": given.owner or table.owner,
-    }
+def seed_of(name: str) -> int:
+    """Return a seed for a peer that has no other: the same for the same name, on any machine."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
 
 
-def _label(identity: str | None) -> str | None:
-    """What the holder of a key is called."""
-    if identity is None:
+def _stated(join: JoinConfig, folder: Path) -> dict[str, Any]:
+    """The settings that a device's file states."""
+    keys = join.model_fields_set & Settings.model_fields.keys() - {"trust"}
+    values = {key: getattr(join, key) for key in keys}
+    for key in join.trust.model_fields_set:
+        value = getattr(join.trust, key)
+        if key in ("identity", "invitation") and value is not None:
+            value = str(folder / value)
+        values["trust" if key == "kind" else key] = value
+    return values
+
+
+def _own_spec(
+    join: JoinConfig, path: Path, name: str | None, network: Path | None, origins: dict[str, str]
+) -> dict[str, Any]:
+    """What the command line and the file state of the peer apart from settings."""
+    command = {"name": name, "network": None if network is None else str(network)}
+    file = None if join.network is None else str(path.parent / join.network)
+    device = {"name": join.name, "samples": join.samples, "seed": join.seed, "network": file}
+    own: dict[str, Any] = {}
+    for source, values in (("device file", device), ("command line", command)):
+        given = {key: value for key, value in values.items() if value is not None}
+        own |= given
+        origins |= dict.fromkeys(given, source)
+    return own
+
+
+def _spec_of(
+    config: Config, found: Path, join: JoinConfig, path: Path, name: str | None
+) -> PeerSpec:
+    """What `gossamer swarm` would give the peer at the device's index, under the device's name."""
+    if join.index is None or join.index >= config.peers:
+        raise ConfigError(
+            f"{path}: key 'index': say which peer of {found} this device is, 0 to {config.peers - 1}"
+        )
+    if join.matching:
+        raise ConfigError(f"{path}: key 'matching': {found} says how cells are matched")
+    layout = SwarmLayout(config, str(found), Swarm(without_networks(config), str(found)))
+    names = list(layout.labels)
+    names[join.index] = name or names[join.index]
+    return layout.peer(join.index, names)
+
+
+def _check_agreement(said: Settings, own: Mapping[str, Any], path: Path, found: Path) -> None:
+    """Raise if a device contradicts the config where all peers must agree."""
+    for key in AGREED:
+        if key in own and own[key] != getattr(said, key):
+            place = {"trust": "trust.kind", "private": "trust.private"}.get(key, key)
+            raise ConfigError(
+                f"{path}: key {place!r}: is {own[key]!r} for this device, but {getattr(said, key)!r} in "
+                f"{found}, and the peers of a swarm must agree: leave it out, or change it there"
+            )
+
+
+def _check_trust(spec: PeerSpec, own: Mapping[str, Any], path: Path, found: Path) -> None:
+    """Raise if a device lacks what it must know in a swarm with trust."""
+    if spec.settings.trust != "swarm":
+        return
+    if missing := [key for key in CredentialSettings.model_fields if key not in own]:
+        raise ConfigError(
+            f"{path}: key 'trust.{missing[0]}': {found} has trust = \"swarm\", which needs the device's "
+            f"{', '.join(missing)}: give them in [trust], or as --{' and --'.join(missing)}"
+        )
+    for key in OTHERS_NAMES:
+        if key in spec.settings.model_fields_set and key not in own:
+            raise ConfigError(
+                f"{path}: key {key!r}: {found} has trust, so other peers' names end in the ids of their keys "
+                f"(label@id), which {found.name} does not know: write {key} with these names"
+                + (", or expect = [] to wait for nobody" if key == "expect" else "")
+            )
+
+
+def _without_founder(spec: PeerSpec, stated: Mapping[str, Any]) -> Settings:
+    """The config's settings. That a peer founds the swarm holds if it starts with all others, as they do."""
+    said = spec.settings
+    waits_for = {label_of(name) for name in stated.get("expect", said.expect)}
+    together = waits_for >= {label_of(name) for name in said.expect} - {label_of(spec.name)}
+    if together and "trained" not in stated:
+        return said
+    keys = said.model_fields_set - {"founder"}
+    return Settings(**{key: getattr(said, key) for key in keys})
+
+
+def _broker(
+    broker: BrokerAddress,
+    join: JoinConfig,
+    config: Config | None,
+    path: Path,
+    password_file: Path | None,
+    origins: dict[str, str],
+) -> BrokerAddress:
+    """The broker's address, with what the file and the config say of the link; notes the origins."""
+    origins |= dict.fromkeys(broker.model_fields_set, "command line")
+    where = "command line" if password_file else "environment"
+    if password_file is None and join.password_file is not None:
+        password_file, where = path.parent / join.password_file, "device file"
+    password = broker_password(broker.url, password_file)
+    if password is not None:
+        broker, origins["password"] = broker.updated(password=password), where
+    layers: list[tuple[str, LinkSettings]] = [("device file", join)]
+    if config is not None:
+        layers.append(("config", config.gossip))
+    for source, link in layers:
+        known = broker.model_fields_set
+        broker = broker.with_defaults(link)
+        origins |= dict.fromkeys(broker.model_fields_set - known, source)
+    return broker
+
+
+def _identity(file: str | None) -> Identity | None:
+    """The key that a peer proves itself with."""
+    if file is None:
         return None
     try:
-        return Identity.load(Path(identity)).label
+        return Identity.load(Path(file))
     except TrustError as error:
         raise ConfigError(str(error)) from None

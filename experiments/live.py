@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import networkx as nx
 
@@ -14,16 +16,124 @@ from ..gossip.compress import parse as parse_compressor
 from ..models import implementers
 from ..peer.compression import blocks
 from ..peer.host import BrokerAddress, PeerSpec
-from ..peer.settings import Settings
+from ..peer.settings import PlaceSettings, Settings
 from ..peer.store import schema_entries
 from ..peer.swarm import SwarmSpec
 from ..topology import Bridging, static
-from .build import Member, Swarm
+from .build import Member, Swarm, trained_file
 from .config import Config, ConfigError
 from .config_matching import starts_apart, without_networks
 from .config_needs import heed
 from .graphs.swarm import PUSHES, SwarmGraph, require_push, swarm_graph, tell
 from .swarm_papers import make_papers
+
+ENTRY = "gossamer.experiments.entry:make_learner"
+"""What builds the learner of a config's peer."""
+PLACED = PlaceSettings.model_fields.keys() | {"trust"}
+"""Settings that a config's keys of the same name do not give as they stand: they are computed."""
+
+
+class SwarmLayout:
+    """A config's swarm as its live peers need it; `gossamer swarm` and `gossamer join` both ask it.
+
+    What can be wrong with the config is found when it is made. A device knows no files but its own: for it,
+    `swarm` builds members without the networks that the others bring along.
+    """
+
+    def __init__(self, config: Config, source: str, swarm: Swarm) -> None:
+        require_push(config, source, "live peers", "run it in the arena with gossamer simulate")
+        heed(config, "live", source)
+        self.config, self.source, self.swarm = config, source, swarm
+        self.labels = tuple(str(index) for index in range(config.peers))
+        gossip, masked = config.gossip, config.trust.private
+        if starts_apart(config):
+            _check_founder(config, source, self.owners)
+        # Who shares what is asked for only where it matters: it takes everybody's network.
+        mixed = config.topology is not None
+        self.graph = swarm_graph(config, self.owners if mixed else {}, source)
+        if self.graph is not None and self.graph.graph is None and gossip.mode != "async":
+            raise ConfigError(
+                f"{source}: key 'topology': this one changes over time, which live peers follow in async "
+                "mode only; name one graph, or run it in the arena with gossamer simulate"
+            )
+        if masked:
+            _check_private(config, self.owners, source)
+        if gossip.compress is not None or gossip.drift is not None:
+            check_compression(config, self.members, self.owners, source)
+        self._links = None if self.graph is None else self.graph.union()
+        owners = self.owners if self._links is not None else {}
+        self._exchanges = gossip.exchanges or _exchanges(config, self._links, owners)
+
+    @cached_property
+    def members(self) -> list[Member]:
+        """Every peer, built."""
+        return self.swarm.members()
+
+    @cached_property
+    def owners(self) -> dict[str, list[int]]:
+        """Partial models that more than one peer implements, with their peers."""
+        return shared_owners(self.members)
+
+    def peer(
+        self, index: int, names: Sequence[str] | None = None, **credentials: str | None
+    ) -> PeerSpec:
+        """Return what one peer's process needs; its settings state what is not a default.
+
+        names: what peers are called, if not by their labels. credentials: see CredentialSettings.
+        """
+        config, names = self.config, tuple(names or self.labels)
+        tables = config, config.gossip, config.trust
+        stated = {
+            key: getattr(table, key)
+            for table in tables
+            for key in table.model_fields_set & Settings.model_fields.keys()
+        }
+        neighbours, sources = _around(self._links, names, index)
+        # Of peers with values of their own the first one gives the order, into which the others come.
+        apart = starts_apart(config)
+        computed: dict[str, Any] = {
+            "swarm": swarm_name(config),
+            "trust": config.trust.kind,
+            "exchanges": self._exchanges,
+            "neighbours": neighbours,
+            "sources": sources,
+            "turns": _turns(self.graph, names, index),
+            "servers": self._servers(names),
+            "expect": names,
+            "founder": index == 0 or not apart,
+            "trained": apart,
+            "matching": self.swarm.matching(index),
+            **credentials,
+        }
+        settings = Settings(
+            **{key: value for key, value in stated.items() if key not in PLACED},
+            **{
+                key: value
+                for key, value in computed.items()
+                if key in stated or value != Settings.model_fields[key].default
+            },
+        )
+        text = json.dumps(without_networks(config).model_dump(mode="json"))
+        return PeerSpec(
+            self.labels[index],
+            ENTRY,
+            {"config": text, "index": index, "source": str(Path(self.source).resolve())},
+            settings,
+            samples=self._samples(index),
+            seed=index,
+            network=_text(trained_file(config, self.source, index)),
+        )
+
+    def _servers(self, names: Sequence[str]) -> dict[str, str]:
+        """Who averages each partial model, in turn."""
+        if self.config.gossip.mode != "server":
+            return {}
+        shared = enumerate(self.owners.items())
+        return {owner: names[who[place % len(who)]] for place, (owner, who) in shared}
+
+    def _samples(self, index: int) -> int:
+        built = "members" in self.__dict__
+        return (self.members[index] if built else self.swarm.member(index)).samples
 
 
 def plan(config: Config, folder: Path, broker: BrokerAddress, source: str = "config") -> SwarmSpec:
@@ -31,103 +141,39 @@ def plan(config: Config, folder: Path, broker: BrokerAddress, source: str = "con
 
     With trust the peers' keys and invitations are made, in the folder's `trust`.
     """
-    require_push(config, source, "live peers", "run it in the arena with gossamer simulate")
-    heed(config, "live", source)
-    swarm = Swarm(config, source)
-    members = swarm.members()
-    owners = shared_owners(members)
-    _check_founder(config, swarm, owners)
-    found = swarm_graph(config, owners, source)
-    if found is not None:
-        tell(found)
-        if found.graph is None and config.gossip.mode != "async":
-            raise ConfigError(
-                f"{source}: key 'topology': this one changes over time, which live peers follow in async "
-                "mode only; name one graph, or run it in the arena with gossamer simulate"
-            )
-    graph = None if found is None else found.union()
-    names = tuple(member.name for member in members)
-    _check_private(config, owners, source)
-    check_compression(config, members, owners, source)
-    papers = None
+    layout = SwarmLayout(config, source, Swarm(config, source))
+    members = layout.members
+    if layout.graph is not None:
+        tell(layout.graph)
     if config.trust.kind == "swarm":
         papers = make_papers(folder / "trust", swarm_name(config), members)
-        names = papers.names
-    servers = {
-        owner: names[who[place % len(who)]] for place, (owner, who) in enumerate(owners.items())
-    }
-    text = json.dumps(without_networks(config).model_dump(mode="json"))
-    # Of peers with values of their own the first one gives the order, into which the others come.
-    apart = starts_apart(config)
-    gossip = config.gossip
-    peers = []
-    for index, member in enumerate(members):
-        neighbours, sources = _around(graph, names, index)
-        settings = Settings(
-            swarm=swarm_name(config),
-            mode=gossip.mode,
-            rounds=config.rounds,
-            every=config.every,
-            test_every=config.test_every,
-            exchanges=gossip.exchanges or _exchanges(config, graph, owners),
-            fraction=gossip.fraction,
-            weigh=config.weights,
-            dtype=gossip.dtype,
-            compress=gossip.compress,
-            drift=gossip.drift,
-            neighbours=neighbours,
-            sources=sources,
-            turns=_turns(found, names, index),
-            servers=servers,
-            expect=names,
-            founder=index == 0 or not apart,
-            trained=apart,
-            matching=swarm.matching(index),
-            settle_tolerance=gossip.settle_tolerance,
-            lease=gossip.lease,
-            start_timeout=gossip.start_timeout,
-            settle_timeout=gossip.settle_timeout,
-            leave_timeout=gossip.leave_timeout,
-            trust=config.trust.kind,
-            identity=papers and papers.key(member.name),
-            invitation=papers and papers.invitation(member.name),
-            owner=papers and papers.owner,
-            guards=config.trust.guards,
-            private=config.trust.private,
-            dp=config.trust.dp,
-        )
-        peers.append(
-            PeerSpec(
-                member.name,
-                "gossamer.experiments.entry:make_learner",
-                {"config": text, "index": index, "source": str(Path(source).resolve())},
-                settings,
-                samples=member.samples,
-                seed=index,
-                checkpoint=gossip.checkpoint,
-                network=_text(swarm.trained_file(index)),
+        peers = [
+            layout.peer(
+                index,
+                papers.names,
+                identity=papers.key(member.name),
+                invitation=papers.invitation(member.name),
+                owner=papers.owner,
             )
-        )
-    if broker.max_packet is None:
-        broker = replace(broker, max_packet=gossip.max_packet)
-    if broker.keepalive is None:
-        broker = replace(broker, keepalive=gossip.keepalive)
-    return SwarmSpec(swarm_name(config), broker, folder, peers, gossip.per_process)
+            for index, member in enumerate(members)
+        ]
+    else:
+        peers = [layout.peer(index) for index in range(config.peers)]
+    address = broker.with_defaults(config.gossip)
+    return SwarmSpec(swarm_name(config), address, folder, peers, config.gossip.per_process)
 
 
-def _check_founder(config: Config, swarm: Swarm, owners: dict[str, list[int]]) -> None:
+def _check_founder(config: Config, source: str, owners: dict[str, list[int]]) -> None:
     """Peers with values of their own need one whose order the others take over, in every model."""
-    if not starts_apart(config):
-        return
     if config.gossip.mode != "async":
         raise ConfigError(
-            f"{swarm.source}: key 'gossip.mode': peers with values of their own are matched as they come in, "
+            f"{source}: key 'gossip.mode': peers with values of their own are matched as they come in, "
             "which only async mode allows"
         )
     for owner, who in owners.items():
         if who[0] != 0:
             raise ConfigError(
-                f"{swarm.source}: key 'models': peer 0 gives the order of cells that the others take over, "
+                f"{source}: key 'models': peer 0 gives the order of cells that the others take over, "
                 f"but it has no part in {owner!r}; start it from equal values, or run gossamer simulate"
             )
 
@@ -210,7 +256,7 @@ def check_compression(
             f"{source}: key 'gossip.drift': in {gossip.mode} mode the others wait for every push, so none "
             'can be skipped; use mode = "async"'
         )
-    unknown = sorted(set(gossip.drift if isinstance(gossip.drift, dict) else ()) - set(owners))
+    unknown = sorted(set(gossip.drift if isinstance(gossip.drift, Mapping) else ()) - set(owners))
     if unknown:
         raise ConfigError(
             f"{source}: key 'gossip.drift': no peers share a model {unknown[0]!r}; there are "

@@ -139,7 +139,7 @@ class Engine:
         self.store = MatchedStore(self.network, settings.matching, trained=settings.trained)
         self.schemas = schema_hashes(self.network, self.store.common)
         self._samples = samples
-        self.weight = ONE * (samples if settings.weigh == "samples" else 1)
+        self.weight = ONE * (samples if settings.weights == "samples" else 1)
         self._books = _Books()
         self.ending: Ending | None = None
         self.dropped: Counter[str] = Counter()
@@ -576,7 +576,7 @@ class Engine:
         settings = self.settings
         return {
             "mode": settings.mode,
-            "weights": settings.weigh,
+            "weights": settings.weights,
             "dtype": settings.dtype,
             "trust": settings.trust,
         }
@@ -633,7 +633,7 @@ class Engine:
 
     def _adjust(self, samples: int) -> None:
         """Let another number of samples count: the difference is injected."""
-        if samples == self._samples or self.settings.weigh != "samples":
+        if samples == self._samples or self.settings.weights != "samples":
             return
         _log.info(
             "peer %s: has %d samples now, and had %d: its weight changes by the difference",

@@ -18,23 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field, TypeAdapter
 from safetensors import SafetensorError
 
 from ..gossip import topics
-from ..gossip.mqtt import MqttOptions, MqttTransport
+from ..gossip.mqtt import MqttTransport
 from ..gossip.mqtt_address import TlsFiles
-from ..gossip.mqtt_options import KEEPALIVE, LARGEST_PACKET
-from ..gossip.privacy import ReleasePlan
+from ..gossip.mqtt_options import LinkSettings, MqttOptions
 from ..gossip.topics import TopicError
 from ..gossip.transport import Hook, Transport, TransportError, Will
-from ..gossip.trust import GuardSettings
-from ..models import Learner, ModelError, Start
+from ..models import Learner, ModelError
 from .bootstrap import load_trained
 from .entry import call_entry
 from .errors import ExitCode, PeerError
 from .peer import Connect, Peer, Report
 from .record_file import RecordFile
-from .settings import Matching, Settings
+from .settings import Settings
 from .signals import stop_signals
 
 _log = logging.getLogger(__name__)
@@ -47,33 +46,37 @@ ECHO = "@echo"
 """The inbox in which a peer listens for itself; no vector has this name."""
 
 
-@dataclass(frozen=True)
-class BrokerAddress:
-    """How to reach a broker.
-
-    max_packet: bytes of the largest packet to send it. Left out, peers find out what it bears, which
-        costs them the first few messages; give its limit where you know it.
-    keepalive: seconds of silence before the link is tested; see MqttOptions.
-    password: of the user that the URL names, if it is not in the URL.
-    """
+class BrokerAddress(MqttOptions):
+    """How to reach a broker: its address, who we are to it, and the options of the connection."""
 
     url: str
+    """Where it is: an address that starts with mqtt://, mqtts://, ws:// or wss://."""
     ca: str | None = None
+    """The authority that signed the broker's certificate, a file."""
     certificate: str | None = None
+    """Our own certificate, if the broker asks for one, a file."""
     key: str | None = None
-    version: str = "3.1.1"
-    connect_timeout: float = 15.0
-    max_packet: int | None = None
-    keepalive: int | None = None
-    password: str | None = field(default=None, repr=False)
+    """The key of our own certificate, a file."""
+    password: str | None = Field(default=None, repr=False)
+    """Of the user that the URL names, if it is not in the URL."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        super().__init__(**{"url": url, **options})
+
+    def with_defaults(self, link: LinkSettings) -> BrokerAddress:
+        """Return a copy that takes from `link` what is stated there and not here."""
+        stated = link.model_fields_set & LinkSettings.model_fields.keys()
+        return self.updated(**{key: getattr(link, key) for key in stated - self.model_fields_set})
 
 
 @dataclass(frozen=True)
 class PeerSpec:
-    """One peer of a process: its name, how to build its learner, and where its files go.
+    """One peer of a process: its name, how to build its learner, and what it starts from.
 
     name: also the start of its files' names; with trust, the label of its key.
     entry: names a function that is called with `arguments` and returns a Learner.
+    samples: how much the peer counts with weights = "samples".
+    seed: of its random choices, as of whom to push to; another one on every peer.
     network: a safetensors file whose values the learner's network starts from: one trained before, if
         `settings.trained`.
     """
@@ -84,7 +87,6 @@ class PeerSpec:
     settings: Settings
     samples: int = 1
     seed: int = 0
-    checkpoint: bool = True
     network: str | None = None
 
 
@@ -98,20 +100,16 @@ class HostSpec:
     threads: int = 1
 
     def write(self, path: Path) -> None:
-        """As JSON, for our own eyes: the broker's password may be in it."""
+        """Write it as JSON that only this user can read: the broker's password may be in it."""
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
+        with os.fdopen(handle, "wb") as out:
             os.fchmod(out.fileno(), 0o600)  # whatever the rights of a file that was there
-            out.write(json.dumps(asdict(self), indent=1))
+            out.write(TypeAdapter(HostSpec).dump_json(self, indent=1))
 
     @classmethod
     def read(cls, path: Path) -> HostSpec:
-        """From JSON."""
-        table = json.loads(path.read_text("utf-8"))
-        peers = [
-            PeerSpec(**{**peer, "settings": _settings(peer["settings"])}) for peer in table["peers"]
-        ]
-        return cls(BrokerAddress(**table["broker"]), table["folder"], peers, table["threads"])
+        """Read what `write` wrote."""
+        return TypeAdapter(cls).validate_json(path.read_bytes())
 
 
 def mqtt_connect(broker: BrokerAddress) -> Connect:
@@ -137,16 +135,9 @@ def mqtt_transport(
     tls = None
     if broker.ca or broker.certificate:
         tls = TlsFiles(_path(broker.ca), _path(broker.certificate), _path(broker.key))
-    version = "5" if broker.version == "5" else "3.1.1"
-    options = MqttOptions(
-        version=version,
-        connect_timeout=broker.connect_timeout,
-        keepalive=KEEPALIVE if broker.keepalive is None else broker.keepalive,
-        max_packet=LARGEST_PACKET if broker.max_packet is None else broker.max_packet,
-    )
     return MqttTransport(
         broker.url, client_id, password=broker.password,
-        will=will, tls=tls, options=options, on_connect=on_connect, echo=echo,
+        will=will, tls=tls, options=broker, on_connect=on_connect, echo=echo,
     )  # fmt: skip
 
 
@@ -173,7 +164,7 @@ async def run_peer(
         peer = Peer(
             spec.name, learner, spec.settings, connect,
             samples=spec.samples, seed=spec.seed, on_record=metrics.write,
-            checkpoint=folder / f"{spec.name}.checkpoint" if spec.checkpoint else None,
+            checkpoint=folder / f"{spec.name}.checkpoint" if spec.settings.checkpoint else None,
             on_report=lambda report: _leave_behind(folder, spec.name, learner, report),
         )  # fmt: skip
         watch = asyncio.create_task(_leave_when(leaving, peer), name=f"{spec.name} watch")
@@ -290,22 +281,6 @@ def _innermost(errors: BaseExceptionGroup) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _settings(table: dict[str, Any]) -> Settings:
-    for name in ("neighbours", "sources", "expect"):
-        if table[name] is not None:
-            table[name] = tuple(table[name])
-    table["turns"] = tuple(tuple(turn) for turn in table["turns"])
-    if isinstance(table["guards"], dict):
-        table["guards"] = GuardSettings(**table["guards"])
-    if table["dp"] is not None:
-        table["dp"] = ReleasePlan(**table["dp"])
-    table["matching"] = {
-        model: Matching(**{**how, "start": Start(**how["start"])})
-        for model, how in table["matching"].items()
-    }
-    return Settings(**table)
 
 
 def _path(text: str | None) -> Path | None:

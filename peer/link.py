@@ -542,7 +542,7 @@ class Link:
 
 def agreement_of(settings: Settings) -> dict[str, str]:
     """Return the settings that must be the same on all peers, in the words of a config."""
-    agree = {"mode": settings.mode, "weights": settings.weigh}
+    agree = {"mode": settings.mode, "weights": settings.weights}
     if settings.mode == "rounds":
         agree["exchanges"] = str(settings.exchanges)
     return agree

@@ -109,7 +109,7 @@ class Peer:
         label of the peer's key; the attribute `name` is then the whole one, `label@id`.
     learner: what trains the peer's network; see gossamer.models.Learner.
     connect: makes the transport.
-    samples: how much the peer counts with `weigh = "samples"`.
+    samples: how much the peer counts with `weights = "samples"`.
     checkpoint: a file to survive crashes with. A peer started with the checkpoint of a killed process
         goes on where that stopped, and finishes an ending that it had begun; without one a crash loses
         the mass that the peer held. A peer that left early keeps what it learnt there, and brings new

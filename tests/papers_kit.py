@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gossamer.gossip.trust import Identity, Revocations, invite, public_text, save_invitation
@@ -39,8 +39,7 @@ class Papers:
 
     def settings(self, label: str, settings: Settings) -> Settings:
         """A peer's settings, with trust."""
-        return replace(
-            settings,
+        return settings.updated(
             trust="swarm",
             identity=str(self.folder / f"{label}.key"),
             invitation=str(self.folder / f"{label}.invitation"),

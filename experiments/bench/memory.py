@@ -7,7 +7,6 @@ import tempfile
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -64,15 +63,14 @@ def _learning(peers: int) -> float:
         broker = stack.enter_context(Broker(kind="mosquitto"))
         settings = Settings(
             swarm="bench", rounds=_STRETCHES, expect=tuple(traffic.names), founder=True,
-            settle_timeout=5.0,
+            settle_timeout=5.0, checkpoint=False,
         )  # fmt: skip
         specs = [
             PeerSpec(
                 name,
                 "gossamer.experiments.bench.idle:make_learner",
                 {"peer": name, "folder": None, "pause": _STRETCH_SECONDS},
-                replace(settings, neighbours=traffic.neighbours(index)),
-                checkpoint=False,
+                settings.updated(neighbours=traffic.neighbours(index)),
             )
             for index, name in enumerate(traffic.names)
         ]

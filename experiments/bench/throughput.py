@@ -166,8 +166,8 @@ def live_peers(
                 neighbours=traffic.neighbours(index),
                 expect=tuple(traffic.names),
                 founder=True,
+                checkpoint=traffic.checkpoint,
             ),
-            checkpoint=traffic.checkpoint,
         )
         for index, name in enumerate(traffic.names)
     ]

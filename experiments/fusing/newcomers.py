@@ -99,12 +99,12 @@ def spec_of(
     spec = plan(config, folder, broker)
     names = tuple(peer.name for peer in spec.peers)[:FOUNDERS]
     peers = [
-        replace(peer, settings=replace(peer.settings, expect=names), network=str(file))
+        replace(peer, settings=peer.settings.updated(expect=names), network=str(file))
         for peer, file in zip(spec.peers[:FOUNDERS], networks, strict=False)
     ]
     for peer, file in zip(spec.peers[FOUNDERS:], networks[FOUNDERS:], strict=True):
-        settings = replace(
-            peer.settings, expect=(), founder=False, trained=True, rounds=sizes.newcomers
+        settings = peer.settings.updated(
+            expect=(), founder=False, trained=True, rounds=sizes.newcomers
         )
         arguments = {**peer.arguments, "go": str(folder / "go")}
         entry = f"{__name__}:make_late_learner"

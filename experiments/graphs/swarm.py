@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import networkx as nx
 import numpy as np
 
+from ...peer.tables import PlaceSettings
 from ...topology import (
     Bridging,
     Members,
@@ -88,7 +89,7 @@ class SwarmGraph:
         return int(np.ceil(most))
 
 
-PUSHES = 2
+PUSHES: int = PlaceSettings.model_fields["exchanges"].default
 """Pushes of an async peer after each round, unless told otherwise."""
 
 WINDOW = 64

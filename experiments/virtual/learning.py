@@ -20,15 +20,12 @@ from ...models import Metrics
 from ..arena import Arena
 from ..build import Member, Swarm
 from ..config import Config, ConfigError
-from ..graphs.swarm import require_push
+from ..graphs.swarm import PUSHES, require_push
 from ..live import check_compression, graph_of, shared_owners
 from ..matching import members_in_order
 from .exact import ExactSwarm, Shared
 from .settings import seconds_of, world_of
 from .wire import wire_of
-
-FANOUT = 2
-"""Neighbours that a peer pushes to after a round, as live peers do unless told otherwise."""
 
 _LAST_MOMENT = 1e-9
 """What ends with the run still counts, though sums of stretches may be a few roundings beyond it."""
@@ -93,7 +90,7 @@ class LearningSwarm:
         self.swarm = ExactSwarm(
             self.world,
             _shared(config, self.members, graph, owners),
-            fanout=config.gossip.exchanges or FANOUT,
+            fanout=config.gossip.exchanges or PUSHES,
             fraction=config.gossip.fraction,
             wire=wire_of(config, self.members, owners),
             on_stretch=self._ended,

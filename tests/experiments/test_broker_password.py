@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +157,7 @@ def test_a_password_of_its_own_opens_a_broker(run):
     async def scenario(broker: Broker) -> str:
         address = BrokerAddress(broker.url.replace("//", "//anna@"), password="rig/ht:word@")
         with pytest.raises(TransportError, match="check name and password") as error:
-            async with mqtt_transport(replace(address, password="wrong"), "a"):
+            async with mqtt_transport(address.updated(password="wrong"), "a"):
                 pass
         assert "wrong" not in str(error.value)
         async with mqtt_transport(address, "a") as transport:

@@ -8,12 +8,13 @@ from typer.testing import CliRunner
 
 from gossamer.experiments.cli import app
 from gossamer.experiments.config import Config, ConfigError, parse_config
-from gossamer.experiments.join import Given, load_join
+from gossamer.experiments.join import load_join
 from gossamer.experiments.live import plan
 from gossamer.gossip.trust import Admission, GuardSettings, Identity, public_text, read_public
 from gossamer.gossip.trust.invitation import check
 from gossamer.peer.host import BrokerAddress
 
+BROKER = BrokerAddress("mqtt://x")
 SMALL = {
     "name": "small",
     "peers": 3,
@@ -54,8 +55,8 @@ def test_mistakes_name_the_key(trust, text):
 
 
 def test_a_swarms_invitations_admit_to_what_each_peer_implements(tmp_path):
-    config: Config = parse_config({**SMALL, "trust": "swarm"})
-    spec = plan(config, tmp_path, BrokerAddress("mqtt://x"))
+    config: Config = parse_config({**SMALL, "trust": "swarm", "gossip": {"mode": "server"}})
+    spec = plan(config, tmp_path, BROKER)
     names = spec.peers[0].settings.expect
     for index, peer in enumerate(spec.peers):
         settings = peer.settings
@@ -72,12 +73,12 @@ def test_a_swarms_invitations_admit_to_what_each_peer_implements(tmp_path):
         assert terms.admits("global")
         assert terms.admits("pair") is (index < 2)
         assert settings.servers["global"] in names
-    again = plan(config, tmp_path, BrokerAddress("mqtt://x"))
+    again = plan(config, tmp_path, BROKER)
     assert set(again.peers[0].settings.expect).isdisjoint(names)  # thrown away
 
 
 def test_a_swarm_without_trust_has_no_keys(tmp_path):
-    spec = plan(parse_config(SMALL), tmp_path, BrokerAddress("mqtt://x"))
+    spec = plan(parse_config(SMALL), tmp_path, BROKER)
     assert spec.peers[0].settings.expect == ("0", "1", "2")
     assert not (tmp_path / "trust").exists()
 
@@ -96,19 +97,19 @@ def test_a_peers_file_names_its_papers(tmp_path, papers):
         'entry = "m:f"\n[trust]\nidentity = "anna.key"\ninvitation = "anna.invitation"\n'
         f'owner = "{owner}"\nguards = "off"\n'
     )
-    spec = load_join(file, "garden", None)
+    spec = load_join(file, BROKER).spec
     settings = spec.settings
     assert (spec.name, settings.trust, settings.guards) == ("anna", "swarm", "off")
     assert settings.identity == str(tmp_path / "anna.key")
     assert settings.invitation == str(tmp_path / "anna.invitation")
     assert settings.owner == owner
-    said = load_join(file, "garden", "b", Given(owner="another", invitation=tmp_path / "x"))
+    said = load_join(file, BROKER, name="b", owner="another", invitation=str(tmp_path / "x")).spec
     assert (said.settings.owner, said.settings.invitation) == ("another", str(tmp_path / "x"))
     file.write_text('entry = "m:f"\n')
-    given = load_join(file, "garden", None, Given(identity=tmp_path / "anna.key"))
+    given = load_join(file, BROKER, identity=str(tmp_path / "anna.key")).spec
     assert (given.name, given.settings.trust) == ("anna", "swarm")
     with pytest.raises(ConfigError, match=r"gone\.key: cannot be read"):
-        load_join(file, "garden", None, Given(identity=tmp_path / "gone.key"))
+        load_join(file, BROKER, identity=str(tmp_path / "gone.key"))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ def test_rules_that_make_no_sense_are_refused(tmp_path, monkeypatch, arguments, 
 def test_masks_that_hide_nothing_are_refused(tmp_path, changes, text):
     config = parse_config({**SMALL, "gossip": {"mode": "rounds"}, **changes})
     with pytest.raises(ConfigError, match=r"key 'trust\.private'") as caught:
-        plan(config, tmp_path, BrokerAddress("mqtt://x"))
+        plan(config, tmp_path, BROKER)
     assert text in str(caught.value)
 
 
@@ -155,7 +156,7 @@ def test_masks_cost_exchanges_on_a_graph(tmp_path):
     masked = {"kind": "swarm", "private": {"global": 64.0}, "dp": {"clip": 1.0, "noise": 1.0}}
     spec = [
         plan(parse_config({**table, "models": SMALL["models"][:1], "trust": trust}), tmp_path,
-             BrokerAddress("mqtt://x")).peers[0].settings
+             BROKER).peers[0].settings
         for trust in ("swarm", masked)
     ]  # fmt: skip
     assert spec[1].exchanges > spec[0].exchanges

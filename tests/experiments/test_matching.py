@@ -199,11 +199,11 @@ def test_a_device_joins_with_its_own_network(tmp_path):
         'name = "anna"\nentry = "device:make"\nnetwork = "own.safetensors"\n'
         'matching.all = {kind = "fuse", width = "64-9-10", bound = "64-12-10", seed = 4}\n'
     )
-    spec = load_join(tmp_path / "peer.toml", "garden", None)
+    spec = load_join(tmp_path / "peer.toml", BROKER).spec
     assert spec.network == str(tmp_path / "own.safetensors")
     assert spec.settings.trained
     assert spec.settings.matching == {"all": Matching("fuse", "64-9-10", "64-12-10", 4)}
-    other = load_join(tmp_path / "peer.toml", "garden", None, network=Path("b.safetensors"))
+    other = load_join(tmp_path / "peer.toml", BROKER, network=Path("b.safetensors")).spec
     assert other.network == "b.safetensors"
 
 
@@ -213,14 +213,14 @@ def test_a_device_that_is_a_peer_of_a_config_matches_as_it_says(tmp_path):
         '[[models]]\nname = "all"\nlayout = "64-5-10"\nmatching = "align"\n'
     )
     (tmp_path / "peer.toml").write_text('name = "anna"\nconfig = "swarm.toml"\nindex = 1\n')
-    spec = load_join(tmp_path / "peer.toml", "garden", None)
+    spec = load_join(tmp_path / "peer.toml", BROKER).spec
     assert not spec.settings.trained
     assert spec.settings.matching["all"].kind == "align"
     (tmp_path / "peer.toml").write_text(
-        'name = "anna"\nconfig = "swarm.toml"\nmatching.all = {kind = "align"}\n'
+        'name = "anna"\nconfig = "swarm.toml"\nindex = 1\nmatching.all = {kind = "align"}\n'
     )
     with pytest.raises(ConfigError, match=r"key 'matching': .*swarm.toml says how"):
-        load_join(tmp_path / "peer.toml", "garden", None)
+        load_join(tmp_path / "peer.toml", BROKER)
 
 
 def test_a_finished_swarm_is_fused_into_one_network(tmp_path, monkeypatch, capsys):

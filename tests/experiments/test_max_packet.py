@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from cli_kit import runner
 
-from gossamer.experiments import cli_live, watch
+from gossamer.experiments import watch
 from gossamer.experiments.config import ConfigError, load_config, parse_config
 from gossamer.experiments.join import read_join
 from gossamer.experiments.live import plan
 from gossamer.gossip.mqtt import MqttTransport
-from gossamer.gossip.mqtt_options import LARGEST_PACKET, SMALLEST_PACKET, MqttOptions
+from gossamer.gossip.mqtt_options import LARGEST_PACKET, MqttOptions
 from gossamer.peer import host
 from gossamer.peer.host import BrokerAddress, HostSpec, mqtt_transport
 
@@ -38,7 +38,9 @@ def test_a_config_says_it_and_the_command_line_goes_before(tmp_path: Path) -> No
     assert room(spec.broker) == room(BrokerAddress(URL)) - LARGEST_PACKET + 4096
     given = plan(config, tmp_path, BrokerAddress(URL, max_packet=2000))
     assert given.broker.max_packet == 2000
-    assert plan(parse_config(SMALL), tmp_path, BrokerAddress(URL)).broker.max_packet is None
+    assert (
+        plan(parse_config(SMALL), tmp_path, BrokerAddress(URL)).broker.max_packet == LARGEST_PACKET
+    )
     HostSpec(spec.broker, str(tmp_path), []).write(tmp_path / "host.json")
     assert HostSpec.read(tmp_path / "host.json").broker.max_packet == 4096
 
@@ -67,10 +69,14 @@ def test_a_config_takes_numbers_only(size: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "option", "expected"),
-    [("", [], None), ("max_packet = 9000", [], 9000), ("max_packet = 9000", ["700"], 700)],
+    [
+        ("", [], LARGEST_PACKET),
+        ("max_packet = 9000", [], 9000),
+        ("max_packet = 9000", ["700"], 700),
+    ],
 )
 def test_join_hands_it_to_the_broker(
-    tmp_path, monkeypatch, capsys, text: str, option: list[str], expected: int | None
+    tmp_path, monkeypatch, capsys, text: str, option: list[str], expected: int
 ) -> None:
     seen: list[HostSpec] = []
     monkeypatch.setattr(host, "run_guarded", lambda spec: seen.append(spec) or 1)
@@ -94,12 +100,17 @@ def test_swarm_hands_it_to_the_broker(tmp_path, monkeypatch, capsys) -> None:
     run = runner(tmp_path, monkeypatch, capsys, "swarm")
     for options in ([], ["--max-packet", "700"]):
         assert run("swarm.toml", "--broker", URL, *options).code == 2
-    assert [address.max_packet for address in seen] == [None, 700]
+    assert [address.max_packet for address in seen] == [LARGEST_PACKET, 700]
 
 
-@pytest.mark.parametrize("command", ["swarm", "join"])
-def test_the_options_bounds_are_those_of_packets(command, tmp_path, monkeypatch, capsys) -> None:
-    assert (SMALLEST_PACKET, LARGEST_PACKET) == cli_live.PACKETS
-    result = runner(tmp_path, monkeypatch, capsys, command)("x.toml", "--max-packet", "511")
-    assert result.code == 2
-    assert "512" in result.err
+def test_an_option_that_no_packet_can_be_is_one_line(tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "anna.toml").write_text('name = "anna"\nentry = "m:f"\n')
+    (tmp_path / "swarm.toml").write_text("peers = 2\n")
+    for command, arguments in {
+        "swarm": ["swarm.toml"],
+        "join": ["--broker", URL, "--swarm", "s", "--config", "anna.toml"],
+    }.items():
+        run = runner(tmp_path, monkeypatch, capsys, command)
+        result = run(*arguments, "--max-packet", "511", "--show-settings")
+        assert result.code == 2
+        assert "--max-packet 511: packets have 512 to 16777216 bytes" in result.err

@@ -33,7 +33,7 @@ def small_config(peers: int, rounds: int, **gossip: Any) -> Config:
 def small_swarm(config: Config, folder: Path, url: str, **settings: Any) -> SwarmSpec:
     """The config's processes, with some settings changed."""
     spec = plan(config, folder, BrokerAddress(url))
-    peers = [replace(peer, settings=replace(peer.settings, **settings)) for peer in spec.peers]
+    peers = [replace(peer, settings=peer.settings.updated(**settings)) for peer in spec.peers]
     return replace(spec, peers=peers)
 
 

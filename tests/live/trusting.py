@@ -7,7 +7,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -109,7 +108,7 @@ class Swarmlet:
         self.peers[index] = peer = Peer(
             one.name,
             learner or self.members[index].learner,
-            replace(one.settings, tick=0.02, **self._settings),
+            one.settings.updated(tick=0.02, **self._settings),
             self._connect,
             seed=one.seed,
             checkpoint=self.folder / f"{one.name}.checkpoint" if checkpoint else None,

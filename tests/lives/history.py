@@ -574,7 +574,12 @@ class Stage:
         topic = f"gossamer/v1/{SWARM}/peer/{name}"
         status = json.loads(self.broker.retained.get(f"{topic}/status", b"{}"))
         if status.get("state") == "offline":
-            notice = {"session": status["session"], "reason": "it burnt down", "by": "operator", "time": 0.0}
+            notice = {
+                "session": status["session"],
+                "reason": "it burnt down",
+                "by": "operator",
+                "time": 0.0,
+            }
             self.broker.publish("operator", f"{topic}/death", json.dumps(notice).encode(), True)
 
     def _unsettle(self, seconds: float = 0.0) -> None:

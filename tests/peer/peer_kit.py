@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +170,7 @@ class Life:
     def go_on_for(self, more: int) -> None:
         """End an endless training after so many rounds more."""
         rounds = self.view.round + more
-        self.peer.settings = replace(self.peer.settings, rounds=rounds)
+        self.peer.settings = self.peer.settings.updated(rounds=rounds)
 
     async def outlive(self, name: str) -> None:
         """Let the lease of somebody who is offline be over for this peer, however little time has passed.

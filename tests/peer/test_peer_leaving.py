@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -90,8 +89,8 @@ def test_who_leaves_after_agreement_keeps_what_it_agreed_upon(run):
 
     async def swarm():
         nest = Nest(quick(expect=PAIR, founder=True, leave_timeout=9e3))
-        one = nest.start("a", settings=replace(nest.settings, rounds=2))
-        two = nest.start("b", settings=replace(nest.settings, rounds=10**9))
+        one = nest.start("a", settings=nest.settings.updated(rounds=2))
+        two = nest.start("b", settings=nest.settings.updated(rounds=10**9))
         await wait_for(lambda: one.peer.link is not None and one.peer.link.phase == "settling")
         two.peer.leave("enough")
         gone = await two.task

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +80,7 @@ class Start:
             self.begin(name, Gate(self.limit))
 
     def begin(self, name, gate):
-        settings = replace(self.nest.settings, expect=TRIO, founder=True)
+        settings = self.nest.settings.updated(expect=TRIO, founder=True)
         checkpoint = None if self.folder is None else self.folder / f"{name}.checkpoint"
         self.gates[name] = gate
         self.lives[name] = self.nest.start(
@@ -125,7 +125,7 @@ class Start:
 def test_a_newcomer_counts_only_after_hearing(run):
     async def swarm():
         nest, gates = Nest(quick(rounds=8)), []
-        settings = replace(nest.settings, expect=TRIO, founder=True)
+        settings = nest.settings.updated(expect=TRIO, founder=True)
         for name in TRIO:
             gates.append(Gate(3))
             nest.start(name, Still(make_learner(name), 1.0, gates[-1]), settings)

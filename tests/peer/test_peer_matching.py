@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -41,10 +40,10 @@ def test_what_a_trained_newcomer_brings_counts_with_its_weight(run, guards):
 
     async def swarm():
         nest = Nest(quick(rounds=10**9, guards=guards))
-        settings = replace(nest.settings, expect=("a", "b", "c"), founder=True)
+        settings = nest.settings.updated(expect=("a", "b", "c"), founder=True)
         lives = [nest.start(name, still(name, 1.0), settings) for name in "abc"]
         await wait_for(lambda: all(life.trains() for life in lives))
-        late = replace(nest.settings, trained=True, founder=False)
+        late = nest.settings.updated(trained=True, founder=False)
         records = []
         newcomer = nest.start("d", still("d", 1.2), late, on_record=records.append)
         await wait_for(newcomer.counts)
@@ -77,7 +76,7 @@ def test_only_aligned_cells_are_mixed(run, matching):
     async def swarm():
         nest = Nest(quick(rounds=10**9, matching=matching))
         start = [make_learner(name).network.read("global").clone() for name in "ab"]
-        settings = replace(nest.settings, expect=("a", "b"), founder=True)
+        settings = nest.settings.updated(expect=("a", "b"), founder=True)
 
         def keep(inner):
             learner = Still(inner, 0.0, slowly)
@@ -88,7 +87,7 @@ def test_only_aligned_cells_are_mixed(run, matching):
         values = {name: one.network.flat.clone() for name, one in made.items()}
         lives = [nest.start(name, keep(made[name]), settings) for name in "ab"]
         await wait_for(lambda: all(life.trains() for life in lives))
-        late = replace(nest.settings, trained=True, founder=False)
+        late = nest.settings.updated(trained=True, founder=False)
         await wait_for(nest.start("c", keep(made["c"]), late).counts)
         return start[0], nest, await nest.finish(more=5)
 
@@ -148,7 +147,7 @@ def test_widths_that_differ_are_refused_by_name(run):
         nest = Nest(quick(expect=("a", "b"), founder=True))
         for name, bound in (("a", "4-8-2"), ("b", "4-9-2")):
             matching = {"global": Matching("fuse", "4-6-2", bound)}
-            settings = replace(nest.settings, matching=matching)
+            settings = nest.settings.updated(matching=matching)
             nest.start(name, make_learner(name), settings)
         return await asyncio.gather(*(life.task for life in nest.lives), return_exceptions=True)
 

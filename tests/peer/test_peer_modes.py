@@ -62,7 +62,7 @@ def test_weights_by_samples_give_the_weighted_mean(run, mode):
     learners = [Still(make_learner(n), v) for n, v in zip(NAMES, (0.0, 1.0, 2.0, 5.0), strict=True)]
     samples = (1, 2, 3, 4)
     _, reports = run(
-        live(mode, learners=learners, samples=samples, weigh="samples", settle_tolerance=1e-6)
+        live(mode, learners=learners, samples=samples, weights="samples", settle_tolerance=1e-6)
     )
     assert held(reports) == 10
     expected = (0 * 1 + 1 * 2 + 2 * 3 + 5 * 4) / 10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -107,7 +106,7 @@ def test_what_cannot_go_together_is_refused(changes, text):
     fine = quick(trust="swarm", mode="rounds", private={"global": 64.0})
     Engine("a", make_learner("a"), fine)
     with pytest.raises(PeerError, match=text) as caught:
-        Engine("a", make_learner("a"), replace(fine, **changes))
+        Engine("a", make_learner("a"), fine.updated(**changes))
     assert "\n" not in str(caught.value)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +65,7 @@ def connect(*_args):
 
 
 def wrong(papers, **changes):
-    return replace(papers.settings("a", quick()), **changes)
+    return papers.settings("a", quick()).updated(**changes)
 
 
 def test_papers_that_do_not_do_are_one_line(tmp_path):
@@ -99,7 +98,7 @@ def test_who_is_not_admitted_ends_before_it_says_anything(run, tmp_path):
     with pytest.raises(PeerError, match="implements global, local-a, which paper"):
         run(lonely(papers.settings("a", quick())))
     with pytest.raises(PeerError, match="no valid invitation"):
-        run(lonely(replace(papers.settings("b", quick()), owner=stranger), "b"))
+        run(lonely(papers.settings("b", quick()).updated(owner=stranger), "b"))
 
 
 def test_a_sender_beyond_the_bounds_is_quarantined_and_its_mass_stays_its_own(

@@ -75,7 +75,7 @@ def test_peers_in_processes_learn_to_the_end_and_are_watched(spec, monkeypatch):
     monkeypatch.chdir(HERE)
     records = []
     limits = {"start_timeout": 300.0, "leave_timeout": 120.0}
-    patient = [replace(p, settings=replace(p.settings, **limits)) for p in spec.peers]
+    patient = [replace(p, settings=p.settings.updated(**limits)) for p in spec.peers]
     asyncio.run(LocalSwarm(replace(spec, peers=patient), on_record=records.append).run())
     assert {record["peer"] for record in records} <= {"a", "b", "c"}
     reports = [json.loads((spec.folder / f"{name}.report.json").read_text()) for name in "abc"]

@@ -1,0 +1,432 @@
+"""A setting is declared once, and means the same to `swarm` and to a device that joins with its config."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import pickle
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_kit import runner
+from papers_kit import Papers
+from pydantic import BaseModel, ValidationError
+
+from gossamer import experiments, gossip, peer
+from gossamer.experiments.config import ConfigError, load_config
+from gossamer.experiments.join import load_join
+from gossamer.experiments.live import plan
+from gossamer.gossip.mqtt_options import LinkSettings, MqttOptions
+from gossamer.gossip.trust import public_text
+from gossamer.peer.host import BrokerAddress, HostSpec, PeerSpec
+from gossamer.peer.settings import Settings
+
+URL = "mqtt://127.0.0.1:1"
+BROKER = BrokerAddress(URL)
+BASE: dict[str, Any] = {
+    "peers": 3,
+    "data": {"samples": 20},
+    "network": {"layout": "64=12=10"},
+    "models": [{"name": "global", "layout": "64-8-0"}],
+}
+APART = {
+    "network": {"layout": "64=12=10", "equal_starts": False},
+    "models": [{"name": "global", "layout": "64-8-10", "matching": "align"}],
+}
+TRUST: dict[str, Any] = {"trust": {"kind": "swarm"}}
+MASKED = {"gossip": {"mode": "rounds"}, "trust": {"kind": "swarm", "private": {"global": 64.0}}}
+
+CASES: dict[str, dict[str, Any]] = {
+    "rounds": {"rounds": 7},
+    "every": {"every": 2},
+    "test_every": {"test_every": 3},
+    "weights": {"weights": "samples"},
+    "mode": {"gossip": {"mode": "rounds"}},
+    "fraction": {"gossip": {"fraction": 0.25}},
+    "dtype": {"gossip": {"dtype": "float64"}},
+    "compress": {"gossip": {"compress": "int8"}},
+    "drift": {"gossip": {"drift": {"global": 0.05}}},
+    "lease": {"gossip": {"lease": 77}},
+    "silence": {"gossip": {"silence": 3}},
+    "start_timeout": {"gossip": {"start_timeout": 7}},
+    "settle_tolerance": {"gossip": {"settle_tolerance": 0.01}},
+    "settle_timeout": {"gossip": {"settle_timeout": 7}},
+    "leave_timeout": {"gossip": {"leave_timeout": 7}},
+    "checkpoint": {"gossip": {"checkpoint": False}},
+    "save_every": {"gossip": {"save_every": 7}},
+    "tick": {"gossip": {"tick": 0.5}},
+    "exchanges": {"topology": "ring", "peers": 5, "gossip": {"mode": "rounds"}},
+    "neighbours": {"topology": "ring", "peers": 5},
+    "sources": {"topology": "exponential", "peers": 6, "gossip": {"mode": "rounds"}},
+    "turns": {"topology": "one-peer-exponential", "peers": 4},
+    "servers": {"gossip": {"mode": "server"}},
+    "expect": {},
+    "founder": APART,
+    "trained": APART,
+    "matching": APART,
+    "guards": {"trust": {"guards": {"distance": 2.0}}},
+    "private": MASKED,
+    "dp": {"trust": {"dp": {"clip": 1.0, "noise": 1.0}}},
+    "swarm": {"name": "garden"},
+    "trust": TRUST,
+    "identity": TRUST,
+    "invitation": TRUST,
+    "owner": TRUST,
+}
+LINK = {"connect_timeout": 7, "keepalive": 7, "max_packet": 4096}
+COMMAND_LINE_ONLY = {"replace"}
+
+DECLARED_MORE_THAN_ONCE = {
+    "exchanges": {"PlaceSettings", "Gossip"},  # a config may leave it to the graph
+    "trust": {"Settings", "Config", "JoinConfig"},  # in files it is a table with a kind
+    "matching": {"MatchingSettings", "Model"},  # a config says it of each of its models
+    "trained": {"Settings", "Network"},  # a config names the files of trained networks
+    "max_packet": {"LinkSettings", "BrokerSettings"},  # the limit of a broker that is started
+    "swarm": {"Settings", "SwarmSpec"},  # the processes of one machine have one too
+}
+
+
+def settings_classes() -> Iterator[type]:
+    """All tables of settings, and the plans of processes, in gossip, peer, configs and devices' files."""
+    found = [f"gossamer.experiments.{name}" for name in ("join", *configs())]
+    for package in (gossip, peer):
+        found += [
+            f"{package.__name__}.{one.name}" for one in pkgutil.iter_modules(package.__path__)
+        ]
+    for module in (importlib.import_module(name) for name in found if "__main__" not in name):
+        for each in vars(module).values():
+            if isinstance(each, type) and each.__module__ == module.__name__:
+                plan = is_dataclass(each) and each.__name__.endswith(
+                    ("Settings", "Spec", "Options")
+                )
+                if plan or issubclass(each, BaseModel):
+                    yield each
+
+
+def configs() -> list[str]:
+    modules = pkgutil.iter_modules(experiments.__path__)
+    return [one.name for one in modules if one.name.startswith("config")]
+
+
+def toml(table: dict[str, Any], above: str = "") -> Iterator[str]:
+    """Lines `a.b = value`; the values here are the same in JSON and TOML."""
+    for key, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from toml(value, f"{above}{key}.")
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            inside = (", ".join(toml(each)) for each in value)
+            yield f"{above}{key} = [{', '.join(f'{{{one}}}' for one in inside)}]"
+        else:
+            yield f"{above}{key} = {json.dumps(value)}"
+
+
+def write(path: Path, table: dict[str, Any]) -> Path:
+    path.write_text("\n".join(toml(table)) + "\n")
+    return path
+
+
+def both(
+    folder: Path, changes: dict[str, Any], **device: Any
+) -> Iterator[tuple[PeerSpec, PeerSpec, BrokerAddress, BrokerAddress]]:
+    """Each peer of a config, and its broker: as `swarm` makes them, and as a device's file does."""
+    file = write(folder / "swarm.toml", BASE | changes)
+    spec = plan(load_config(file), folder / "out", BROKER, str(file))
+    for index, one in enumerate(spec.peers):
+        own = {"config": "swarm.toml", "index": index} | device
+        if one.settings.trust == "swarm":
+            keys = ("identity", "invitation", "owner")
+            own["trust"] = {key: getattr(one.settings, key) for key in keys}
+            own["expect"] = list(one.settings.expect)  # names have ids that a config cannot know
+        joined = load_join(write(folder / "peer.toml", own), BROKER)
+        yield one, joined.spec, spec.broker, joined.broker
+
+
+def test_every_setting_has_a_case() -> None:
+    assert CASES.keys() | COMMAND_LINE_ONLY == Settings.model_fields.keys()
+    assert LINK.keys() == LinkSettings.model_fields.keys()
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_swarm_and_join_give_a_peer_the_same_settings(tmp_path: Path, key: str) -> None:
+    usual = Settings.model_fields[key].default
+    seen = []
+    for swarm, join, _, _ in both(tmp_path, CASES[key]):
+        assert join == swarm
+        seen.append(getattr(join.settings, key))
+    assert any(value != usual for value in seen)  # or the case says nothing
+
+
+@pytest.mark.parametrize("key", LINK)
+def test_swarm_and_join_reach_the_broker_in_the_same_way(tmp_path: Path, key: str) -> None:
+    for _, _, swarm, join in both(tmp_path, {"gossip": {key: LINK[key]}}):
+        assert join == swarm
+        assert getattr(join, key) == LINK[key]
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_a_childs_process_reads_what_was_written(tmp_path: Path, key: str) -> None:
+    specs = [swarm for swarm, _, _, _ in both(tmp_path, CASES[key])]
+    host = HostSpec(BROKER, "out", specs)
+    host.write(tmp_path / "host.json")
+    assert HostSpec.read(tmp_path / "host.json") == host
+    assert pickle.loads(pickle.dumps(specs[0].settings)) == specs[0].settings
+
+
+def test_no_knob_is_declared_twice() -> None:
+    declared: dict[str, set[str]] = {}
+    for each in settings_classes():
+        for key in inspect.get_annotations(each):
+            declared.setdefault(key, set()).add(each.__name__)
+    knobs = {*Settings.model_fields, *BrokerAddress.model_fields}
+    twice = {key: classes for key, classes in declared.items() if len(classes) > 1}
+    assert {key: twice[key] for key in knobs & twice.keys()} == DECLARED_MORE_THAN_ONCE
+    assert knobs <= declared.keys()
+
+
+def test_every_knob_has_a_docstring() -> None:
+    for table in (Settings, BrokerAddress):
+        assert [key for key, field in table.model_fields.items() if not field.description] == []
+
+
+def test_a_connection_is_tried_equally_long_everywhere() -> None:
+    assert MqttOptions().connect_timeout == BROKER.connect_timeout == 15.0
+
+
+def test_settings_are_checked_and_cannot_be_changed() -> None:
+    settings = Settings(neighbours=["a", "b"], rounds=3)
+    assert settings.neighbours == ("a", "b")
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.rounds = 4  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="rounds"):
+        settings.updated(rounds=0)
+    with pytest.raises(ValidationError, match="wieghts"):
+        Settings(wieghts="samples")  # type: ignore[call-arg]
+    assert settings.updated(lease=5.0) == Settings(neighbours=("a", "b"), rounds=3, lease=5.0)
+
+
+# What a device's file and the command line say goes before the config.
+
+
+def device(folder: Path, swarm: dict[str, Any], **own: Any) -> Path:
+    write(folder / "swarm.toml", BASE | swarm)
+    return write(folder / "anna.toml", {"config": "swarm.toml", "index": 1} | own)
+
+
+def test_the_command_line_goes_before_the_file_and_the_file_before_the_config(tmp_path) -> None:
+    swarm = {"rounds": 7, "gossip": {"lease": 70, "keepalive": 7, "tick": 0.5}}
+    file = device(tmp_path, swarm, name="anna", lease=80, keepalive=8)
+    given = BrokerAddress(URL, keepalive=9)
+    found = load_join(file, given, swarm="mine", replace=True)
+    settings = found.spec.settings
+    assert (settings.rounds, settings.lease, settings.tick) == (7, 80.0, 0.5)
+    assert (settings.swarm, settings.replace, found.broker.keepalive) == ("mine", True, 9)
+    origins = {key: found.origins.get(key) for key in ("rounds", "lease", "swarm", "every")}
+    assert origins == {
+        "rounds": "config", "lease": "device file", "swarm": "command line", "every": None,
+    }  # fmt: skip
+    assert found.origins["keepalive"] == "command line"
+    assert load_join(file, BROKER).broker.keepalive == 8
+    # with the name that this device has
+    assert found.spec.name == "anna"
+    assert settings.expect == ("0", "anna", "2")
+
+
+def test_a_device_is_named_as_the_config_does_unless_it_says_otherwise(tmp_path, capsys) -> None:
+    assert load_join(device(tmp_path, {}), BROKER).spec.name == "1"
+    assert capsys.readouterr().err == ""
+    assert load_join(device(tmp_path, {}), BROKER, name="anna").spec.name == "anna"
+    assert "know peer 1 as '1'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("swarm", "own", "key"),
+    [
+        ({"gossip": {"mode": "rounds"}}, {"mode": "async"}, "mode"),
+        ({}, {"weights": "samples"}, "weights"),
+        ({"gossip": {"dtype": "float64"}}, {"dtype": "float32"}, "dtype"),
+        (TRUST, {"trust": {"kind": "none"}}, "trust.kind"),
+        ({}, {"trust": {"kind": "swarm"}}, "trust.kind"),
+        ({}, {"trust": {"private": {"global": 64.0}}}, "trust.private"),
+    ],
+)
+def test_what_peers_must_agree_on_cannot_be_overruled(tmp_path, swarm, own, key) -> None:
+    file = device(tmp_path, swarm, **own)
+    with pytest.raises(ConfigError) as caught:
+        load_join(file, BROKER)
+    line = str(caught.value)
+    assert line.startswith(f"{file}: key '{key}': ")
+    assert str(tmp_path / "swarm.toml") in line
+    assert "\n" not in line
+    same = {"mode": "rounds"} if key == "mode" else {}
+    load_join(device(tmp_path, swarm if same else {}, **same), BROKER)  # to repeat it is no mistake
+
+
+@pytest.fixture
+def papers(tmp_path: Path) -> Papers:
+    made = Papers(tmp_path, swarm="swarm")
+    made.names("anna")
+    return made
+
+
+def credentials(papers: Papers) -> dict[str, str]:
+    owner = public_text(papers.owner.public)
+    return {"identity": "anna.key", "invitation": "anna.invitation", "owner": owner}
+
+
+def test_a_configs_trust_is_never_left_out(tmp_path, papers) -> None:
+    with pytest.raises(
+        ConfigError, match=r"anna.toml: key 'trust.identity': .*swarm.toml has trust"
+    ):
+        load_join(device(tmp_path, TRUST), BROKER)
+    some = {"identity": "anna.key", "owner": "x"}
+    with pytest.raises(ConfigError, match="needs the device's invitation: give them in"):
+        load_join(device(tmp_path, TRUST, trust=some), BROKER)
+    found = load_join(device(tmp_path, TRUST, trust=credentials(papers), expect=[]), BROKER)
+    assert found.spec.settings.trust == "swarm"
+    # and a key is of no use where the config has none
+    with pytest.raises(ConfigError, match=r"key 'trust.kind': .*swarm.toml"):
+        load_join(device(tmp_path, {}), BROKER, identity=str(tmp_path / "anna.key"))
+
+
+@pytest.mark.parametrize(
+    ("swarm", "own", "key"),
+    [
+        (TRUST, {}, "expect"),
+        (TRUST | {"topology": "ring"}, {"expect": []}, "neighbours"),
+        (TRUST | {"gossip": {"mode": "server"}}, {"expect": []}, "servers"),
+    ],
+)
+def test_names_that_a_device_cannot_know_are_asked_for(tmp_path, papers, swarm, own, key) -> None:
+    file = device(tmp_path, swarm, trust=credentials(papers), **own)
+    with pytest.raises(ConfigError, match=rf"anna.toml: key '{key}': .*label@id.*: write {key}"):
+        load_join(file, BROKER)
+
+
+def test_who_does_not_wait_for_the_others_is_not_taken_for_a_founder(tmp_path) -> None:
+    assert load_join(device(tmp_path, {}), BROKER).spec.settings.founder is True
+    assert load_join(device(tmp_path, {}, expect=[]), BROKER).spec.settings.founder is None
+    assert load_join(device(tmp_path, {}, expect=["2", "0"]), BROKER).spec.settings.founder is True
+    network = Path("own.safetensors")
+    trained = load_join(device(tmp_path, {}), BROKER, network=network).spec.settings
+    assert (trained.founder, trained.trained) == (None, True)
+    stated = device(tmp_path, {}, expect=[], founder=True)
+    assert load_join(stated, BROKER).spec.settings.founder is True
+
+
+def test_each_device_draws_its_own_neighbours(tmp_path) -> None:
+    file = write(tmp_path / "peer.toml", {"entry": "m:f"})
+    seeds = [load_join(file, BROKER, name=name).spec.seed for name in ("anna", "ben", "anna")]
+    assert seeds[0] == seeds[2] != seeds[1]
+    assert 0 not in seeds
+    write(file, {"entry": "m:f", "seed": 5})
+    assert load_join(file, BROKER, name="anna").spec.seed == 5
+    assert load_join(device(tmp_path, {}), BROKER).spec.seed == 1
+    found = load_join(device(tmp_path, {}, samples=9), BROKER)
+    assert (found.spec.samples, found.origins["samples"]) == (9, "device file")
+    assert found.origins["seed"] == "config"
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ({"config": "swarm.toml"}, "key 'index': say which peer of .*swarm.toml .*, 0 to 2"),
+        ({"config": "swarm.toml", "index": 3}, "key 'index': say which peer"),
+        ({"entry": "m:f", "index": 1}, "key 'index': is for a device with 'config'"),
+        (
+            {"config": "swarm.toml", "index": 1, "arguments": {"a": 1}},
+            "key 'arguments': is for a device with 'entry'",
+        ),
+    ],
+)
+def test_which_peer_a_device_is_must_be_said(tmp_path, own, words) -> None:
+    write(tmp_path / "swarm.toml", BASE)
+    with pytest.raises(ConfigError, match=words):
+        load_join(write(tmp_path / "anna.toml", own), BROKER)
+
+
+def test_a_device_without_a_config_states_any_setting(tmp_path) -> None:
+    own = {"entry": "m:f", "name": "anna", "every": 3, "settle_tolerance": 0.1, "test_every": 2}
+    places = {"servers": {"global": "ben"}, "sources": ["ben"], "turns": [["ben"], ["carl"]]}
+    settings = load_join(write(tmp_path / "peer.toml", own | places), BROKER).spec.settings
+    assert (settings.every, settings.settle_tolerance, settings.test_every) == (3, 0.1, 2)
+    assert settings.turns == (("ben",), ("carl",))
+    assert settings.sources == ("ben",)
+    write(tmp_path / "peer.toml", own | {"weigh": "samples"})
+    with pytest.raises(ConfigError, match="unknown key 'weigh'; did you mean 'weights'"):
+        load_join(tmp_path / "peer.toml", BROKER)
+
+
+# --show-settings
+
+
+def table(text: str) -> dict[str, tuple[str, str]]:
+    """Value and source by setting."""
+    rows = [line.split("  ") for line in text.splitlines()]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    return {row[0]: (row[1], row[2]) for row in cells if len(row) == 3}
+
+
+def test_join_shows_every_setting_and_its_source(tmp_path, monkeypatch, capsys) -> None:
+    swarm = {"rounds": 7, "topology": "ring", "gossip": {"lease": 70, "keepalive": 7}}
+    device(tmp_path, swarm, lease=80)
+    monkeypatch.setenv("GOSSAMER_BROKER_PASSWORD", "secret")
+    run = runner(tmp_path, monkeypatch, capsys, "join")
+    result = run(
+        *("--broker", "mqtt://anna@127.0.0.1:1", "--swarm", "mine", "--config", "anna.toml"),
+        *("--max-packet", "700", "--replace", "--show-settings"),
+    )
+    assert result.code == 0
+    shown = table(result.out)
+    assert {*Settings.model_fields, *BrokerAddress.model_fields, "samples", "seed"} <= shown.keys()
+    assert shown["rounds"] == ("7", "config")
+    assert shown["lease"] == ("80.0", "device file")
+    assert shown["max_packet"] == ("700", "command line")
+    assert shown["replace"] == ("true", "command line")
+    assert shown["neighbours"] == ("[0, 2]", "config")
+    assert shown["keepalive"] == ("7", "config")
+    assert shown["tick"] == ("0.05", "default")
+    assert shown["password"] == ("(hidden)", "environment")
+    assert "secret" not in result.out + result.err
+    assert not (tmp_path / "results").exists()
+
+
+def test_swarm_shows_one_peer_and_what_differs(tmp_path, monkeypatch, capsys) -> None:
+    write(tmp_path / "swarm.toml", BASE | TRUST | {"topology": "ring", "gossip": {"lease": 70}})
+    run = runner(tmp_path, monkeypatch, capsys, "swarm")
+    result = run("swarm.toml", "--show-settings", "--keepalive", "9", "-o", "there")
+    assert result.code == 0
+    shown = table(result.out)
+    assert {*Settings.model_fields, *BrokerAddress.model_fields} <= shown.keys()
+    assert shown["lease"] == ("70.0", "config")
+    assert shown["keepalive"] == ("9", "command line")
+    assert shown["neighbours"] == ("[1, 2]", "config, differs per peer")
+    assert shown["training.rate"] == ("0.1", "default")
+    assert shown["out"] == ("there", "command line")
+    assert shown["url"] == ("(a broker is started)", "default")
+    assert not (tmp_path / "there").exists()  # no keys were made
+
+
+def test_simulate_shows_its_config(tmp_path, monkeypatch, capsys) -> None:
+    write(tmp_path / "swarm.toml", BASE | {"rounds": 7})
+    result = runner(tmp_path, monkeypatch, capsys, "simulate")("swarm.toml", "--show-settings")
+    assert result.code == 0
+    shown = table(result.out)
+    assert shown["rounds"] == ("7", "config")
+    assert shown["gossip.lease"] == ("600.0", "default")
+    assert shown["models.0.layout"] == ("64-8-0", "config")
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--ca", "x.pem"), ("--mqtt", "5"), ("--password-file", "p")]
+)
+def test_options_of_a_broker_need_one(tmp_path, monkeypatch, capsys, option, value) -> None:
+    write(tmp_path / "swarm.toml", BASE)
+    result = runner(tmp_path, monkeypatch, capsys, "swarm")("swarm.toml", option, value)
+    assert result.code == 2
+    assert f"{option}: is for a broker named by --broker" in result.err
