@@ -200,7 +200,7 @@ def test_who_comes_back_after_that_gets_nothing_more_in_this_session(credited):
 
 
 def test_a_transfer_of_nothing_is_not_reclaimed():
-    a, b = swarm()
+    a, _ = swarm()
     a.skip("v", ["b"], 0.0, (1, 1))
     (give,) = a.poll()
     assert isinstance(give, Give)
