@@ -94,7 +94,8 @@ def live(settings: Config, folder: Path) -> tuple[np.ndarray, int]:
     arrived: dict[str, list[Any]] = {name: [] for name in engines}
     events: dict[str, list[Any]] = {}
     for name, engine in engines.items():
-        engine.found(False)
+        engine.open(0.0, 1)
+        engine.begin(0.0, found=True, complete=True)
         around = engine.settings.neighbours
         events[name] = [
             Online(other.name, other.session, tuple(other.schemas))
@@ -109,13 +110,13 @@ def live(settings: Config, folder: Path) -> tuple[np.ndarray, int]:
             sent = [
                 (out.receiver, (out.vector, packet))
                 for name, engine in engines.items()
-                for out in engine.turn(arrived[name], [], 0.0, 1 << 20)
+                for out in engine.turn(arrived[name], [], 0.0, 1 << 20).outgoing
                 for packet in out.packets
             ]
             arrived = {name: [what for to, what in sent if to == name] for name in engines}
             if not sent:
                 break
-        assert all(engine.averaged for engine in engines.values())
+        assert all(engine.view.averaged for engine in engines.values())
     counted = [engine.compression.links.traffic["all"] for engine in engines.values()]
     plain = 4 * plain_size(settings)  # of one message, without the header that live peers count too
     return values(learners), sum(c.bytes - c.plain_bytes + plain * c.messages for c in counted)
