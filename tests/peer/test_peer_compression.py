@@ -84,13 +84,23 @@ def test_what_does_not_move_is_not_pushed(run, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"compress": "zip"}, "no compressor is called 'zip'"),
         ({"compress": "int8", "dtype": "float16"}, "exclude each other"),
         ({"compress": "low-rank:50"}, "makes no block shorter"),
         ({"drift": 0.1, "mode": "rounds"}, 'use mode = "async"'),
-        ({"drift": -1.0}, "drift is -1"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_at_once(changes, words):
     with pytest.raises(PeerError, match=f"peer p: .*{words}"):
         Engine("p", make_learner("p", SLICES, layout=LAYOUT), quick(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"compress": "zip"}, "no compressor is called 'zip'"),
+        ({"drift": -1.0}, "drift is -1"),
+    ],
+)
+def test_settings_refuse_what_no_peer_can_do(changes, words):
+    with pytest.raises(ValueError, match=words):
+        quick(**changes)

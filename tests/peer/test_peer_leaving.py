@@ -42,9 +42,9 @@ def test_with_the_broker_gone_a_peer_still_leaves(run, caplog, case):
 
     async def swarm():
         # Only the time to leave can end this: all other limits are hours away.
-        nest = Nest(
-            quick(leave_timeout=0.5, start_timeout=9e3, settle_timeout=9e3, founder=True, **changes)
-        )
+        limits = quick(leave_timeout=0.5, start_timeout=9e3, settle_timeout=9e3, founder=True)
+        # Unchecked: a tolerance below 0, which settings refuse, is never reached.
+        nest = Nest(limits.model_copy(update=changes))
         for name in PAIR:
             nest.start(name, Still(make_learner(name), 1.0))
         await wait_for(lambda: in_phase(nest, phase))
