@@ -168,6 +168,10 @@ class Bootstrap:
             if founded and gossiper.neighbours(model):
                 _log.info("peer %s founds model %s at its own values", self._name, model)
 
+    def count_everywhere(self, gossiper: Gossiper) -> None:
+        """Stop waiting: let the own weight count in all models, at the peer's own values if need be."""
+        self._count(gossiper, lambda _: True)
+
     def count(self, gossiper: Gossiper, model: str) -> None:
         """Let the own weight count at the value that the model has now."""
         gossiper.inject(model, self._weight)

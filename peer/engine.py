@@ -276,6 +276,11 @@ class Engine:
         self._bootstrap.begin(self.gossiper, now, found=found, complete=complete)
         self.view = self._look()
 
+    def count_everywhere(self) -> None:
+        """Let the peer's own weight count in all models, whoever was heard: its training is over."""
+        self._bootstrap.count_everywhere(self.gossiper)
+        self.view = self._look()
+
     def reconnected(self, now: float) -> None:
         """Note that the connection to the broker was lost and is back."""
         self._bootstrap.restart_silence(now)
@@ -543,12 +548,12 @@ class Engine:
 
     # --- checkpoints ----------------------------------------------------------------------------
 
-    def save(self) -> bool:
+    def save(self, *, durable: bool = False) -> bool:
         """Write the checkpoint, if the peer has one; False if it has to be tried again.
 
-        NotSaved if it could not be written for too long.
+        durable: it must outlive a power cut. NotSaved if it could not be written for too long.
         """
-        if not self._saver.save():
+        if not self._saver.save(durable=durable):
             return False
         self._saved = self.session, self.gossiper.ledger.revision
         return True

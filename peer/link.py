@@ -134,8 +134,11 @@ class Link:
         await self.save()
 
     async def save(self) -> None:
-        """Write the checkpoint, trying again for a while; NotSaved if that does not help."""
-        while not await self.worker.run(self.engine.save):  # noqa: ASYNC110
+        """Write a checkpoint that outlives a power cut, trying for a while; NotSaved if that does not help.
+
+        For the beginning and the end of a session, of which nothing may be forgotten.
+        """
+        while not await self.worker.run(self.engine.save, durable=True):  # noqa: ASYNC110
             await asyncio.sleep(self.settings.tick)
 
     def enter(self, phase: Phase) -> None:

@@ -369,6 +369,8 @@ class Peer:
     async def _settle(self, session: _Session) -> Event:
         if self._settles(session.link):
             await session.settling.settle()
+        if session.link.view.waiting:  # nobody was heard for as long as it could wait
+            await session.link.worker.run(session.link.engine.count_everywhere)
         return Event.AGREED
 
     async def _stay(self, session: _Session) -> Event:

@@ -106,17 +106,17 @@ class Saver:
 
     # --- this process ---------------------------------------------------------------------------
 
-    def save(self) -> bool:
+    def save(self, *, durable: bool = False) -> bool:
         """Write what others are about to be told; False if it failed and is to be tried again.
 
-        NotSaved once it has failed for RETRY_FOR seconds. Asked too soon after a failure, it does nothing.
+        durable: force it to the disk, whatever the machine can tell after a power cut. NotSaved once it has failed for RETRY_FOR seconds. Asked too soon after a failure, it does nothing.
         """
         if self.path is None:
             return True
         blocked = self._blocked_since
         if blocked is not None and self._machine.monotonic() < self._retry_at:
             return False
-        if (why := self._write(self._tree())) is None:
+        if (why := self._write(self._tree(), durable=durable)) is None:
             return True
         first, longest = RETRY_PAUSES
         if blocked is None:
@@ -150,12 +150,12 @@ class Saver:
         if self.path is not None:
             self._machine.files.remove(self.path)
 
-    def _write(self, tree: dict[str, Any]) -> str | None:
+    def _write(self, tree: dict[str, Any], *, durable: bool = False) -> str | None:
         """Write the file; returns what went wrong, if anything did. An operator hears of it once."""
         assert self.path is not None
         began = self._machine.monotonic()
         try:
-            self._machine.files.save(self.path, tree, sync=self._sync)
+            self._machine.files.save(self.path, tree, sync=self._sync or durable)
         except (OSError, SafetensorError) as error:
             self._last = self._machine.monotonic()
             why = getattr(error, "strerror", None) or str(error)

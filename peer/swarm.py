@@ -10,11 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..gossip import topics
 from ..gossip.transport import TransportError
+from ..gossip.trust import Death, Identity, TrustError, sign_death
 from .errors import ExitCode, PeerError
 from .host import WITH_PARENT, BrokerAddress, HostSpec, PeerSpec, mqtt_transport
 from .peer import Record
@@ -24,6 +25,9 @@ _log = logging.getLogger(__name__)
 
 # Matching multiplies with numpy: a team of threads per process would only get in each other's way.
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+NOTICE_TIMEOUT = 15.0
+"""Seconds that the broker has to take a death notice."""
 
 STOP_GRACE = 30.0
 """Seconds beyond leave_timeout that a process has to end: for a stretch of training, and for its files."""
@@ -65,6 +69,9 @@ class LocalSwarm:
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
         self._deserted: set[int] = set()
+        self._sessions: dict[str, tuple[str, str]] = {}
+        """Per label: the peer's whole name and its latest session, as it published them."""
+        self._failure: PeerError | None = None
 
     @property
     def pids(self) -> dict[str, int]:
@@ -105,6 +112,8 @@ class LocalSwarm:
             raise errors.exceptions[0] from None
         finally:
             await self._kill_all()
+        if self._failure is not None:
+            raise self._failure
 
     def _groups(self) -> list[Sequence[PeerSpec]]:
         size = self.spec.per_process
@@ -119,14 +128,18 @@ class LocalSwarm:
         with _writing(path):
             HostSpec(self.spec.broker, str(folder), list(peers)).write(path)
         for attempt in range(self.spec.restarts + 1):
+            if attempt and not all(peer.settings.checkpoint for peer in peers):
+                # Nothing of the session that has just died can come back: its name is free.
+                again = [replace(p, settings=p.settings.updated(replace=True)) for p in peers]
+                with _writing(path):
+                    HostSpec(self.spec.broker, str(folder), again).write(path)
             code, last_line = await self._run_once(index, path)
             if code == ExitCode.FINISHED or self._stopping.is_set():
                 return
             if code in (ExitCode.CANNOT_TAKE_PART, ExitCode.REPLACED):
-                self.stop()
-                raise PeerError(
-                    last_line.removeprefix("error: ") or f"peer {names} cannot take part"
-                )
+                text = last_line.removeprefix("error: ") or f"peer {names} cannot take part"
+                self._fail(PeerError(text))
+                return
             why = (
                 f"was killed by signal {-code}"
                 if code < 0
@@ -134,15 +147,41 @@ class LocalSwarm:
             )
             if index in self._deserted:
                 self._on_event(f"peer {names} {why}; it is not restarted")
+                await self._declare_dead(peers, why)
                 return
             if attempt == self.spec.restarts:
                 break
             self._on_event(f"peer {names} {why}; it is restarted from its checkpoint")
             await asyncio.sleep(0.5 * 2**attempt)
+        why = f"crashed {self.spec.restarts + 1} times"
+        await self._declare_dead(peers, why)
+        self._fail(PeerError(f"peer {names} {why}; see {folder}/host-{index}.log"))
+
+    def _fail(self, error: PeerError) -> None:
+        """Let the others hand over and leave; `run` raises the error when they have."""
+        self._failure = self._failure or error
         self.stop()
-        raise PeerError(
-            f"peer {names} crashed {self.spec.restarts + 1} times; see {folder}/host-{index}.log"
-        )
+
+    async def _declare_dead(self, peers: Sequence[PeerSpec], why: str) -> None:
+        """Tell the others that these peers never come back, so that nobody waits for their leases."""
+        known = [self._sessions[label(p.name)] for p in peers if label(p.name) in self._sessions]
+        owner = self.spec.folder / "trust" / "owner.key"
+        name = f"supervisor-{time.time_ns()}"
+        echo = topics.metrics(self.spec.swarm, name)
+        try:
+            async with (
+                asyncio.timeout(NOTICE_TIMEOUT),
+                mqtt_transport(self.spec.broker, name, echo=echo) as transport,
+            ):
+                for peer, session in known:
+                    death = Death(session, why, "its supervisor", time.time())
+                    notice = death.encode()
+                    if owner.exists():
+                        notice = sign_death(Identity.load(owner), self.spec.swarm, peer, death)
+                    topic = topics.death(self.spec.swarm, peer)
+                    await transport.publish(topic, notice, retain=True)
+        except (TimeoutError, TransportError, TrustError) as error:
+            _log.warning("could not declare %s dead: %s", known, error or "the broker is away")
 
     async def _run_once(self, index: int, path: Path) -> tuple[int, str]:
         log = path.with_suffix(".log")
@@ -194,6 +233,7 @@ class LocalSwarm:
             async for topic, payload, _ in transport.messages():
                 record = read_record(topic, bytes(payload), names)
                 if record is not None:  # anybody can publish anything there
+                    self._sessions[label(record["peer"])] = record["peer"], record["session"]
                     self._on_record(record)
 
     async def _kill_all(self) -> None:

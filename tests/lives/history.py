@@ -292,7 +292,7 @@ def _keys() -> tuple[Identity, dict[str, Identity], Path, object]:
             people[name] = Identity.from_secret(name, random.Random(f"key {name}").randbytes(32))
             people[name].save(folder / f"{name}.key")
             save_invitation(
-                folder / f"{name}.invitation", invite(owner, SWARM, people[name].public, days=365)
+                folder / f"{name}.invitation", invite(owner, SWARM, name, people[name].public, days=365)
             )
     return owner, people, folder, temporary
 
@@ -739,8 +739,7 @@ class Stage:
         )  # fmt: skip
         if plan.trust:
             owner, _, folder, _ = _keys()
-            settings = replace(
-                settings,
+            settings = settings.updated(
                 trust="swarm",
                 identity=str(folder / f"{member.name}.key"),
                 invitation=str(folder / f"{member.name}.invitation"),
