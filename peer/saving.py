@@ -109,7 +109,9 @@ class Saver:
     def save(self, *, durable: bool = False) -> bool:
         """Write what others are about to be told; False if it failed and is to be tried again.
 
-        durable: force it to the disk, whatever the machine can tell after a power cut. NotSaved once it has failed for RETRY_FOR seconds. Asked too soon after a failure, it does nothing.
+        durable: force it to the disk, whatever the machine can tell after a power cut.
+
+        NotSaved once it has failed for RETRY_FOR seconds. Asked too soon after a failure, it does nothing.
         """
         if self.path is None:
             return True
