@@ -110,8 +110,10 @@ class _Books:
     """Rounds trained in former sessions: lockstep modes count from the start of their own."""
     counted: dict[str, int] = field(default_factory=dict)
     """The round in which the peer's weight began to count, per partial model."""
+    claimed: bool = False
+    """Whether this device has taken part under its name."""
     sessions: list[str] = field(default_factory=list)
-    """The sessions that this device has taken part in, newest last."""
+    """The sessions under which this device has connected to a broker, newest last."""
     abandoned: list[dict[str, Any]] = field(default_factory=list)
     """Accounts of former sessions that did not end with a report."""
 
@@ -210,13 +212,13 @@ class Engine:
 
     @property
     def own_sessions(self) -> frozenset[str]:
-        """The sessions that this device has taken part in, and the present one."""
+        """The sessions under which this device has connected, and the present one."""
         return frozenset((*self._books.sessions, self.session))
 
     @property
     def has_claimed(self) -> bool:
         """Whether this device has taken part under its name before."""
-        return bool(self._books.sessions)
+        return self._books.claimed
 
     def _look(self) -> View:
         gossiper = self.gossiper
@@ -254,15 +256,18 @@ class Engine:
         """Return what the trust of a next session should remember of the ones before."""
         return self.trust.snapshot() or self._memory
 
+    def connecting(self) -> None:
+        """Write down the session under which we are about to connect: its last will may outlive us."""
+        books = self._books
+        if self.session not in books.sessions:
+            books.sessions = [*books.sessions, self.session][-ABANDONED_KEPT:]
+
     def open(self, since: float, generation: int) -> dict[str, str]:
         """Prepare the session that is about to be announced; returns digests of its starting values.
 
         since: when it began, as on its card.
         """
-        books = self._books
-        books.generation = generation
-        if self.session not in books.sessions:
-            books.sessions = [*books.sessions, self.session][-ABANDONED_KEPT:]
+        self._books.generation, self._books.claimed = generation, True
         self.unsaid = None
         self.starts = self._bootstrap.open(self.gossiper, since)
         judges = self._guards is not None and self.settings.mode == "async" and not self.store.apart

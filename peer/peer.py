@@ -208,6 +208,9 @@ class Peer:
             machine=self._machine,
         )  # fmt: skip
         await worker.run(engine.set_trust, link.trust)
+        if engine.ending is None:
+            await worker.run(engine.connecting)
+            await link.save()
         will = Status("offline", link.session, reason="connection lost", generation=link.generation)
         link.transport = self._connect(
             f"{self.name}-{link.session}",
