@@ -185,13 +185,13 @@ class Board:
             ),
             caption=escape(caption) or None, title_justify="left", caption_justify="left",
         )  # fmt: skip
-        for name in ("peer", "session", "phase"):
+        for name in ("peer", "session", "phase", "counts"):
             shown.add_column(name)
         for name in ("round", "accuracy", "disagreement", "packets", "MB sent", "lag s"):
             shown.add_column(name, justify="right")
         for peer, record in self._latest.items():
             if not record:
-                shown.add_row(peer, "", "starting", *[""] * 6)
+                shown.add_row(peer, "", "starting", *[""] * 7)
                 continue
             disagreement = "  ".join(
                 f"{model} {distance:.0e}" for model, distance in record["disagreement"].items()
@@ -200,6 +200,7 @@ class Board:
                 peer,
                 record["session"][:6],
                 record["phase"],
+                _counts(record),
                 f"{record['round']}/{config.rounds}",
                 f"{record['accuracy']:.3f}" if "accuracy" in record else "",
                 disagreement,
@@ -208,6 +209,17 @@ class Board:
                 f"{time.monotonic() - self._seen[peer]:.1f}",
             )
         return shown
+
+
+def _counts(record: Record) -> str:
+    """Say in which shared models how many members' weights count, as far as one peer knows."""
+    members = record.get("members")
+    if not isinstance(members, dict):
+        return ""
+    lacking = {m: row for m, row in members.items() if isinstance(row, list) and row[0] < row[1]}
+    if not lacking:
+        return "all"
+    return "  ".join(f"{model} {row[0]} of {row[1]}" for model, row in lacking.items())
 
 
 def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:

@@ -19,9 +19,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -242,10 +241,3 @@ def load_trained(network: SlicedNetwork, path: Path) -> None:
         network.load(path)
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path}: cannot be read as a network (safetensors): {error}") from None
-
-
-def counting_rounds(
-    counted: Mapping[str, int], number: int, waiting: Iterable[str]
-) -> dict[str, Any]:
-    """Return, for every model that counts, for how many rounds it has."""
-    return {model: number - since for model, since in counted.items() if model not in waiting}

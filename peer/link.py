@@ -22,7 +22,7 @@ from ..gossip.trust import Death, Heard, TrustError, Trusting
 from ..gossip.wire import SchemaEntry
 from .cards import Card, Phase, Status, read_status
 from .engine import Engine, View
-from .errors import NotSaved, PeerError, Replaced
+from .errors import PeerError, Replaced
 from .machine import Machine
 from .outgoing import MAX_PIECES, Outgoing
 from .own_card import OwnCard
@@ -557,6 +557,3 @@ def replaced(name: str, swarm: str) -> str:
         f"peer {name}: another device has taken its place in swarm {swarm!r} (it was started with "
         "--replace); start this one with --replace to take the name back, or give it another name"
     )
-
-
-__all__ = ["Link", "NotSaved", "Record", "SessionOver", "agreement_of", "replaced"]

@@ -79,8 +79,9 @@ class PlaceSettings(SettingsTable):
     expect: Names = ()
     """Peers that must be online before training starts."""
     founder: bool | None = None
-    """true: own weight counts from the start. false: a newcomer takes over its neighbours' values first.
-    Left out: a newcomer if somebody who shares a model is already training."""
+    """true: own weight counts from the start. false: wait to hear from somebody who counts, for `silence`
+    seconds at least. Left out: where somebody who shares a model counts, take over its values first; where
+    nobody does, found it at once if all of `expect` are there, else after `silence` seconds."""
 
 
 class ProtectionSettings(SettingsTable):

@@ -293,7 +293,8 @@ def _keys() -> tuple[Identity, dict[str, Identity], Path, object]:
             people[name] = Identity.from_secret(name, random.Random(f"key {name}").randbytes(32))
             people[name].save(folder / f"{name}.key")
             save_invitation(
-                folder / f"{name}.invitation", invite(owner, SWARM, name, people[name].public, days=365)
+                folder / f"{name}.invitation",
+                invite(owner, SWARM, name, people[name].public, days=365),
             )
     return owner, people, folder, temporary
 

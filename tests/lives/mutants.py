@@ -10,11 +10,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
+from gossamer.gossip.gossiper import Gossiper
 from gossamer.gossip.ledger import Ledger
+from gossamer.gossip.vault import Vault
+from gossamer.peer import presence
+from gossamer.peer.bootstrap import Bootstrap, Others
+from gossamer.peer.engine import Engine
+from gossamer.peer.link import Link
+from gossamer.peer.presence import Roster
+from gossamer.peer.saving import Saver
 
 Patch = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -46,6 +54,66 @@ def _forget_open_transfers() -> Iterator[None]:
         yield
 
 
+def _wait_for_each_other() -> Any:
+    """A newcomer that waits to hear from anybody, also from somebody who waits."""
+    decide = Bootstrap._may_found
+
+    def wait(self: Bootstrap, model: str, others: Others, now: float) -> bool:
+        return not others.online(model) and decide(self, model, others, now)
+
+    return mock.patch.object(Bootstrap, "_may_found", wait)
+
+
+def _begin_anew() -> Any:
+    """A checkpoint whose ending is not finished, but forgotten."""
+    load = Saver.load
+
+    def forgetful(self: Saver, schemas: Any) -> Any:
+        tree = load(self, schemas)
+        return None if tree is None else {**tree, "ending": None}
+
+    return mock.patch.object(Saver, "load", forgetful)
+
+
+def _leave_open() -> Any:
+    """A peer that ends with transfers open."""
+    return mock.patch.object(Gossiper, "reclaim", return_value=0)
+
+
+def _keep_what_was_taken_back() -> Any:
+    """A receiver that keeps what its sender has taken back."""
+    return mock.patch.object(Vault, "give_up", return_value=None)
+
+
+def _end_without_listening() -> Any:
+    """Two peers that end at the same time, and each believes itself."""
+    return mock.patch.object(Engine, "amend", return_value=False)
+
+
+def _one_lease_for_all() -> Any:
+    """Others that apply their own idea of a peer's lease, not the one on its card."""
+    read = presence.read_card
+
+    def short(payload: bytes) -> Any:
+        card = read(payload)
+        return None if card is None else replace(card, lease=2.0)
+
+    return mock.patch.object(presence, "read_card", short)
+
+
+def _no_generations() -> Any:
+    """A device that goes on under a name that was given to another one."""
+    return mock.patch.object(Link, "_hear_own_status", lambda self, payload: self.asked.set())
+
+
+def _believe_retained_statuses() -> Any:
+    """A peer that waits for ever for one that died while the broker was down."""
+    tick = Roster.tick
+    return mock.patch.object(
+        Roster, "tick", lambda self, now, connected=True: tick(self, now, connected=False)
+    )
+
+
 MUTANTS = {
     mutant.name: mutant
     for mutant in (
@@ -60,6 +128,49 @@ MUTANTS = {
             "a restarted peer forgets what it had sent",
             ("conserved",),
             _forget_open_transfers,
+        ),
+        Mutant(
+            "wait-for-each-other",
+            "two newcomers wait for each other, and nobody ever counts",
+            ("counts-in-time", "counted"),
+            _wait_for_each_other,
+        ),
+        Mutant(
+            "begin-anew",
+            "a peer that was killed after its goodbye begins anew",
+            ("conserved", "one-report", "ends"),
+            _begin_anew,
+        ),
+        Mutant("leave-open", "a peer ends with transfers open", ("open-is-zero",), _leave_open),
+        Mutant(
+            "keep-what-was-taken-back",
+            "mass that was taken back counts at its receiver too",
+            ("conserved",),
+            _keep_what_was_taken_back,
+        ),
+        Mutant(
+            "end-without-listening",
+            "peers that end at once do not agree on the transfers between them",
+            ("conserved",),
+            _end_without_listening,
+        ),
+        Mutant(
+            "one-lease-for-all",
+            "others give a peer up before it does so itself",
+            ("conserved", "counted", "agree"),
+            _one_lease_for_all,
+        ),
+        Mutant(
+            "no-generations",
+            "a replaced device goes on under its name",
+            ("errors", "ends", "counted", "conserved"),
+            _no_generations,
+        ),
+        Mutant(
+            "believe-retained-statuses",
+            "a peer that died while the broker was down is waited for",
+            ("ends",),
+            _believe_retained_statuses,
         ),
     )
 }
