@@ -382,6 +382,7 @@ class Peer:
             if not await settling.stay():
                 return Event.LOST_AGREEMENT
             await link.worker.run(link.engine.stop_averaging)
+            link.depart()  # it gives and takes nothing any more: a newcomer need not wait for it
             test = await link.worker.run(self.learner.test)
             self._progress.accuracy = test.accuracy
             await link.publish_record({"accuracy": test.accuracy, "loss": test.mean_loss})
