@@ -597,6 +597,7 @@ class Engine:
             self.renew(why)
         else:
             self.restored, self.returning, self._in_touch = True, started, touched
+            self.gossiper.leaving = False  # the process that was asked to leave is no more
             self._adjust(samples)
 
     def _adjust(self, samples: int) -> None:

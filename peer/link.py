@@ -19,7 +19,7 @@ from ..gossip.chunks import HEADER_BYTES, MIN_LIMIT
 from ..gossip.transport import Transport
 from ..gossip.trust import Heard, Trusting
 from ..gossip.wire import SchemaEntry
-from .cards import Card, Phase, Status, read_death, read_status
+from .cards import Card, Phase, Status, read_card, read_death, read_status
 from .engine import Engine, View
 from .errors import NotSaved, PeerError, Replaced
 from .machine import Machine
@@ -89,6 +89,8 @@ class Link:
         """When the others could last hear of us, by the machine's uptime."""
         self.own_status: Status | None = None
         """What was last heard on our own status topic from another session, or from us."""
+        self.card_generation = 0
+        """The highest generation on a card under our name; last wills are older than their session's."""
         self.dead_session = ""
         """The session that was last declared dead under our name."""
         self.asked = asyncio.Event()
@@ -203,7 +205,12 @@ class Link:
     def _name_taken(self) -> bool:
         """Return whether another session is online under our name: it would put its card back as we do."""
         status = self.own_status
-        return status is not None and status.state == "online" and status.session != self.session
+        return (
+            status is not None
+            and status.state == "online"
+            and status.session != self.session
+            and status.generation >= self.generation  # else it is a device that we have replaced
+        )
 
     async def _publish_card(self) -> None:
         card = Card(
@@ -441,6 +448,8 @@ class Link:
             own = each.peer == self.name
             match each.kind:
                 case "card":
+                    if own and (card := read_card(each.body)) is not None:
+                        self.card_generation = max(self.card_generation, card.generation)
                     self._events += self.roster.card(each.peer, each.body)
                 case "status":
                     if own:
@@ -481,8 +490,10 @@ class Link:
             count = self.dropped["name-taken"]
             if count & (count - 1) == 0:  # 1, 2, 4, 8, …: a flood cannot flood the log
                 _log.warning("peer %s: another device came online under this name", self.name)
-        if status.state != "online" and self.born:
-            # A late last will of ours, another session that left, or somebody who asks for the name.
+        replaced_one = status.generation < self.generation
+        if (status.state != "online" or replaced_one) and self.born:
+            # A late last will of ours, another session that left or was replaced by ours, or somebody
+            # who asks for the name.
             self._status_due.set()
 
     def _hear_own_death(self, payload: bytes) -> None:

@@ -283,7 +283,9 @@ class Peer:
                 for task in background:
                     task.cancel()
         except* Exception as errors:
-            raise _first(errors) from None
+            # Where nobody knows of the session any more, nobody cares what its tasks met.
+            if session.life.state not in FINAL:
+                raise _first(errors) from None
 
     async def _next_event(self, session: _Session) -> Event:
         """Do what is to be done in the present state, unless the peer is asked to leave."""
