@@ -9,7 +9,7 @@ import logging
 from .cards import Status
 from .engine import Ending
 from .errors import PeerError, Replaced
-from .link import Link, replaced
+from .link import Link, SessionOver, replaced
 
 _log = logging.getLogger(__name__)
 
@@ -127,6 +127,8 @@ async def _free_generation(link: Link) -> int:
         if status.state == "left":
             return max(link.generation, generation)
         if replace and (first or generation > link.generation):
+            if link.engine.restored:  # the others gave it up when they heard of the other device
+                raise SessionOver("another device had its name meanwhile")
             _log.warning(
                 "peer %s: takes the place of another device (session %s, %s)",
                 link.name, status.session, status.state,
