@@ -336,7 +336,7 @@ class Link:
             await self._rest()
             self.check_lease()
             now = self.machine.monotonic()
-            events, self._events = [*self._events, *self.roster.tick(now)], []
+            events = [*self.take_events(), *self.roster.tick(now)]
             arrived, self._pending, self._pending_bytes = self._pending, [], 0
             self._pending_limit = self._room.waiting(len(self.roster.online()))
             limit = self._max_packet()
@@ -357,6 +357,11 @@ class Link:
                 await self._send_keys()
             async with self._turned:
                 self._turned.notify_all()
+
+    def take_events(self) -> list[Event]:
+        """Return what presence has said since it was last asked."""
+        events, self._events = self._events, []
+        return events
 
     async def _rest(self) -> None:
         """Wait until something is to be done, or a tick has passed."""

@@ -418,7 +418,8 @@ class Peer:
             early = asked and link.view.round < self.settings.rounds
             kind = "failed" if failure is not None else "left" if early else "finished"
             reason = str(failure) if failure else self._leave_reason or "its training is over"
-            await run(engine.end, kind, reason, link.phase, self._own_part(link))
+            own, events = self._own_part(link), link.take_events()
+            await run(engine.end, kind, reason, link.phase, own, events)
             await link.save()
         ending = engine.ending
         assert ending is not None

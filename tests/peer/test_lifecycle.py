@@ -39,7 +39,7 @@ from gossamer.peer.engine import Engine
 from gossamer.peer.errors import NotHandedIn, PeerError, Replaced
 from gossamer.peer.lifecycle import FINAL, PHASES, TABLE, Event, Lifecycle, State
 from gossamer.peer.peer import Report
-from gossamer.peer.presence import Online
+from gossamer.peer.presence import Gone, Online
 from gossamer.peer.settings import Settings
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -327,6 +327,22 @@ def test_a_peer_killed_while_it_hands_over_takes_part_again(tmp_path):
     give = Give("global", "x", "sx", 1, "a", two.session, ONE, two.network.read("global").numpy())
     two.gossiper.handle(give, 2.0)
     assert two.report()["weight"]["global"] == [ONE, ONE, ONE]
+
+
+def test_a_goodbye_that_was_heard_last_is_heeded_before_anything_is_taken_back(tmp_path):
+    """Its sender has ended with what it was given, and can give nothing up any more."""
+    x = Online("x", "sx", ("global",), heard=("global",), counts={"global": 1})
+    engine = begin(Engine("a", make_learner("a"), quick()))
+    engine.turn([], [x], 0.0, 10**6)
+    engine.train()
+    (message,) = [m for m in engine.turn([], [], 1.0, 10**6).outgoing if m.vector == "global"]
+    assert message.receiver == "x"
+    given = engine.report()["weight"]["global"][1]
+    rows = [["a", engine.session, "global", 1, "credited"]]
+    engine.end("left", "for lunch", "training", {}, [Gone("x", "sx", rows)])
+    assert engine.ending is not None
+    assert engine.ending.reclaimed == []
+    assert engine.ending.report["weight"]["global"] == [ONE - given, 0, ONE]
 
 
 class SlowCards(MemoryTransport):
