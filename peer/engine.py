@@ -463,13 +463,23 @@ class Engine:
         """Return whether no mass is left here."""
         return self.gossiper.drained()
 
-    def end(self, kind: str, reason: str, phase: Phase, report: dict[str, Any]) -> None:
+    def end(
+        self,
+        kind: str,
+        reason: str,
+        phase: Phase,
+        report: dict[str, Any],
+        events: Sequence[Event] = (),
+    ) -> None:
         """End the session in the books; `save` must succeed before anybody is told.
 
         Transfers that nobody has acknowledged are taken back; the goodbye says so.
-        report: what the event loop adds to the report.
+        report: what the event loop adds to the report. events: what presence said since the last turn; a
+        goodbye among it tells what became of transfers whose receiver can give nothing up any more.
         """
         self.gossiper.close()
+        for event in events:
+            self._apply(event)
         self.gossiper.reclaim()
         self.trust.end_session()
         self.ending = Ending(
@@ -639,6 +649,7 @@ class Engine:
             self.renew(why)
         else:
             self.restored, self.returning, self._in_touch = True, started, touched
+            self.gossiper.leaving = False  # the process that was asked to leave is no more
             self._adjust(samples)
 
     def _adjust(self, samples: int) -> None:

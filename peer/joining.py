@@ -9,7 +9,7 @@ import logging
 from .cards import Status
 from .engine import Ending
 from .errors import PeerError, Replaced
-from .link import Link, replaced
+from .link import Link, SessionOver, replaced
 
 _log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ WAITING_NEWS = 5.0
 
 
 async def claim_name(link: Link, unsaid: Ending | None) -> None:
-    """Make sure that the name is ours, write the session down, and tell the others of us.
+    """Make sure that the name is ours, and write the session down. The others do not know of it yet.
 
     unsaid: a goodbye of the former session that no broker took; it goes first.
     """
@@ -38,13 +38,13 @@ async def claim_name(link: Link, unsaid: Ending | None) -> None:
         # Before anybody knows the name: whoever was quicker may give to it at once, and what comes in
         # must find the founder's own mass there, or it would take the place of its values.
         await _begin(link, found=True)
-    link.born = True
-    await link.birth()
-    _log.info("peer %s joins swarm %s in session %s", link.name, link.settings.swarm, link.session)
 
 
 async def wait_for_others(link: Link) -> None:
-    """Wait for the peers that are expected, and for this peer's weight to count where it can at once."""
+    """Tell the others of us, and wait for those that are expected and for our weight to count."""
+    link.born = True
+    await link.birth()
+    _log.info("peer %s joins swarm %s in session %s", link.name, link.settings.swarm, link.session)
     await _wait_for_expected(link)
     _refuse_mismatch(link)
     await link.up_to_date()
@@ -124,20 +124,23 @@ async def _free_generation(link: Link) -> int:
             return link.generation + 1  # the broker may have forgotten the device that it replaces
         if status is None or status.session in link.engine.own_sessions:
             return link.generation
-        if status.generation > link.generation and not first and not replace:
+        generation = max(status.generation, link.card_generation)
+        if generation > link.generation and not first and not replace:
             raise Replaced(replaced(link.name, link.settings.swarm))
         if status.state == "left":
-            return max(link.generation, status.generation)
-        if replace and (first or status.generation > link.generation):
+            return max(link.generation, generation)
+        if replace and (first or generation > link.generation):
+            if link.engine.restored:  # the others gave it up when they heard of the other device
+                raise SessionOver("another device had its name meanwhile")
             _log.warning(
                 "peer %s: takes the place of another device (session %s, %s)",
                 link.name, status.session, status.state,
             )  # fmt: skip
-            return status.generation + 1
+            return generation + 1
         if not first:
             return link.generation  # we had the name before, and nobody was meant to replace us
         if status.state == "offline" and link.dead_session == status.session:
-            return status.generation
+            return generation
         if link.machine.monotonic() > grace or status.state == "offline":
             raise PeerError(_name_taken(link, status))
         link.asked.clear()

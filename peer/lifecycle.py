@@ -86,9 +86,10 @@ TABLE: Final[dict[tuple[State, Event], State]] = {
     (_S.HANDING_OVER, _E.HANDED_OVER): _S.LEAVING,
     **{
         (state, _E.SESSION_OVER): _S.ABANDONED
-        for state in (_S.CLAIMING, *_RUNNING, _S.HANDING_OVER)
+        for state in (_S.CLAIMING, *_RUNNING, _S.HANDING_OVER, _S.LEAVING)
     },
-    **{(state, _E.ERROR): _S.LEAVING for state in (*_RUNNING, _S.HANDING_OVER)},
+    # LEAVING too: a task beside the work may fail in the very moment in which the work is done.
+    **{(state, _E.ERROR): _S.LEAVING for state in (*_RUNNING, _S.HANDING_OVER, _S.LEAVING)},
     (_S.CONNECTING, _E.ERROR): _S.ABORTED,
     (_S.CLAIMING, _E.ERROR): _S.ABORTED,  # the others do not know of this session
     **{(state, _E.ABORT): _S.ABORTED for state in _S},

@@ -90,6 +90,8 @@ class Link:
         """When the others could last hear of us, by the machine's uptime."""
         self.own_status: Status | None = None
         """What was last heard on our own status topic from another session, or from us."""
+        self.card_generation = 0
+        """The highest generation on a card under our name; last wills are older than their session's."""
         self.dead_session = ""
         """The session that was last declared dead under our name."""
         self.asked = asyncio.Event()
@@ -225,7 +227,12 @@ class Link:
     def _name_taken(self) -> bool:
         """Return whether another session is online under our name: it would put its card back as we do."""
         status = self.own_status
-        return status is not None and status.state == "online" and status.session != self.session
+        return (
+            status is not None
+            and status.state == "online"
+            and status.session != self.session
+            and status.generation >= self.generation  # else it is a device that we have replaced
+        )
 
     async def _publish_card(self) -> None:
         card = Card(
@@ -360,16 +367,21 @@ class Link:
             now = self.machine.monotonic()
             connected = self.transport.connection.state == "connected"
             gone = self.roster.tick(now, connected=connected)
-            events, self._events = [*self._events, *gone], []
+            events = [*self.take_events(), *gone]
             arrived, self._pending, self._pending_bytes = self._pending, [], 0
             self._pending_limit = self._room.waiting(len(self.roster.online()))
             limit = self._max_packet()
             if self._returned:
                 self._returned = False
                 await self.worker.run(self.engine.reconnected, now)
-            turn = await self.worker.run(
-                self.engine.turn, arrived, events, now, limit, self.in_touch
-            )
+            try:
+                turn = await self.worker.run(
+                    self.engine.turn, arrived, events, now, limit, self.in_touch
+                )
+            except asyncio.CancelledError:
+                # Nobody knows whether the turn was made; to apply an event twice does no harm.
+                self._events = [*events, *self._events]
+                raise
             arrived.clear()  # megabytes, which would else be held until the next turn
             for event in events:
                 if isinstance(event, Gone):
@@ -381,6 +393,11 @@ class Link:
                 await self._send_keys()
             async with self._turned:
                 self._turned.notify_all()
+
+    def take_events(self) -> list[Event]:
+        """Return what presence has said since it was last asked."""
+        events, self._events = self._events, []
+        return events
 
     async def _rest(self) -> None:
         """Wait until something is to be done, or a tick has passed."""
@@ -472,6 +489,8 @@ class Link:
             own = each.peer == self.name
             match each.kind:
                 case "card":
+                    if own and (card := read_card(each.body)) is not None:
+                        self.card_generation = max(self.card_generation, card.generation)
                     self._events += self.roster.card(each.peer, each.body)
                 case "status":
                     if own:
@@ -514,8 +533,10 @@ class Link:
             count = self.dropped["name-taken"]
             if count & (count - 1) == 0:  # 1, 2, 4, 8, …: a flood cannot flood the log
                 _log.warning("peer %s: another device came online under this name", self.name)
-        if status.state != "online" and self.born:
-            # A late last will of ours, another session that left, or somebody who asks for the name.
+        replaced_one = status.generation < self.generation
+        if (status.state != "online" or replaced_one) and self.born:
+            # A late last will of ours, another session that left or was replaced by ours, or somebody
+            # who asks for the name.
             self._status_due.set()
 
     def _hear_former_status(self, payload: bytes) -> None:

@@ -285,7 +285,9 @@ class Peer:
                 for task in background:
                     task.cancel()
         except* Exception as errors:
-            raise _first(errors) from None
+            # Where nobody knows of the session any more, nobody cares what its tasks met.
+            if session.life.state not in FINAL:
+                raise _first(errors) from None
 
     async def _next_event(self, session: _Session) -> Event:
         """Do what is to be done in the present state, unless the peer is asked to leave."""
@@ -423,7 +425,8 @@ class Peer:
             early = asked and link.view.round < self.settings.rounds
             kind = "failed" if failure is not None else "left" if early else "finished"
             reason = str(failure) if failure else self._leave_reason or "its training is over"
-            await run(engine.end, kind, reason, link.phase, self._own_part(link))
+            own, events = self._own_part(link), link.take_events()
+            await run(engine.end, kind, reason, link.phase, own, events)
             await link.save()
         ending = engine.ending
         assert ending is not None

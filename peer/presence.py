@@ -153,7 +153,10 @@ class Roster:
         card = read_card(payload)
         if card is None:
             return self._unreadable(peer, "card")
-        self._entry(peer).card = card
+        entry = self._entry(peer)
+        if _is_replaced(card, entry):
+            return []
+        entry.card = card
         return self._announce(peer)
 
     def status(self, peer: str, payload: bytes, now: float) -> list[Event]:
@@ -165,7 +168,7 @@ class Roster:
             return self._unreadable(peer, "status")
         entry = self._entry(peer)
         before = entry.status
-        if _is_late(status, before, entry):
+        if _is_late(status, before, entry) or _is_replaced(status, entry):
             return []  # and no sign of life: a living peer contradicts it
         entry.doubted_since, entry.heard, entry.status = None, now, status
         if status.state == "online":
@@ -381,6 +384,17 @@ class Roster:
         if any(key in differences for key in self._agree):
             return ()
         return tuple(shared)
+
+
+def _is_replaced(news: Card | Status, entry: _Entry) -> bool:
+    """Return True for news of a device that a later one has replaced, which has not gone since.
+
+    The later one's card says so: its last will was written before it knew its generation.
+    """
+    card = entry.card
+    if card is None or card.session != entry.announced or card.session == news.session:
+        return False
+    return news.generation < card.generation
 
 
 def _is_late(status: Status, before: Status | None, entry: _Entry) -> bool:

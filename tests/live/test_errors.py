@@ -97,7 +97,7 @@ def test_peers_whose_schemas_differ_say_which_field(tmp_path, mosquitto):
         one = small_swarm(config, tmp_path, broker.url)
         two = small_swarm(other, tmp_path, broker.url)
         swarm = LocalSwarm(replace(one, peers=[one.peers[0], two.peers[1]]))
-        with pytest.raises(PeerError, match=r"model 'global' is not the same .* field .* shape"):
+        with pytest.raises(PeerError, match=r"model 'global' is not the same: field .* shape"):
             asyncio.run(swarm.run())
     assert all((tmp_path / f"{n}.jsonl").read_text() == "" for n in "01")
 

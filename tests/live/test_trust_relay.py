@@ -11,7 +11,7 @@ from trusting import Gate, Outsider, Swarmlet, config_of
 from gossamer.experiments.build import Swarm
 from gossamer.gossip import topics
 from gossamer.gossip.pushsum import ONE
-from gossamer.peer import joining, mail
+from gossamer.peer import joining, link
 from gossamer.peer.errors import PeerError
 
 PACKET = 600
@@ -21,7 +21,7 @@ def test_chunks_that_are_reordered_and_spliced_stay_parts_of_their_own_message(
     mosquitto, run, tmp_path, monkeypatch
 ):
     """In lockstep the outcome is known: that of peers whom nobody disturbs."""
-    monkeypatch.setattr(mail, "MAX_PACKET", PACKET)
+    monkeypatch.setattr(link, "MAX_PACKET", PACKET)
     quiet = config_of(3, 4, mode="rounds", trust="none")
     loud = quiet.model_copy(update={"name": quiet.name + "x", "trust": config_of(1, 1).trust})
 

@@ -121,7 +121,7 @@ class Swarmlet:
 
     def is_introduced(self, index: int) -> bool:
         member = self.peers[index].link
-        return member is not None and member.introduced
+        return member is not None and member._introduced
 
     async def crash(self, index: int) -> None:
         """End a peer as kill -9 would: no goodbye, nothing saved."""

@@ -196,6 +196,7 @@ class Nest:
     settings: Settings
     broker: MemoryBroker = field(default_factory=MemoryBroker)
     lives: list[Life] = field(default_factory=list)
+    transport: type[MemoryTransport] = MemoryTransport
 
     def start(
         self,
@@ -212,7 +213,7 @@ class Nest:
         made: list[MemoryTransport] = []
 
         def connect(client_id: str, will: Will, on_connect: Hook) -> MemoryTransport:
-            made.append(MemoryTransport(self.broker, client_id, will=will, on_connect=on_connect))
+            made.append(self.transport(self.broker, client_id, will=will, on_connect=on_connect))
             return made[-1]
 
         peer = Peer(

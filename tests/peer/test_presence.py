@@ -154,6 +154,52 @@ def test_only_neighbours_on_the_graph_are_pushed_to():
     assert come(r, peer="eve") == [online("eve", "s1")]
 
 
+def test_the_lease_is_the_one_on_the_peers_own_card():
+    r = roster()
+    card = Card("s1", 0.0, 1, {"global": FIELDS}, lease=100.0)
+    r.card("bob", card.encode())
+    r.status("bob", Status("online", "s1").encode(), 0.0)
+    r.status("bob", Status("offline", "s1").encode(), 0.0)
+    assert r.tick(124.0) == []
+    assert r.tick(126.0) == [Gone("bob", "s1", None)]
+
+
+def test_a_session_declared_dead_is_gone_and_never_comes_back():
+    r = roster()
+    come(r)
+    assert r.death("bob", b'{"session": "s0", "reason": "", "by": ""}') == []  # another one
+    notice = b'{"session": "s1", "reason": "burnt", "by": "owner"}'
+    assert r.death("bob", notice) == [Gone("bob", "s1", None)]
+    assert r.death("bob", notice) == []
+    assert come(r, "s1") == []
+    assert come(r, "s2") == [online("bob", "s2")]
+
+
+def test_who_comes_later_does_not_meet_a_session_that_was_declared_dead():
+    r = roster()
+    assert r.death("bob", b'{"session": "s1", "reason": "", "by": ""}') == []
+    assert come(r) == []
+
+
+def test_news_of_a_device_that_was_replaced_are_ignored():
+    r = roster()
+    come(r)
+    again = Card("s2", 0.0, 1, {"global": FIELDS}, generation=2)
+    r.card("bob", again.encode())
+    events = r.status("bob", Status("online", "s2", generation=2).encode(), 1.0)
+    assert events == [Gone("bob", "s1", None), online("bob", "s2")]
+    for state in ("online", "offline", "left"):
+        assert come(r, "s1") == []
+        assert r.status("bob", Status(state, "s1").encode(), 2.0) == []
+    assert list(r.online()) == ["bob"]
+    # The new device's last will was written before it knew its generation.
+    assert r.status("bob", Status("offline", "s2").encode(), 3.0) == [Offline("bob")]
+    assert come(r, "s1") == []
+    # Once it has gone, the name is anybody's.
+    assert r.status("bob", Status("left", "s2", generation=2).encode(), 4.0)[-1].session == "s2"
+    assert come(r, "s3") == [online("bob", "s3")]
+
+
 @pytest.mark.parametrize(
     "payload",
     [b"{", b"[]", b"null", b'{"state": "sleeping"}', b'{"vectors": 3}', b"\xff\xfe",
