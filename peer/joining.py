@@ -137,7 +137,7 @@ async def _free_generation(link: Link) -> int:
                 link.name, status.session, status.state,
             )  # fmt: skip
             return generation + 1
-        if not first:
+        if not first and status.state == "offline":
             return link.generation  # we had the name before, and nobody was meant to replace us
         if status.state == "offline" and link.dead_session == status.session:
             return generation
@@ -156,7 +156,7 @@ def _name_taken(link: Link, status: Status) -> str:
     return (
         f"peer {link.name}: the name belongs to a device that is offline {where} and may come back; start "
         "that one from its checkpoint, use --replace if this device takes its place, or declare it dead "
-        f"with gossamer forget"
+        "with gossamer forget"
     )
 
 

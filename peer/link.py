@@ -20,7 +20,7 @@ from ..gossip.chunks import HEADER_BYTES, MIN_LIMIT
 from ..gossip.transport import Transport
 from ..gossip.trust import Death, Heard, TrustError, Trusting
 from ..gossip.wire import SchemaEntry
-from .cards import Card, Phase, Status, read_status
+from .cards import Card, Phase, Status, read_card, read_status
 from .engine import Engine, View
 from .errors import PeerError, Replaced
 from .machine import Machine
