@@ -69,7 +69,7 @@ def test_a_swarms_invitations_admit_to_what_each_peer_implements(tmp_path):
         identity = Identity.load(key)
         assert (peer.name, names[index]) == (identity.label, identity.name)
         paper = Admission.load(tmp_path / "trust" / f"{index}.invitation", identity)
-        terms = check(paper, read_public(settings.owner), "small", identity.public)
+        terms = check(paper, read_public(settings.owner), "small", identity.name, identity.public)
         assert terms.admits("global")
         assert terms.admits("pair") is (index < 2)
         assert settings.servers["global"] in names

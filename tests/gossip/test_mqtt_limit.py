@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import replace
 
 import pytest
 
@@ -238,7 +237,7 @@ def test_a_failing_link_is_not_taken_for_a_strict_broker(run):
 @pytest.mark.parametrize("version", ["3.1.1", "5"])
 def test_mosquitto_with_a_low_limit_takes_what_we_send(run, mosquitto, version):
     async def scenario():
-        options = replace(QUICK, version=version)
+        options = QUICK.updated(version=version)
         async with (
             Broker(BrokerSettings(max_packet=LIMIT), kind="mosquitto") as broker,
             MqttTransport(broker.url, "a", options=options, echo=ECHO) as a,
@@ -265,7 +264,7 @@ def test_mosquitto_5_that_returns_with_a_lower_limit_is_heeded(run, mosquitto):
             births += 1
             await a.publish(CARD, bytes(10_000))
 
-        options = replace(QUICK, version="5")
+        options = QUICK.updated(version="5")
         url = f"mqtt://127.0.0.1:{port}"
         a = MqttTransport(url, "a", options=options, on_connect=birth)
         async with contextlib.AsyncExitStack() as stack:

@@ -23,7 +23,7 @@ from gossamer.peer.swarm import LocalSwarm
 
 def host(spec, *, index: int = 0, **broker) -> tuple[int, str, Path]:
     """Run one peer's process to its end: exit code, last line, its metrics file."""
-    address = replace(spec.broker, **{"connect_timeout": 120.0, **broker})
+    address = spec.broker.updated(**{"connect_timeout": 120.0, **broker})
     path = spec.folder / "host.json"
     HostSpec(address, str(spec.folder), [spec.peers[index]]).write(path)
     command = [sys.executable, "-m", "gossamer.peer", str(path)]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,8 @@ from gossamer.gossip.memory_transport import MemoryTransport
 from gossamer.gossip.messages import Give
 from gossamer.gossip.pushsum import ONE
 from gossamer.gossip.transport import Payload
-from gossamer.peer.cards import Death, Status, read_card, read_status
+from gossamer.gossip.trust import Death
+from gossamer.peer.cards import Status, read_card, read_status
 from gossamer.peer.checkpoint import load_checkpoint
 from gossamer.peer.engine import Engine
 from gossamer.peer.errors import NotHandedIn, PeerError, Replaced
@@ -416,7 +415,7 @@ def test_a_replaced_device_ends_when_it_comes_back(run: Run, tmp_path, caplog):
     async def swarm() -> None:
         nest, old, b = await pair(tmp_path)
         transport = cut_off(old)
-        new_settings = replace(ENDLESS, expect=(), founder=None, replace=True)
+        new_settings = ENDLESS.updated(expect=(), founder=None, replace=True)
         new = nest.start("a", settings=new_settings, checkpoint=tmp_path / "new.checkpoint")
         await wait_for(new.counts)
         session = new.peer.link.session
@@ -458,7 +457,7 @@ def test_a_restart_with_its_own_checkpoint_replaces_nobody(run: Run, tmp_path):
     async def swarm() -> list[int]:
         nest, a, b = await pair(tmp_path)
         found = [a.peer.link.generation]
-        settings = replace(ENDLESS, replace=True)
+        settings = ENDLESS.updated(replace=True)
         life = a
         for _ in range(2):
             session = life.peer.link.session
@@ -479,7 +478,7 @@ def test_a_replaced_device_takes_its_name_back_with_replace(run: Run, tmp_path):
     async def swarm() -> int:
         nest, old, b = await pair(tmp_path)
         await old.crash()
-        settings = replace(ENDLESS, expect=(), founder=None, replace=True)
+        settings = ENDLESS.updated(expect=(), founder=None, replace=True)
         new = nest.start("a", settings=settings)
         await wait_for(new.counts)
         await new.crash()
@@ -499,9 +498,9 @@ def test_a_replaced_device_takes_its_name_back_with_replace(run: Run, tmp_path):
 
 
 def declare_dead(nest: Nest, name: str, session: str) -> None:
-    notice = Death(session, "the battery burnt", "the owner")
+    notice = Death(session, "the battery burnt", "the owner", 0.0)
     topic = str(topics.Topic("nest", name, "death"))
-    nest.broker.publish("operator", topic, json.dumps(notice.__dict__).encode(), True)
+    nest.broker.publish("operator", topic, notice.encode(), True)
 
 
 def test_a_peer_that_is_declared_dead_is_given_up_at_once(run: Run, tmp_path, caplog):
@@ -544,7 +543,7 @@ def test_the_name_of_a_dead_session_is_free_for_another_device(run: Run, tmp_pat
         await a.crash()
         declare_dead(nest, "a", session)
         await wait_for(lambda: b.peer.link.roster.awaited() == [])
-        new = nest.start("a", settings=replace(ENDLESS, expect=(), founder=None))
+        new = nest.start("a", settings=ENDLESS.updated(expect=(), founder=None))
         await wait_for(new.counts)
         for one in (new, b):
             one.go_on_for(3)
@@ -613,7 +612,7 @@ def test_peers_that_do_not_agree_on_their_settings_do_not_mix(run: Run, key):
     async def swarm() -> list[Any]:
         settings = quick(rounds=2, expect=("a", "b"))
         nest = Nest(settings)
-        lives = [nest.start("a"), nest.start("b", settings=replace(settings, **other))]
+        lives = [nest.start("a"), nest.start("b", settings=settings.updated(**other))]
         return await asyncio.gather(*(life.task for life in lives), return_exceptions=True)
 
     for error in run(swarm()):
@@ -631,7 +630,7 @@ def test_a_peer_is_given_up_after_the_lease_on_its_own_card(run: Run, tmp_path, 
     async def swarm() -> Report:
         clocks = Clocks()
         nest = Nest(ENDLESS)
-        short = nest.start("a", settings=replace(ENDLESS, lease=40.0))
+        short = nest.start("a", settings=ENDLESS.updated(lease=40.0))
         b = nest.start("b", machine=clocks)
         await wait_for(lambda: short.counts() and b.counts())
         await short.crash()

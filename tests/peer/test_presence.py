@@ -24,8 +24,8 @@ def roster(**options) -> Roster:
     return Roster("me", {"global": FIELDS}, lease=10.0, **options)
 
 
-def come(r: Roster, session="s1", phase="training", now=0.0, fields=FIELDS, peer="bob"):
-    events = r.card(peer, Card(session, 0.0, 1, {"global": fields}, lease=10.0).encode())
+def come(r: Roster, session="s1", phase="training", now=0.0, fields=FIELDS, peer="bob", lease=10.0):
+    events = r.card(peer, Card(session, 0.0, 1, {"global": fields}, lease=lease).encode())
     return events + r.status(peer, Status("online", session, phase).encode(), now)
 
 
@@ -109,8 +109,8 @@ def test_a_late_goodbye_does_not_end_the_life_that_followed():
 
 def test_who_does_not_come_back_with_the_broker_is_offline():
     r = roster()
-    come(r, peer="bob")
-    come(r, peer="eve")
+    come(r, peer="bob", lease=1e3)
+    come(r, peer="eve", lease=1e3)
     later = 1.0  # however soon: what was heard over the old connection proves nothing
     r.reconnected(later, since=0.5)
     r.status("eve", Status("online", "s1", "training").encode(), later + 1)
@@ -121,7 +121,7 @@ def test_who_does_not_come_back_with_the_broker_is_offline():
 
 def test_who_came_back_before_we_noticed_our_own_return_is_not_doubted():
     r = roster()
-    come(r, now=10.0)
+    come(r, now=10.0, lease=1e3)
     r.reconnected(10.5, since=9.5)
     assert r.tick(10.5 + 2 * RETURN_GRACE) == []
 
@@ -130,9 +130,19 @@ def test_neighbours_of_a_former_life_come_back_or_are_given_up(caplog):
     caplog.set_level(logging.INFO)
     r = roster()
     r.remember({"bob": "s1", "eve": "s1"}, 0.0)
-    assert come(r, peer="bob") == [online("bob", "s1")]
+    assert come(r, peer="bob", now=12.0) == [online("bob", "s1")]
     assert "peer bob is still there" in caplog.text  # it is we who were away
     assert r.tick(13.0) == [Gone("eve", "s1", None)]
+
+
+def test_a_peer_that_says_nothing_for_longer_than_its_lease_is_given_up():
+    """Its last will is lost if it dies while the broker is down, and its retained status says "online"."""
+    r = roster()
+    come(r)
+    r.status("bob", Status("online", "s1", "training").encode(), 8.0)
+    assert r.tick(20.0) == []
+    assert r.tick(30.0, connected=False) == []  # it is we who cannot hear it
+    assert r.tick(30.0) == [Gone("bob", "s1", None)]
 
 
 def test_somebody_through_is_not_waited_for():
@@ -167,8 +177,10 @@ def test_the_lease_is_the_one_on_the_peers_own_card():
 def test_a_session_declared_dead_is_gone_and_never_comes_back():
     r = roster()
     come(r)
-    assert r.death("bob", b'{"session": "s0", "reason": "", "by": ""}') == []  # another one
-    notice = b'{"session": "s1", "reason": "burnt", "by": "owner"}'
+    assert (
+        r.death("bob", b'{"session": "s0", "reason": "", "by": "", "time": 0}') == []
+    )  # another one
+    notice = b'{"session": "s1", "reason": "burnt", "by": "owner", "time": 0}'
     assert r.death("bob", notice) == [Gone("bob", "s1", None)]
     assert r.death("bob", notice) == []
     assert come(r, "s1") == []
@@ -177,7 +189,7 @@ def test_a_session_declared_dead_is_gone_and_never_comes_back():
 
 def test_who_comes_later_does_not_meet_a_session_that_was_declared_dead():
     r = roster()
-    assert r.death("bob", b'{"session": "s1", "reason": "", "by": ""}') == []
+    assert r.death("bob", b'{"session": "s1", "reason": "", "by": "", "time": 0}') == []
     assert come(r) == []
 
 

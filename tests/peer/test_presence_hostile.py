@@ -11,7 +11,8 @@ import pytest
 from peer_kit import delivered
 
 from gossamer.gossip import topics
-from gossamer.peer.cards import Card, Death, Status, read_card, read_death, read_status
+from gossamer.gossip.trust import Death, TrustError
+from gossamer.peer.cards import Card, Status, read_card, read_status
 from gossamer.peer.link import Link
 from gossamer.peer.presence import Online, Roster
 
@@ -23,12 +24,12 @@ STATUS = Status(
     "left", "s1", "done", "", [["a", "b", "v", 1, "void"]],
     counts={"v": 3}, generation=2, reclaimed=[["a", "b", "v", 2, 1 << 40]],
 )  # fmt: skip
-DEATH = Death("s1", "the battery burnt", "the owner")
+DEATH = Death("s1", "the battery burnt", "the owner", 0.0)
 
 
 def changed(whole: Card | Status | Death, field: str, text: str) -> bytes:
     """As JSON, with one field put in as it is written here."""
-    table = json.loads(json.dumps(whole.__dict__))
+    table = json.loads(whole.encode())
     assert field in table
     return json.dumps(table | {field: "<here>"}).replace('"<here>"', text).encode()
 
@@ -82,7 +83,7 @@ def short(payload: bytes) -> str:
 def test_the_sound_ones_are_read_as_they_were_written():
     assert read_card(CARD.encode()) == CARD
     assert read_status(STATUS.encode()) == STATUS
-    assert read_death(json.dumps(DEATH.__dict__).encode()) == DEATH
+    assert Death.decode(DEATH.encode()) == DEATH
 
 
 @pytest.mark.parametrize("payload", BAD_CARDS, ids=short)
@@ -104,7 +105,8 @@ BAD_DEATHS = [
 
 @pytest.mark.parametrize("payload", BAD_DEATHS, ids=short)
 def test_no_death_notice(payload):
-    assert read_death(payload) is None
+    with pytest.raises(TrustError):
+        Death.decode(payload)
     dropped: Counter[str] = Counter()
     assert Roster("me", {}, dropped=dropped).death("eve", payload) == []
     assert dropped == {"unreadable-death-notice": 1}
