@@ -86,6 +86,7 @@ class Clocks(RealMachine):
 
 def begin(engine: Engine, *, found: bool = True) -> Engine:
     """Let an engine take part: at its own values, or after hearing."""
+    engine.connecting()
     engine.open(0.0, 1)
     engine.begin(0.0, found=found, complete=False)
     assert engine.save()

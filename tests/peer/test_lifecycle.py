@@ -569,7 +569,7 @@ def crashed_engine(path: Path, settings: Settings, samples: int = 1) -> Engine:
     [
         ({"mode": "rounds"}, "mode = 'async', and the settings now say 'rounds'; put mode back"),
         ({"dtype": "float64"}, "dtype = 'float32', and the settings now say 'float64'"),
-        ({"weigh": "samples"}, "weights = 'peers', and the settings now say 'samples'"),
+        ({"weights": "samples"}, "weights = 'peers', and the settings now say 'samples'"),
     ],
 )
 def test_settings_that_a_session_cannot_change_are_refused_in_one_line(tmp_path, changes, words):
@@ -595,7 +595,7 @@ def test_who_left_early_may_come_back_with_other_settings(tmp_path):
 @pytest.mark.parametrize(("before", "after"), [(3, 5), (5, 3)])
 def test_a_changed_number_of_samples_changes_the_weight_by_the_difference(tmp_path, before, after):
     path = tmp_path / "a.checkpoint"
-    settings = quick(weigh="samples")
+    settings = quick(weights="samples")
     one = crashed_engine(path, settings, before)
     two = Engine("a", make_learner("a"), settings, samples=after, checkpoint=path)
     assert two.session == one.session
@@ -605,9 +605,9 @@ def test_a_changed_number_of_samples_changes_the_weight_by_the_difference(tmp_pa
     assert three.report()["weight"]["global"] == [after * ONE, 0, after * ONE]
 
 
-@pytest.mark.parametrize("key", ["mode", "weigh"])
+@pytest.mark.parametrize("key", ["mode", "weights"])
 def test_peers_that_do_not_agree_on_their_settings_do_not_mix(run: Run, key):
-    other = {"mode": {"mode": "rounds"}, "weigh": {"weigh": "samples"}}[key]
+    other = {"mode": {"mode": "rounds"}, "weights": {"weights": "samples"}}[key]
 
     async def swarm() -> list[Any]:
         settings = quick(rounds=2, expect=("a", "b"))
@@ -618,7 +618,7 @@ def test_peers_that_do_not_agree_on_their_settings_do_not_mix(run: Run, key):
     for error in run(swarm()):
         assert isinstance(error, PeerError)
         assert "cannot average with peer" in str(error)
-        assert {"mode": "mode is", "weigh": "weights is"}[key] in str(error)
+        assert {"mode": "mode is", "weights": "weights is"}[key] in str(error)
 
 
 # --- leases and clocks --------------------------------------------------------------------------
