@@ -88,7 +88,9 @@ class PacedMode(ManualMode):
         for vector, peer in sorted(self._welcomes):
             weight = gossiper.weight(vector)
             share = portion(weight, Fraction(1, self.fanout + 1))
-            if min(share, weight - share) < self.floor:
+            # Below the floor too: a newcomer that hears nothing never gives, and nobody else may be there
+            # to lift a weight that was lost to somebody who died.
+            if min(share, weight - share) < 1:
                 continue
             if peer not in gossiper.reachable_neighbours(vector):
                 self._welcomes.discard((vector, peer))

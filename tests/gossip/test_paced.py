@@ -8,7 +8,7 @@ from gossamer.gossip.gossiper import Gossiper
 from gossamer.gossip.memory import introduce
 from gossamer.gossip.messages import Give
 from gossamer.gossip.modes_paced import PacedMode
-from gossamer.gossip.pushsum import ONE
+from gossamer.gossip.pushsum import FLOOR, ONE
 from gossamer.gossip.store import DictStore
 
 
@@ -76,3 +76,18 @@ def test_a_busy_neighbour_is_waited_for() -> None:
     first = [message.receiver for message in a.poll() if isinstance(message, Give)]
     assert first == ["b"]  # the second push is for b too, and b has not answered yet
     assert a.account("v").open == ONE // 2
+
+
+def test_a_newcomer_is_welcomed_with_whatever_weight_is_left():
+    """Else one whose weight was lost to the dead, and a newcomer that waits for it, would wait for ever."""
+    mode = PacedMode(1)
+    gossiper = Gossiper("a", "a-1", DictStore({"v": np.ones(2)}), mode=mode)
+    gossiper.inject("v", FLOOR)
+    gossiper.peer_online("b", "b-1", ["v"])
+    mode.request()
+    gossiper.tick(0.0)
+    assert not gossiper.poll()
+    mode.welcome("v", "b")
+    gossiper.tick(1.0)
+    (give,) = gossiper.poll()
+    assert (give.receiver, give.weight) == ("b", FLOOR // 2)
