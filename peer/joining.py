@@ -120,23 +120,21 @@ async def _free_generation(link: Link) -> int:
                 await link.asked.wait()
         await asyncio.sleep(2 * link.settings.tick)  # its owner, if there is one, answers
         status = link.own_status
+        generation = max(link.card_generation, 1 if status is None else status.generation)
         if status is None and first and replace:
-            return link.generation + 1  # the broker may have forgotten the device that it replaces
-        if status is None or status.session in link.engine.own_sessions:
-            return link.generation
-        generation = max(status.generation, link.card_generation)
+            return (
+                max(link.generation, generation) + 1
+            )  # the broker may have forgotten the other device
         if generation > link.generation and not first and not replace:
             raise Replaced(replaced(link.name, link.settings.swarm))
+        if status is None or status.session in link.engine.own_sessions:
+            if generation > link.generation and not first:  # and --replace
+                return _take_back(link, generation)
+            return max(link.generation, generation)
         if status.state == "left":
             return max(link.generation, generation)
         if replace and (first or generation > link.generation):
-            if link.engine.restored:  # the others gave it up when they heard of the other device
-                raise SessionOver("another device had its name meanwhile")
-            _log.warning(
-                "peer %s: takes the place of another device (session %s, %s)",
-                link.name, status.session, status.state,
-            )  # fmt: skip
-            return generation + 1
+            return _take_back(link, generation)
         if not first and status.state == "offline":
             return link.generation  # we had the name before, and nobody was meant to replace us
         if status.state == "offline" and link.dead_session == status.session:
@@ -144,6 +142,14 @@ async def _free_generation(link: Link) -> int:
         if link.machine.monotonic() > grace or status.state == "offline":
             raise PeerError(_name_taken(link, status))
         link.asked.clear()
+
+
+def _take_back(link: Link, generation: int) -> int:
+    """Return the generation with which to take the place of another device of our name."""
+    if link.engine.restored:  # the others gave our session up when they heard of the other device
+        raise SessionOver("another device had its name meanwhile")
+    _log.warning("peer %s: takes the place of another device of its name", link.name)
+    return generation + 1
 
 
 def _name_taken(link: Link, status: Status) -> str:

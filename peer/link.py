@@ -8,7 +8,6 @@ thread, the loop reads `view` alone; everything else it asks through the worker.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import logging
 from collections import Counter
@@ -542,16 +541,15 @@ class Link:
     def _hear_former_status(self, payload: bytes) -> None:
         """Learn from a status that our key has signed, but nobody who is alive may stand behind.
 
-        Its generation is true all the same.
+        Whoever reaches the broker can bring an old one back, so it does not keep us from our name; but its
+        generation is true.
         """
         status = read_status(payload)
         if status is None or status.session == self.session:
             return
         if status.generation > self.generation and self.born:
             raise Replaced(replaced(self.name, self.settings.swarm))
-        if not self.born:
-            state = "left" if status.state == "left" else "offline"
-            self.own_status = dataclasses.replace(status, state=state)
+        self.card_generation = max(self.card_generation, status.generation)
 
     def _hear_own_death(self, payload: bytes) -> None:
         try:

@@ -219,7 +219,8 @@ def agree(history: History) -> Iterator[str]:
         return
     finished = [ending for ending in history.endings if ending.report is not None]
     first = min((ending.at for ending in finished), default=0.0)
-    if any(ending.process.started > first for ending in finished):
+    joined = [float(line.split()[0]) for line in history.log if " joins swarm " in line]
+    if any(at > first for at in joined):
         return  # somebody came when others were through already
     values: dict[str, list[tuple[str, np.ndarray[Any, Any]]]] = defaultdict(list)
     for ending in finished:

@@ -25,7 +25,9 @@ def start(tmp_path, brokers, monkeypatch):
     address = BrokerAddress(brokers("amqtt").url)
 
     def run() -> int:
-        spec = PeerSpec("a", "peer_kit:make_learner", {"name": "a"}, quick(rounds=2))
+        spec = PeerSpec(
+            "a", "peer_kit:make_learner", {"name": "a"}, quick(rounds=2, swarm=tmp_path.name[-40:])
+        )
         return run_guarded(HostSpec(address, str(tmp_path), [spec]))
 
     return run

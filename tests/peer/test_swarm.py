@@ -28,18 +28,18 @@ HERE = Path(__file__).parent
 @pytest.fixture
 def spec(tmp_path, brokers):
     """Three peers in two processes."""
-    names = ("a", "b", "c")
+    names, swarm = ("a", "b", "c"), tmp_path.name[-40:]  # the broker remembers other tests' peers
     peers = [
         PeerSpec(
             name,
             "peer_kit:make_learner",
             {"name": name},
-            quick(expect=names, founder=True, leave_timeout=0.2),
+            quick(swarm=swarm, expect=names, founder=True, leave_timeout=0.2),
         )
         for name in names
     ]
     address = BrokerAddress(brokers("amqtt").url)
-    return SwarmSpec("nest", address, tmp_path / "run", peers, per_process=2, restarts=2)
+    return SwarmSpec(swarm, address, tmp_path / "run", peers, per_process=2, restarts=2)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_peers_in_processes_learn_to_the_end_and_are_watched(spec, monkeypatch):
     assert [report["rounds"] for report in reports] == [6, 6, 6]
     assert sum(sum(report["weight"]["global"][:2]) for report in reports) == 3 * ONE
     log = (spec.folder / "host-0.log").read_text()
-    assert log.count("left swarm nest: its training is over") == 2
+    assert log.count(f"left swarm {spec.swarm}: its training is over") == 2
     assert log.count("peer c is online") == 2  # once for each peer of this process
 
 
