@@ -132,6 +132,7 @@ def load_join(
         if label is None:
             raise ConfigError(f"{path}: key 'name': a peer needs a name; add it, or use --name")
         spec = PeerSpec(label, str(join.entry), join.arguments, Settings(), seed=seed_of(label))
+        origins["entry"] = "device file"
     else:
         found = path.parent / join.config
         config = load_config(found)
@@ -146,7 +147,7 @@ def load_join(
             spec = replace(spec, name=label)
         _check_agreement(spec.settings, device | command, path, found)
         _check_trust(spec, device | command, path, found)
-        origins = {"samples": "config", "seed": "config"} | origins
+        origins = dict.fromkeys(("entry", "samples", "seed"), "config") | origins
     stated = device | command
     if "network" in own:
         stated["trained"], origins["trained"] = True, origins["network"]

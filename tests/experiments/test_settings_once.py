@@ -371,6 +371,11 @@ def table(text: str) -> dict[str, tuple[str, str]]:
     return {row[0]: (row[1], row[2]) for row in cells if len(row) == 3}
 
 
+def test_an_entry_point_is_said_to_come_from_the_devices_file(tmp_path) -> None:
+    own = {"name": "anna", "entry": "my_device:make_learner"}
+    assert load_join(write(tmp_path / "peer.toml", own), BROKER).origins["entry"] == "device file"
+
+
 def test_join_shows_every_setting_and_its_source(tmp_path, monkeypatch, capsys) -> None:
     swarm = {"rounds": 7, "topology": "ring", "gossip": {"lease": 70, "keepalive": 7}}
     device(tmp_path, swarm, lease=80)
