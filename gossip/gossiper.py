@@ -159,6 +159,10 @@ class Gossiper:
         """Return the weight held for a vector, without open transfers."""
         return self._state.vault.weights[self._state.known(vector)]
 
+    def injected(self, vector: str) -> int:
+        """Return the weight that this peer itself has brought into a vector."""
+        return self._state.vault.injected[self._state.known(vector)]
+
     def value(self, vector: str) -> Array:
         """Return the value of a vector, not to be changed."""
         return self._state.vault.store.read(self._state.known(vector))

@@ -102,7 +102,7 @@ class Bootstrap:
         """Begin a session; returns digests of the values that it starts from, for the card."""
         self._since = since
         self._starts = {v: digest(self._store.read(v)) for v in gossiper.vectors}
-        self.waiting = {v for v in gossiper.vectors if not gossiper.account(v).injected}
+        self.waiting = {v for v in gossiper.vectors if not gossiper.injected(v)}
         self._begun = self._complete = False
         self._warned.clear()
         return dict(self._starts)

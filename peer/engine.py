@@ -189,7 +189,6 @@ class Engine:
             learner.weight_of = lambda vector: self.gossiper.weight(vector) / ONE
         if isinstance(learner, PeerCounting):
             learner.peers_seen = lambda: 1 + len(self._others.known)
-        self.starts: dict[str, str] = {}
         self.view = self._look()
 
     gossiper: Gossiper
@@ -222,7 +221,7 @@ class Engine:
 
     def _look(self) -> View:
         gossiper = self.gossiper
-        waiting = frozenset(v for v in gossiper.vectors if not gossiper.account(v).injected)
+        waiting = frozenset(filter(self._is_waiting, gossiper.vectors))
         counted = self._books.counted
         for vector in gossiper.vectors:
             if vector not in waiting:
@@ -269,12 +268,12 @@ class Engine:
         """
         self._books.generation, self._books.claimed = generation, True
         self.unsaid = None
-        self.starts = self._bootstrap.open(self.gossiper, since)
+        starts = self._bootstrap.open(self.gossiper, since)
         judges = self._guards is not None and self.settings.mode == "async" and not self.store.apart
         waiting = self._bootstrap.waiting if judges else ()
         sizes = {model: self.store.read(model).size for model in waiting}
         self._opinion = FirstOpinion(sizes, wait=OPINION_WAIT)
-        return self.starts
+        return starts
 
     def begin(self, now: float, *, found: bool, complete: bool) -> None:
         """Let the peer's own weight count, as soon as its bootstrap says so; see Bootstrap.begin."""
@@ -330,7 +329,7 @@ class Engine:
         return bool(self.gossiper.ledger.revision) or any(self._weights().values())
 
     def _weights(self) -> dict[str, int]:
-        return {v: self.gossiper.account(v).injected for v in self.gossiper.vectors}
+        return {v: self.gossiper.injected(v) for v in self.gossiper.vectors}
 
     def _begin_anew(self) -> None:
         self.gossiper, self.mode = self._sessions.begin()
@@ -692,7 +691,7 @@ class Engine:
                     self.mode.welcome(vector, event.peer)
 
     def _is_waiting(self, vector: str) -> bool:
-        return not self.gossiper.account(vector).injected
+        return not self.gossiper.injected(vector)
 
     def _take(self, vector: str, packet: Buffer, now: float) -> None:
         """Put one packet in; whatever is wrong with it is counted and logged, never raised."""

@@ -8,6 +8,7 @@ thread, the loop reads `view` alone; everything else it asks through the worker.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections import Counter
@@ -100,10 +101,10 @@ class Link:
         self._pending: list[tuple[str, bytes | memoryview]] = []
         self._pending_bytes, self._pending_limit = 0, engine.room.waiting(0)
         self._events: list[Event] = []
-        self._introduced = (
-            False  # whether the others can know our card, without which they read nothing
-        )
-        self._returned = False  # whether the connection came back since the last turn
+        self._introduced = False
+        """Whether the others can know our card, without which they cannot read what we seal."""
+        self._returned = False
+        """Whether the connection came back since the last turn."""
         self._vectors, self._samples, self._on_record = vectors, samples, on_record
         self._goodbye = b""
         self._starts: dict[str, str] = {}
@@ -204,15 +205,16 @@ class Link:
         A broker hands all messages to everybody in one order, so that two peers that leave at the same
         time agree on who was first.
         """
+        others = topics.every(self.settings.swarm, "status")
         own = self.topic("status")
         async for topic, payload, _ in self.transport.messages():
             if topic == own and bytes(payload) == self._goodbye:
                 break
-            if topics.is_gossip(topic) or topics.parse(topic).peer == self.name:
-                continue
-            self._take_heard(self.trust.hear(topic, bytes(payload)))
-        events, self._events = self._events, []
-        return events
+            # Goodbyes are all that matters now; anybody can publish anything beside them.
+            if topic != own and topics.matches(others, topic):
+                with contextlib.suppress(topics.TopicError):
+                    self._take_heard(self.trust.hear(topic, bytes(payload)))
+        return self.take_events()
 
     async def say(self, status: Status, *, retain: bool = True) -> None:
         """Publish a status under our name, signed where there is trust."""

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from ..gossip import topics
 from ..gossip.transport import Hook, Transport, TransportError, Will
 from ..gossip.wire import SchemaEntry
-from ..models import Learner
+from ..models import Learner, Metrics
 from .cards import Status
 from .credentials import Credentials, begin_trust
 from .engine import Engine
@@ -96,7 +96,8 @@ class _Session:
     link: Link
     life: Lifecycle = field(default_factory=Lifecycle)
     settling: Settling = field(init=False)
-    tested_round: int = 0
+    training: Metrics | None = None
+    """What the last round of this session was trained to; None before the first."""
 
     def __post_init__(self) -> None:
         self.settling = Settling(self.link)
@@ -298,7 +299,6 @@ class Peer:
             State.AVERAGING: self._average,
             State.SETTLING: self._settle,
             State.DONE: self._stay,
-            State.HANDING_OVER: self._hand_over,
         }
         state = session.life.state
         if state is State.HANDING_OVER:
@@ -316,8 +316,6 @@ class Peer:
                 await asyncio.wait((work,))
         if not work.cancelled():
             return work.result()
-        if state is State.CLAIMING and session.link.born:
-            return Event.NAME_FREE  # the others may know of us already: leave as one of them
         _log.info("peer %s is about to leave: %s", self.name, self._leave_reason)
         return Event.ASKED_TO_LEAVE
 
@@ -339,7 +337,6 @@ class Peer:
                 "peer %s goes on after round %d of %d",
                 self.name, link.view.round, self.settings.rounds,
             )  # fmt: skip
-        session.tested_round = link.view.round
         link.enter("training")
         if progress.own_accuracy is not None and not progress.tested_alone:
             progress.tested_alone = True
@@ -348,21 +345,23 @@ class Peer:
 
     async def _train(self, session: _Session) -> Event:
         link = session.link
-        training = await link.worker.run(link.engine.train)
+        session.training = await link.worker.run(link.engine.train)
         link.wake()
         await link.next_turn()  # pushes leave, and what arrived meanwhile comes in
-        await link.until_averaged()
-        number = link.view.round
-        if number % self.settings.test_every == 0 or number == self.settings.rounds:
-            await self._test(session)
-        else:
-            await link.publish_record({"training_loss": training.mean_loss})
         return Event.TRAINED
 
     async def _average(self, session: _Session) -> Event:
-        link = session.link
+        link, training = session.link, session.training
         await link.until_averaged()
-        if link.view.round < self.settings.rounds:
+        number = link.view.round
+        if (
+            training is not None
+        ):  # else a crash interrupted the round, and nothing was trained since
+            if number % self.settings.test_every == 0 or number == self.settings.rounds:
+                await self._test(session)
+            else:
+                await link.publish_record({"training_loss": training.mean_loss})
+        if number < self.settings.rounds:
             return Event.AVERAGED
         if busy := _still_learning(link):
             _log.info(

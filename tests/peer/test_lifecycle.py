@@ -220,6 +220,24 @@ def test_an_ending_is_finished_once_and_never_begins_anew(run: Run, tmp_path):
     assert report.weight["global"] == [ONE, 0, ONE]
 
 
+def test_a_topic_that_is_nobodys_does_not_disturb_a_goodbye(run: Run, tmp_path):
+    """The owner's lists are retained too, and anybody can publish under names that no peer can have."""
+    path = tmp_path / "a.checkpoint"
+
+    async def swarm() -> Report:
+        one = begin(Engine("a", make_learner("a"), quick(), checkpoint=path))
+        part = {"accuracy": 0.5, "members": {}, "transport": {}}
+        one.end("finished", "its training is over", "done", part)
+        assert one.save()
+        nest = Nest(quick())
+        nest.broker.publish("eve", "gossamer/v1/nest/peer/a b/status", b"{}", True)
+        nest.broker.publish("eve", "gossamer/v1/nest/peer/a b/card", b"{}", True)
+        return await nest.start("a", checkpoint=path).task
+
+    assert run(swarm()).ended == "finished"
+    assert not path.exists()
+
+
 def test_a_goodbye_that_no_broker_took_is_handed_in_later(run: Run, tmp_path):
     path, reports = tmp_path / "a.checkpoint", []
     settings = quick(rounds=2, leave_timeout=0.2)
