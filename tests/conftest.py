@@ -124,6 +124,13 @@ def brokers(authority: Authority) -> Iterator[Callable[[str], Broker]]:
         broker.close()
 
 
+@pytest.fixture
+def empty_broker() -> Iterator[Broker]:
+    """A broker that remembers no other test's peers."""
+    with Broker(BrokerSettings(), kind="amqtt") as broker:
+        yield broker
+
+
 @pytest.fixture(params=RIGS)
 def rig(
     request: pytest.FixtureRequest, brokers: Callable[[str], Broker], authority: Authority

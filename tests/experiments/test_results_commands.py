@@ -232,12 +232,12 @@ def test_a_torn_line_of_a_killed_sweep_is_run_again(
 LIVE = TINY.format(rounds=3) + '[[models]]\nname = "all"\nlayout = "64-4-10"\n'
 
 
-def test_metrics_that_cannot_be_written_do_not_end_the_peers(tmp_path: Path, brokers) -> None:
+def test_metrics_that_cannot_be_written_do_not_end_the_peers(tmp_path: Path, empty_broker) -> None:
     (tmp_path / "live.toml").write_text(LIVE)
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / "metrics.jsonl").symlink_to("no such folder/metrics.jsonl")
-    config, address = load_config(tmp_path / "live.toml"), BrokerAddress(brokers("amqtt").url)
+    config, address = load_config(tmp_path / "live.toml"), BrokerAddress(empty_broker.url)
     with pytest.raises(ConfigError, match=r"metrics\.jsonl: cannot be written: No such file"):
         run_live(config, folder, address, quiet=True)
     for peer in ("0", "1"):

@@ -21,14 +21,14 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture
-def spec(tmp_path, brokers, monkeypatch):
+def spec(tmp_path, empty_broker, monkeypatch):
     """Two peers of one process that would train for ever."""
     monkeypatch.chdir(HERE)
     settings = quick(
         rounds=10**9, expect=("a", "b"), founder=True, test_every=10**9, leave_timeout=200.0
     )
     peers = [PeerSpec(n, "peer_kit:make_learner", {"name": n}, settings) for n in "ab"]
-    return HostSpec(BrokerAddress(brokers("amqtt").url), str(tmp_path), peers)
+    return HostSpec(BrokerAddress(empty_broker.url), str(tmp_path), peers)
 
 
 async def until_trained(spec: HostSpec) -> None:
@@ -98,13 +98,13 @@ asyncio.run(LocalSwarm(SwarmSpec("nest", BrokerAddress(sys.argv[2]), folder, pee
 
 
 @pytest.mark.timeout(300)  # torch is loaded, on whatever machine this is
-def test_processes_hear_of_a_killed_supervisor(tmp_path, brokers):
+def test_processes_hear_of_a_killed_supervisor(tmp_path, empty_broker):
     """A shell script in the peers' place says when its standard input ends."""
     script = tmp_path / "python"
     script.write_text('#!/bin/sh\ntouch "$3$4.begun"\ncat\ntouch "$3$4.ended"\n')
     script.chmod(0o755)
     supervisor = subprocess.Popen(
-        [sys.executable, "-c", SUPERVISOR, str(tmp_path), brokers("amqtt").url]
+        [sys.executable, "-c", SUPERVISOR, str(tmp_path), empty_broker.url]
     )
     try:
         until(supervisor, tmp_path, "begun")

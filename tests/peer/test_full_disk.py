@@ -18,16 +18,14 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.fixture
-def start(tmp_path, brokers, monkeypatch):
+def start(tmp_path, empty_broker, monkeypatch):
     """Run a process of one peer to its end: the exit code."""
     monkeypatch.chdir(HERE)
     monkeypatch.setattr(saving, "RETRY_FOR", 0.0)
-    address = BrokerAddress(brokers("amqtt").url)
+    address = BrokerAddress(empty_broker.url)
 
     def run() -> int:
-        spec = PeerSpec(
-            "a", "peer_kit:make_learner", {"name": "a"}, quick(rounds=2, swarm=tmp_path.name[-40:])
-        )
+        spec = PeerSpec("a", "peer_kit:make_learner", {"name": "a"}, quick(rounds=2))
         return run_guarded(HostSpec(address, str(tmp_path), [spec]))
 
     return run

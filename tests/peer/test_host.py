@@ -54,12 +54,12 @@ def test_a_spec_survives_its_file(tmp_path):
 
 
 def test_peers_of_one_process_leave_networks_metrics_and_reports(
-    run, tmp_path, brokers, monkeypatch
+    run, tmp_path, empty_broker, monkeypatch
 ):
     monkeypatch.chdir(HERE)
     names = ("a", "b")
     peers = [peer_spec(name, rounds=3, expect=names, founder=True) for name in names]
-    address = BrokerAddress(brokers("amqtt").url)
+    address = BrokerAddress(empty_broker.url)
     reports = run(run_host(HostSpec(address, str(tmp_path), peers)))
     assert [report.peer for report in reports] == ["a", "b"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
@@ -94,20 +94,24 @@ def test_what_no_restart_would_cure_is_one_line_and_exit_code_2(
     assert url in line
 
 
-def test_an_entry_that_fails_ends_the_host_with_one_line(tmp_path, brokers, monkeypatch, capsys):
+def test_an_entry_that_fails_ends_the_host_with_one_line(
+    tmp_path, empty_broker, monkeypatch, capsys
+):
     monkeypatch.chdir(HERE)
     spec = peer_spec("a", "peer_kit:make_nothing_at_all")
-    address = BrokerAddress(brokers("amqtt").url)
+    address = BrokerAddress(empty_broker.url)
     assert run_guarded(HostSpec(address, str(tmp_path), [spec])) == 2
     broken = PeerSpec("a", "peer_kit:make_learner", {"name": "a", "samples": -1}, quick())
     assert run_guarded(HostSpec(address, str(tmp_path), [broken])) == 2
     assert "error: peer_kit:make_learner raised " in capsys.readouterr().err
 
 
-def test_a_mistake_of_the_learner_is_a_crash_with_its_traceback(tmp_path, brokers, monkeypatch):
+def test_a_mistake_of_the_learner_is_a_crash_with_its_traceback(
+    tmp_path, empty_broker, monkeypatch
+):
     monkeypatch.chdir(HERE)
     monkeypatch.setattr(SgdLearner, "train", lambda *_: 1 / 0)
-    address = BrokerAddress(brokers("amqtt").url)
+    address = BrokerAddress(empty_broker.url)
     with pytest.raises(BaseExceptionGroup):
         run_guarded(HostSpec(address, str(tmp_path), [peer_spec("a")]))
 

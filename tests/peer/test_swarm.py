@@ -26,9 +26,9 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture
-def spec(tmp_path, brokers):
+def spec(tmp_path, empty_broker):
     """Three peers in two processes."""
-    names, swarm = ("a", "b", "c"), tmp_path.name[-40:]  # the broker remembers other tests' peers
+    names, swarm = ("a", "b", "c"), "nest"
     peers = [
         PeerSpec(
             name,
@@ -38,7 +38,7 @@ def spec(tmp_path, brokers):
         )
         for name in names
     ]
-    address = BrokerAddress(brokers("amqtt").url)
+    address = BrokerAddress(empty_broker.url)
     return SwarmSpec(swarm, address, tmp_path / "run", peers, per_process=2, restarts=2)
 
 
