@@ -245,14 +245,14 @@ class Gossiper:
                 self.ledger.update(edge, sent=-np.inf, attempts=2)
 
     def statement(self) -> list[list[Any]]:
-        """Return what became of the last transfer from each sender that is not gone, as plain rows.
+        """Return what became of the last transfer from each sender that has not left, as plain rows.
 
         Call `close` first, or it may be out of date when it is read. A leaver publishes it with its
         goodbye, so that a giver whose acknowledgement was lost can tell whether to take its mass
-        back: see `peer_gone`.
+        back: see `peer_gone`. One that was only given up may be alive, and ask.
         """
-        gone = self._state.neighbours.gone
-        return [list(line) for line in self.ledger.lines() if line[:2] not in gone]
+        left = self._state.neighbours.left
+        return [list(line) for line in self.ledger.lines() if line[:2] not in left]
 
     # --- neighbours -----------------------------------------------------------------------------
 
@@ -326,7 +326,7 @@ class Gossiper:
         """
         self._receiving.reclaimed(peer, session, reclaimed)
         self._giving.gone(peer, session, statement)
-        self._state.neighbours.retire(peer, session)
+        self._state.neighbours.retire(peer, session, left=statement is not None)
         self.links.lost(peer)
         self.mode.gone(peer)
 

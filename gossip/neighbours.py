@@ -26,6 +26,8 @@ class Neighbours:
     def __init__(self) -> None:
         self._known: dict[str, Neighbour] = {}
         self.gone: set[tuple[str, str]] = set()
+        self.left: set[tuple[str, str]] = set()
+        """Those of them that said goodbye; the others were given up, and may live after all."""
         self.returned: set[tuple[str, str]] = set()
         """Those of them that were online again, although they were given up."""
         self.muted: set[str] = set()
@@ -46,9 +48,11 @@ class Neighbours:
         if peer in self._known:
             self._known[peer] = replace(self._known[peer], online=False)
 
-    def retire(self, peer: str, session: str) -> None:
-        """Note that a session will never come back."""
+    def retire(self, peer: str, session: str, *, left: bool) -> None:
+        """Note that a session will never come back; left: it said so itself."""
         self.gone.add((peer, session))
+        if left:
+            self.left.add((peer, session))
         known = self._known.get(peer)
         if known is not None and known.session == session:
             del self._known[peer]

@@ -66,6 +66,7 @@ class State:
             "vault": self.vault.snapshot(values=values),
             "ledger": self.ledger.snapshot(),
             "gone": sorted([peer, session] for peer, session in self.neighbours.gone),
+            "left": sorted([peer, session] for peer, session in self.neighbours.left),
             "neighbours": self.neighbours.snapshot(),
             "counters": dict(self.counters),
             "mode": self.mode.snapshot(),
@@ -76,6 +77,7 @@ class State:
         self.ledger = Ledger.restore(snapshot["ledger"])
         self.vault.restore(snapshot["vault"])
         self.neighbours.gone = {(peer, session) for peer, session in snapshot["gone"]}
+        self.neighbours.left = {(peer, session) for peer, session in snapshot["left"]}
         self.neighbours.restore(snapshot.get("neighbours", []))
         self.counters = Counter(snapshot["counters"])
         self.mode.restore(snapshot["mode"])

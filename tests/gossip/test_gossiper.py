@@ -279,6 +279,20 @@ def test_a_leavers_statement_settles_what_its_lost_acknowledgements_left_open(
     assert b.counters["refused-leaving"] >= 1
 
 
+def test_a_statement_also_answers_a_sender_that_was_given_up_and_lives() -> None:
+    a, b = pair()
+    b.handle(pushed(a), 0.0)  # and the acknowledgement is lost
+    b.peer_gone("a", "sa")  # b was cut off for longer than a's lease
+    store = DictStore({"v": np.zeros(3, dtype=np.float32)})
+    restored = Gossiper.restore(b.snapshot(), store)
+    for leaver in (b, restored):
+        assert ["a", "sa", "v", 1, "credited"] in leaver.statement()
+    a.peer_gone("b", "sb", b.statement())
+    assert a.weight("v") == ONE // 2
+    b.peer_gone("a", "sa", a.statement())
+    assert b.statement() == []
+
+
 def test_a_newcomer_adds_its_weight_at_what_it_hears() -> None:
     a, b = make("a", 6.0), make("b", 1000.0, weight=0)
     introduce([a, b])

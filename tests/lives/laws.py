@@ -305,7 +305,7 @@ def _is_explained(history: History, error: BaseException) -> bool:
     if not isinstance(error, PeerError):
         return False
     kinds = {event.kind for event in plan.events}
-    if isinstance(error, Replaced):
+    if isinstance(error, Replaced) or "the name belongs to a device that is offline" in text:
         return "replace" in kinds
     if "did not come online within" in text:
         missing = text.removeprefix(f"peer {text.split()[1]} ").partition(" did not")[0].split(", ")
