@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from .errors import ConfigError
 
@@ -37,3 +38,11 @@ def broker_password(url: str, file: Path | None = None) -> str | None:
     if not password:
         raise ConfigError(f"{file}: there is no password in its first line")
     return password
+
+
+def with_user(url: str, name: str) -> str:
+    """Return a broker's URL with this user name, if it names no user itself."""
+    parts = urlsplit(url)
+    if "@" in parts.netloc:
+        return url
+    return urlunsplit(parts._replace(netloc=f"{quote(name, safe='')}@{parts.netloc}"))

@@ -28,7 +28,7 @@ from ..peer.settings import (
     Settings,
 )
 from . import console
-from .broker_password import broker_password
+from .broker_password import broker_password, with_user
 from .build import Swarm
 from .config import Config, ConfigError, first_mistake, load_config
 from .config_matching import without_networks
@@ -69,8 +69,9 @@ class JoinConfig(
     """A network that was trained before (safetensors), beside this file: what it knows counts with the
     peer's weight, once `matching` has brought its cells into the others' order."""
     password_file: str | None = None
-    """A file beside this one whose first line is the password of the user that the broker's URL names, so
-    that it need not stand in the URL."""
+    """A file beside this one whose first line is the password of the user that the broker's URL names; if
+    it names none, of the peer's own name (`label@id` with trust). A password in the URL would show in the
+    list of processes."""
     trust: PeerTrustTable = PeerTrust()
     """`[trust]`: the peer's key and invitation; without it, whoever reaches the broker is believed."""
 
@@ -137,13 +138,14 @@ def load_join(
         found = path.parent / join.config
         config = load_config(found)
         spec = _spec_of(config, found, join, path, (identity and identity.name) or label)
-        if label not in (None, spec.name):
+        if label not in (None, spec.name) and identity is None:
             console.err.print(
                 f"{path}: key 'name': the other peers of {found} know peer {join.index} as {spec.name!r}: "
                 f"unless their files name {label!r}, leave it out",
                 soft_wrap=True,
                 markup=False,
             )
+        if label is not None:
             spec = replace(spec, name=label)
         _check_agreement(spec.settings, device | command, path, found)
         _check_trust(spec, device | command, path, found)
@@ -155,7 +157,8 @@ def load_join(
     spec = replace(spec, settings=base.updated(**stated), **own)
     origins = dict.fromkeys(base.model_fields_set, "config") | origins
     origins |= dict.fromkeys(device, "device file") | dict.fromkeys(command, "command line")
-    return JoinPlan(spec, _broker(broker, join, config, path, password_file, origins), origins)
+    user = identity.name if identity else spec.name
+    return JoinPlan(spec, _broker(broker, join, config, path, password_file, user, origins), origins)
 
 
 def seed_of(name: str) -> int:
@@ -252,13 +255,19 @@ def _broker(
     config: Config | None,
     path: Path,
     password_file: Path | None,
+    user: str,
     origins: dict[str, str],
 ) -> BrokerAddress:
-    """The broker's address, with what the file and the config say of the link; notes the origins."""
+    """The broker's address, with what the file and the config say of the link; notes the origins.
+
+    user: whose password a password file holds if the broker's URL does not say.
+    """
     origins |= dict.fromkeys(broker.model_fields_set, "command line")
     where = "command line" if password_file else "environment"
     if password_file is None and join.password_file is not None:
         password_file, where = path.parent / join.password_file, "device file"
+    if password_file is not None:
+        broker = broker.updated(url=with_user(broker.url, user))
     password = broker_password(broker.url, password_file)
     if password is not None:
         broker, origins["password"] = broker.updated(password=password), where

@@ -12,6 +12,7 @@ from cli_kit import runner
 from gossamer.experiments import watch
 from gossamer.experiments.broker_password import VARIABLE, broker_password
 from gossamer.experiments.errors import ConfigError
+from gossamer.experiments.join import load_join
 from gossamer.gossip.mqtt import MqttTransport
 from gossamer.gossip.mqtt_address import Address
 from gossamer.gossip.transport import TransportError
@@ -67,6 +68,19 @@ def test_a_file_that_does_not_do_is_one_line(secret, url, content, words):
     with pytest.raises(ConfigError, match=words) as error:
         broker_password(url, secret)
     assert "own" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "user"), [(HOST, "anna@xq7"), ("mqtt://ben@127.0.0.1:1", "ben")]
+)
+def test_a_devices_password_is_that_of_its_own_name_unless_the_url_says_otherwise(
+    tmp_path, secret, url, user
+):
+    device = tmp_path / "anna.toml"
+    device.write_text('name = "anna@xq7"\nentry = "my:learner"\npassword_file = "secret"\n')
+    broker = load_join(device, BrokerAddress(url)).broker
+    assert Address.parse(broker.url).username == user
+    assert broker.password == "of a file: ü "
 
 
 def test_an_address_takes_a_password_for_the_user_in_the_url():
