@@ -8,6 +8,7 @@ plays the service manager, and at the end adds up what the reports say: held + o
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -324,9 +325,15 @@ class Scenario:
             time.sleep(0.05)
 
 
-def play(seed: int, url: str, restart_broker: Callable[[], None]) -> tuple[list[str], list[str]]:
-    """Run one seed on a broker; returns what went wrong, and notes."""
-    with tempfile.TemporaryDirectory(prefix="edges-") as folder:
+def play(
+    seed: int, url: str, restart_broker: Callable[[], None], keep: Path | None = None
+) -> tuple[list[str], list[str]]:
+    """Run one seed on a broker; returns what went wrong, and notes. keep: where to leave its files."""
+    with contextlib.ExitStack() as stack:
+        if keep is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edges-"))
+        else:
+            folder = keep / str(seed)
         scenario = Scenario(seed, url, Path(folder), restart_broker)
         try:
             return scenario.run(), scenario.notes
@@ -340,11 +347,13 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", default="0-3", help="as in 0-49")
-    first, _, last = parser.parse_args().seeds.partition("-")
+    parser.add_argument("--keep", type=Path, help="leave the devices' files in this folder")
+    options = parser.parse_args()
+    first, _, last = options.seeds.partition("-")
     failed = 0
     with Broker() as broker:
         for seed in range(int(first), int(last or first) + 1):
-            wrong, notes = play(seed, broker.url, broker.restart)
+            wrong, notes = play(seed, broker.url, broker.restart, options.keep)
             failed += bool(wrong)
             print(f"seed {seed}: {'; '.join(notes)}", flush=True)
             for each in wrong:
