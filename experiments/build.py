@@ -18,14 +18,13 @@ from ..models import (
     ModelGraph,
     SgdLearner,
     SlicedNetwork,
+    SliceSpec,
     Start,
     mlp,
     sparse_vectors,
     stream,
 )
-from ..models.allotment import SliceSpec
-from ..peer.bootstrap import load_trained
-from ..peer.settings import Matching
+from ..peer import Matching, load_trained
 from .config import Config
 from .config_keys import Keys
 from .config_matching import check_matching

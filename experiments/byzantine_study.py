@@ -13,14 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ..gossip.gossiper import Gossiper
-from ..gossip.memory import MemoryNetwork, introduce, run
-from ..gossip.messages import Give, Message
-from ..gossip.modes_paced import PacedMode
-from ..gossip.pushsum import ONE
-from ..gossip.trust import Guards, GuardSettings
-from ..gossip.trust.guarded import guard
-from ..peer.store import NetworkStore
+from ..gossip import ONE, Give, Gossiper, MemoryNetwork, Message, PacedMode, introduce, run
+from ..gossip.trust import Guards, GuardSettings, guard
+from ..peer import NetworkStore
 from .build import Member, Swarm
 from .config import Config, Data, Model, Network, Training
 

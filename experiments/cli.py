@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from ..peer.signals import INTERRUPTED
+from ..peer import INTERRUPTED
 from . import cli_compare, cli_fuse, cli_papers, cli_slices, cli_virtual, console
 from .cli_live import ShowSettings, register, saying_what_is_kept
 from .cli_results import Force, Out, results_for

@@ -18,7 +18,7 @@ from .broker_password import broker_password
 from .errors import ConfigError
 
 if TYPE_CHECKING:
-    from ..gossip.mqtt import MqttTransport
+    from ..gossip import MqttTransport
     from ..gossip.trust import Identity
 
 _ANSWER_SECONDS = 5.0
@@ -51,9 +51,7 @@ def forget_command(
 
     Only one session is declared over. If the peer lives after all, it returns with a new one.
     """
-    from ..gossip import topics
-    from ..gossip.mqtt import MqttTransport
-    from ..gossip.mqtt_address import TlsFiles
+    from ..gossip import MqttTransport, TlsFiles, topics
     from ..gossip.trust import Death, Identity, TrustError, sign_death
 
     topics.check_name("swarm", swarm)

@@ -134,7 +134,7 @@ def _summary(
 
 
 def _report(fused: Fusion, networks: Sequence[NetworkFile], scores: Sequence[float] | None) -> None:
-    from ..models.matching.chain import part_names
+    from ..models.matching import part_names
 
     rows = []
     for index, (name, part) in enumerate(zip(part_names(fused.chain), fused.parts, strict=True)):

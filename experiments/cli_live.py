@@ -19,9 +19,7 @@ from .errors import ConfigError, Stopped
 from .results import make_folder, require_folder
 
 if TYPE_CHECKING:
-    from ..peer.acl import RuleFiles
-    from ..peer.broker import BrokerTls
-    from ..peer.host import BrokerAddress, PeerSpec
+    from ..peer import BrokerAddress, BrokerTls, PeerSpec, RuleFiles
 
 PORTS = 65535
 """The largest number that a port can have."""
@@ -191,7 +189,7 @@ def join_command(
     Started again in the same folder after a crash, the peer goes on from its checkpoint. A peer that has
     finished says so and ends at once, so that a service manager may restart it at will.
     """
-    from ..peer.host import HostSpec, run_guarded
+    from ..peer import HostSpec, run_guarded
     from .join import load_join
 
     sys.path.insert(0, str(config.parent.resolve()))  # an entry point may stand beside its file
@@ -229,7 +227,7 @@ def _may_start(folder: Path, spec: PeerSpec, again: bool) -> bool:
     """Return False, and say so, if the peer has finished. --again removes its report and checkpoint."""
     report, checkpoint = (folder / f"{spec.name}.{end}" for end in ("report.json", "checkpoint"))
     if again:
-        from ..peer.lock import CheckpointLock
+        from ..peer import CheckpointLock
 
         lock = CheckpointLock(checkpoint)
         lock.acquire()  # a running peer keeps its files
@@ -305,7 +303,7 @@ def broker_command(
     """
     rules = _rules(acl, swarm, peer or [], observer or [], embedded, bool(user), port)
     users = dict(_user(each) for each in user or [])
-    from ..peer.broker import BrokerError, BrokerSettings, serve
+    from ..peer import BrokerError, BrokerSettings, serve
 
     names = tls_name or []
     files = _certificates(tls, host, names)
@@ -333,9 +331,7 @@ def _certificates(folder: Path | None, host: str, names: list[str]) -> BrokerTls
         if names:
             raise ConfigError("broker: --tls-name needs --tls FOLDER")
         return None
-    from ..peer.addresses import EVERYWHERE, is_host, is_loopback, machine_names
-    from ..peer.broker import BrokerTls
-    from ..peer.certificates import Authority
+    from ..peer import EVERYWHERE, Authority, BrokerTls, is_host, is_loopback, machine_names
 
     for name in names:
         if not is_host(name):
@@ -383,7 +379,7 @@ def _rules(
         raise ConfigError("broker: --acl makes passwords of its own; leave --user out")
     if swarm is None or not peers:
         raise ConfigError("broker: --acl needs --swarm NAME and at least one --peer NAME")
-    from ..peer.acl import write_rules
+    from ..peer import write_rules
 
     files = write_rules(folder, swarm, peers, observers=observers, port=port)
     for name, path in files.secrets.items():
@@ -402,7 +398,7 @@ def _address(url: str, **options: object) -> BrokerAddress:
     """The broker that options name; those that are None were not given."""
     from pydantic import ValidationError
 
-    from ..peer.host import BrokerAddress
+    from ..peer import BrokerAddress
 
     given = {
         key: str(value) if isinstance(value, Path) else value

@@ -15,8 +15,7 @@ from .cli_results import Force, Out, results_for
 from .errors import ConfigError
 
 if TYPE_CHECKING:
-    from ..models import SlicedNetwork
-    from ..models.allotment import SliceSpec
+    from ..models import SlicedNetwork, SliceSpec
 
 READY = ("small-cnn", "resnet", "unet", "lstm", "cnn1d", "vit")
 """Ready networks, for the help; those of models.NETWORKS, which a test compares."""

@@ -159,8 +159,7 @@ def revoke_command(
 async def _publish(
     url: str, password: str | None, ca: Path | None, topic: str, data: bytes
 ) -> None:
-    from ..gossip.mqtt import MqttTransport
-    from ..gossip.mqtt_address import TlsFiles
+    from ..gossip import MqttTransport, TlsFiles
 
     tls = None if ca is None else TlsFiles(ca)
     name = f"gossamer-owner-{data[8:16].hex()}"
@@ -192,7 +191,7 @@ def study_command(
 
 
 def _study_private(quick: bool) -> list[dict[str, object]]:
-    from ..gossip.private import MaskPlan
+    from ..gossip import MaskPlan
     from .private_study import Setting, accuracy, study
 
     setting = Setting(peers=32, trials=4000, exchanges=60) if quick else Setting()

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from ..gossip.mqtt_options import LinkSettings
-from ..gossip.settings import Count, GossipSettings, Positive, SettingsTable, sentence
-from ..peer.tables import LifeSettings, ScheduleSettings
+from ..gossip import Count, GossipSettings, LinkSettings, Positive, SettingsTable, sentence
+from ..peer import LifeSettings, ScheduleSettings
 from .config_fednp import FedNP
 from .config_reading import first_mistake, read_table, require_table
 from .config_trust import Trust, TrustTable

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from ..gossip.settings import Count, Positive, SettingsTable
+from ..gossip import Count, Positive, SettingsTable
 
 if TYPE_CHECKING:
     from ..models import Learner

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from ..gossip.mqtt_options import LinkSettings
-from ..peer.tables import LifeSettings
+from ..gossip import LinkSettings
+from ..peer import LifeSettings
 from . import console
 from .config import Config
 from .errors import ConfigError

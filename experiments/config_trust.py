@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from ..peer.tables import CredentialSettings, ProtectionSettings, TrustKind
+from ..peer import CredentialSettings, ProtectionSettings, TrustKind
 
 
 class Trust(ProtectionSettings):

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ..gossip.settings import checked, either
-from ..gossip.topics import check_name
+from ..gossip import check_name, checked, either
 
 
 def _check_duration(value: float | str | dict[str, Any]) -> None:

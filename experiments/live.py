@@ -14,11 +14,15 @@ import networkx as nx
 from ..gossip.compress import CompressError
 from ..gossip.compress import parse as parse_compressor
 from ..models import implementers
-from ..peer.compression import blocks
-from ..peer.host import BrokerAddress, PeerSpec
-from ..peer.settings import PlaceSettings, Settings
-from ..peer.store import schema_entries
-from ..peer.swarm import SwarmSpec
+from ..peer import (
+    BrokerAddress,
+    PeerSpec,
+    PlaceSettings,
+    Settings,
+    SwarmSpec,
+    blocks,
+    schema_entries,
+)
 from ..topology import Bridging, static
 from .build import Member, Swarm, trained_file
 from .config import Config, ConfigError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..models import ModelError
-from ..peer.matched_store import MatchedStore
+from ..peer import MatchedStore
 from .build import Member, Swarm
 from .config import ConfigError
 from .config_matching import starts_apart

@@ -72,8 +72,10 @@ def named_files(config: Config, source: str = "config") -> list[Path]:
 
 def topology_files(spec: str | Mapping[str, Any], folder: Path) -> list[Path]:
     """The file of a graph, or those of the module that makes it; none for a builder's name."""
-    from ..topology import TopologyError  # scipy: only for those who have a graph
-    from ..topology.spec import parse
+    from ..topology import (
+        TopologyError,  # scipy: only for those who have a graph
+        parse,
+    )
     from .graphs.swarm import beside, found_beside
 
     try:

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..models import NETWORKS, Anatomy, SgdLearner, SlicedNetwork, discover, stream
-from ..models.anatomy import Buffers
+from ..models import Anatomy, Buffers, SgdLearner, SlicedNetwork, discover, stream
+from ..models.ready import NETWORKS
 from .arena import Arena
 from .data import DataError, Dataset, Samples, partition
 from .federated.deal import load_once

@@ -16,14 +16,21 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from ..gossip.gossiper import Gossiper
-from ..gossip.memory import MemoryNetwork, introduce, run
-from ..gossip.messages import Give, Message
-from ..gossip.modes_rounds import RoundsMode
-from ..gossip.private import MaskPlan, enter_round, mask
-from ..gossip.pushsum import ONE
-from ..gossip.store import DictStore
-from ..peer.store import NetworkStore
+from ..gossip import (
+    ONE,
+    DictStore,
+    Give,
+    Gossiper,
+    MaskPlan,
+    MemoryNetwork,
+    Message,
+    RoundsMode,
+    enter_round,
+    introduce,
+    mask,
+    run,
+)
+from ..peer import NetworkStore
 from .build import Swarm
 from .config import Config, Data, Model, Network, Training
 

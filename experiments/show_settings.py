@@ -12,7 +12,7 @@ from rich.markup import escape
 from . import console
 
 if TYPE_CHECKING:
-    from ..peer.host import BrokerAddress, PeerSpec
+    from ..peer import BrokerAddress, PeerSpec
     from .config import Config
     from .join import JoinPlan
 
@@ -89,7 +89,7 @@ def _peer_rows(
     spec: PeerSpec, broker: BrokerAddress, origins: Mapping[str, str], made: dict[str, str]
 ) -> list[Row]:
     """A peer's rows: what it is, how it behaves, how it reaches its broker."""
-    from ..gossip.mqtt_address import Address
+    from ..gossip import Address
 
     values = {key: getattr(spec, key) for key in OF_SPEC}
     values |= {key: getattr(spec.settings, key) for key in _in_order(type(spec.settings))}

@@ -16,7 +16,7 @@ from .errors import ConfigError
 from .results import RecordFile, Results, read_records, replacing, write_csv, write_json
 
 if TYPE_CHECKING:
-    from ..peer.matched_store import MatchedStore
+    from ..peer import MatchedStore
     from .arena import Arena, Mixing, Needs, Round
     from .build import Member
     from .config import Config

@@ -8,7 +8,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-from ..peer.signals import exit_on_interrupt
+from ..peer import exit_on_interrupt
 
 
 class _AtFirstUse(MetaPathFinder):

@@ -19,13 +19,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..gossip.compress import Traffic
-from ..peer.broker import Broker
-from ..peer.errors import PeerError
-from ..peer.host import BrokerAddress
-from ..peer.record_file import RecordFile
-from ..peer.records import is_record, label
-from ..peer.signals import stop_signals
-from ..peer.swarm import LocalSwarm, SwarmSpec
+from ..peer import (
+    Broker,
+    BrokerAddress,
+    LocalSwarm,
+    PeerError,
+    RecordFile,
+    SwarmSpec,
+    is_record,
+    label,
+    stop_signals,
+)
 from . import console
 from .broker_password import broker_password
 from .build import Member, Swarm

@@ -15,11 +15,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from ..gossip import topics
-from ..gossip.chunks import HEADER_BYTES, MIN_LIMIT
-from ..gossip.transport import Transport
+from ..gossip import HEADER_BYTES, MIN_LIMIT, SchemaEntry, Transport, topics
 from ..gossip.trust import Death, Heard, TrustError, Trusting
-from ..gossip.wire import SchemaEntry
 from .cards import Card, Phase, Status, read_card, read_status
 from .engine import Engine, View
 from .errors import PeerError, Replaced

@@ -20,10 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from ...models import Learner
-from ...peer.errors import PeerError
-from ...peer.host import BrokerAddress
-from ...peer.record_file import RecordFile
-from ...peer.swarm import LocalSwarm, SwarmSpec
+from ...peer import BrokerAddress, LocalSwarm, PeerError, RecordFile, SwarmSpec
 from ..arena import Arena
 from ..build import Swarm
 from ..config import Config, Data, Gossip, Model, Network, Training

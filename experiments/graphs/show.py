@@ -19,10 +19,10 @@ from ...topology import (
     log_errors,
     mixing_matrix,
     model_facts,
+    name_peers,
     predicted_exchanges,
     schedule_rate,
 )
-from ...topology.errors import name_peers
 from ..results import make_folder, write_json
 from .given import Given, groups_of
 from .swarm import describe_bridging, name_links

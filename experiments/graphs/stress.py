@@ -22,13 +22,13 @@ from ...topology import (
     link_delays,
     log_errors,
     mixing_matrix,
+    name_peers,
     predicted_exchanges,
     random_loss,
     spectral_gap,
     without,
     worst_loss,
 )
-from ...topology.errors import name_peers
 from ..results import make_folder, write_json
 from .given import Given
 from .show import number

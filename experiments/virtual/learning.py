@@ -15,7 +15,7 @@ import networkx as nx
 import numpy as np
 import torch
 
-from ...gossip.pushsum import ONE, Array
+from ...gossip import ONE, Array
 from ...models import Metrics
 from ..arena import Arena
 from ..build import Member, Swarm

@@ -21,7 +21,7 @@ from gossamer.experiments.bench.memory import rss
 from gossamer.experiments.bench.throughput import VALUE_BYTES, Traffic, compare
 from gossamer.experiments.config import ConfigError
 from gossamer.experiments.results import Results
-from gossamer.peer.broker import find_mosquitto
+from gossamer.peer import find_mosquitto
 
 
 def ticking(steps: list[float]) -> Iterator[float]:

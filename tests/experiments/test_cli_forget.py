@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from gossamer.experiments import cli_forget
 from gossamer.experiments.config import ConfigError
-from gossamer.gossip import topics
-from gossamer.gossip.mqtt import MqttTransport
+from gossamer.gossip import MqttTransport, topics
 from gossamer.gossip.trust import Admission, Death, Identity, NoTrust, Trust, invite
 
 SWARM = "garden"

@@ -19,7 +19,7 @@ from gossamer.experiments.simulate import Simulation
 from gossamer.experiments.sweep import expand
 from gossamer.experiments.sweep_outcome import outcome
 from gossamer.experiments.virtual.report import simulate_in_time
-from gossamer.peer.host import BrokerAddress
+from gossamer.peer import BrokerAddress
 
 torch.set_num_threads(1)
 

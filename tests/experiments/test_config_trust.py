@@ -10,9 +10,15 @@ from gossamer.experiments.cli import app
 from gossamer.experiments.config import Config, ConfigError, parse_config
 from gossamer.experiments.join import load_join
 from gossamer.experiments.live import plan
-from gossamer.gossip.trust import Admission, GuardSettings, Identity, public_text, read_public
-from gossamer.gossip.trust.invitation import check
-from gossamer.peer.host import BrokerAddress
+from gossamer.gossip.trust import (
+    Admission,
+    GuardSettings,
+    Identity,
+    check,
+    public_text,
+    read_public,
+)
+from gossamer.peer import BrokerAddress
 
 BROKER = BrokerAddress("mqtt://x")
 SMALL = {

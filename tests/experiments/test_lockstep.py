@@ -19,11 +19,9 @@ from gossamer.experiments.live import plan
 from gossamer.experiments.simulate import Simulation, simulate
 from gossamer.experiments.sweep_outcome import outcome, stackable
 from gossamer.experiments.virtual.wire import Wire
-from gossamer.gossip.pushsum import total
+from gossamer.gossip import total
 from gossamer.models import Learner, Metrics, ModelError, SlicedNetwork
-from gossamer.peer import BrokerAddress
-from gossamer.peer.engine import Engine
-from gossamer.peer.presence import Online
+from gossamer.peer import BrokerAddress, Engine, Online
 from gossamer.topology import build, build_schedule
 
 torch.set_num_threads(1)

@@ -18,9 +18,8 @@ from gossamer.experiments.live import plan
 from gossamer.experiments.matching import members_in_order
 from gossamer.experiments.simulate import Simulation
 from gossamer.experiments.virtual.learning import LearningSwarm
-from gossamer.gossip.memory_transport import MemoryBroker, MemoryTransport
-from gossamer.peer import BrokerAddress, Matching, Peer
-from gossamer.peer.host import HostSpec
+from gossamer.gossip import MemoryBroker, MemoryTransport
+from gossamer.peer import BrokerAddress, HostSpec, Matching, Peer
 
 BROKER = BrokerAddress("mqtt://127.0.0.1")
 

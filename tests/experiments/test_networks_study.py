@@ -16,7 +16,8 @@ from gossamer.experiments.data import DataError, Dataset, load
 from gossamer.experiments.data.dataset import samples
 from gossamer.experiments.networks_report import paired, report
 from gossamer.experiments.networks_study import MODEL, Cell, Setting, cut, deal, make_learners, run
-from gossamer.models import ModelGraph, SlicedNetwork, discover, small_cnn
+from gossamer.models import ModelGraph, SlicedNetwork, discover
+from gossamer.models.ready import small_cnn
 
 TINY = Setting(
     "digits", "small-cnn", "images", {"widths": (4, 6), "hidden": 8, "norm": True},

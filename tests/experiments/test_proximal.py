@@ -16,10 +16,9 @@ from gossamer.experiments.federated.fedavg import FedAvg
 from gossamer.experiments.federated.fedprox import FedProx
 from gossamer.experiments.live import plan
 from gossamer.experiments.proximal import Proximal
-from gossamer.gossip.memory_transport import MemoryBroker, MemoryTransport
+from gossamer.gossip import MemoryBroker, MemoryTransport
 from gossamer.models import ModelError, SgdLearner
-from gossamer.peer.host import BrokerAddress
-from gossamer.peer.peer import Peer
+from gossamer.peer import BrokerAddress, Peer
 
 torch.set_num_threads(1)
 ROUNDS, SAMPLES = 3, 30

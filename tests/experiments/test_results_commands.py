@@ -17,9 +17,7 @@ from gossamer.experiments.config import ConfigError, load_config, parse_config
 from gossamer.experiments.results import Results, read_records
 from gossamer.experiments.simulate import save_networks
 from gossamer.experiments.watch import run_live
-from gossamer.peer import host
-from gossamer.peer.host import BrokerAddress, HostSpec
-from gossamer.peer.lock import CheckpointLock
+from gossamer.peer import BrokerAddress, CheckpointLock, HostSpec, host
 
 torch.set_num_threads(1)
 

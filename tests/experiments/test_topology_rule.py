@@ -22,7 +22,7 @@ from gossamer.experiments.simulate import Simulation
 from gossamer.experiments.sweep_outcome import outcome, stackable
 from gossamer.experiments.virtual.learning import LearningSwarm
 from gossamer.models import ModelError, SgdLearner, SlicedNetwork, mlp
-from gossamer.peer.host import BrokerAddress
+from gossamer.peer import BrokerAddress
 from gossamer.topology import DisconnectedError, TopologyError, build, mixing_matrix
 
 torch.set_num_threads(1)

@@ -15,7 +15,7 @@ from gossamer.experiments.config import Config, ConfigError
 from gossamer.experiments.graphs import mixing_of, swarm_graph, take
 from gossamer.experiments.live import graph_of, plan, shared_owners
 from gossamer.models import average
-from gossamer.peer.host import BrokerAddress, HostSpec
+from gossamer.peer import BrokerAddress, HostSpec
 from gossamer.topology import Schedule, build, predicted_exchanges, spectral_gap, uniform_push
 
 torch.set_num_threads(1)

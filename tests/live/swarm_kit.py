@@ -11,8 +11,7 @@ from typing import Any
 
 from gossamer.experiments.config import Config, Data, Gossip, Model, Network, Training
 from gossamer.experiments.live import plan
-from gossamer.peer.host import BrokerAddress
-from gossamer.peer.swarm import LocalSwarm, SwarmSpec
+from gossamer.peer import BrokerAddress, LocalSwarm, SwarmSpec
 
 
 def small_config(peers: int, rounds: int, **gossip: Any) -> Config:

@@ -11,7 +11,7 @@ from swarm_kit import small_config, small_swarm
 from gossamer.experiments.config import Model, Network, Training
 from gossamer.experiments.results import RecordFile
 from gossamer.experiments.watch import collect, curves
-from gossamer.peer.swarm import LocalSwarm
+from gossamer.peer import LocalSwarm
 
 pytestmark = pytest.mark.live
 

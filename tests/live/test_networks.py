@@ -14,10 +14,7 @@ from gossamer.experiments.live import plan
 from gossamer.experiments.results import RecordFile
 from gossamer.experiments.simulate import Simulation
 from gossamer.experiments.watch import collect
-from gossamer.peer.broker import Broker, find_mosquitto
-from gossamer.peer.broker_config import BrokerSettings
-from gossamer.peer.host import BrokerAddress
-from gossamer.peer.swarm import LocalSwarm
+from gossamer.peer import Broker, BrokerAddress, BrokerSettings, LocalSwarm, find_mosquitto
 
 pytestmark = pytest.mark.live
 
