@@ -25,10 +25,10 @@ from ..models import (
     stream,
 )
 from ..peer import Matching, load_trained
-from .config import Config
-from .config_keys import Keys
-from .config_matching import check_matching
-from .config_tasks import Tasks
+from .config.keys import Keys
+from .config.matching import check_matching
+from .config.tables import Config
+from .config.tasks import Tasks
 from .data import Samples, Task, load
 from .dealing import deal
 from .networks import NamedNetwork

@@ -27,13 +27,13 @@ from ..peer import (
     Settings,
 )
 from ..peer import label as label_of
-from . import console
 from .broker_password import broker_password, with_user
 from .build import Swarm
-from .config import Config, ConfigError, first_mistake, load_config
-from .config_matching import without_networks
-from .config_reading import read_table
-from .config_trust import PeerTrust, PeerTrustTable
+from .cli import console
+from .config.matching import without_networks
+from .config.reading import read_table
+from .config.tables import Config, ConfigError, first_mistake, load_config
+from .config.trust import PeerTrust, PeerTrustTable
 from .live import SwarmLayout
 
 AGREED = ("mode", "weights", "dtype", "trust", "private")

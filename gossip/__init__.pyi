@@ -1,3 +1,4 @@
+from . import topics as topics
 from .chunks import HEADER_BYTES as HEADER_BYTES
 from .chunks import MIN_LIMIT as MIN_LIMIT
 from .chunks import Chunker as Chunker

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...models import ModelError, PlainSgd
-from ..config import Positive
+from ..config.tables import Positive
 from .client import Client
 from .method import ServerMethod, Turn, mean
 

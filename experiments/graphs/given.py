@@ -23,7 +23,7 @@ from ...topology import (
     parse,
     static,
 )
-from ..config import load_config
+from ..config.tables import load_config
 from .swarm import WINDOW, beside, require_whole, swarm_graph
 
 PEERS = 16

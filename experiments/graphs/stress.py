@@ -213,7 +213,7 @@ def draw_stress(folder: Path) -> list[Path]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from ..figures import COLOURS, MARKERS, save
+    from ..study.figures import COLOURS, MARKERS, save
 
     record = json.loads((folder / "stress.json").read_text("utf-8"))
     figure = Figure(figsize=(13, 5.4), layout="constrained")

@@ -38,8 +38,8 @@ from ...topology import (
     static,
     weighted,
 )
-from .. import console
-from ..config import Config, ConfigError
+from ..cli import console
+from ..config.tables import Config, ConfigError
 
 if TYPE_CHECKING:
     from ..arena import Gossip

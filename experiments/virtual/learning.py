@@ -19,7 +19,7 @@ from ...gossip import ONE, Array
 from ...models import Metrics
 from ..arena import Arena
 from ..build import Member, Swarm
-from ..config import Config, ConfigError
+from ..config.tables import Config, ConfigError
 from ..graphs.swarm import PUSHES, require_push
 from ..live import check_compression, graph_of, shared_owners
 from ..matching import members_in_order

@@ -16,7 +16,7 @@ from ...gossip import Array, Drift, Give, Message, WireDtype, as_sent, wide_enou
 from ...gossip.compress import Links, Shapes, Traffic, parse
 from ...peer import blocks, schema_entries
 from ..build import Member
-from ..config import Config
+from ..config.tables import Config
 from ..results import write_csv
 
 

@@ -1,3 +1,4 @@
+from . import signed as signed
 from .channel import Channel as Channel
 from .death import Death as Death
 from .death import read_death as read_death

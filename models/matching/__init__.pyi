@@ -1,5 +1,5 @@
-from .align import Alignment as Alignment
-from .align import align as align
+from .aligning import Alignment as Alignment
+from .aligning import align as align
 from .cells import Atoms as Atoms
 from .cells import Cells as Cells
 from .chain import Chain as Chain

@@ -1,2 +1,2 @@
-from .find import find as find
+from .finding import find as find
 from .proof import prove as prove

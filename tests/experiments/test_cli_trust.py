@@ -10,9 +10,9 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from gossamer.experiments import byzantine_study, private_study
-from gossamer.experiments.cli_trust import register
-from gossamer.experiments.config import ConfigError
+from gossamer.experiments.cli.trust import register
+from gossamer.experiments.config.tables import ConfigError
+from gossamer.experiments.papers import byzantine_study, private_study
 from gossamer.gossip.trust import Admission, Identity, Revocations, check, revocation_topic
 
 app = typer.Typer()

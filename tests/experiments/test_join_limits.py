@@ -8,7 +8,7 @@ import pytest
 from cli_kit import runner
 
 from gossamer.experiments import watch
-from gossamer.experiments.config import ConfigError, parse_config
+from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.join import load_join, read_join
 from gossamer.experiments.live import plan
 from gossamer.gossip import LONGEST_KEEPALIVE, MqttOptions

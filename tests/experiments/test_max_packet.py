@@ -9,7 +9,7 @@ import pytest
 from cli_kit import runner
 
 from gossamer.experiments import watch
-from gossamer.experiments.config import ConfigError, load_config, parse_config
+from gossamer.experiments.config.tables import ConfigError, load_config, parse_config
 from gossamer.experiments.join import read_join
 from gossamer.experiments.live import plan
 from gossamer.gossip import LARGEST_PACKET, MqttOptions, MqttTransport

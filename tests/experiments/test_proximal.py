@@ -10,7 +10,7 @@ import torch
 from federated_kit import RATE, SIZE, data, gradient, make_clients, values
 
 from gossamer.experiments.build import Swarm
-from gossamer.experiments.config import Config, ConfigError, parse_config
+from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.federated import Client, Turn
 from gossamer.experiments.federated.fedavg import FedAvg
 from gossamer.experiments.federated.fedprox import FedProx

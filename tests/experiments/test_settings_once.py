@@ -18,7 +18,7 @@ from papers_kit import Papers
 from pydantic import BaseModel, ValidationError
 
 from gossamer import experiments, gossip, peer
-from gossamer.experiments.config import ConfigError, load_config
+from gossamer.experiments.config.tables import ConfigError, load_config
 from gossamer.experiments.join import load_join
 from gossamer.experiments.live import plan
 from gossamer.gossip import LinkSettings, MqttOptions

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gossamer.experiments.config import Config, Data, Gossip, Model, Network, Training
+from gossamer.experiments.config.tables import Config, Data, Gossip, Model, Network, Training
 from gossamer.experiments.live import plan
 from gossamer.peer import BrokerAddress, LocalSwarm, SwarmSpec
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from swarm_kit import small_config, small_swarm
 
-from gossamer.experiments.config import Model, Network, Training
+from gossamer.experiments.config.tables import Model, Network, Training
 from gossamer.experiments.results import RecordFile
 from gossamer.experiments.watch import collect, curves
 from gossamer.peer import LocalSwarm

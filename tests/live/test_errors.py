@@ -13,7 +13,7 @@ import pytest
 import trustme
 from swarm_kit import small_config, small_swarm, wait_for
 
-from gossamer.experiments.config import ConfigError, Model
+from gossamer.experiments.config.tables import ConfigError, Model
 from gossamer.experiments.live import plan
 from gossamer.peer import (
     Broker,

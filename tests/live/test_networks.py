@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gossamer.experiments.config import Config, parse_config
+from gossamer.experiments.config.tables import Config, parse_config
 from gossamer.experiments.live import plan
 from gossamer.experiments.results import RecordFile
-from gossamer.experiments.simulate import Simulation
+from gossamer.experiments.simulation import Simulation
 from gossamer.experiments.watch import collect
 from gossamer.peer import Broker, BrokerAddress, BrokerSettings, LocalSwarm, find_mosquitto
 
