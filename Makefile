@@ -41,6 +41,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@# Networks to find parts in, for tests only; without torchvision, which the tests do without.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt timm
+	@# Type checkers do not see that setuptools maps common/ to the package gossamer.
+	mkdir -p $(VENV)/typing && ln -sfn ../../common $(VENV)/typing/gossamer
 	@touch $(READY)
 
 clean:

@@ -19,7 +19,7 @@ def broker_password(url: str, file: Path | None = None) -> str | None:
 
     None where the URL has its own, or no user name: then the variable is meant for another broker.
     """
-    from ..gossip.mqtt_address import Address  # which loads what takes long
+    from ..gossip import Address  # which loads what takes long
 
     address = Address.parse(url)
     if file is None:

@@ -18,18 +18,17 @@ from ..models import (
     ModelGraph,
     SgdLearner,
     SlicedNetwork,
+    SliceSpec,
     Start,
     mlp,
     sparse_vectors,
     stream,
 )
-from ..models.allotment import SliceSpec
-from ..peer.bootstrap import load_trained
-from ..peer.settings import Matching
-from .config import Config
-from .config_keys import Keys
-from .config_matching import check_matching
-from .config_tasks import Tasks
+from ..peer import Matching, load_trained
+from .config.keys import Keys
+from .config.matching import check_matching
+from .config.tables import Config
+from .config.tasks import Tasks
 from .data import Samples, Task, load
 from .dealing import deal
 from .networks import NamedNetwork

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..models import stream
-from .config import Config
+from .config.tables import Config
 from .data import DataError, Dataset, Samples, partition
 
 

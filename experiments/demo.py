@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from . import console
-from .config import Config, Data, Gossip, Model, Network, TaskEntry, Training
+from .cli import console
+from .config.tables import Config, Data, Gossip, Model, Network, TaskEntry, Training
 from .watch import broker_for, curves, run_live
 
 ALONE, ALL, PARTIAL = "alone", "everything averaged", "partial models"
@@ -65,7 +65,7 @@ def run_demo(out: Path, broker: str | None = None) -> None:
 
 def draw_demo(out: Path) -> list[Path]:
     """Draw the demo's picture from the metrics of its three swarms."""
-    from .figures import COLOURS, band, canvas, place_legend, save
+    from .study.figures import COLOURS, band, canvas, place_legend, save
 
     figure, axes = canvas(
         "line: mean over 16 peers, band: worst to best peer, each on its own task"

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from ..models import Learner
 from .build import Swarm
-from .config import parse_config
+from .config.tables import parse_config
 
 
 def make_learner(config: str, index: int, source: str = "config") -> Learner:

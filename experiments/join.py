@@ -14,26 +14,26 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from ..gossip.mqtt_options import LinkSettings
-from ..gossip.settings import Count, GossipSettings
+from ..gossip import Count, GossipSettings, LinkSettings
 from ..gossip.trust import Identity, TrustError
-from ..peer.host import BrokerAddress, PeerSpec
-from ..peer.records import label as label_of
-from ..peer.settings import (
+from ..peer import (
+    BrokerAddress,
     CredentialSettings,
     LifeSettings,
     MatchingSettings,
+    PeerSpec,
     PlaceSettings,
     ScheduleSettings,
     Settings,
 )
-from . import console
+from ..peer import label as label_of
 from .broker_password import broker_password, with_user
 from .build import Swarm
-from .config import Config, ConfigError, first_mistake, load_config
-from .config_matching import without_networks
-from .config_reading import read_table
-from .config_trust import PeerTrust, PeerTrustTable
+from .cli import console
+from .config.matching import without_networks
+from .config.reading import read_table
+from .config.tables import Config, ConfigError, first_mistake, load_config
+from .config.trust import PeerTrust, PeerTrustTable
 from .live import SwarmLayout
 
 AGREED = ("mode", "weights", "dtype", "trust", "private")
@@ -158,7 +158,9 @@ def load_join(
     origins = dict.fromkeys(base.model_fields_set, "config") | origins
     origins |= dict.fromkeys(device, "device file") | dict.fromkeys(command, "command line")
     user = identity.name if identity else spec.name
-    return JoinPlan(spec, _broker(broker, join, config, path, password_file, user, origins), origins)
+    return JoinPlan(
+        spec, _broker(broker, join, config, path, password_file, user, origins), origins
+    )
 
 
 def seed_of(name: str) -> int:

@@ -14,18 +14,22 @@ import networkx as nx
 from ..gossip.compress import CompressError
 from ..gossip.compress import parse as parse_compressor
 from ..models import implementers
-from ..peer.compression import blocks
-from ..peer.host import BrokerAddress, PeerSpec
-from ..peer.settings import PlaceSettings, Settings
-from ..peer.store import schema_entries
-from ..peer.swarm import SwarmSpec
+from ..peer import (
+    BrokerAddress,
+    PeerSpec,
+    PlaceSettings,
+    Settings,
+    SwarmSpec,
+    blocks,
+    schema_entries,
+)
 from ..topology import Bridging, static
 from .build import Member, Swarm, trained_file
-from .config import Config, ConfigError
-from .config_matching import starts_apart, without_networks
-from .config_needs import heed
+from .config.matching import starts_apart, without_networks
+from .config.needs import heed
+from .config.tables import Config, ConfigError
 from .graphs.swarm import PUSHES, SwarmGraph, require_push, swarm_graph, tell
-from .swarm_papers import make_papers
+from .swarm_invitations import make_papers
 
 ENTRY = "gossamer.experiments.entry:make_learner"
 """What builds the learner of a config's peer."""

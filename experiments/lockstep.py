@@ -10,12 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..gossip import Gossiper, Message
-from ..gossip.compress import CompressError, Shapes, Traffic, parse
-from ..gossip.compress.links import ROOM, SENT_KEPT
-from ..gossip.modes_server import ServerMode
-from ..gossip.pushsum import FLOOR, ONE, is_finite
-from ..gossip.store import Store
+from ..gossip import FLOOR, ONE, Gossiper, Message, ServerMode, Store, is_finite
+from ..gossip.compress import ROOM, SENT_KEPT, CompressError, Shapes, Traffic, parse
 from ..models import ModelError
 from .virtual.wire import Wire
 

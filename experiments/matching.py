@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ..models import ModelError
-from ..peer.matched_store import MatchedStore
+from ..peer import MatchedStore
 from .build import Member, Swarm
-from .config import ConfigError
-from .config_matching import starts_apart
+from .config.matching import starts_apart
+from .config.tables import ConfigError
 
 
 def members_in_order(swarm: Swarm) -> tuple[list[Member], list[MatchedStore]]:

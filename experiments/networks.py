@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models import NETWORKS, Anatomy, ModelError
-from ..models.whole import discover_for
-from ..peer.entry import load_entry
-from ..peer.errors import PeerError
+from ..models import Anatomy, ModelError, discover_for
+from ..models.ready import NETWORKS
+from ..peer import PeerError, load_entry
 from .data import Dataset, Samples
 
 READY = tuple(name for name in NETWORKS if name != "mlp")
@@ -78,7 +77,7 @@ def make_module(
         called = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
         raise ModelError(f"{named}({called}) failed: {error}") from error
     except Exception as error:
-        from ..topology.errors import name_raise  # networkx and scipy: only for those who fail
+        from ..topology import name_raise  # networkx and scipy: only for those who fail
 
         raise ModelError(name_raise(named, error)) from error
     if not isinstance(module, nn.Module):

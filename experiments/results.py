@@ -26,8 +26,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from ..peer.lock import FileLock
-from ..peer.record_file import RecordFile as TolerantRecordFile
+from ..peer import FileLock
+from ..peer import RecordFile as TolerantRecordFile
 from .errors import ConfigError
 
 Record = dict[str, Any]

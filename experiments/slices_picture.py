@@ -12,8 +12,8 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Curve
 
 from ..models import Slicing
-from .figures import COLOURS, canvas, save
 from .slices import Link, links
+from .study.figures import COLOURS, canvas, save
 
 MOST_CELLS = 16
 """Cells drawn of one part; of wider parts every model is shown in proportion."""

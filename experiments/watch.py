@@ -19,18 +19,22 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..gossip.compress import Traffic
-from ..peer.broker import Broker
-from ..peer.errors import PeerError
-from ..peer.host import BrokerAddress
-from ..peer.record_file import RecordFile
-from ..peer.records import is_record, label
-from ..peer.signals import stop_signals
-from ..peer.swarm import LocalSwarm, SwarmSpec
-from . import console
+from ..peer import (
+    Broker,
+    BrokerAddress,
+    LocalSwarm,
+    PeerError,
+    RecordFile,
+    SwarmSpec,
+    is_record,
+    label,
+    stop_signals,
+)
 from .broker_password import broker_password
 from .build import Member, Swarm
-from .config import Config, ConfigError
-from .config_matching import without_networks
+from .cli import console
+from .config.matching import without_networks
+from .config.tables import Config, ConfigError
 from .live import plan, shared_owners
 from .results import cannot_write, make_folder, read_records, write_json
 
@@ -314,7 +318,7 @@ def _saved(outcome: Outcome) -> list[tuple[str, str]]:
 
 def draw_swarm(config: Config, folder: Path) -> list[Path]:
     """Accuracy over rounds, from the swarm's metrics file."""
-    from .figures import band, canvas, save
+    from .study.figures import band, canvas, save
 
     figure, axes = canvas("line: mean over peers, band: worst to best peer, each on its own task")
     band(axes, curves(folder / "metrics.jsonl"))

@@ -8,7 +8,7 @@ import networkx as nx
 
 from .arena import Gossip, Mixing, Server
 from .build import Member
-from .config import Config, ConfigError
+from .config.tables import Config, ConfigError
 from .graphs.swarm import require_push
 from .live import check_compression, shared_owners
 from .virtual.wire import Wire, wire_of

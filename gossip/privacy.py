@@ -18,10 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from gossamer.errors import GossamerError
+
 from .pushsum import Array
 
 
-class PrivacyError(ValueError):
+class PrivacyError(GossamerError, ValueError):
     """Differential privacy that cannot be had this way; the message says why and what to do."""
 
 

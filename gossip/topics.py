@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
+from gossamer.errors import GossamerError
+
 Kind: TypeAlias = Literal["card", "status", "inbox", "metrics", "death"]
 
 ROOT: Final = "gossamer/v1"
@@ -23,7 +25,7 @@ _REMEMBERED = 256  # topics taken apart or put together lately: most messages go
 _PLAIN_KINDS: tuple[Kind, ...] = ("card", "status", "metrics", "death")
 
 
-class TopicError(ValueError):
+class TopicError(GossamerError, ValueError):
     """A name that cannot be part of a topic, or a topic that is not one of ours."""
 
 

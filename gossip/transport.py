@@ -18,6 +18,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias
 
+from gossamer.errors import GossamerError
+
 from .topics import is_state
 
 STRETCH = 0.01
@@ -30,7 +32,7 @@ Hook: TypeAlias = Callable[[], Awaitable[None]]
 StateCallback: TypeAlias = Callable[["Connection"], None]
 
 
-class TransportError(Exception):
+class TransportError(GossamerError):
     """A transport that cannot go on; `cause` is a slug, the message one clear line."""
 
     def __init__(self, cause: str, message: str) -> None:

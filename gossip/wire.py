@@ -28,6 +28,8 @@ from typing import Any, Final, Literal, TypeAlias
 import msgpack
 import numpy as np
 
+from gossamer.errors import GossamerError
+
 from .compress.packed import Packed, PackError, in_short
 from .messages import Ack, Give, Message, Recall
 
@@ -67,7 +69,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 _WIDER: Final[list[WireDtype]] = ["float16", "float32", "float64"]
 
 
-class WireError(ValueError):
+class WireError(GossamerError, ValueError):
     """Bytes that are not a usable message; `cause` is a slug to count by."""
 
     def __init__(self, cause: Cause, message: str) -> None:

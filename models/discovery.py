@@ -31,7 +31,7 @@ def discover(
     """The anatomy of a module: its own word for it, a chain of Linear layers, or what a trace finds.
 
     Modules that are no chain need an `example` input; it and the other arguments are explained at
-    `gossamer.models.parts.find`.
+    `gossamer.models.parts.finding`.
     """
     refuse_lazy(module)
     declare = getattr(module, "anatomy", None)
@@ -44,7 +44,9 @@ def discover(
     else:
         anatomy = None if parts else _chain_or_none(module)
         if anatomy is None:
-            from .parts import find  # only here: most peers know their parts without a trace
+            from .parts import (
+                find,  # only here: most peers know their parts without a trace
+            )
 
             anatomy = find(module, example, parts=parts, channels=channels, check=check)
         else:

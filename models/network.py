@@ -44,7 +44,7 @@ class SlicedNetwork:
         See Slicing.
     example, parts, channels, check
         An example input for modules whose parts must be found, and help for the search: see
-        `gossamer.models.parts.find`. Peers of one architecture may pass `anatomy=discover(module, x)`
+        `gossamer.models.parts.finding`. Peers of one architecture may pass `anatomy=discover(module, x)`
         instead, found once.
     buffers
         What happens to batch norm's statistics. `average`: they follow their cells, and are averaged

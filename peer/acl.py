@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..gossip.topics import ROOT, check_name
+from ..gossip import ROOT, check_name
 from ..gossip.trust import revocation_topic
 from .broker_config import BrokerError, mosquitto_hash, write_whole
 

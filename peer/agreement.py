@@ -7,9 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ..gossip.gossiper import Gossiper
-from ..gossip.pushsum import Array
-from ..gossip.store import Store
+from ..gossip import Array, Gossiper, Store
 
 _RECENT = 4  # received values per vector by which a peer judges that it agrees with its neighbours
 

@@ -25,9 +25,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError
 
-from ..gossip.gossiper import Gossiper
-from ..gossip.messages import Give
-from ..gossip.pushsum import Array, Mass, absorb
+from ..gossip import Array, Give, Gossiper, Mass, absorb
 from ..gossip.trust import Guards
 from ..models import Learner, ModelError, SlicedNetwork
 from .errors import PeerError

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gossamer.errors import GossamerError
+
 from .embedded_broker import write_passwords
 
 
-class BrokerError(RuntimeError):
+class BrokerError(GossamerError, RuntimeError):
     """A broker that cannot be started; the message says why and what to do."""
 
 

@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Literal
 
-from ..gossip.ledger import is_line, is_reclaimed
-from ..gossip.topics import check_name
-from ..gossip.wire import SchemaEntry
+from ..gossip import SchemaEntry, check_name, is_line, is_reclaimed
 
 Phase = Literal["starting", "training", "settling", "done"]
 State = Literal["online", "offline", "left"]

@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ..gossip import Buffer, Drift, Give, Message, SchemaEntry
 from ..gossip.compress import CompressError, Links, Shapes, parse
-from ..gossip.drift import Drift
-from ..gossip.messages import Give, Message
-from ..gossip.wire import Buffer, SchemaEntry
 from .errors import PeerError
 from .settings import Settings
 

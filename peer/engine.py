@@ -14,16 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..gossip.gossiper import Gossiper
-from ..gossip.messages import Give, Message
-from ..gossip.modes_paced import PacedMode
-from ..gossip.modes_rounds import RoundsMode
-from ..gossip.modes_server import ServerMode
-from ..gossip.pushsum import ONE
-from ..gossip.trust import NoTrust, Trusting
-from ..gossip.trust.intake import Intake
-from ..gossip.trust.opinion import FirstOpinion
-from ..gossip.wire import Buffer
+from ..gossip import ONE, Buffer, Give, Gossiper, Message, PacedMode, RoundsMode, ServerMode
+from ..gossip.trust import FirstOpinion, Intake, NoTrust, Trusting
 from ..models import Learner, Metrics, PeerCounting, Weighted
 from .agreement import Agreement
 from .allocator import give_back

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..gossip.topics import TopicError
-from ..gossip.transport import TransportError
+from ..gossip import TopicError, TransportError
 from ..models import ModelError
 from .errors import PeerError
 
@@ -52,6 +51,6 @@ def call_entry(name: str, arguments: Mapping[str, Any]) -> Any:
 
 
 def _told(name: str, error: Exception) -> str:
-    from ..topology.errors import name_raise  # networkx: only for those who fail
+    from ..topology import name_raise  # networkx: only for those who fail
 
     return name_raise(name, error)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from gossamer.errors import GossamerError
+
 
 class ExitCode(IntEnum):
     """What a process that ran peers says to whoever started it; any other code is a crash."""
@@ -20,7 +22,7 @@ class ExitCode(IntEnum):
     """Ctrl-C before there was anything to end in order."""
 
 
-class PeerError(Exception):
+class PeerError(GossamerError):
     """Something that waiting does not cure; the text is one line that says what to do about it."""
 
     exit_code: ExitCode = ExitCode.CANNOT_TAKE_PART

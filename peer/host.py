@@ -21,12 +21,18 @@ import torch
 from pydantic import Field, TypeAdapter
 from safetensors import SafetensorError
 
-from ..gossip import topics
-from ..gossip.mqtt import MqttTransport
-from ..gossip.mqtt_address import TlsFiles
-from ..gossip.mqtt_options import LinkSettings, MqttOptions
-from ..gossip.topics import TopicError
-from ..gossip.transport import Hook, Transport, TransportError, Will
+from ..gossip import (
+    Hook,
+    LinkSettings,
+    MqttOptions,
+    MqttTransport,
+    TlsFiles,
+    TopicError,
+    Transport,
+    TransportError,
+    Will,
+    topics,
+)
 from ..models import Learner, ModelError
 from .bootstrap import load_trained
 from .entry import call_entry

@@ -15,11 +15,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from ..gossip import topics
-from ..gossip.chunks import HEADER_BYTES, MIN_LIMIT
-from ..gossip.transport import Transport
+from gossamer.errors import GossamerError
+
+from ..gossip import HEADER_BYTES, MIN_LIMIT, SchemaEntry, Transport, topics
 from ..gossip.trust import Death, Heard, TrustError, Trusting
-from ..gossip.wire import SchemaEntry
 from .cards import Card, Phase, Status, read_card, read_status
 from .engine import Engine, View
 from .errors import PeerError, Replaced
@@ -43,7 +42,7 @@ MAX_PENDING = 2 * MAX_PIECES
 dropped and counted: their senders repeat them. A message in many small packets finds room as a whole."""
 
 
-class SessionOver(Exception):
+class SessionOver(GossamerError):
     """The others have given this session up; the text says why."""
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..gossip.wire import SchemaEntry
+from ..gossip import SchemaEntry
 from ..models import Learner, ModelError, SlicedNetwork
 from .settings import Matching
 from .store import NetworkStore, schema_entries

@@ -6,10 +6,18 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ..gossip.chunks import HEADER_BYTES, Chunker
-from ..gossip.messages import Give, Message, Recall
+from ..gossip import (
+    HEADER_BYTES,
+    MAX_MESSAGE_BYTES,
+    Chunker,
+    Give,
+    Message,
+    Recall,
+    WireDtype,
+    encode,
+    wide_enough,
+)
 from ..gossip.trust import Trusting
-from ..gossip.wire import MAX_MESSAGE_BYTES, WireDtype, encode, wide_enough
 from .compression import Compression
 from .errors import PeerError
 

@@ -17,9 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..gossip import topics
-from ..gossip.transport import Hook, Transport, TransportError, Will
-from ..gossip.wire import SchemaEntry
+from ..gossip import Hook, SchemaEntry, Transport, TransportError, Will, topics
 from ..models import Learner, Metrics
 from .cards import Status
 from .credentials import Credentials, begin_trust

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from ..gossip import SchemaEntry, schema_difference
 from ..gossip.trust import Death, TrustError
-from ..gossip.wire import SchemaEntry, schema_difference
 from .cards import Card, Phase, State, Statement, Status, read_card, read_status
 
 __all__ = [

@@ -9,9 +9,15 @@ import logging
 from collections.abc import Collection
 from typing import Any
 
-from ..gossip.gossiper import Gossiper
-from ..gossip.privacy import PrivacyError, Releases
-from ..gossip.private import MaskPlan, PrivateRound, enter_round, leave_round
+from ..gossip import (
+    Gossiper,
+    MaskPlan,
+    PrivacyError,
+    PrivateRound,
+    Releases,
+    enter_round,
+    leave_round,
+)
 from ..gossip.trust import Trust, TrustError, Trusting
 from ..models import SlicedNetwork
 from .errors import PeerError

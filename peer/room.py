@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..gossip.chunks import Reassembler
-from ..gossip.wire import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, WireDtype
+from ..gossip import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, Reassembler, WireDtype
 from .errors import PeerError
 
 AROUND = 2 * MAX_HEADER_BYTES

@@ -7,15 +7,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..gossip.gossiper import Gossiper
-from ..gossip.modes_paced import PacedMode
-from ..gossip.modes_rounds import RoundsMode
-from ..gossip.modes_server import ServerMode
-from ..gossip.pushsum import Array
-from ..gossip.store import Store
-from ..gossip.trust import Guards
-from ..gossip.trust.guarded import guard
-from ..gossip.wire import as_sent, wide_enough
+from ..gossip import Array, Gossiper, PacedMode, RoundsMode, ServerMode, Store, as_sent, wide_enough
+from ..gossip.trust import Guards, guard
 from .compression import Compression
 from .machine import Machine
 from .settings import Settings

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from ..gossip.settings import GossipSettings, SettingsTable, table_of
+from ..gossip import GossipSettings, SettingsTable, table_of
 from ..gossip.trust import GuardSettings
 from ..models import Start
 from .tables import (

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from ..gossip.transport import TransportError
+from ..gossip import TransportError
 from ..gossip.trust import TrustError
 from .cards import Status
 from .link import Link

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..gossip.wire import SchemaEntry, schema_hash
+from ..gossip import SchemaEntry, schema_hash
 from ..models import SlicedNetwork
 
 if TYPE_CHECKING:  # matching loads scipy: only for those who match

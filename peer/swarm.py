@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..gossip import topics
-from ..gossip.transport import TransportError
+from ..gossip import TransportError, topics
 from ..gossip.trust import Death, Identity, TrustError, sign_death
 from .errors import ExitCode, PeerError
 from .host import WITH_PARENT, BrokerAddress, HostSpec, PeerSpec, mqtt_transport

@@ -10,8 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..gossip.privacy import ReleasePlan
-from ..gossip.settings import Count, Names, Positive, SettingsTable, table_of
+from ..gossip import Count, Names, Positive, ReleasePlan, SettingsTable, table_of
 from ..gossip.trust import GuardSettings
 
 TrustKind = Literal["none", "swarm"]

@@ -13,11 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from gossamer.gossip.memory_transport import MemoryBroker, MemoryTransport
-from gossamer.gossip.mqtt import MqttOptions, MqttTransport
-from gossamer.gossip.mqtt_address import TlsFiles
-from gossamer.peer.broker import Broker, BrokerSettings, BrokerTls, find_mosquitto
-from gossamer.peer.certificates import Authority
+from gossamer.gossip import MemoryBroker, MemoryTransport, MqttOptions, MqttTransport, TlsFiles
+from gossamer.peer import Authority, Broker, BrokerSettings, BrokerTls, find_mosquitto
 
 # How long an example takes says something about the machine, not about the code.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])

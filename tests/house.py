@@ -7,7 +7,8 @@ the names behind the figures.
 - *code*: lines that hold more than a comment, a docstring (also one below a field) or nothing.
 - *one importer*: modules that exactly one other module imports, be it for types alone.
 - *past a door*: of all pairs (module, module of another top folder that it imports), those in which the
-  second is not a package. The modules of `gossamer` itself are the floor for all others: each is a door.
+  second is neither a package nor a module that its package's stub lists. The modules of `gossamer` itself
+  are the floor for all others: each is a door.
 - *in functions*: names of gossamer's own that are imported inside functions.
 - *private names*: names of other libraries that begin with an underscore: attributes of their objects,
   imports, and strings that name such an attribute.
@@ -192,7 +193,22 @@ def cross_imports(
 
     across = {(i.importer, i.target) for i in found if top(i.importer) != top(i.target)}
     doors = {module for module in modules if module in packages or top(module) == NAME}
+    doors.update(
+        f"{package}.{name}" for package in packages for name in shown_modules(modules[package])
+    )
     return across, {pair for pair in across if pair[1] not in doors}
+
+
+def shown_modules(package: Source) -> list[str]:
+    """The modules that a package's stub lists as they are: `from . import topics as topics`."""
+    stub = package.path.with_suffix(".pyi")
+    nodes = ast.walk(ast.parse(stub.read_text("utf-8"))) if stub.exists() else ()
+    return [
+        alias.name
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module is None
+        for alias in node.names
+    ]
 
 
 # --- private names ------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gossamer.gossip.trust import Identity, Revocations, invite, public_text, save_invitation
-from gossamer.peer.settings import Settings
+from gossamer.peer import Settings
 
 
 @dataclass

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from golden import checkpoint, dialogue, simulated
 
-from gossamer.peer import PeerError
-from gossamer.peer.checkpoint import FORMAT, load_checkpoint
+from gossamer.peer import FORMAT, PeerError, load_checkpoint
 
 REMEDY = "if that is meant: python -m tests.golden.make, and say in the commit why"
 

@@ -150,3 +150,19 @@ def test_every_figure_has_a_goal(small: Path) -> None:
 def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert house.main(["--jsno"]) == 2
     assert capsys.readouterr().err == "error: --jsno: use --json or --counts\n"
+
+
+# --- laws of this house -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def counted():
+    return house.count()
+
+
+def test_packages_are_entered_by_their_doors(counted) -> None:
+    assert counted["past a door"]["names"] == []
+
+
+def test_errors_are_one_family(counted) -> None:
+    assert counted["error roots"]["names"] == ["gossamer.errors.GossamerError"]

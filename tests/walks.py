@@ -124,7 +124,7 @@ def simulate(folder: Path, *, before: str = "", after: str = "") -> None:
 
 
 def _gossamer(*arguments: str) -> None:
-    from gossamer.experiments.cli import main
+    from gossamer.experiments.cli.app import main
 
     sys.argv = ["gossamer", *arguments]
     try:

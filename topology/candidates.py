@@ -9,7 +9,7 @@ import networkx as nx
 
 from .check import Members, bridge, bridged
 from .errors import DisconnectedError, TopologyError
-from .facts import schedule_rate
+from .graph_facts import schedule_rate
 from .graphs import Seed
 from .schedule import Schedule
 from .spec import SCHEDULES, build, build_schedule, parse

@@ -5,8 +5,10 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gossamer.errors import GossamerError
 
-class TopologyError(ValueError):
+
+class TopologyError(GossamerError, ValueError):
     """A graph, file, schedule or weight that gossip cannot use; the message says what to change."""
 
 

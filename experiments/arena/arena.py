@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ...models import Learner, Metrics, ModelError, PeerCounting
-from ...peer.matched_store import MatchedStore
+from ...peer import MatchedStore
 from .averaging import Averager
 from .common import CommonAverager
 from .group import Group, Task

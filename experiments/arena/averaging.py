@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...models import SlicedNetwork, implementers
-from ...models.averaging import check_schema, check_weights
+from ...models import SlicedNetwork, check_schema, check_weights, implementers
 from . import plan
 from .mixing import Mixing, fold
 from .shards import Shards

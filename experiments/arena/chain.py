@@ -14,8 +14,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from ...models import cross_entropy, squared_error
-from ...models.sgd import Loss
+from ...models import Loss, cross_entropy, squared_error
 from . import kernel, plan
 from .rules import Plain, Rule
 

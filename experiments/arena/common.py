@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ...models import ModelError
-from ...peer.matched_store import MatchedStore
+from ...peer import MatchedStore
 from .mixing import Mixing
 
 

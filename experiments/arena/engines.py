@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from ...models.sgd import Loss
+from ...models import Loss
 from .chain import Chain, Pass
 from .rules import Plain, Rule
 

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ...models import SgdLearner
-from ...models.sgd import PlainSgd
+from ...models import PlainSgd, SgdLearner
 
 Tensors = Sequence[Tensor]
 

@@ -7,8 +7,7 @@ from math import nan
 import torch
 from torch import Tensor
 
-from ...models import Metrics, cross_entropy, squared_error
-from ...models.sgd import Loss, Right
+from ...models import Loss, Metrics, Right, cross_entropy, squared_error
 
 
 def score(outputs: Tensor, labels: Tensor, loss: Loss, own: Right | None = None) -> list[Metrics]:

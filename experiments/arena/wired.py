@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...models import Learner, ModelError, Weighted, implementers
-from ...models.averaging import check_weights
-from ...peer.compression import blocks
-from ...peer.matched_store import MatchedStore
-from ...peer.store import NetworkStore, schema_entries
+from ...models import Learner, ModelError, Weighted, check_weights, implementers
+from ...peer import MatchedStore, NetworkStore, blocks, schema_entries
 from ...topology import Schedule, static
 from ..lockstep import Lockstep, references, with_shapes
 from ..virtual.wire import Wire

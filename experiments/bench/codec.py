@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...gossip.chunks import Chunker, Reassembler
-from ...gossip.messages import Give
-from ...gossip.pushsum import ONE
-from ...gossip.wire import decode, encode
+from ...gossip import ONE, Chunker, Give, Reassembler, decode, encode
 from .harness import Row, alternate
 
 PARAMETERS = 266_610

@@ -10,10 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
-from ...peer.broker import Broker, find_mosquitto
-from ...peer.host import BrokerAddress, PeerSpec
-from ...peer.settings import Settings
-from ...peer.swarm import LocalSwarm, SwarmSpec
+from ...peer import Broker, BrokerAddress, LocalSwarm, PeerSpec, Settings, SwarmSpec, find_mosquitto
 from .harness import Row
 from .throughput import NO_BROKER, VALUE_BYTES, Traffic, live_peers
 

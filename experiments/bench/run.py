@@ -7,8 +7,8 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from .. import console
-from ..config import ConfigError
+from ..cli import console
+from ..config.tables import ConfigError
 from ..results import Results, write_json
 from .arena import arena
 from .codec import codec

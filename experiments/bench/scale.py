@@ -115,7 +115,7 @@ def _learners(
 
 def scale() -> list[Row]:
     """Measure every size, write and draw the growth, and show the largest."""
-    from .. import console
+    from ..cli import console
 
     rows: list[Row] = []
     with Results(PLACE, "bench scale").begun() as folder:
@@ -166,7 +166,7 @@ def draw(folder: Path) -> list[Path]:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator
 
-    from ..figures import COLOURS, MARKERS, save
+    from ..study.figures import COLOURS, MARKERS, save
 
     sizes = [Size(**record) for record in read_records(folder / "sizes.jsonl")]
     figure = Figure(figsize=(9, 4.2), layout="constrained")

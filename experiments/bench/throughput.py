@@ -14,10 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from ...peer.broker import Broker, find_mosquitto
-from ...peer.host import BrokerAddress, PeerSpec
-from ...peer.settings import Settings
-from ...peer.swarm import LocalSwarm, SwarmSpec
+from ...peer import Broker, BrokerAddress, LocalSwarm, PeerSpec, Settings, SwarmSpec, find_mosquitto
 from .gate import Gates
 from .harness import Row
 

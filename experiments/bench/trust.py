@@ -7,12 +7,8 @@ import time
 import numpy as np
 import torch
 
-from ...gossip import topics
-from ...gossip.chunks import Chunker, Reassembler
-from ...gossip.messages import Give
-from ...gossip.pushsum import ONE, Mass, absorb
+from ...gossip import ONE, Chunker, Give, Mass, Reassembler, absorb, decode, encode, topics
 from ...gossip.trust import OVERHEAD, Admission, Identity, Trust, invite
-from ...gossip.wire import decode, encode
 from ...models import SgdLearner
 from .codec import PARAMETERS
 from .harness import Row, alternate

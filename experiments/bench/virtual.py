@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 
 from ...topology import build
-from ..config import parse_config
+from ..config.tables import parse_config
 from ..virtual import Conditions, PushSumSwarm, parse
 from ..virtual.learning import LearningSwarm
 from ..virtual.peak import peak_memory

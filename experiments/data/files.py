@@ -12,10 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from gossamer.errors import GossamerError
+
 from . import checksums
 
 
-class DataError(ValueError):
+class DataError(GossamerError, ValueError):
     """Data that cannot be found, read or used as asked. One line, which says what to do."""
 
 

@@ -6,9 +6,8 @@ import inspect
 import sys
 from pathlib import Path
 
-from ...peer.entry import load_entry
-from ...peer.errors import PeerError
-from ...topology.errors import name_raise
+from ...peer import PeerError, load_entry
+from ...topology import name_raise
 from .dataset import Dataset
 from .files import DataError
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..config import ConfigError, Count, Positive, first_mistake, read_table
-from ..config_reading import require_table
-from ..config_values import Name
+from ..config.reading import require_table
+from ..config.tables import ConfigError, Count, Positive, first_mistake, read_table
+from ..config.values import Name
 from .method import Method
 from .registry import METHODS, find, require_serverless
 

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from ...models import ModelError, SgdLearner, SlicedNetwork, stream
-from ..config import ConfigError
+from ..config.tables import ConfigError
 from ..data import DataError, Dataset, Samples, load, partition, tasks
 from .client import Client
 from .config import Comparison

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..config import Count, Positive
+from ..config.tables import Count, Positive
 from .client import Client
 from .method import ServerMethod, Turn
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..config import Positive
+from ..config.tables import Positive
 from .client import Client
 from .method import ServerMethod, Turn, mean
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ...models.fednp import FedNPLearner, FedNPOptions, Natural, server_cavities
-from ..config import Count, Positive
+from ..config.tables import Count, Positive
 from .client import Client
 from .method import ServerMethod, Share, Strength, Turn, mean
 

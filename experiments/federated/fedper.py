@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...models import Metrics, ModelError, SlicedNetwork
-from ..config import Count
+from ..config.tables import Count
 from .client import Client
 from .method import ServerMethod, Turn, mean
 

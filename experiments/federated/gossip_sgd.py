@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...models import ModelError
-from ..config import Count
+from ..config.tables import Count
 from ..lockstep import Lockstep
 from .client import Client
 from .gossiping import WHOLE, GossipMethod, lockstep_of

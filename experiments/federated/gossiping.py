@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from ...gossip.pushsum import Array
+from ...gossip import Array
 from ..lockstep import Lockstep, with_shapes
 from ..virtual.wire import Wire
 from .client import Client

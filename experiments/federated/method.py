@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...gossip.compress import CompressError, parse, roundtrip
 from ...models import Metrics
-from ..config import Count, Positive
+from ..config.tables import Count, Positive
 from .client import Client
 
 # At least 0 for a pull's strength, above 0 where a method divides by it.

@@ -20,7 +20,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from ...models import ModelError
-from ..config import Positive
+from ..config.tables import Positive
 from .client import Client
 from .method import ServerMethod, Strength, Turn, mean
 

@@ -13,7 +13,7 @@ from typing import Literal
 from ...models import ModelError, SlicedNetwork
 from ...topology import Schedule, build_schedule
 from ..arena import Arena, Gossip
-from ..config import Count
+from ..config.tables import Count
 from .client import Client
 from .gossiping import GossipMethod
 from .method import Share, Turn

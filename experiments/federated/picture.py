@@ -14,8 +14,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from ..figures import save
 from ..results import Record
+from ..study.figures import save
 from .report import budget, by_method, coverage, worst_decile
 
 # Paul Tol's muted scheme, told apart with any kind of colour vision; bounds are grey and dashed.

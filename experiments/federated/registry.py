@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from ..config import ConfigError
+from ..config.tables import ConfigError
 from .downpour import Downpour
 from .ensemble import Ensemble
 from .fedavg import FedAvg

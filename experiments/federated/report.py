@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .. import console
+from ..cli import console
 from ..results import Record, write_json
 
 

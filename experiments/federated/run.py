@@ -13,8 +13,8 @@ from typing import Any
 from ...gossip.compress import CompressError
 from ...models import Metrics, ModelError, stream
 from ...topology import TopologyError
-from ..config import ConfigError
-from ..named_files import digest, entry_files, refuse_changed, topology_files
+from ..config.named_files import digest, entry_files, refuse_changed, topology_files
+from ..config.tables import ConfigError
 from ..results import Record
 from .client import Client
 from .config import Comparison

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...models import ModelError
-from ...models.sgd import PlainSgd
-from ..config import Positive
+from ...models import ModelError, PlainSgd
+from ..config.tables import Positive
 from .client import Client
 from .method import ServerMethod, Turn, mean
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .. import console
-from ..config import ConfigError
+from ..cli import console
+from ..config.tables import ConfigError
+from ..papers.fusing_report import show, write_report
+from ..papers.fusing_studies import FUSION_STUDIES
+from ..papers.fusing_study import FusionStudy, run_all
 from ..results import Record, Results
-from ..sweep_run import open_runs
-from .report import show, write_report
-from .studies import FUSION_STUDIES
-from .study import FusionStudy, run_all
+from ..study.sweep_run import open_runs
 
 
 def run_fusion_study(

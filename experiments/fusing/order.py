@@ -11,6 +11,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 
+from gossamer.errors import GossamerError
+
 from ...models import LAYER_ORDER, ModelError
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -111,7 +113,7 @@ def _by_shapes(shapes: Shapes, weights: Sequence[str], file: str) -> list[str]:
     )
 
 
-class _TooManySteps(Exception):
+class _TooManySteps(GossamerError):
     """So many chains begin but do not end that the search was given up."""
 
 

@@ -77,7 +77,7 @@ def draw_advice(folder: Path) -> list[Path]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from ..figures import COLOURS, save
+    from ..study.figures import COLOURS, save
 
     record = json.loads((folder / "advice.json").read_text("utf-8"))
     ranked = [one for one in record["ranked"] if one["exchanges"] is not None]

@@ -197,7 +197,7 @@ def draw_compare(folder: Path) -> list[Path]:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    from ..figures import COLOURS, MARKERS, save
+    from ..study.figures import COLOURS, MARKERS, save
 
     record = json.loads((folder / "compare.json").read_text("utf-8"))
     graphs = record["graphs"]

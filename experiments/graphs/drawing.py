@@ -14,7 +14,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch
 
-from ..figures import COLOURS, MARKERS
+from ..study.figures import COLOURS, MARKERS
 from .places import Places, nearest
 
 LABELLED = 64

@@ -9,6 +9,8 @@ from pathlib import Path
 import networkx as nx
 
 from ...topology import (
+    BUILDERS,
+    SCHEDULES,
     Bridging,
     Members,
     Rule,
@@ -18,10 +20,10 @@ from ...topology import (
     bridged,
     build,
     build_schedule,
+    parse,
     static,
 )
-from ...topology.spec import BUILDERS, SCHEDULES, parse
-from ..config import load_config
+from ..config.tables import load_config
 from .swarm import WINDOW, beside, require_whole, swarm_graph
 
 PEERS = 16

@@ -19,10 +19,10 @@ from ...topology import (
     log_errors,
     mixing_matrix,
     model_facts,
+    name_peers,
     predicted_exchanges,
     schedule_rate,
 )
-from ...topology.errors import name_peers
 from ..results import make_folder, write_json
 from .given import Given, groups_of
 from .swarm import describe_bridging, name_links
@@ -180,7 +180,7 @@ def draw_show(folder: Path) -> list[Path]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from ..figures import save
+    from ..study.figures import save
     from .drawing import LABELLED, draw_map, page
 
     record = json.loads((folder / "topology.json").read_text("utf-8"))
@@ -234,7 +234,7 @@ def map_of(record: dict[str, Any]) -> Any:
 
 
 def _draw_degrees(axes: Any, record: dict[str, Any]) -> None:
-    from ..figures import COLOURS
+    from ..study.figures import COLOURS
 
     degrees = np.array(record["degrees"])
     low, high = int(degrees.min()), int(degrees.max())
@@ -249,7 +249,7 @@ def _draw_degrees(axes: Any, record: dict[str, Any]) -> None:
 
 
 def _draw_errors(axes: Any, record: dict[str, Any]) -> None:
-    from ..figures import COLOURS
+    from ..study.figures import COLOURS
 
     logs = [x for x in record["log_errors"] if x is not None]
     second = 1.0 - record["facts"]["gap"]

@@ -22,13 +22,13 @@ from ...topology import (
     link_delays,
     log_errors,
     mixing_matrix,
+    name_peers,
     predicted_exchanges,
     random_loss,
     spectral_gap,
     without,
     worst_loss,
 )
-from ...topology.errors import name_peers
 from ..results import make_folder, write_json
 from .given import Given
 from .show import number
@@ -213,7 +213,7 @@ def draw_stress(folder: Path) -> list[Path]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from ..figures import COLOURS, MARKERS, save
+    from ..study.figures import COLOURS, MARKERS, save
 
     record = json.loads((folder / "stress.json").read_text("utf-8"))
     figure = Figure(figsize=(13, 5.4), layout="constrained")

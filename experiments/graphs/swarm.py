@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import networkx as nx
 import numpy as np
 
-from ...peer.tables import PlaceSettings
+from ...peer import PlaceSettings
 from ...topology import (
+    SCHEDULES,
     Bridging,
     Members,
     Rule,
@@ -28,6 +29,7 @@ from ...topology import (
     build,
     build_schedule,
     mixing_matrix,
+    parse,
     predicted_exchanges,
     require_connected,
     require_models_connected,
@@ -36,9 +38,8 @@ from ...topology import (
     static,
     weighted,
 )
-from ...topology.spec import SCHEDULES, parse
-from .. import console
-from ..config import Config, ConfigError
+from ..cli import console
+from ..config.tables import Config, ConfigError
 
 if TYPE_CHECKING:
     from ..arena import Gossip

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from ..config import ConfigError
+from ..config.tables import ConfigError
 from .draws import Floats
 
 

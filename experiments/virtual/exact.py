@@ -15,9 +15,8 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from ...gossip import DictStore, Gossiper, Message
+from ...gossip import FLOOR, Array, DictStore, Gossiper, Message
 from ...gossip.compress import Traffic
-from ...gossip.pushsum import FLOOR, Array
 from .holdings import share_rule
 from .timetable import Clock, Timetable
 from .wire import End, Wire

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...gossip.pushsum import FLOOR
+from ...gossip import FLOOR
 from .draws import Floats, Ints
 from .holdings import Holdings, ShareRule
 from .pool import Pool

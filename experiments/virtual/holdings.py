@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from ...gossip.pushsum import ONE
+from ...gossip import ONE
 from .draws import Floats, Ints
 from .pool import Pool
 from .rows import Rows

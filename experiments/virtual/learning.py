@@ -15,11 +15,11 @@ import networkx as nx
 import numpy as np
 import torch
 
-from ...gossip.pushsum import ONE, Array
+from ...gossip import ONE, Array
 from ...models import Metrics
 from ..arena import Arena
 from ..build import Member, Swarm
-from ..config import Config, ConfigError
+from ..config.tables import Config, ConfigError
 from ..graphs.swarm import PUSHES, require_push
 from ..live import check_compression, graph_of, shared_owners
 from ..matching import members_in_order

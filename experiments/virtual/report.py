@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..config import Config
-from ..config_needs import heed
+from ..config.needs import heed
+from ..config.tables import Config
 from ..results import RecordFile, Results, read_records, write_csv, write_json
-from ..simulate import save_networks
+from ..simulation import save_networks
 from .learning import LearningSwarm, Reading
 from .standing import RULE, Lives, Test, lives_of, read_lives, standing, write_lives
 from .wire import write_traffic
@@ -119,7 +119,7 @@ def summarise(out: Path, title: str) -> list[Path]:
         tasks[record["peer"]] = record["task"]
     if not tests:
         return []
-    from ..figures import band, canvas, save  # matplotlib takes a second
+    from ..study.figures import band, canvas, save  # matplotlib takes a second
 
     for rows in tests.values():
         rows.sort()

@@ -8,7 +8,7 @@ from pathlib import Path
 import networkx as nx
 
 from ...topology import TopologyError, draw_events, read_events
-from ..config import Churn, Config, ConfigError, Time
+from ..config.tables import Churn, Config, ConfigError, Time
 from .distributions import TimeError, parse
 from .world import Conditions, Cut, World
 

@@ -12,16 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ...gossip import Message
+from ...gossip import Array, Drift, Give, Message, WireDtype, as_sent, wide_enough
 from ...gossip.compress import Links, Shapes, Traffic, parse
-from ...gossip.drift import Drift
-from ...gossip.messages import Give
-from ...gossip.pushsum import Array
-from ...gossip.wire import WireDtype, as_sent, wide_enough
-from ...peer.compression import blocks
-from ...peer.store import schema_entries
+from ...peer import blocks, schema_entries
 from ..build import Member
-from ..config import Config
+from ..config.tables import Config
 from ..results import write_csv
 
 

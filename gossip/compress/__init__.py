@@ -1,21 +1,5 @@
 """Compressed values: fewer bytes on the wire; what they leave out stays in the sender."""
 
-from .links import Links
-from .packed import CompressError, Packed, PackError, Shapes
-from .pipeline import NAMES, Pipeline, distortion, parse, roundtrip, unpack
-from .traffic import Traffic
+import lazy_loader
 
-__all__ = [
-    "NAMES",
-    "CompressError",
-    "Links",
-    "PackError",
-    "Packed",
-    "Pipeline",
-    "Shapes",
-    "Traffic",
-    "distortion",
-    "parse",
-    "roundtrip",
-    "unpack",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

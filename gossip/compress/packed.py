@@ -14,6 +14,8 @@ from typing import Any, Final, Literal, TypeAlias
 import msgpack
 import numpy as np
 
+from gossamer.errors import GossamerError
+
 Array: TypeAlias = np.ndarray[Any, Any]
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Shapes: TypeAlias = Sequence[tuple[int, ...]]
@@ -28,11 +30,11 @@ MAX_BLOCKS: Final = 4096
 _LENGTHS = struct.Struct("<Hqf")
 
 
-class CompressError(ValueError):
+class CompressError(GossamerError, ValueError):
     """A compressor that cannot be used: a name, a knob or a shape is wrong. The text says which."""
 
 
-class PackError(ValueError):
+class PackError(GossamerError, ValueError):
     """Bytes that are no compressed vector; `cause` is a slug to count by."""
 
     def __init__(self, cause: PackCause | Literal["no-reference"], message: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
+from gossamer.errors import GossamerError
+
 Cause: TypeAlias = Literal[
     "malformed",  # not what it claims to be: too short, too long, unreadable
     "signature",  # signed by another key, for another topic, or changed on the way
@@ -27,7 +29,7 @@ Cause: TypeAlias = Literal[
 ]
 
 
-class TrustError(ValueError):
+class TrustError(GossamerError, ValueError):
     """Something that is not trusted, or a file that cannot be; `cause` is a slug to count by."""
 
     def __init__(self, cause: Cause, message: str) -> None:

@@ -8,37 +8,8 @@
 
 `match` is one part, `fuse` a whole network; `align` permutes the cells of a SlicedNetwork to agree with a
 reference, function unchanged; `CommonWidth` lets peers of different widths average one partial model.
-Streams pass `past` on: `fuse(newer, past=fused.past)`.
-"""
+Streams pass `past` on: `fuse(newer, past=fused.past)`."""
 
-from .align import Alignment, align
-from .cells import Atoms, Cells
-from .chain import Chain, Layer
-from .common import CommonWidth, resized
-from .fusion import Fusion, Past, fuse
-from .layer import Matched, match
-from .optimizer import permute_optimizer
-from .options import MAGI, MatchOptions
-from .placing import find_places
-from .state import History
+import lazy_loader
 
-__all__ = [
-    "MAGI",
-    "Alignment",
-    "Atoms",
-    "Cells",
-    "Chain",
-    "CommonWidth",
-    "Fusion",
-    "History",
-    "Layer",
-    "MatchOptions",
-    "Matched",
-    "Past",
-    "align",
-    "find_places",
-    "fuse",
-    "match",
-    "permute_optimizer",
-    "resized",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..network import SlicedNetwork
-from .align import Alignment
+from .aligning import Alignment
 
 
 def permute_optimizer(

@@ -1,6 +1,5 @@
 """Finding the parts of any torch module from one example input."""
 
-from .find import find
-from .proof import prove
+import lazy_loader
 
-__all__ = ["find", "prove"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.experiments import cli, console
+from gossamer.experiments.cli import app as cli
+from gossamer.experiments.cli import console
 
 
 @dataclass(frozen=True)

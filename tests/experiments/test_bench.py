@@ -19,9 +19,9 @@ from gossamer.experiments.bench.codec import codec
 from gossamer.experiments.bench.gate import READY, Gates, say_through, wait_for_turn
 from gossamer.experiments.bench.memory import rss
 from gossamer.experiments.bench.throughput import VALUE_BYTES, Traffic, compare
-from gossamer.experiments.config import ConfigError
+from gossamer.experiments.config.tables import ConfigError
 from gossamer.experiments.results import Results
-from gossamer.peer.broker import find_mosquitto
+from gossamer.peer import find_mosquitto
 
 
 def ticking(steps: list[float]) -> Iterator[float]:

@@ -17,7 +17,7 @@ import aiomqtt
 import pytest
 
 from gossamer.experiments.bench import gate
-from gossamer.peer.broker import Broker
+from gossamer.peer import Broker
 
 SCRIPT = Path(gate.__file__).with_name("bare.py")
 # A parent in the background may have told its children to ignore Ctrl-C: undo that first.

@@ -13,12 +13,8 @@ from gossamer.experiments import watch
 from gossamer.experiments.broker_password import VARIABLE, broker_password
 from gossamer.experiments.errors import ConfigError
 from gossamer.experiments.join import load_join
-from gossamer.gossip.mqtt import MqttTransport
-from gossamer.gossip.mqtt_address import Address
-from gossamer.gossip.transport import TransportError
-from gossamer.peer import host
-from gossamer.peer.broker import Broker, BrokerSettings
-from gossamer.peer.host import BrokerAddress, HostSpec, mqtt_transport
+from gossamer.gossip import Address, MqttTransport, TransportError
+from gossamer.peer import Broker, BrokerAddress, BrokerSettings, HostSpec, host, mqtt_transport
 
 HOST = "mqtt://127.0.0.1:1"
 URL = "mqtt://anna@127.0.0.1:1"
@@ -70,9 +66,7 @@ def test_a_file_that_does_not_do_is_one_line(secret, url, content, words):
     assert "own" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("url", "user"), [(HOST, "anna@xq7"), ("mqtt://ben@127.0.0.1:1", "ben")]
-)
+@pytest.mark.parametrize(("url", "user"), [(HOST, "anna@xq7"), ("mqtt://ben@127.0.0.1:1", "ben")])
 def test_a_devices_password_is_that_of_its_own_name_unless_the_url_says_otherwise(
     tmp_path, secret, url, user
 ):

@@ -17,10 +17,8 @@ from urllib.parse import urlsplit
 import pytest
 from cli_kit import Result, runner
 
-from gossamer.gossip.mqtt import MqttTransport
-from gossamer.gossip.mqtt_address import TlsFiles
-from gossamer.peer.addresses import machine_names
-from gossamer.peer.certificates import Authority
+from gossamer.gossip import MqttTransport, TlsFiles
+from gossamer.peer import Authority, machine_names
 
 GOSSAMER = "from gossamer.experiments.cli import main; main()"
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gossamer.experiments.build import Swarm
-from gossamer.experiments.config import ConfigError, parse_config
+from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.data import load
 from gossamer.models import stream
 

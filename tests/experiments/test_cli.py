@@ -15,10 +15,11 @@ import pytest
 import torch
 from cli_kit import Result, runner
 
-from gossamer.experiments import cli, demo, watch
-from gossamer.experiments.config import ConfigError
+from gossamer.experiments import demo, watch
+from gossamer.experiments.cli import app as cli
+from gossamer.experiments.config.tables import ConfigError
 from gossamer.experiments.data import names
-from gossamer.experiments.paper import STUDIES
+from gossamer.experiments.papers import STUDIES
 
 torch.set_num_threads(1)
 

@@ -9,10 +9,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from gossamer.experiments import cli_forget
-from gossamer.experiments.config import ConfigError
-from gossamer.gossip import topics
-from gossamer.gossip.mqtt import MqttTransport
+from gossamer.experiments.cli import forget as cli_forget
+from gossamer.experiments.config.tables import ConfigError
+from gossamer.gossip import MqttTransport, topics
 from gossamer.gossip.trust import Admission, Death, Identity, NoTrust, Trust, invite
 
 SWARM = "garden"

@@ -10,11 +10,10 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from gossamer.experiments import byzantine_study, private_study
-from gossamer.experiments.cli_trust import register
-from gossamer.experiments.config import ConfigError
-from gossamer.gossip.trust import Admission, Identity, Revocations, revocation_topic
-from gossamer.gossip.trust.invitation import check
+from gossamer.experiments.cli.trust import register
+from gossamer.experiments.config.tables import ConfigError
+from gossamer.experiments.papers import byzantine_study, private_study
+from gossamer.gossip.trust import Admission, Identity, Revocations, check, revocation_topic
 
 app = typer.Typer()
 register(app)
@@ -89,7 +88,7 @@ def test_a_list_is_published_and_retained(here, mosquitto, run):
     )  # fmt: skip
 
     async def retained():
-        from gossamer.gossip.mqtt import MqttTransport
+        from gossamer.gossip import MqttTransport
 
         async with MqttTransport(mosquitto.url, "reader") as transport:
             await transport.subscribe(revocation_topic("garden"))

@@ -13,8 +13,7 @@ from cli_kit import runner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.experiments import sweep_run
-from gossamer.experiments.config import ConfigError
+from gossamer.experiments.config.tables import ConfigError
 from gossamer.experiments.data import load
 from gossamer.experiments.federated.config import (
     Comparison,
@@ -29,6 +28,7 @@ from gossamer.experiments.federated.registry import METHODS
 from gossamer.experiments.federated.report import at, budget, standings, worst_decile
 from gossamer.experiments.federated.run import Cell, cells_of, check, run
 from gossamer.experiments.results import read_records
+from gossamer.experiments.study import sweep_run
 
 torch.set_num_threads(1)
 CONFIGS = Path(__file__).parents[2] / "experiments" / "configs"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from federated_kit import make_clients, values
 
-from gossamer.experiments.config import ConfigError
+from gossamer.experiments.config.tables import ConfigError
 from gossamer.experiments.federated import Turn
 from gossamer.experiments.federated.config import Comparison, parse_comparison
 from gossamer.experiments.federated.gossip_sgd import GossipSgd

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from gossamer.experiments import console
+from gossamer.experiments.cli import console
 from gossamer.experiments.federated.picture import _over_bytes
 from gossamer.experiments.federated.report import show, standings
 from gossamer.experiments.results import Record

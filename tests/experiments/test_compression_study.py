@@ -7,10 +7,10 @@ from dataclasses import asdict
 
 import pytest
 
-from gossamer.experiments.compression_study import Finding, paper_compression, report, runs
-from gossamer.experiments.config import ConfigError, parse_config
+from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.live import plan
-from gossamer.peer.host import BrokerAddress
+from gossamer.experiments.papers.compression_study import Finding, paper_compression, report, runs
+from gossamer.peer import BrokerAddress
 
 SHARED = {"models": [{"name": "global", "layout": "64-20-0"}], "peers": 2}
 

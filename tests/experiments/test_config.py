@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.experiments.config import Config, ConfigError, load_config, parse_config
+from gossamer.experiments.config.tables import Config, ConfigError, load_config, parse_config
 
 CONFIGS = Path(__file__).parents[2] / "experiments" / "configs"
 EXAMPLES = sorted(set(CONFIGS.glob("*.toml")) - set(CONFIGS.glob("compare*.toml")))

@@ -11,15 +11,15 @@ import torch
 from cli_kit import Result, runner
 from results_kit import at
 
-from gossamer.experiments import console
-from gossamer.experiments.config import Config, ConfigError, parse_config
-from gossamer.experiments.config_needs import NEEDS, Run, heed, idle, refuse_idle_axes
+from gossamer.experiments.cli import console
+from gossamer.experiments.config.tables import Config, ConfigError, parse_config
+from gossamer.experiments.config.tables.needs import NEEDS, Run, heed, idle, refuse_idle_axes
 from gossamer.experiments.live import plan
-from gossamer.experiments.simulate import Simulation
-from gossamer.experiments.sweep import expand
-from gossamer.experiments.sweep_outcome import outcome
+from gossamer.experiments.simulation import Simulation
+from gossamer.experiments.study.sweep import expand
+from gossamer.experiments.study.sweep_outcome import outcome
 from gossamer.experiments.virtual.report import simulate_in_time
-from gossamer.peer.host import BrokerAddress
+from gossamer.peer import BrokerAddress
 
 torch.set_num_threads(1)
 

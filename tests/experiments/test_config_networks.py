@@ -12,11 +12,11 @@ import torch
 
 from gossamer.experiments import build
 from gossamer.experiments.build import Swarm
-from gossamer.experiments.config import ConfigError, parse_config
+from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.data import Dataset, Samples, load
 from gossamer.experiments.entry import make_learner
-from gossamer.experiments.simulate import Simulation
-from gossamer.experiments.sweep_outcome import outcomes, stackable
+from gossamer.experiments.simulation import Simulation
+from gossamer.experiments.study.sweep_outcome import outcomes, stackable
 
 torch.set_num_threads(1)
 

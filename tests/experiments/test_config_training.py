@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from gossamer.experiments.build import Swarm
-from gossamer.experiments.config import ConfigError, parse_config
-from gossamer.experiments.simulate import Simulation
+from gossamer.experiments.config.tables import ConfigError, parse_config
+from gossamer.experiments.simulation import Simulation
 
 torch.set_num_threads(1)
 

@@ -6,13 +6,19 @@ import pytest
 from papers_kit import Papers
 from typer.testing import CliRunner
 
-from gossamer.experiments.cli import app
-from gossamer.experiments.config import Config, ConfigError, parse_config
+from gossamer.experiments.cli.app import app
+from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.join import load_join
 from gossamer.experiments.live import plan
-from gossamer.gossip.trust import Admission, GuardSettings, Identity, public_text, read_public
-from gossamer.gossip.trust.invitation import check
-from gossamer.peer.host import BrokerAddress
+from gossamer.gossip.trust import (
+    Admission,
+    GuardSettings,
+    Identity,
+    check,
+    public_text,
+    read_public,
+)
+from gossamer.peer import BrokerAddress
 
 BROKER = BrokerAddress("mqtt://x")
 SMALL = {

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from gossamer.experiments.build import Swarm
-from gossamer.experiments.config import Config, ConfigError, parse_config
-from gossamer.experiments.federated import fednp_study, fednp_toy, mocha, mocha_study
-from gossamer.experiments.simulate import Simulation
+from gossamer.experiments.config.tables import Config, ConfigError, parse_config
+from gossamer.experiments.federated import mocha
+from gossamer.experiments.papers import fednp_study, fednp_toy, mocha_study
+from gossamer.experiments.simulation import Simulation
 from gossamer.models.fednp import FedNPLearner
 
 

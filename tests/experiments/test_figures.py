@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from gossamer.experiments import figures
-from gossamer.experiments.figures import Line, canvas, draw_lines, place_legend, save
+from gossamer.experiments.study import figures
+from gossamer.experiments.study.figures import Line, canvas, draw_lines, place_legend, save
 
 LINES = [
     Line("none", [0, 50, 100], [0.5, 0.6, 0.55], [0.4, 0.55, 0.5], [0.6, 0.7, 0.6]),

@@ -12,25 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.experiments import sweep_run
 from gossamer.experiments.bench import matching as bench
-from gossamer.experiments.config import ConfigError
-from gossamer.experiments.fusing.baselines import answers, average, distill, dp_means
+from gossamer.experiments.config.tables import ConfigError
 from gossamer.experiments.fusing.command import run_fusion_study
-from gossamer.experiments.fusing.local import accuracy, chain_of, fresh, logits, train
-from gossamer.experiments.fusing.methods import METHODS, Outcome, Peers, magi
-from gossamer.experiments.fusing.report import show
-from gossamer.experiments.fusing.setting import Setting, deal
-from gossamer.experiments.fusing.streaming import run_stream
-from gossamer.experiments.fusing.studies import FUSION_STUDIES
-from gossamer.experiments.fusing.study import (
-    FusionStudy,
-    Run,
-    differences,
-    marks,
-    run_all,
-)
+from gossamer.experiments.papers.fusing_baselines import answers, average, distill, dp_means
+from gossamer.experiments.papers.fusing_local import accuracy, chain_of, fresh, logits, train
+from gossamer.experiments.papers.fusing_methods import METHODS, Outcome, Peers, magi
+from gossamer.experiments.papers.fusing_report import show
+from gossamer.experiments.papers.fusing_setting import Setting, deal
+from gossamer.experiments.papers.fusing_streaming import run_stream
+from gossamer.experiments.papers.fusing_studies import FUSION_STUDIES
+from gossamer.experiments.papers.fusing_study import FusionStudy, Run, differences, marks, run_all
 from gossamer.experiments.results import Results
+from gossamer.experiments.study import sweep_run
 from gossamer.models import ModelError
 from gossamer.models.matching import match
 

@@ -59,7 +59,7 @@ def test_all_folders_were_walked() -> None:
         ("models/a.py", "from gossamer.gossip.wire import x", {"gossip"}),
         ("peer/a.py", "from ..experiments.build import Swarm", {"experiments"}),
         (
-            "experiments/paper/a.py",
+            "experiments/papers/a.py",
             "from ...peer import broker\nfrom ..config import Config",
             set(),
         ),

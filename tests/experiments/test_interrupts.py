@@ -12,8 +12,8 @@ import torch
 from results_kit import at
 
 from gossamer.experiments.arena import Round
-from gossamer.experiments.config import parse_config
-from gossamer.experiments.simulate import Simulation, simulate
+from gossamer.experiments.config.tables import parse_config
+from gossamer.experiments.simulation import Simulation, simulate
 from gossamer.models import ModelError
 
 torch.set_num_threads(1)
@@ -25,10 +25,10 @@ from pathlib import Path
 if __name__ == "__mp_main__":  # a worker that is starting: the main module is what it imports first
     os.kill(os.getpid(), signal.SIGINT)
 
-from gossamer.experiments.config import ConfigError, parse_config
-from gossamer.experiments.sweep import expand
-from gossamer.experiments.sweep_outcome import run_cells
-from gossamer.experiments.sweep_run import Runs
+from gossamer.experiments.config.tables import ConfigError, parse_config
+from gossamer.experiments.study.sweep import expand
+from gossamer.experiments.study.sweep_outcome import run_cells
+from gossamer.experiments.study.sweep_run import Runs
 
 if __name__ == "__main__":
     try:
@@ -110,7 +110,7 @@ def device(tmp_path: Path) -> Path:
     [
         ("broker", "gossamer.experiments"),
         ("broker", "typer"),
-        ("broker", "gossamer.experiments.cli_live"),
+        ("broker", "gossamer.experiments.cli.live"),
         ("broker", "gossamer.peer.broker"),
         ("simulate", "pydantic"),
         ("simulate", "torch.torch_version"),

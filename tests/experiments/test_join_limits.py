@@ -8,13 +8,11 @@ import pytest
 from cli_kit import runner
 
 from gossamer.experiments import watch
-from gossamer.experiments.config import ConfigError, parse_config
+from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.join import load_join, read_join
 from gossamer.experiments.live import plan
-from gossamer.gossip.mqtt_options import LONGEST_KEEPALIVE, MqttOptions
-from gossamer.peer import host
-from gossamer.peer.host import BrokerAddress, HostSpec, mqtt_transport
-from gossamer.peer.settings import Settings
+from gossamer.gossip import LONGEST_KEEPALIVE, MqttOptions
+from gossamer.peer import BrokerAddress, HostSpec, Settings, host, mqtt_transport
 
 URL = "mqtt://127.0.0.1:1"
 TIMEOUTS = ("start_timeout", "settle_timeout", "leave_timeout")

@@ -14,16 +14,14 @@ from results_kit import at
 
 from gossamer.experiments.arena import Arena, ExactMean, Gossip
 from gossamer.experiments.build import Swarm
-from gossamer.experiments.config import Config, ConfigError, parse_config
+from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.live import plan
-from gossamer.experiments.simulate import Simulation, simulate
-from gossamer.experiments.sweep_outcome import outcome, stackable
+from gossamer.experiments.simulation import Simulation, simulate
+from gossamer.experiments.study.sweep_outcome import outcome, stackable
 from gossamer.experiments.virtual.wire import Wire
-from gossamer.gossip.pushsum import total
+from gossamer.gossip import total
 from gossamer.models import Learner, Metrics, ModelError, SlicedNetwork
-from gossamer.peer import BrokerAddress
-from gossamer.peer.engine import Engine
-from gossamer.peer.presence import Online
+from gossamer.peer import BrokerAddress, Engine, Online
 from gossamer.topology import build, build_schedule
 
 torch.set_num_threads(1)

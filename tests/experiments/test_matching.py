@@ -11,16 +11,16 @@ import pytest
 from cli_kit import runner
 
 from gossamer.experiments.build import Swarm
-from gossamer.experiments.config import Config, ConfigError, parse_config
-from gossamer.experiments.fusing import newcomers, widths
+from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.join import load_join
 from gossamer.experiments.live import plan
 from gossamer.experiments.matching import members_in_order
-from gossamer.experiments.simulate import Simulation
+from gossamer.experiments.papers import fusing_newcomers as newcomers
+from gossamer.experiments.papers import fusing_widths as widths
+from gossamer.experiments.simulation import Simulation
 from gossamer.experiments.virtual.learning import LearningSwarm
-from gossamer.gossip.memory_transport import MemoryBroker, MemoryTransport
-from gossamer.peer import BrokerAddress, Matching, Peer
-from gossamer.peer.host import HostSpec
+from gossamer.gossip import MemoryBroker, MemoryTransport
+from gossamer.peer import BrokerAddress, HostSpec, Matching, Peer
 
 BROKER = BrokerAddress("mqtt://127.0.0.1")
 

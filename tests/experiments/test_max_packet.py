@@ -9,13 +9,11 @@ import pytest
 from cli_kit import runner
 
 from gossamer.experiments import watch
-from gossamer.experiments.config import ConfigError, load_config, parse_config
+from gossamer.experiments.config.tables import ConfigError, load_config, parse_config
 from gossamer.experiments.join import read_join
 from gossamer.experiments.live import plan
-from gossamer.gossip.mqtt import MqttTransport
-from gossamer.gossip.mqtt_options import LARGEST_PACKET, MqttOptions
-from gossamer.peer import host
-from gossamer.peer.host import BrokerAddress, HostSpec, mqtt_transport
+from gossamer.gossip import LARGEST_PACKET, MqttOptions, MqttTransport
+from gossamer.peer import BrokerAddress, HostSpec, host, mqtt_transport
 
 URL = "mqtt://127.0.0.1:1"
 SMALL: dict[str, Any] = {

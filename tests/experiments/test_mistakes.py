@@ -12,7 +12,7 @@ import pytest
 import torch
 from cli_kit import Result, runner
 
-from gossamer.experiments.config import ConfigError, parse_config
+from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.demo import SCHEMES, demo_config
 from gossamer.experiments.federated.config import parse_comparison
 from gossamer.experiments.federated.report import coverage

@@ -11,13 +11,13 @@ import networkx as nx
 import pytest
 import torch
 
-from gossamer.experiments.config import ConfigError, parse_config
+from gossamer.experiments.config.tables import ConfigError, parse_config
+from gossamer.experiments.config.tables.named_files import entry_files, named_files
 from gossamer.experiments.federated.config import parse_comparison
 from gossamer.experiments.federated.run import Cell as Compared
 from gossamer.experiments.federated.run import run_cells as run_compared
-from gossamer.experiments.named_files import entry_files, named_files
-from gossamer.experiments.sweep import Cell
-from gossamer.experiments.sweep_outcome import run_cells
+from gossamer.experiments.study.sweep import Cell
+from gossamer.experiments.study.sweep_outcome import run_cells
 
 torch.set_num_threads(1)
 OWN = """

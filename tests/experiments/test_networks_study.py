@@ -10,13 +10,22 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.experiments import networks_papers as papers
-from gossamer.experiments import sweep_run
 from gossamer.experiments.data import DataError, Dataset, load
 from gossamer.experiments.data.dataset import samples
-from gossamer.experiments.networks_report import paired, report
-from gossamer.experiments.networks_study import MODEL, Cell, Setting, cut, deal, make_learners, run
-from gossamer.models import ModelGraph, SlicedNetwork, discover, small_cnn
+from gossamer.experiments.papers import networks_papers as papers
+from gossamer.experiments.papers.networks_report import paired, report
+from gossamer.experiments.papers.networks_study import (
+    MODEL,
+    Cell,
+    Setting,
+    cut,
+    deal,
+    make_learners,
+    run,
+)
+from gossamer.experiments.study import sweep_run
+from gossamer.models import ModelGraph, SlicedNetwork, discover
+from gossamer.models.ready import small_cnn
 
 TINY = Setting(
     "digits", "small-cnn", "images", {"widths": (4, 6), "hidden": 8, "norm": True},

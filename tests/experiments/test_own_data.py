@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from gossamer.experiments.build import Swarm
-from gossamer.experiments.config import ConfigError, parse_config
+from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.data import DataError, load
 from gossamer.experiments.entry import make_learner
 from gossamer.experiments.federated.config import parse_comparison
 from gossamer.experiments.federated.deal import clients_of
 from gossamer.experiments.federated.registry import METHODS
-from gossamer.experiments.simulate import Simulation
-from gossamer.experiments.sweep_outcome import outcomes
+from gossamer.experiments.simulation import Simulation
+from gossamer.experiments.study.sweep_outcome import outcomes
 
 torch.set_num_threads(1)
 

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from gossamer.experiments import sweep_run
 from gossamer.experiments.build import Swarm
-from gossamer.experiments.config import Config, Data, Model, Network, Training
-from gossamer.experiments.paper import STUDIES, Cell, Study, run_study, runner
-from gossamer.experiments.paper.study import lines, points, run_cell
+from gossamer.experiments.config.tables import Config, Data, Model, Network, Training
+from gossamer.experiments.papers import STUDIES, Cell, Study, run_study
 from gossamer.experiments.results import Results, find_run, read_records
-from gossamer.experiments.simulate import Simulation
-from gossamer.experiments.sweep_outcome import stackable
+from gossamer.experiments.simulation import Simulation
+from gossamer.experiments.study import runner, sweep_run
+from gossamer.experiments.study.study import lines, points, run_cell
+from gossamer.experiments.study.sweep_outcome import stackable
 
 torch.set_num_threads(1)
 

@@ -10,16 +10,15 @@ import torch
 from federated_kit import RATE, SIZE, data, gradient, make_clients, values
 
 from gossamer.experiments.build import Swarm
-from gossamer.experiments.config import Config, ConfigError, parse_config
+from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.federated import Client, Turn
 from gossamer.experiments.federated.fedavg import FedAvg
 from gossamer.experiments.federated.fedprox import FedProx
 from gossamer.experiments.live import plan
 from gossamer.experiments.proximal import Proximal
-from gossamer.gossip.memory_transport import MemoryBroker, MemoryTransport
+from gossamer.gossip import MemoryBroker, MemoryTransport
 from gossamer.models import ModelError, SgdLearner
-from gossamer.peer.host import BrokerAddress
-from gossamer.peer.peer import Peer
+from gossamer.peer import BrokerAddress, Peer
 
 torch.set_num_threads(1)
 ROUNDS, SAMPLES = 3, 30

@@ -7,7 +7,7 @@ import pytest
 import torch
 import typer.main
 
-from gossamer.experiments.cli import app
+from gossamer.experiments.cli.app import app
 
 README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from disk_kit import largest_file
 
-from gossamer.experiments.config import ConfigError
+from gossamer.experiments.config.tables import ConfigError
 from gossamer.experiments.results import (
     RecordFile,
     Results,

@@ -11,15 +11,13 @@ import torch
 from cli_kit import Result, runner
 from disk_kit import largest_file
 
-from gossamer.experiments import console
 from gossamer.experiments.build import Swarm
-from gossamer.experiments.config import ConfigError, load_config, parse_config
+from gossamer.experiments.cli import console
+from gossamer.experiments.config.tables import ConfigError, load_config, parse_config
 from gossamer.experiments.results import Results, read_records
-from gossamer.experiments.simulate import save_networks
+from gossamer.experiments.simulation import save_networks
 from gossamer.experiments.watch import run_live
-from gossamer.peer import host
-from gossamer.peer.host import BrokerAddress, HostSpec
-from gossamer.peer.lock import CheckpointLock
+from gossamer.peer import BrokerAddress, CheckpointLock, HostSpec, host
 
 torch.set_num_threads(1)
 
@@ -169,7 +167,7 @@ def test_a_second_command_in_the_same_folder_is_refused_and_deletes_nothing(
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The cells that were really run; in this process, since starting others takes seconds."""
-    from gossamer.experiments import sweep_run
+    from gossamer.experiments.study import sweep_run
 
     seen: list[object] = []
 

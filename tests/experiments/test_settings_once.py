@@ -18,13 +18,12 @@ from papers_kit import Papers
 from pydantic import BaseModel, ValidationError
 
 from gossamer import experiments, gossip, peer
-from gossamer.experiments.config import ConfigError, load_config
+from gossamer.experiments.config.tables import ConfigError, load_config
 from gossamer.experiments.join import load_join
 from gossamer.experiments.live import plan
-from gossamer.gossip.mqtt_options import LinkSettings, MqttOptions
+from gossamer.gossip import LinkSettings, MqttOptions
 from gossamer.gossip.trust import public_text
-from gossamer.peer.host import BrokerAddress, HostSpec, PeerSpec
-from gossamer.peer.settings import Settings
+from gossamer.peer import BrokerAddress, HostSpec, PeerSpec, Settings
 
 URL = "mqtt://127.0.0.1:1"
 BROKER = BrokerAddress(URL)

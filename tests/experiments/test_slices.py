@@ -12,14 +12,8 @@ from cli_kit import Result, runner
 
 from gossamer.experiments.slices import links, part_rows
 from gossamer.experiments.slices_picture import MOST_CELLS, _rows, _shown, draw_slices
-from gossamer.models import (
-    ModelGraph,
-    SlicedNetwork,
-    lstm_classifier,
-    mlp,
-    resnet,
-    small_cnn,
-)
+from gossamer.models import ModelGraph, SlicedNetwork, mlp
+from gossamer.models.ready import lstm_classifier, resnet, small_cnn
 
 torch.set_num_threads(1)
 

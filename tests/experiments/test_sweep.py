@@ -15,14 +15,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from gossamer.experiments import sweep_run
-from gossamer.experiments.cli import app
-from gossamer.experiments.config import ConfigError, load_config, parse_config
+from gossamer.experiments.cli.app import app
+from gossamer.experiments.config.tables import ConfigError, load_config, parse_config
 from gossamer.experiments.results import Record, read_records
-from gossamer.experiments.sweep import Cell, axes_of, expand
-from gossamer.experiments.sweep_outcome import outcome, outcomes, run_cells, stackable
-from gossamer.experiments.sweep_report import combine, report
-from gossamer.experiments.sweep_run import Runs
+from gossamer.experiments.study import sweep_run
+from gossamer.experiments.study.sweep import Cell, axes_of, expand
+from gossamer.experiments.study.sweep_outcome import outcome, outcomes, run_cells, stackable
+from gossamer.experiments.study.sweep_report import combine, report
+from gossamer.experiments.study.sweep_run import Runs
 
 torch.set_num_threads(1)
 
@@ -206,10 +206,10 @@ def test_a_killed_sweep_goes_on_where_it_stopped(
         f"""
 import os, signal
 from pathlib import Path
-from gossamer.experiments.config import load_config
-from gossamer.experiments.sweep import expand
-from gossamer.experiments.sweep_outcome import run_cells
-from gossamer.experiments.sweep_run import Runs
+from gossamer.experiments.config.tables import load_config
+from gossamer.experiments.study.sweep import expand
+from gossamer.experiments.study.sweep_outcome import run_cells
+from gossamer.experiments.study.sweep_run import Runs
 
 seen = []
 def die(record):

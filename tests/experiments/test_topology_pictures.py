@@ -15,12 +15,12 @@ from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from gossamer.experiments import figures
-from gossamer.experiments.figures import COLOURS
 from gossamer.experiments.graphs.drawing import diameter, looks
 from gossamer.experiments.graphs.given import take
 from gossamer.experiments.graphs.places import places
 from gossamer.experiments.graphs.show import draw_show, examine, show
+from gossamer.experiments.study import figures
+from gossamer.experiments.study.figures import COLOURS
 from gossamer.topology import build
 
 KINDS = [

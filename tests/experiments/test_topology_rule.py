@@ -15,14 +15,14 @@ from cli_kit import Result, runner
 
 from gossamer.experiments import Arena, parse_config
 from gossamer.experiments.arena import Gossip
-from gossamer.experiments.config import Config, ConfigError
+from gossamer.experiments.config.tables import Config, ConfigError
 from gossamer.experiments.graphs import mixing_of, swarm_graph
 from gossamer.experiments.live import plan
-from gossamer.experiments.simulate import Simulation
-from gossamer.experiments.sweep_outcome import outcome, stackable
+from gossamer.experiments.simulation import Simulation
+from gossamer.experiments.study.sweep_outcome import outcome, stackable
 from gossamer.experiments.virtual.learning import LearningSwarm
 from gossamer.models import ModelError, SgdLearner, SlicedNetwork, mlp
-from gossamer.peer.host import BrokerAddress
+from gossamer.peer import BrokerAddress
 from gossamer.topology import DisconnectedError, TopologyError, build, mixing_matrix
 
 torch.set_num_threads(1)

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from gossamer.experiments import Arena, Swarm, load_config, parse_config
-from gossamer.experiments.config import Config, ConfigError
+from gossamer.experiments.config.tables import Config, ConfigError
 from gossamer.experiments.graphs import mixing_of, swarm_graph, take
 from gossamer.experiments.live import graph_of, plan, shared_owners
 from gossamer.models import average
-from gossamer.peer.host import BrokerAddress, HostSpec
+from gossamer.peer import BrokerAddress, HostSpec
 from gossamer.topology import Schedule, build, predicted_exchanges, spectral_gap, uniform_push
 
 torch.set_num_threads(1)

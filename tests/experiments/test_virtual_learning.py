@@ -14,7 +14,7 @@ from results_kit import at
 
 from gossamer.experiments import build
 from gossamer.experiments.arena import Arena
-from gossamer.experiments.config import ConfigError, parse_config
+from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.results import read_records
 from gossamer.experiments.virtual.exact import _Transfer
 from gossamer.experiments.virtual.learning import LearningSwarm, Reading

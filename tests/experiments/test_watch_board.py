@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from gossamer.experiments.config import Config
+from gossamer.experiments.config.tables import Config
 from gossamer.experiments.watch import Board
 
 RECORD = {

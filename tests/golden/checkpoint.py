@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gossamer.peer.checkpoint import FORMAT, load_checkpoint, save_checkpoint
+from gossamer.peer import FORMAT, load_checkpoint, save_checkpoint
 
 FOLDER = Path(__file__).parent
 FILES = sorted(each for each in FOLDER.glob("gossamer-checkpoint-*") if each.suffix != ".json")

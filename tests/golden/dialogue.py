@@ -18,17 +18,19 @@ import msgpack
 import numpy as np
 
 from gossamer.gossip import (
+    MIN_LIMIT,
     ONE,
+    Chunker,
     DictStore,
     Gossiper,
     Message,
     Mode,
+    Reassembler,
     RoundsMode,
     decode,
     encode,
     schema_hash,
 )
-from gossamer.gossip.chunks import MIN_LIMIT, Chunker, Reassembler
 from gossamer.gossip.compress import Links, parse
 
 FILE = Path(__file__).with_name("dialogue.json")

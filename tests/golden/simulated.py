@@ -41,7 +41,7 @@ def metrics(name: str) -> Path:
 
 def simulate(name: str, out: Path) -> Path:
     """Run `gossamer simulate` in this process; returns the metrics that it left in a folder."""
-    from gossamer.experiments.cli import app
+    from gossamer.experiments.cli.app import app
 
     command = ["simulate", str(config(name)), "--out", str(out)]
     result = CliRunner().invoke(app, command)

@@ -17,8 +17,7 @@ from gossamer.gossip.mqtt_address import Address, TlsFiles
 from gossamer.gossip.mqtt_link import Link
 from gossamer.gossip.mqtt_websocket import frame, mend
 from gossamer.gossip.transport import Received, TransportError
-from gossamer.peer.broker import Broker, BrokerSettings, BrokerTls
-from gossamer.peer.certificates import Authority
+from gossamer.peer import Authority, Broker, BrokerSettings, BrokerTls
 
 IMPATIENT = MqttOptions(connect_timeout=0.3, first_delay=0.05)
 

@@ -11,8 +11,8 @@ import pytest
 from gossamer.gossip.mqtt import MqttOptions, MqttTransport
 from gossamer.gossip.mqtt_limit import CUTS, LAST_CUTS, PacketLimit
 from gossamer.gossip.transport import TransportError
+from gossamer.peer import Broker
 from gossamer.peer import broker as broker_module
-from gossamer.peer.broker import Broker
 
 INBOX, CARD, ECHO = "x/inbox/v", "x/peer/a/card", "x/inbox/@echo"
 LIMIT = 20_000

@@ -11,7 +11,7 @@ import pytest
 from gossamer.gossip.mqtt import MqttOptions, MqttTransport
 from gossamer.gossip.mqtt_limit import CUTS, HARMLESS, LAST_CUTS, PacketLimit
 from gossamer.gossip.transport import TransportError
-from gossamer.peer.broker import Broker, BrokerSettings, free_port
+from gossamer.peer import Broker, BrokerSettings, free_port
 
 BROKER = "mqtt://broker"
 INBOX, CARD, ECHO = "x/inbox/v", "x/card", "x/inbox/@echo"

@@ -292,7 +292,7 @@ class Scenario:
         What a living peer took back from the dead, and the dead had credited, is taken off exactly. What
         was on its way from the dead may have been credited or not: nobody is left to say.
         """
-        from gossamer.peer.checkpoint import load_checkpoint
+        from gossamer.peer import load_checkpoint
 
         slack: dict[str, int] = {}
         for device in self.retired:

@@ -8,11 +8,9 @@ from typing import Any, Self
 
 from trusting import Outsider
 
-from gossamer.gossip import topics
-from gossamer.gossip.transport import Hook, Transport, Will
+from gossamer.gossip import Hook, Transport, Will, topics
 from gossamer.gossip.trust.keyring import _HEADER
-from gossamer.peer.host import BrokerAddress, mqtt_connect
-from gossamer.peer.peer import Connect
+from gossamer.peer import BrokerAddress, Connect, mqtt_connect
 
 HELD = "-held"
 """Added to the swarm's name in the topics where packets wait for the relay."""

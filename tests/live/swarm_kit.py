@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gossamer.experiments.config import Config, Data, Gossip, Model, Network, Training
+from gossamer.experiments.config.tables import Config, Data, Gossip, Model, Network, Training
 from gossamer.experiments.live import plan
-from gossamer.peer.host import BrokerAddress
-from gossamer.peer.swarm import LocalSwarm, SwarmSpec
+from gossamer.peer import BrokerAddress, LocalSwarm, SwarmSpec
 
 
 def small_config(peers: int, rounds: int, **gossip: Any) -> Config:

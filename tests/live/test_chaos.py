@@ -14,9 +14,8 @@ from proxy import FaultyProxy
 from swarm_kit import Watched, small_config, small_swarm
 
 from gossamer.experiments.watch import collect
-from gossamer.gossip.pushsum import ONE
-from gossamer.peer.broker import Broker
-from gossamer.peer.checkpoint import load_checkpoint
+from gossamer.gossip import ONE
+from gossamer.peer import Broker, load_checkpoint
 
 pytestmark = pytest.mark.live
 

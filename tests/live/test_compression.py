@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from swarm_kit import small_config, small_swarm
 
-from gossamer.experiments.config import Model, Network, Training
+from gossamer.experiments.config.tables import Model, Network, Training
 from gossamer.experiments.results import RecordFile
 from gossamer.experiments.watch import collect, curves
-from gossamer.peer.swarm import LocalSwarm
+from gossamer.peer import LocalSwarm
 
 pytestmark = pytest.mark.live
 

@@ -9,8 +9,7 @@ from typing import Any, Self
 import pytest
 from proxy import read_packet
 
-from gossamer.gossip.mqtt import MqttOptions, MqttTransport
-from gossamer.gossip.mqtt_echo import Echo
+from gossamer.gossip import Echo, MqttOptions, MqttTransport
 
 ECHO = "deaf/a/inbox/@echo"
 # Patient by itself, so that a slow machine is not taken for a bad broker; each test shortens one wait.

@@ -13,12 +13,17 @@ import pytest
 import trustme
 from swarm_kit import small_config, small_swarm, wait_for
 
-from gossamer.experiments.config import ConfigError, Model
+from gossamer.experiments.config.tables import ConfigError, Model
 from gossamer.experiments.live import plan
-from gossamer.peer.broker import Broker, BrokerSettings, BrokerTls
-from gossamer.peer.errors import PeerError
-from gossamer.peer.host import BrokerAddress, HostSpec
-from gossamer.peer.swarm import LocalSwarm
+from gossamer.peer import (
+    Broker,
+    BrokerAddress,
+    BrokerSettings,
+    BrokerTls,
+    HostSpec,
+    LocalSwarm,
+    PeerError,
+)
 
 
 def host(spec, *, index: int = 0, **broker) -> tuple[int, str, Path]:
@@ -112,7 +117,7 @@ def test_a_model_that_is_not_connected_on_the_graph_names_its_peers(tmp_path):
 
 def test_a_checkpoint_of_another_network(tmp_path, mosquitto):
     from gossamer.experiments.build import Swarm
-    from gossamer.peer.engine import Engine
+    from gossamer.peer import Engine
 
     config = small_config(1, 2)
     other = config.model_copy(update={"models": [Model(name="global", layout="64-9-0")]})

@@ -14,12 +14,8 @@ import pytest
 from proxy import read_packet
 from swarm_kit import small_config, small_swarm, wait_for
 
-from gossamer.gossip.chunks import Chunker
-from gossamer.gossip.messages import Give
-from gossamer.gossip.topics import inbox
-from gossamer.gossip.wire import encode
-from gossamer.peer.broker import Broker
-from gossamer.peer.swarm import LocalSwarm
+from gossamer.gossip import Chunker, Give, encode, inbox
+from gossamer.peer import Broker, LocalSwarm
 
 pytestmark = pytest.mark.live
 

@@ -7,13 +7,13 @@ import json
 
 import pytest
 
-from gossamer.experiments.fusing import newcomers, widths
 from gossamer.experiments.live import plan
+from gossamer.experiments.papers import fusing_newcomers as newcomers
+from gossamer.experiments.papers import fusing_widths as widths
 from gossamer.experiments.results import RecordFile
 from gossamer.experiments.watch import collect
-from gossamer.gossip.pushsum import ONE
-from gossamer.peer.host import BrokerAddress
-from gossamer.peer.swarm import LocalSwarm
+from gossamer.gossip import ONE
+from gossamer.peer import BrokerAddress, LocalSwarm
 
 pytestmark = pytest.mark.live
 

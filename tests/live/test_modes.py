@@ -11,12 +11,10 @@ from swarm_kit import small_config, small_swarm
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.demo import demo_config
 from gossamer.experiments.live import plan
-from gossamer.experiments.simulate import Simulation
+from gossamer.experiments.simulation import Simulation
 from gossamer.experiments.watch import collect
-from gossamer.gossip.memory_transport import MemoryBroker, MemoryTransport
-from gossamer.peer.host import BrokerAddress
-from gossamer.peer.peer import Peer
-from gossamer.peer.swarm import LocalSwarm
+from gossamer.gossip import MemoryBroker, MemoryTransport
+from gossamer.peer import BrokerAddress, LocalSwarm, Peer
 
 pytestmark = pytest.mark.live
 

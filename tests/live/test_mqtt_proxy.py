@@ -7,8 +7,7 @@ import asyncio
 import pytest
 from proxy import FaultyProxy, read_packet
 
-from gossamer.gossip.mqtt import MqttOptions, MqttTransport
-from gossamer.gossip.transport import Will
+from gossamer.gossip import MqttOptions, MqttTransport, Will
 
 QUICK = MqttOptions(first_delay=0.02, longest_delay=0.2)
 

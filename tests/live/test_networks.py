@@ -9,15 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gossamer.experiments.config import Config, parse_config
+from gossamer.experiments.config.tables import Config, parse_config
 from gossamer.experiments.live import plan
 from gossamer.experiments.results import RecordFile
-from gossamer.experiments.simulate import Simulation
+from gossamer.experiments.simulation import Simulation
 from gossamer.experiments.watch import collect
-from gossamer.peer.broker import Broker, find_mosquitto
-from gossamer.peer.broker_config import BrokerSettings
-from gossamer.peer.host import BrokerAddress
-from gossamer.peer.swarm import LocalSwarm
+from gossamer.peer import Broker, BrokerAddress, BrokerSettings, LocalSwarm, find_mosquitto
 
 pytestmark = pytest.mark.live
 

@@ -12,12 +12,8 @@ from swarm_kit import small_config
 
 from gossamer.experiments.live import plan
 from gossamer.experiments.watch import collect
+from gossamer.peer import Broker, BrokerAddress, BrokerSettings, LocalSwarm, PeerError
 from gossamer.peer import broker as broker_module
-from gossamer.peer.broker import Broker
-from gossamer.peer.broker_config import BrokerSettings
-from gossamer.peer.errors import PeerError
-from gossamer.peer.host import BrokerAddress
-from gossamer.peer.swarm import LocalSwarm
 
 pytestmark = pytest.mark.live
 

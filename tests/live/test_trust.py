@@ -9,19 +9,21 @@ import pytest
 from swarm_kit import wait_for
 from trusting import PAIR, Gate, Outsider, Patient, Swarmlet, config_of, keys_of, windows
 
-from gossamer.gossip import topics
-from gossamer.gossip.chunks import Chunker
-from gossamer.gossip.messages import Give
-from gossamer.gossip.pushsum import ONE
-from gossamer.gossip.trust import Admission, Identity, TrustError, invite
-from gossamer.gossip.trust.epochs import ModelKey
-from gossamer.gossip.trust.register import Claim, Edition, sign_card, sign_status
-from gossamer.gossip.wire import encode
+from gossamer.gossip import ONE, Chunker, Give, encode, topics
+from gossamer.gossip.trust import (
+    Admission,
+    Claim,
+    Edition,
+    Identity,
+    ModelKey,
+    TrustError,
+    invite,
+    sign_card,
+    sign_status,
+)
+from gossamer.peer import PeerError, Status, schema_hashes
 from gossamer.peer import outgoing as outgoing_module
 from gossamer.peer import peer as peer_module
-from gossamer.peer.errors import PeerError
-from gossamer.peer.presence import Status
-from gossamer.peer.store import schema_hashes
 
 
 def weight(reports, vector="global"):

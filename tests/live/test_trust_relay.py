@@ -9,10 +9,8 @@ from swarm_kit import wait_for
 from trusting import Gate, Outsider, Swarmlet, config_of
 
 from gossamer.experiments.build import Swarm
-from gossamer.gossip import topics
-from gossamer.gossip.pushsum import ONE
-from gossamer.peer import joining, link
-from gossamer.peer.errors import PeerError
+from gossamer.gossip import ONE, topics
+from gossamer.peer import PeerError, joining, link
 
 PACKET = 600
 

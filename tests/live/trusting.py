@@ -13,15 +13,13 @@ from typing import Any, Self
 from swarm_kit import small_config
 
 from gossamer.experiments.build import Swarm
-from gossamer.experiments.config import Config, Model
-from gossamer.experiments.config_trust import Trust
+from gossamer.experiments.config.tables import Config, Model
+from gossamer.experiments.config.tables.trust import Trust
 from gossamer.experiments.live import plan
-from gossamer.gossip.mqtt import MqttTransport
+from gossamer.gossip import MqttTransport
 from gossamer.gossip.trust import Identity, Revocations, Trusting, revocation_topic
 from gossamer.models import Metrics
-from gossamer.peer.host import BrokerAddress, mqtt_connect
-from gossamer.peer.link import Link
-from gossamer.peer.peer import Connect, Peer, Report
+from gossamer.peer import BrokerAddress, Connect, Link, Peer, Report, mqtt_connect
 
 PAIR = Model(name="pair", layout="0-2-4", peers=[0, 1])
 

@@ -17,8 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from gossamer.gossip.topics import is_state, matches
-from gossamer.gossip.transport import (
+from gossamer.gossip import (
     Connection,
     Hook,
     Inbox,
@@ -27,6 +26,8 @@ from gossamer.gossip.transport import (
     TransportError,
     Will,
     default_qos,
+    is_state,
+    matches,
 )
 
 from .loop import SimLoop

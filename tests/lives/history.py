@@ -18,11 +18,10 @@ from typing import Any, Literal
 
 import torch
 
-from gossamer.gossip.transport import Hook, Will
+from gossamer.gossip import Hook, Will
 from gossamer.gossip.trust import Identity, invite, public_text, save_invitation
 from gossamer.models import Metrics, ModelGraph, SlicedNetwork, mlp
-from gossamer.peer import Peer, PeerError, Report, Settings
-from gossamer.peer.errors import NotHandedIn
+from gossamer.peer import NotHandedIn, Peer, PeerError, Report, Settings
 
 from .broker import Network, SimBroker, SimTransport
 from .loop import SimError, SimLoop

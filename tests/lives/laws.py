@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from gossamer.gossip.pushsum import ONE
-from gossamer.peer import PeerError
-from gossamer.peer.errors import Replaced
+from gossamer.gossip import ONE
+from gossamer.peer import PeerError, Replaced
 
 from .history import Ending, History
 

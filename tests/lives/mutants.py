@@ -14,15 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.ledger import Ledger
-from gossamer.gossip.vault import Vault
-from gossamer.peer import presence
-from gossamer.peer.bootstrap import Bootstrap, Others
-from gossamer.peer.engine import Engine
-from gossamer.peer.link import Link
-from gossamer.peer.presence import Roster
-from gossamer.peer.saving import Saver
+from gossamer.gossip import Gossiper, Ledger, Vault
+from gossamer.peer import Bootstrap, Engine, Link, Others, Roster, Saver, presence
 
 Patch = Callable[[], contextlib.AbstractContextManager[Any]]
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from gossamer.gossip.transport import TransportError, Will
+from gossamer.gossip import TransportError, Will
 
 from .broker import Network, SimBroker, SimTransport
 from .loop import SimLoop

@@ -13,10 +13,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from gossamer.gossip import topics
-from gossamer.gossip.memory_transport import MemoryBroker, MemoryTransport
-from gossamer.gossip.pushsum import ONE
-from gossamer.gossip.transport import Hook, Payload, Received, Will
+from gossamer.gossip import (
+    ONE,
+    Hook,
+    MemoryBroker,
+    MemoryTransport,
+    Payload,
+    Received,
+    Will,
+    topics,
+)
 from gossamer.gossip.trust import NoTrust, Trusting
 from gossamer.models import Metrics, ModelGraph, SgdLearner, SlicedNetwork, mlp
 from gossamer.peer.checkpoint import load_checkpoint, save_checkpoint

@@ -10,8 +10,7 @@ import time
 import aiomqtt
 import pytest
 
-from gossamer.gossip import topics
-from gossamer.gossip.topics import TopicError
+from gossamer.gossip import TopicError, topics
 from gossamer.gossip.trust import Identity, revocation_topic
 from gossamer.peer.acl import acl_text, write_rules
 from gossamer.peer.broker import Broker, BrokerError, BrokerSettings, find_mosquitto, free_port

@@ -11,7 +11,7 @@ from io import StringIO
 
 import pytest
 
-from gossamer.gossip.mqtt import MqttTransport
+from gossamer.gossip import MqttTransport
 from gossamer.peer import broker as module
 from gossamer.peer.broker import Broker, BrokerError, BrokerSettings, BrokerTls, free_port, serve
 
@@ -139,7 +139,7 @@ def test_async_context_and_log(run, kind):
 
 
 def test_embedded_broker_with_tls(run, authority):
-    from gossamer.gossip.mqtt_address import TlsFiles
+    from gossamer.gossip import TlsFiles
 
     server = authority.issue_server(file="embedded")
     tls = BrokerTls(authority.certificate, server.certificate, server.key)

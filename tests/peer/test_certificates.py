@@ -14,8 +14,7 @@ import pytest
 import trustme
 from cryptography import x509
 
-from gossamer.gossip.mqtt import MqttTransport
-from gossamer.gossip.mqtt_address import TlsFiles
+from gossamer.gossip import MqttTransport, TlsFiles
 from gossamer.peer.addresses import host_for_others, is_host, is_loopback, machine_addresses
 from gossamer.peer.broker import Broker, BrokerError, BrokerSettings, BrokerTls
 from gossamer.peer.certificates import Authority

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from peer_kit import quick, wait_for
 
-from gossamer.gossip.pushsum import ONE
+from gossamer.gossip import ONE
 from gossamer.peer.host import BrokerAddress, HostSpec, PeerSpec, run_host
 
 HERE = Path(__file__).parent

@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 from peer_kit import make_learner, quick, wait_for
 
-from gossamer.gossip.mqtt import MqttTransport
-from gossamer.gossip.pushsum import ONE
-from gossamer.gossip.transport import Will
+from gossamer.gossip import ONE, MqttTransport, Will
 from gossamer.models import SgdLearner
 from gossamer.peer.broker import Broker
 from gossamer.peer.errors import ExitCode, PeerError

@@ -25,11 +25,7 @@ from peer_kit import (
     wait_for,
 )
 
-from gossamer.gossip import topics
-from gossamer.gossip.memory_transport import MemoryTransport
-from gossamer.gossip.messages import Give
-from gossamer.gossip.pushsum import ONE
-from gossamer.gossip.transport import Payload
+from gossamer.gossip import ONE, Give, MemoryTransport, Payload, topics
 from gossamer.gossip.trust import Death
 from gossamer.peer.cards import Status, read_card, read_status
 from gossamer.peer.checkpoint import load_checkpoint

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.pushsum import ONE
+from gossamer.gossip import ONE, Gossiper
 from gossamer.models import ModelError, ModelGraph, SgdLearner, SlicedNetwork, mlp
 from gossamer.peer import Matching
 from gossamer.peer.matched_store import MatchedStore

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from peer_kit import Nest, Still, consensus, held, injected, make_learner, quick
 
-from gossamer.gossip.delays import Delays
+from gossamer.gossip import Delays
 from gossamer.peer.engine import Engine
 from gossamer.peer.errors import PeerError
 

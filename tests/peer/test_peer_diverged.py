@@ -13,10 +13,7 @@ import pytest
 import torch
 from peer_kit import Nest, Still, consensus, held, injected, make_learner, quick
 
-from gossamer.gossip import topics
-from gossamer.gossip.chunks import Reassembler
-from gossamer.gossip.memory_transport import MemoryTransport
-from gossamer.gossip.wire import decode
+from gossamer.gossip import MemoryTransport, Reassembler, decode, topics
 
 NAMES = ("a", "b", "c")
 SERVERS = {"global": "b"}

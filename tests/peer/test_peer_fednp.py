@@ -6,7 +6,7 @@ import pytest
 import torch
 from peer_kit import Gate, Nest, held, injected, make_learner, quick
 
-from gossamer.gossip.memory_transport import FaultPlan, MemoryBroker
+from gossamer.gossip import FaultPlan, MemoryBroker
 from gossamer.models.fednp import SITES, FedNPLearner, FedNPOptions, server_cavities
 
 NAMES = ("a", "b", "c", "d")

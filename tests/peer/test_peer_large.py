@@ -12,12 +12,8 @@ import numpy as np
 import pytest
 from peer_kit import Nest, Still, consensus, flooded, held, injected, make_learner, quick
 
-from gossamer.gossip import topics
-from gossamer.gossip.chunks import Chunker
-from gossamer.gossip.memory_transport import MemoryBroker
-from gossamer.gossip.messages import Give, Recall
+from gossamer.gossip import MAX_MESSAGE_BYTES, Chunker, Give, MemoryBroker, Recall, topics
 from gossamer.gossip.trust import NoTrust
-from gossamer.gossip.wire import MAX_MESSAGE_BYTES
 from gossamer.peer.engine import Engine
 from gossamer.peer.errors import PeerError
 from gossamer.peer.outgoing import TRIES, Dispatch

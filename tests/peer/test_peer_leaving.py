@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 from peer_kit import Gate, Nest, Still, make_learner, quick, wait_for
 
-from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.pushsum import ONE
-from gossamer.gossip.store import DictStore
+from gossamer.gossip import ONE, DictStore, Gossiper
 from gossamer.gossip.trust import NoTrust, TrustError
 
 PAIR = ("a", "b")

@@ -24,9 +24,7 @@ from peer_kit import (
     wait_for,
 )
 
-from gossamer.gossip.delays import Delays
-from gossamer.gossip.memory_transport import FaultPlan, MemoryBroker
-from gossamer.gossip.pushsum import ONE
+from gossamer.gossip import ONE, Delays, FaultPlan, MemoryBroker
 from gossamer.peer.errors import PeerError
 from gossamer.peer.presence import RETURN_GRACE
 

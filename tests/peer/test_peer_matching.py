@@ -10,9 +10,7 @@ import pytest
 import torch
 from peer_kit import Nest, Still, begin, held, injected, make_learner, quick, wait_for
 
-from gossamer.gossip.messages import Give
-from gossamer.gossip.privacy import ReleasePlan
-from gossamer.gossip.pushsum import ONE
+from gossamer.gossip import ONE, Give, ReleasePlan
 from gossamer.gossip.trust import GuardSettings
 from gossamer.models import ModelError
 from gossamer.peer import Matching

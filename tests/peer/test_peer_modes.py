@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from peer_kit import Nest, Still, consensus, held, injected, make_learner, quick, wait_for
 
-from gossamer.gossip.memory_transport import FaultPlan, MemoryBroker
-from gossamer.gossip.pushsum import ONE
+from gossamer.gossip import ONE, FaultPlan, MemoryBroker
 from gossamer.models import average
 
 NAMES = ("a", "b", "c", "d")

@@ -19,9 +19,7 @@ from peer_kit import (
     wait_for,
 )
 
-from gossamer.gossip.delays import Delays
-from gossamer.gossip.messages import Ack
-from gossamer.gossip.pushsum import ONE
+from gossamer.gossip import ONE, Ack, Delays
 from gossamer.peer.engine import Engine
 from gossamer.peer.errors import PeerError
 from gossamer.peer.presence import Online

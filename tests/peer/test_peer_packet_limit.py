@@ -7,8 +7,7 @@ import asyncio
 import pytest
 from peer_kit import Nest, Still, consensus, flooded, held, injected, make_learner, quick
 
-from gossamer.gossip import topics
-from gossamer.gossip.memory_transport import MemoryBroker
+from gossamer.gossip import MemoryBroker, topics
 from gossamer.peer import outgoing
 from gossamer.peer.errors import PeerError
 from gossamer.peer.link import MAX_PENDING

@@ -9,10 +9,8 @@ import pytest
 from papers_kit import Papers
 from peer_kit import Nest, Still, begin, held, injected, make_learner, quick, wait_for
 
-from gossamer.gossip.messages import Give
-from gossamer.gossip.privacy import ReleasePlan
+from gossamer.gossip import Give, ReleasePlan, encode
 from gossamer.gossip.trust import GuardSettings, Trust
-from gossamer.gossip.wire import encode
 from gossamer.peer import outgoing as outgoing_module
 from gossamer.peer.engine import Engine
 from gossamer.peer.errors import PeerError

@@ -18,7 +18,7 @@ from peer_kit import (
     wait_for,
 )
 
-from gossamer.gossip.pushsum import ONE
+from gossamer.gossip import ONE
 from gossamer.peer.engine import Engine
 from gossamer.peer.errors import PeerError
 

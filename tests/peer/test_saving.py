@@ -11,8 +11,7 @@ import pytest
 from peer_kit import Clocks, Nest, Still, begin, held, injected, make_learner, quick, wait_for
 from safetensors import SafetensorError
 
-from gossamer.gossip.privacy import ReleasePlan
-from gossamer.gossip.pushsum import ONE
+from gossamer.gossip import ONE, ReleasePlan
 from gossamer.peer import checkpoint, saving
 from gossamer.peer.checkpoint import load_checkpoint
 from gossamer.peer.engine import Engine

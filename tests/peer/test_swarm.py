@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from peer_kit import quick, wait_for
 
-from gossamer.gossip.pushsum import ONE
+from gossamer.gossip import ONE
 from gossamer.peer import swarm as module
 from gossamer.peer.errors import PeerError
 from gossamer.peer.host import BrokerAddress, PeerSpec

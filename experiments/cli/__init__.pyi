@@ -1,0 +1,1 @@
+from .app import main as main

@@ -1,0 +1,205 @@
+"""The `gossamer` command.
+
+Help and mistakes should answer at once, so this module and the other cli modules import what a command
+needs inside the command: torch alone takes two seconds, matplotlib and scipy another.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from gossamer.errors import GossamerError
+
+from ...peer import INTERRUPTED
+from ..errors import ConfigError, Stopped
+from ..simulation import Simulation, simulate
+from . import compare as cli_compare
+from . import console
+from . import fuse as cli_fuse
+from . import papers as cli_papers
+from . import slices as cli_slices
+from . import virtual as cli_virtual
+from .live import ShowSettings, register, saying_what_is_kept
+from .results import Force, Out, results_for
+from .threads import use_threads
+from .topology import register as register_topology
+from .trust import register as register_trust
+from .virtual import simulate_in_virtual_time
+
+if TYPE_CHECKING:
+    from ..arena import Round
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Peers learn together by gossip, with no server in charge.",
+)
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    threads: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Threads inside one matrix product; runs go side by side instead."
+        ),
+    ] = 1,
+) -> None:
+    use_threads(threads)
+
+
+@app.command("demo")
+def demo_command(
+    broker: Annotated[
+        str | None, typer.Option(help="A broker's address; one is started if left out.")
+    ] = None,
+    out: Out = None,
+    force: Force = False,
+) -> None:
+    """Sixteen live peers, sixteen tasks: alone, everything averaged, partial models. With a picture."""
+    from ..demo import run_demo
+
+    results = results_for(out, Path("results/demo"), "demo", force=force)
+    with results.begun() as folder, saying_what_is_kept(folder):
+        run_demo(folder, broker)
+
+
+@app.command("simulate")
+def simulate_command(
+    config: Annotated[
+        Path, typer.Argument(help="A TOML file; examples are in experiments/configs.")
+    ],
+    out: Out = None,
+    force: Force = False,
+    networks: Annotated[
+        bool, typer.Option(help="Keep every peer's network as safetensors.")
+    ] = False,
+    show_settings: ShowSettings = False,
+) -> None:
+    """Run a swarm in one process and leave its metrics, summary and picture in a folder.
+
+    Every run has a folder of its own: results/NAME/001, 002, …; results/NAME/latest is the last one.
+    Ctrl-C stops it and keeps what was computed.
+    """
+    from ..config.tables import load_config
+
+    settings = load_config(config)
+    console.note_defaults(config, settings)
+    if settings.sweep:
+        raise ConfigError(f"{config}: key 'sweep': run it with gossamer sweep {config}")
+    if show_settings:
+        from .show_settings import show_config
+
+        stated = {key for key, value in (("out", out), ("networks", networks)) if value}
+        folder = out or Path("results") / settings.name
+        show_config(settings, str(config), {"out": folder, "networks": networks}, stated)
+        return
+    results = results_for(out, Path("results") / settings.name, "simulate", force=force)
+    if settings.time is not None:
+        simulate_in_virtual_time(settings, str(config), results, networks=networks)
+        return
+    simulation = Simulation.of(settings, str(config))
+    with console.progress("rounds") as bar:
+        task = bar.add_task(settings.name, total=settings.rounds, latest="")
+
+        def show(round: Round) -> None:
+            bar.advance(task)
+            if round.tests:
+                bar.update(task, latest=f"accuracy {round.accuracy:.3f}")
+
+        files = simulate(simulation, results, networks=networks, on_round=show)
+    console.wrote([results.folder / "metrics.jsonl", *files])
+
+
+@app.command("data")
+def data_command(
+    name: Annotated[str | None, typer.Argument(help="A data set to load and describe.")] = None,
+) -> None:
+    """List the data sets, or load one and say what is in it.
+
+    Files are found through the environment variable GOSSAMER_DATA or the cache folder.
+    """
+    from ..data.registry import load, names
+
+    if name is None:
+        console.out.print("\n".join(names()))
+        return
+    found = load(name)
+    groups = "none" if found.train.group is None else len(found.train.group.unique())
+    rows = [
+        ("training samples", len(found.train)),
+        ("test samples", len(found.test) if found.test else "kept back by each peer"),
+        ("shape", "×".join(map(str, found.train.x.shape[1:]))),
+        ("classes", found.classes),
+        ("natural groups", groups),
+    ]
+    console.table(found.name, ["what", "value"], rows)
+    if found.note:
+        console.out.print(found.note)
+
+
+@app.command("bench")
+def bench_command(
+    only: Annotated[
+        list[str] | None, typer.Argument(help="Benchmarks to run; all of them if left out.")
+    ] = None,
+) -> None:
+    """Measure speed and memory as ratios against baselines run beside them (minutes)."""
+    from ..bench import main_bench
+
+    main_bench(only)
+
+
+register(app)
+cli_compare.register(app)
+cli_fuse.register(app)
+cli_papers.register(app)
+cli_slices.register(app)
+register_topology(app)
+register_trust(app)
+cli_virtual.register(app)
+
+
+def main() -> None:
+    """Run the command; bad input is one line on stderr and exit code 2."""
+    try:
+        app(prog_name="gossamer")
+    except Stopped as stop:
+        console.err.print(str(stop), markup=False, soft_wrap=True)
+        sys.exit(INTERRUPTED)
+    except GossamerError as error:
+        if "--debug" in sys.argv[1:]:
+            raise
+        console.err.print("[bold red]error:[/]", escape(str(error)), soft_wrap=True)
+        sys.exit(2)
+    except OSError as error:
+        if "--debug" in sys.argv[1:] or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        text = f"{where}no space left on its disk; free some and run again"
+        console.err.print("[bold red]error:[/]", escape(text), soft_wrap=True)
+        sys.exit(2)
+    except SystemExit as stop:
+        if stop.code == INTERRUPTED:  # typer has turned Ctrl-C into an exit code
+            console.err.print("interrupted; what was computed is kept")
+        raise
+    except BaseException as error:
+        if not _comes_from_interrupt(error):
+            raise
+        sys.exit(INTERRUPTED)
+
+
+def _comes_from_interrupt(error: BaseException | None) -> bool:
+    """Return True for Ctrl-C, and for an error that it became on its way, as in an import of an enum."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None

@@ -1,0 +1,158 @@
+"""What `--show-settings` prints: every resolved value, and where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+from rich.markup import escape
+
+from . import console
+
+if TYPE_CHECKING:
+    from ...peer import BrokerAddress, PeerSpec
+    from ..config.tables import Config
+    from ..join import JoinPlan
+
+Row = tuple[str, str, str]
+SECRET = "(hidden)"
+"""Shown for a password."""
+DIFFERS = ", differs per peer"
+OF_SPEC = ("name", "entry", "samples", "seed", "network")
+"""What a peer has apart from settings; its arguments are those of the config, or the device's own."""
+
+
+def show_config(
+    config: Config, source: str, options: Mapping[str, Any], stated: Collection[str]
+) -> None:
+    """Print the settings of `gossamer simulate`. stated: options of the command line that were given."""
+    rows = [*_config_rows(config), *_option_rows(options, stated)]
+    _print(f"{source}: settings of a simulation", rows)
+
+
+def show_swarm(
+    config: Config, source: str, folder: Path, broker: BrokerAddress, stated: Collection[str]
+) -> None:
+    """Print the settings of `gossamer swarm`: those of peer 0, and which differ among the peers.
+
+    stated: options of the command line that were given.
+    """
+    from ..build import Swarm
+    from ..config.tables import Gossip
+    from ..live import SwarmLayout
+
+    layout = SwarmLayout(config, source, Swarm(config, source))
+    specs = [layout.peer(index) for index in range(config.peers)]
+    address = broker.with_defaults(config.gossip)
+    settings = specs[0].settings
+    origins = dict.fromkeys(address.model_fields_set, "config")
+    origins |= dict.fromkeys(settings.model_fields_set, "config")
+    origins |= dict.fromkeys(broker.model_fields_set, "command line")
+    origins |= dict.fromkeys(("samples", "seed", "name"), "config")
+    made: dict[str, str] = {}
+    if "broker" not in stated:
+        origins["url"], made["url"] = "default", "(a broker is started)"
+    if config.trust.kind == "swarm":
+        made |= dict.fromkeys(("identity", "invitation", "owner"), f"(made in {folder / 'trust'})")
+    per_peer = {
+        key
+        for key in (*OF_SPEC, *type(settings).model_fields)
+        if any(_value(spec, key) != _value(specs[0], key) for spec in specs)
+    }
+    shared = {*type(settings).model_fields, *type(address).model_fields}
+    own = {*Gossip.__annotations__} - {"exchanges"}  # the others are shown as the peers' settings
+    rows = [
+        row
+        for row in _config_rows(config)
+        if (table := row[0].partition("."))[0] not in shared
+        and (table[0] != "gossip" or table[2] in own)
+    ]
+    rows += _option_rows({"out": folder}, stated)
+    _print(f"{source}: settings of the swarm", rows)
+    peer = [
+        (key, text, source + (DIFFERS if key in per_peer else ""))
+        for key, text, source in _peer_rows(specs[0], address, origins, made)
+    ]
+    _print("settings of its peer 0", peer)
+
+
+def show_join(plan: JoinPlan, folder: Path, stated: Collection[str]) -> None:
+    """Print the settings of `gossamer join`."""
+    rows = _peer_rows(plan.spec, plan.broker, plan.origins, {})
+    rows += _option_rows({"out": folder}, stated)
+    _print(f"settings of {plan.spec.name}", rows)
+
+
+def _peer_rows(
+    spec: PeerSpec, broker: BrokerAddress, origins: Mapping[str, str], made: dict[str, str]
+) -> list[Row]:
+    """A peer's rows: what it is, how it behaves, how it reaches its broker."""
+    from ...gossip import Address
+
+    values = {key: getattr(spec, key) for key in OF_SPEC}
+    values |= {key: getattr(spec.settings, key) for key in _in_order(type(spec.settings))}
+    values |= {key: getattr(broker, key) for key in ("url", *type(broker).model_fields)}
+    values["url"] = Address.parse(broker.url)  # which does not print its password
+    if broker.password is not None:
+        values["password"] = SECRET
+    shown = {key: _text(value) for key, value in values.items()} | made
+    return [(key, text, origins.get(key, "default")) for key, text in shown.items()]
+
+
+def _in_order(table: type[BaseModel]) -> Iterator[str]:
+    """A table's keys, those of its own first and then base by base; pydantic lists the last base first."""
+    seen: set[str] = set()
+    for base in table.__mro__:
+        if issubclass(base, BaseModel):
+            for key in base.__annotations__:
+                if key in table.model_fields and key not in seen:
+                    seen.add(key)
+                    yield key
+
+
+def _config_rows(table: BaseModel, above: str = "", stated: bool = True) -> Iterator[Row]:
+    """The rows of a config's keys, tables within tables."""
+    for key in _in_order(type(table)):
+        value, here = getattr(table, key), stated and key in table.model_fields_set
+        if isinstance(value, BaseModel):
+            yield from _config_rows(value, f"{above}{key}.", here)
+        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
+            for place, each in enumerate(value):
+                yield from _config_rows(each, f"{above}{key}.{place}.", here)
+        else:
+            yield f"{above}{key}", _text(value), "config" if here else "default"
+
+
+def _option_rows(values: Mapping[str, Any], stated: Collection[str]) -> list[Row]:
+    """The rows of what only the command line says."""
+    return [
+        (key, _text(value), "command line" if key in stated else "default")
+        for key, value in values.items()
+    ]
+
+
+def _value(spec: PeerSpec, key: str) -> Any:
+    return getattr(spec if key in OF_SPEC else spec.settings, key)
+
+
+def _text(value: Any) -> str:
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return str(value).lower()
+        case Mapping():
+            inside = ", ".join(f"{key} = {_text(each)}" for key, each in value.items())
+            return f"{{{inside}}}"
+        case str() | Path():
+            return str(value)
+        case Sequence():
+            return f"[{', '.join(map(_text, value))}]"
+    return str(value)
+
+
+def _print(title: str, rows: Sequence[Row]) -> None:
+    cells = [tuple(escape(cell) for cell in row) for row in rows]
+    console.table(title, ["setting", "value", "source"], cells)

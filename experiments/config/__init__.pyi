@@ -1,0 +1,12 @@
+from .tables import Churn as Churn
+from .tables import Config as Config
+from .tables import Data as Data
+from .tables import Gossip as Gossip
+from .tables import Model as Model
+from .tables import Network as Network
+from .tables import Size as Size
+from .tables import TaskEntry as TaskEntry
+from .tables import Time as Time
+from .tables import Training as Training
+from .tables import load_config as load_config
+from .tables import parse_config as parse_config

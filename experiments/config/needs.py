@@ -1,0 +1,265 @@
+"""Keys of a config that do nothing unless something else is so: told, instead of ignored.
+
+`NEEDS` is the whole list. `heed` looks at one config that is about to be run, `refuse_idle_axes` at a sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from ...gossip import LinkSettings
+from ...peer import LifeSettings
+from ..cli import console
+from ..errors import ConfigError
+from .tables import Config
+
+Run = Literal["lockstep", "virtual", "live"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A key in a config, and what is done with it: `table` is the one that the key stands in."""
+
+    config: Config
+    run: Run
+    table: Any
+    sweep: bool = False
+
+    @property
+    def sparse(self) -> bool:
+        """Whether peers have the associative network and its vectors."""
+        return self.config.data.set == "sparse"
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a key needs to have an effect.
+
+    key: its path; `*` stands for a place in a list, and a table's path for all its keys.
+    needs: ends the sentence "has no effect here: ….".
+    met: whether it has an effect.
+    told: what happens if a config has the key all the same. `live` says nothing, since the same file is
+        run by live peers, who heed it; in a sweep all of them are refused.
+    """
+
+    key: str
+    needs: str
+    met: Callable[[Case], bool]
+    told: Literal["refused", "warned", "live"] = "warned"
+
+
+def _perceptron(case: Case) -> bool:
+    return not case.config.network.named and not case.sparse
+
+
+def _drawn(case: Case) -> bool:
+    return case.config.time is not None and not (
+        case.config.time.churn is not None and case.config.time.churn.trace
+    )
+
+
+def _exchanges(case: Case) -> bool:
+    gossip, graph = case.config.gossip, case.config.topology is not None
+    if case.run == "lockstep":
+        return graph or (gossip.mode == "rounds" and bool(gossip.lossy))
+    return gossip.mode != "server"
+
+
+def _tolerance(case: Case) -> bool:
+    gossip, graph = case.config.gossip, case.config.topology is not None
+    return graph and gossip.mode == "rounds" and gossip.exchanges is None
+
+
+def _fraction(case: Case) -> bool:
+    return case.run == "virtual" or (case.run == "live" and case.config.gossip.mode == "async")
+
+
+def _mode(case: Case) -> bool:
+    gossip, graph = case.config.gossip, case.config.topology is not None
+    return case.run != "lockstep" or bool(gossip.lossy) or (graph and gossip.exchanges is None)
+
+
+def _live(case: Case) -> bool:
+    return case.run == "live"
+
+
+def _gradients(case: Case) -> bool:
+    return not case.sparse
+
+
+_LIVE = "it is for live peers (gossamer swarm)"
+_LAYOUT = "it is for a perceptron, given by its layout"
+_GRADIENTS = "the associative network has no gradients"
+_STARTS = "it is for starting values, which network.trained replaces"
+_DRAWN = "it is a chance, and events come from time.churn.trace: leave out one of them"
+
+NEEDS: tuple[Need, ...] = (
+    Need(
+        "time",
+        "a Simulation runs in lockstep; call simulate_in_time of gossamer.experiments.virtual.report, or "
+        "gossamer simulate; live peers have a time of their own",
+        lambda case: case.run == "virtual",
+        "refused",
+    ),
+    Need(
+        "sweep",
+        "this is one run; expand of gossamer.experiments.study.sweep lists all of them, and gossamer sweep "
+        "runs them",
+        lambda case: case.sweep,
+        "refused",
+    ),
+    Need("name", "a result does not depend on it", lambda case: not case.sweep),
+    Need("test_every", "a sweep looks at the last round alone", lambda case: not case.sweep),
+    Need(
+        "rounds",
+        "time.seconds says when to stop: leave out one of them",
+        lambda case: case.run != "virtual" or not (case.config.time and case.config.time.seconds),
+    ),
+    Need("data.partition", "all peers have the same sparse vectors", _gradients),
+    Need(
+        "data.alpha",
+        'it is for partition = "dirichlet"',
+        lambda case: case.config.data.partition == "dirichlet" and not case.sparse,
+    ),
+    Need(
+        "data.shards",
+        'it is for partition = "shards"',
+        lambda case: case.config.data.partition == "shards" and not case.sparse,
+    ),
+    Need(
+        "tasks.*.labels",
+        'they are for kind = "swap"',
+        lambda case: case.table.kind == "swap",
+    ),
+    Need(
+        "tasks.*.last",
+        'it is for the kinds "cycle" and "symmetric"',
+        lambda case: case.table.kind in ("cycle", "symmetric"),
+    ),
+    Need("network.activation", _LAYOUT, _perceptron),
+    Need("network.output", _LAYOUT, _perceptron),
+    Need(
+        "network.buffers",
+        "it is for networks with batch norm, given by a name or an entry",
+        lambda case: case.config.network.named is not None,
+    ),
+    *(
+        Need(f"network.{key}", _STARTS, lambda case: case.config.network.trained is None)
+        for key in ("start", "gain", "shift")
+    ),
+    *(
+        Need(f"training.{key}", _GRADIENTS, _gradients)
+        for key in ("batch", "reduction", "optimizer", "weight_decay", "loss")
+    ),
+    Need(
+        "gossip.mode",
+        "without a topology peers in lockstep are averaged exactly, and on one with gossip.exchanges all "
+        "modes make as many",
+        _mode,
+        "live",
+    ),
+    Need(
+        "gossip.exchanges",
+        "it needs a topology, or a [time] table: else peers in lockstep are averaged exactly; a server "
+        "makes none",
+        _exchanges,
+    ),
+    Need(
+        "gossip.tolerance",
+        'it needs a topology, and mode = "rounds" without gossip.exchanges',
+        _tolerance,
+    ),
+    Need("gossip.rule", "it needs a topology", lambda case: case.config.topology is not None),
+    Need("gossip.fraction", 'it needs a [time] table, or live peers in mode = "async"', _fraction),
+    *(
+        Need(f"gossip.{key}", _LIVE, _live, "live")
+        for key in (*LifeSettings.model_fields, *LinkSettings.model_fields, "per_process")
+    ),
+    Need("trust", _LIVE, _live, "live"),
+    Need(
+        "time.slowdown",
+        "it needs time.stragglers above 0",
+        lambda case: bool(case.config.time and case.config.time.stragglers),
+    ),
+    Need("time.churn.leave", _DRAWN, _drawn),
+    Need("time.churn.arrive", _DRAWN, _drawn),
+    Need("time.churn.link_down", _DRAWN, _drawn),
+    Need("time.churn.link_up", _DRAWN, _drawn),
+)
+
+
+def heed(config: Config, run: Run, source: str = "config") -> None:
+    """Say on the terminal which keys of a config have no effect in a run, a line for each.
+
+    Those that would make it another kind of run are a ConfigError.
+    """
+    for key, need in idle(config, run):
+        line = f"{source}: key {key!r}: has no effect here: {need.needs}"
+        if need.told == "refused":
+            raise ConfigError(line)
+        if need.told == "warned":
+            console.err.print(line, soft_wrap=True, markup=False)
+
+
+def idle(config: Config, run: Run) -> Iterator[tuple[str, Need]]:
+    """Keys that were set to something, with no effect in a run."""
+    for need in NEEDS:
+        for key, table in _set_in(config, need.key.split(".")):
+            if not need.met(Case(config, run, table)):
+                yield key, need
+
+
+def refuse_idle_axes(
+    axes: Mapping[str, Sequence[Any]], configs: Sequence[Config], source: str = "config"
+) -> None:
+    """Raise for a key that is swept, with several values, and has an effect in none of the runs."""
+    for key in (key for key, values in axes.items() if len(values) > 1):
+        pattern = ".".join("*" if step.isdigit() else step for step in key.split("."))
+        for need in NEEDS:
+            if need.told == "refused" or not f"{pattern}.".startswith(f"{need.key}."):
+                continue
+            cases = (_case(config, key) for config in configs)
+            if not any(need.met(case) for case in cases):
+                raise ConfigError(
+                    f"{source}: key 'sweep.{key}': has no effect here, and its rows would be equal: "
+                    f"{need.needs}"
+                )
+
+
+def _case(config: Config, key: str) -> Case:
+    table: Any = config
+    for step in key.split(".")[:-1]:
+        table = table[int(step)] if isinstance(table, list) else getattr(table, step, None)
+    return Case(config, "lockstep" if config.time is None else "virtual", table, sweep=True)
+
+
+def _set_in(table: Any, steps: Sequence[str], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Where a key was set to another value than its default: its path, and the table it stands in."""
+    step, *rest = steps
+    if step == "*":
+        for place, each in enumerate(table):
+            yield from _set_in(each, rest, f"{above}{place}.")
+    elif isinstance(table, BaseModel):
+        value = getattr(table, step)
+        if rest:
+            yield from _set_in(value, rest, f"{above}{step}.")
+        elif step in table.model_fields_set and value != type(table).model_fields[step].default:
+            yield f"{above}{step}", table
+
+
+def heed_in_sweep(
+    config: Config, axes: Mapping[str, Sequence[Any]], runs: Sequence[Config], source: str
+) -> None:
+    """Say which keys of a config have no effect in any run of its sweep, apart from those that are swept."""
+    kinds: list[tuple[Config, Run]] = [
+        (run, "lockstep" if run.time is None else "virtual") for run in runs
+    ]
+    everywhere = [{key for key, _ in idle(run, kind)} for run, kind in kinds]
+    for key, need in idle(config, kinds[0][1]):
+        if need.told == "warned" and key not in axes and all(key in one for one in everywhere):
+            line = f"{source}: key {key!r}: has no effect here: {need.needs}"
+            console.err.print(line, soft_wrap=True, markup=False)

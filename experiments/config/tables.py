@@ -1,0 +1,309 @@
+"""Configs: TOML read into typed, frozen objects; a mistake is one line that names file and key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from ...gossip import Count, GossipSettings, LinkSettings, Positive, SettingsTable, sentence
+from ...peer import LifeSettings, ScheduleSettings
+from ..errors import ConfigError
+from .fednp import FedNP
+from .reading import first_mistake, read_table, require_table
+from .trust import Trust, TrustTable
+from .values import Chance, Duration, Name, Share, Topology, Who
+
+LAYOUT = "64=32=10"
+"""The network of a config that does not say."""
+
+
+class Data(SettingsTable):
+    """Which samples there are, and who holds them."""
+
+    set: str = "digits"
+    """A data set's name (`gossamer data` lists them), or `sparse` for the paper's binary vectors; or a
+    function of yours, `my_module:make_data`, that returns a `gossamer.experiments.data.Dataset`: its file
+    stands beside this one, and it is given `seed` if it has an argument of that name."""
+    partition: Literal["successive", "iid", "dirichlet", "shards", "natural"] = "successive"
+    """How samples are dealt out. `natural` gives each peer one writer, subject or node. `successive` goes by
+    the order of the data set, so every seed has the same: they differ in starting values and order alone."""
+    samples: Count | None = None
+    """Training samples per peer; all that there are, dealt evenly, if left out. With `dirichlet` and `shards`
+    at most so many: peers that were dealt fewer have those, and with a low `alpha` that may be a handful."""
+    test: Count | None = None
+    """Test samples: the first so many of the test set, or, where there is none, per peer."""
+    alpha: Annotated[float, Field(gt=0)] = 0.5
+    """Dirichlet's concentration: lower is more skewed."""
+    shards: Count = 2
+    """Shards per peer: fewer is more skewed."""
+
+
+class TaskEntry(SettingsTable):
+    """Makes some peers' labels mean something else. Entries that name the same peer add up."""
+
+    kind: Literal["swap", "cycle", "symmetric", "swaps", "modified"]
+    """swap: two labels change places. cycle: the last `last` labels move round. symmetric: all
+    permutations of the last `last` labels, dealt in turn. swaps: every peer swaps a pair of its own.
+    modified: another target for one block of the `sparse` vectors."""
+    labels: Annotated[tuple[int, int] | None, Field(strict=False)] = None
+    last: int = 3
+    peers: Who = "all"
+
+
+class Size(SettingsTable):
+    """Peers whose network has another layout; as many parts, inputs and outputs as everybody's."""
+
+    layout: str
+    peers: Who
+
+
+class Network(SettingsTable):
+    """The network that every peer trains."""
+
+    layout: str = LAYOUT
+    """`784=300=100=10` for a perceptron, `50<>400` for the associative network."""
+    name: Literal["small-cnn", "resnet", "unet", "lstm", "cnn1d", "vit"] | None = None
+    """A ready network instead of a layout: see gossamer.models.ready. Samples keep their shape."""
+    entry: str | None = None
+    """A function of yours instead, `my_module:make_net`, that returns a torch module; its file stands beside
+    this one. It is given `channels`, `size` and `classes` of the data if it has arguments of these names."""
+    options: dict[str, Any] = {}
+    """Further arguments for either, as in `{widths = [8, 16], hidden = 32}`."""
+    buffers: Literal["average", "local", "recompute"] = "average"
+    """Batch norm's statistics: averaged with their cells; kept, with gains and biases (FedBN); or the peer's
+    own, taken anew before every test. Prefer the last two where cells are shared in part."""
+    activation: Literal["sigmoid", "tanh", "relu", "prelu"] = "sigmoid"
+    output: Literal["sigmoid", "tanh", "relu", "none"] | None = None
+    """The last layer's activation; the hidden one's if left out."""
+    start: Literal["normal", "uniform"] | None = None
+    """The distribution of starting weights; normal for a perceptron, uniform for associative."""
+    gain: Annotated[float, Field(gt=0)] = 1.0
+    """Their spread, in units of 1/√fan_in for a perceptron."""
+    shift: float = 0.0
+    """Their mean."""
+    equal_starts: bool = True
+    """Whether a shared slice starts from the same values on every peer."""
+    trained: str | None = None
+    """Networks that were trained before, a file for each peer beside this one: `nets/{peer}.safetensors`.
+    `matching` then brings their cells into one order."""
+    sizes: list[Size] = []
+    """Peers whose network is wider or narrower; the partial models that they share are fused."""
+
+    @property
+    def named(self) -> str | None:
+        """The ready network or the function; None for a network given by its layout."""
+        return self.name or self.entry
+
+    @model_validator(mode="after")
+    def _one_network(self) -> Network:
+        if self.name and self.entry:
+            raise sentence("has a name and an entry: leave one of them out")
+        if self.options and not self.named:
+            raise sentence(
+                "has options, which are for a name or an entry; a perceptron has a layout"
+            )
+        if self.named and (self.layout != LAYOUT or self.sizes):
+            what = "sizes" if self.sizes else "a layout"
+            raise sentence(
+                f"has {what}, which is for perceptrons, beside {self.named!r}: leave it out"
+            )
+        return self
+
+
+class Model(SettingsTable):
+    """A partial model: its name, its slice, who implements it, what it depends on.
+
+    `{peer}` and `{task}` in the name stand for the peer's number and its task's name, so one entry
+    can make a model per group. Cells that no model claims stay the peer's own.
+    """
+
+    name: str
+    layout: str | None = None
+    """Cells per part, as in `64-24-10`."""
+    share: Share = None
+    """Instead of a layout: a fraction of every hidden part's cells (0.8), or fractions by part, `{"*" = 0.8,
+    "head" = 0}`, the last that matches; `gossamer slices CONFIG` lists the parts. Inputs and outputs go to
+    the first model with a share unless named. A model listed with 0 has no cells there."""
+    peers: Who = "all"
+    depends: list[str] = []
+    matching: Literal["none", "align", "fuse"] = "none"
+    """align: peers with a network of their own (`network.trained`, or starts that are not equal) permute
+    its cells to agree with the others' before they count. fuse: peers of different widths average at a
+    common one; entries of one name then give each group of peers its layout."""
+    width: str | None = None
+    """fuse: the common layout, at least as wide as the widest slice."""
+    bound: str | None = None
+    """fuse: the layout up to which newcomers' cells may make the model grow; `width` if left out."""
+
+    @model_validator(mode="after")
+    def _one_slice(self) -> Model:
+        if (self.layout is None) == (self.share is None):
+            raise sentence("needs a layout or a share, and not both")
+        return self
+
+    @property
+    def cells(self) -> str | float | dict[str, float]:
+        """The slice, as a Slicing takes it."""
+        found = self.share if self.layout is None else self.layout
+        assert found is not None  # checked above
+        return found
+
+
+class Training(SettingsTable):
+    """How a peer learns between two averagings."""
+
+    stretch: Count = 100
+    """Samples between two averagings: what the paper calls the mini-batch size."""
+    batch: Count = 10
+    """Samples per gradient step."""
+    reduction: Literal["sum", "mean"] = "sum"
+    rate: Annotated[float, Field(gt=0)] = 0.1
+    optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
+    momentum: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """For the optimizer `momentum`: the share of the last step that is taken again; 0.9 if left out."""
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Pulls every parameter towards 0, as in torch: the gradient of half its square, times this."""
+    loss: Literal["squared", "cross-entropy"] = "squared"
+    proximal: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """FedProx's μ: a pull towards the values that the last averaging gave. Raise it when peers' data
+    differ and they drift apart between averagings."""
+
+    @model_validator(mode="after")
+    def _momentum_is_used(self) -> Training:
+        if self.momentum is not None and self.optimizer != "momentum":
+            raise sentence(
+                f"has a momentum, which the optimizer {self.optimizer!r} does not use: "
+                'write optimizer = "momentum"'
+            )
+        return self
+
+
+class Gossip(GossipSettings, LifeSettings, LinkSettings):
+    """How live peers average, and peers in virtual time, which also know `exchanges`, `fraction`, `dtype`,
+    `compress` and `drift`. Without a [time] table so do peers in lockstep, except for `fraction`, where they
+    send messages: on a `topology`, or in the modes `rounds` and `server`. Else the arena averages exactly.
+    Most keys are those of any peer: gossip/settings.py, peer/tables.py and gossip/mqtt_options.py."""
+
+    exchanges: Count | None = None
+    """Neighbours that a peer pushes to after a round (async; 2 if left out), or exchanges per averaging
+    (rounds; if left out, as many as the graph needs to reach `tolerance`)."""
+    tolerance: Annotated[float, Field(gt=0, lt=1)] = 1e-6
+    """rounds: how far disagreement must shrink in one averaging."""
+    rule: Literal["push", "metropolis", "max-degree", "edges"] = "push"
+    """What a peer gives to whom on a `topology`. push: equal parts to its neighbours and itself, as live
+    peers and peers in virtual time do. In lockstep also metropolis and max-degree, the same both ways, for
+    graphs that are not directed; and edges: a link's `weight` is the share of its mass that a peer sends
+    over it."""
+    per_process: Count = 1
+    """Peers that share one process: more saves the memory and start-up time of torch."""
+
+    @property
+    def lossy(self) -> list[str]:
+        """The keys that make values arrive otherwise than they were, or not at all."""
+        given = self.compress is not None, self.drift is not None, self.dtype == "float16"
+        return [key for key, one in zip(("compress", "drift", "dtype"), given, strict=True) if one]
+
+
+class Churn(SettingsTable):
+    """Peers that come and go, by chance or from a trace. Who leaves takes along what it held."""
+
+    trace: str | None = None
+    """A file of lines `step,event,peer[,other]`, beside the config: arrive, leave, link-down, link-up. If
+    left out, events are drawn with the chances below, per step and peer or link."""
+    leave: Chance = 0.01
+    arrive: Chance = 0.1
+    link_down: Chance = 0.0
+    link_up: Chance = 0.5
+    step: Positive = 1.0
+    """Virtual seconds per step."""
+
+
+class Split(SettingsTable):
+    """A partition: for a while nothing passes between some peers and all others."""
+
+    start: Annotated[float, Field(ge=0)]
+    end: Positive
+    peers: Who
+
+
+class Time(SettingsTable):
+    """Virtual time: peers train at their own pace, and what they push is on its way for a while.
+
+    With this table `gossamer simulate` runs peers asynchronously, by push-sum under the rules of live
+    peers, instead of averaging exactly; `exchanges` and `fraction` of [gossip] count. A duration is a
+    number (constant), `uniform:LOW:HIGH`, `exponential:MEAN`, `lognormal:MEDIAN:SIGMA`, `gamma:MEAN:SHAPE`,
+    or a table `{kind = "gamma", mean = 1, shape = 4, fixed = true}`; fixed ones are drawn once for each peer
+    or link and kept.
+    """
+
+    training: Duration = "lognormal:1:0.3"
+    """How long one stretch takes."""
+    delay: Duration = "exponential:0.1"
+    """How long a message is on its way, one way."""
+    seconds: Positive | None = None
+    """When to stop; if left out, after as long as `rounds` stretches take on average."""
+    stragglers: Chance = 0.0
+    """The share of peers that are slow."""
+    slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 10.0
+    """How many times longer a stretch takes them."""
+    loss: Chance = 0.0
+    """The probability that a message, or its answer, is lost."""
+    timeout: Positive | None = None
+    """How long a peer waits for an answer before it settles a transfer; lost mass then returns to it.
+    Ten mean delays if left out."""
+    churn: Churn | None = None
+    partitions: list[Split] = []
+
+
+class Config(ScheduleSettings):
+    """A whole swarm: peers, their data and tasks, the network and its partial models."""
+
+    name: Name = "swarm"
+    """Names the folder of results and the live swarm: letters, digits and any of . _ - & @."""
+    seed: int = 0
+    peers: Count = 16
+    cross: bool = False
+    """Average weights between unrelated models too (the paper's Algorithm 2)."""
+    topology: Topology = None
+    """Who may talk to whom: `ring`, `regular:4`, `graph.graphml` (beside this file), `module:function` (as
+    in `networkx:karate_club_graph`), a table `{kind = "clusters", links = 2}`; everybody if left out.
+    Every partial model must be connected on it. Links' weights count with `rule = "edges"` in [gossip] alone.
+    `gossamer topology show CONFIG` says how it mixes in lockstep, under that rule."""
+    bridge: bool = False
+    """Add the fewest links that join partial models which the topology tears apart, and list them."""
+    data: Data = Data()
+    tasks: list[TaskEntry] = []
+    network: Network = Network()
+    models: list[Model] = []
+    training: Training = Training()
+    fednp: FedNP | None = None
+    """Wraps every learner in FedNP; see experiments/config/fednp.py."""
+    gossip: Gossip = Gossip()
+    trust: TrustTable = Trust()
+    """Whom live peers believe: `trust = "swarm"`, or a table; see experiments/config/trust.py."""
+    time: Time | None = None
+    """Virtual time; without this table peers train and average in lockstep."""
+    sweep: dict[str, Any] = {}
+    """What `gossamer sweep` varies: keys of this file with lists of values, as in `training.rate = [0.1,
+    0.3]` or `models.0.layout = ["64-20-0", "64-30-0"]`; every combination is run. `seeds = 5` repeats each
+    with five seeds."""
+
+
+def load_config(path: str | Path) -> Config:
+    """Read a config file."""
+    return parse_config(read_table(path), str(path))
+
+
+def parse_config(table: dict[str, Any], source: str = "config") -> Config:
+    """Check a table that was read or written by hand; `source` starts every error."""
+    require_table(table, source, "load_config")
+    if "methods" in table:
+        raise ConfigError(
+            f"{source}: has [methods], so it is a comparison's config: run it with gossamer compare"
+        )
+    try:
+        return Config.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {first_mistake(error, Config)}") from None

@@ -1,0 +1,12 @@
+from . import partition as partition
+from . import tasks as tasks
+from .dataset import Dataset as Dataset
+from .dataset import Samples as Samples
+from .dataset import from_torch as from_torch
+from .dataset import restrict as restrict
+from .dataset import samples as samples
+from .dataset import standardise as standardise
+from .files import DataError as DataError
+from .registry import load as load
+from .registry import names as names
+from .tasks import Task as Task

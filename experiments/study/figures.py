@@ -1,0 +1,108 @@
+"""Figures, drawn from result files."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from ..results import write_bytes
+
+# Okabe and Ito's colours, told apart with any kind of colour vision, plus markers and dashes for print.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A labelled curve; `low` and `high` are the ends of its error bars."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+
+
+def draw_lines(
+    path: Path,
+    lines: Sequence[Line],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str = "accuracy",
+    caption: str = "",
+    legend: str = "",
+    ticks: Mapping[float, str] | None = None,
+) -> list[Path]:
+    """Draw curves with error bars as PNG and SVG beside each other; returns the files."""
+    figure, axes = canvas(caption)
+    for index, line in enumerate(lines):
+        errors = None
+        if line.low:
+            errors = [
+                [max(y - low, 0) for y, low in zip(line.y, line.low, strict=True)],
+                [max(high - y, 0) for y, high in zip(line.y, line.high, strict=True)],
+            ]
+        axes.errorbar(
+            line.x, line.y, yerr=errors, label=line.label, capsize=2.5, linewidth=1.6, markersize=5,
+            color=COLOURS[index % len(COLOURS)], marker=MARKERS[index % len(MARKERS)],
+        )  # fmt: skip
+    axes.set(title=title, xlabel=x_label, ylabel=y_label)
+    if ticks:
+        axes.set_xticks(list(ticks), list(ticks.values()))
+    place_legend(axes, legend)
+    return save(figure, path)
+
+
+def canvas(caption: str = "", width: float = 7.5, height: float = 4.6) -> tuple[Figure, Axes]:
+    """A figure with one set of axes, a light grid and room for a caption below, wrapped to fit."""
+    letters = int(14.5 * width)  # at the caption's size
+    caption = "\n".join(textwrap.fill(line, letters) for line in caption.split("\n"))
+    figure = Figure(
+        figsize=(width, height + 0.17 * (caption.count("\n") + 1)), layout="constrained"
+    )
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    if caption:
+        figure.supxlabel(caption, fontsize=8, color="#444444", x=0.02, ha="left")
+    return figure, axes
+
+
+def band(
+    axes: Axes, curve: Mapping[int, Sequence[float]], colour: str = COLOURS[0], label: str = ""
+) -> None:
+    """A curve of many peers: a line for their mean, a band from the worst to the best."""
+    x = sorted(curve)
+    worst, best = [min(curve[at]) for at in x], [max(curve[at]) for at in x]
+    axes.fill_between(x, worst, best, color=colour, alpha=0.15, linewidth=0)
+    mean = [sum(curve[at]) / len(curve[at]) for at in x]
+    axes.plot(x, mean, color=colour, linewidth=2, label=label or None)
+
+
+def place_legend(axes: Axes, title: str = "") -> None:
+    """A legend beside the axes, where it hides nothing."""
+    axes.legend(
+        title=title, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9
+    )
+
+
+def save(figure: Figure, path: Path) -> list[Path]:
+    """Write PNG and SVG; the SVG has no date and fixed ids, so that equal results are equal files."""
+    files = [path.with_name(path.name + end) for end in (".png", ".svg")]  # a name may have dots
+    png, svg = io.BytesIO(), io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "gossamer"}):
+        figure.savefig(png, format="png", dpi=150)
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+    for file, picture in zip(files, (png, svg), strict=True):
+        write_bytes(file, picture.getvalue())
+    return files

@@ -1,0 +1,14 @@
+from .links import ROOM as ROOM
+from .links import SENT_KEPT as SENT_KEPT
+from .links import Links as Links
+from .packed import CompressError as CompressError
+from .packed import Packed as Packed
+from .packed import PackError as PackError
+from .packed import Shapes as Shapes
+from .pipeline import NAMES as NAMES
+from .pipeline import Pipeline as Pipeline
+from .pipeline import distortion as distortion
+from .pipeline import parse as parse
+from .pipeline import roundtrip as roundtrip
+from .pipeline import unpack as unpack
+from .traffic import Traffic as Traffic

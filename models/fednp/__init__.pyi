@@ -1,0 +1,16 @@
+from .joint import MODEL as MODEL
+from .joint import SITES as SITES
+from .learner import FedNPLearner as FedNPLearner
+from .moments import sigmoid_power_mean as sigmoid_power_mean
+from .moments import tilted_factor as tilted_factor
+from .moments import tilted_moments as tilted_moments
+from .npn import NPN as NPN
+from .npn import GaussianLinear as GaussianLinear
+from .npn import gaussian_kl as gaussian_kl
+from .npn import relu_moments as relu_moments
+from .options import FedNPOptions as FedNPOptions
+from .server import server_round as server_round
+from .sites import Natural as Natural
+from .sites import product as product
+from .sites import server_cavities as server_cavities
+from .sites import updated_site as updated_site

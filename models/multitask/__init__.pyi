@@ -1,0 +1,12 @@
+from .alternate import MultiTaskResult as MultiTaskResult
+from .alternate import multitask as multitask
+from .learner import MultiTaskLearner as MultiTaskLearner
+from .local import improve as improve
+from .local import theta as theta
+from .problem import LinearTask as LinearTask
+from .problem import MultiTaskOptions as MultiTaskOptions
+from .problem import coupling as coupling
+from .problem import dual_objective as dual_objective
+from .problem import objective as objective
+from .problem import relationship as relationship
+from .problem import unrelated as unrelated

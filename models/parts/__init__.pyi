@@ -1,0 +1,2 @@
+from .finding import find as find
+from .proof import prove as prove
