@@ -290,7 +290,8 @@ class Scenario:
         """Count dead sessions as their last checkpoint has them; returns what may be counted twice.
 
         What a living peer took back from the dead, and the dead had credited, is taken off exactly. What
-        was on its way from the dead may have been credited or not: nobody is left to say.
+        was on its way from the dead may have been credited or not: nobody is left to say. Of a session
+        that the dead had abandoned itself, only the sums are known.
         """
         from gossamer.peer import load_checkpoint
 
@@ -314,6 +315,11 @@ class Scenario:
                 weight[row[0]][1] += row[4]
                 slack[row[0]] = slack.get(row[0], 0) + row[4]
             add(weight)
+            for former in tree["books"]["abandoned"]:  # frozen for longer than its lease
+                add(former["weight"])
+                taken_back = [row for *_, row in rows if row[1] == former["session"]]
+                for _, _, vector, _, amount in (*former["open"], *taken_back):
+                    slack[vector] = slack.get(vector, 0) + amount
         return slack
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
