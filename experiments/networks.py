@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gossamer.entry import EntryError, describe_error, load_entry
+
 from ..models import Anatomy, ModelError, discover_for
 from ..models.ready import NETWORKS
-from ..peer import PeerError, load_entry
 from .data import Dataset, Samples
 
 READY = tuple(name for name in NETWORKS if name != "mlp")
@@ -41,7 +42,7 @@ def find_function(named: str, folder: Path | None = None) -> Callable[..., nn.Mo
         sys.path.insert(0, beside)
     try:
         return load_entry(named)
-    except PeerError as error:
+    except EntryError as error:
         raise ModelError(str(error)) from None
 
 
@@ -77,9 +78,7 @@ def make_module(
         called = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
         raise ModelError(f"{named}({called}) failed: {error}") from error
     except Exception as error:
-        from ..topology import name_raise  # networkx and scipy: only for those who fail
-
-        raise ModelError(name_raise(named, error)) from error
+        raise ModelError(describe_error(named, error)) from error
     if not isinstance(module, nn.Module):
         raise ModelError(f"{named} returned {type(module).__name__} instead of a torch module")
     return module

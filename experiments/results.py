@@ -26,6 +26,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from gossamer import files
+
 from ..peer import FileLock
 from ..peer import RecordFile as TolerantRecordFile
 from .errors import ConfigError
@@ -329,17 +331,11 @@ def replacing(path: Path) -> Iterator[Path]:
 
     If the block fails, `path` is as it was. Raises ConfigError for what cannot be written.
     """
-    part = path.with_name(path.name + ".part")
     try:
-        yield part
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())  # some disks only say now that they are full
-        part.replace(path)
+        with files.replacing(path, sync=True) as part:
+            yield part
     except (OSError, SafetensorError) as error:
         raise cannot_write(path, error) from None
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from gossamer.logs import is_milestone
+
 from .compress import Packed
 from .delays import Delays, DelaysBySize, Patience
 from .ledger import Edge, Transfer, is_line
@@ -147,7 +149,7 @@ class Giving:
         state = self._state
         state.counters["own-value-too-large"] += 1
         count = state.counters["own-value-too-large"]
-        if count & (count - 1) == 0:  # 1, 2, 4, 8, …: it is tried again and again
+        if is_milestone(count):
             _log.warning(
                 "peer %s cannot share model %s: %s (%d so far)",
                 state.ledger.peer, vector, error, count,

@@ -6,7 +6,6 @@ and the command line inherit the tables. A wrong value is one sentence.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Literal, Self
@@ -23,6 +22,8 @@ from pydantic import (
     WrapValidator,
 )
 from pydantic_core import PydanticCustomError
+
+from gossamer.names import hint
 
 from .compress import parse as parse_compressor
 from .drift import check_drift
@@ -85,9 +86,9 @@ def table_of(kind: type) -> BeforeValidator:
             return value
         known = [field.name for field in fields(kind)]
         if unknown := [key for key in value if key not in known]:
-            near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(known)}"
-            raise sentence(f"unknown key {unknown[0]!r}; {hint}")
+            raise sentence(
+                f"unknown key {unknown[0]!r}; {hint(unknown[0], known, are='known keys are')}"
+            )
         try:
             return TypeAdapter(kind).validate_python(value)
         except ValidationError as error:

@@ -21,7 +21,6 @@ from .checkpoint import load_checkpoint as load_checkpoint
 from .checkpoint import save_checkpoint as save_checkpoint
 from .compression import blocks as blocks
 from .engine import Engine as Engine
-from .entry import load_entry as load_entry
 from .errors import NotHandedIn as NotHandedIn
 from .errors import PeerError as PeerError
 from .errors import Replaced as Replaced

@@ -6,10 +6,8 @@ reading a checkpoint runs no code.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,8 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+
+from gossamer.files import replacing
 
 from .errors import PeerError
 
@@ -34,19 +34,9 @@ def save_checkpoint(path: Path, tree: dict[str, Any], *, sync: bool = False) -> 
     """
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(_pack(tree, tensors))
-    part = path.with_name(path.name + ".part")
-    try:
+    with replacing(path, sync=sync) as part:
         metadata = {"format": FORMAT, "tree": text, "checksum": _checksum(text, tensors)}
         save_file(tensors, part, metadata)
-        if sync:
-            _force(part, os.O_RDWR)
-        part.replace(path)
-        if sync and os.name == "posix":  # elsewhere a folder cannot be opened
-            _force(path.parent, os.O_RDONLY)
-    except (OSError, SafetensorError):
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)  # half a file on a full disk helps nobody
-        raise
 
 
 def load_checkpoint(path: Path) -> dict[str, Any] | None:
@@ -80,15 +70,6 @@ def _checksum(text: str, tensors: dict[str, torch.Tensor]) -> str:
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
         found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
-
-
-def _force(path: Path, how: int) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    file = os.open(path, how)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def _pack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:

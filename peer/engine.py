@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from gossamer.logs import is_milestone
+
 from ..gossip import ONE, Buffer, Give, Gossiper, Message, PacedMode, RoundsMode, ServerMode
 from ..gossip.trust import FirstOpinion, Intake, NoTrust, Trusting
 from ..models import Learner, Metrics, PeerCounting, Weighted
@@ -740,7 +742,7 @@ class Engine:
     def _drop(self, cause: str, text: str) -> None:
         self.dropped[cause] += 1
         count = self.dropped[cause]
-        if count & (count - 1) == 0:  # 1, 2, 4, 8, …: a flood cannot flood the log
+        if is_milestone(count):
             _log.warning(
                 "peer %s dropped a message: %s: %s (%d so far)", self.name, cause, text, count
             )

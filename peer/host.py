@@ -21,21 +21,21 @@ import torch
 from pydantic import Field, TypeAdapter
 from safetensors import SafetensorError
 
+from gossamer.entry import call_entry
+from gossamer.errors import GossamerError
+
 from ..gossip import (
     Hook,
     LinkSettings,
     MqttOptions,
     MqttTransport,
     TlsFiles,
-    TopicError,
     Transport,
-    TransportError,
     Will,
     topics,
 )
-from ..models import Learner, ModelError
+from ..models import Learner
 from .bootstrap import load_trained
-from .entry import call_entry
 from .errors import ExitCode, PeerError
 from .peer import Connect, Peer, Report
 from .record_file import RecordFile
@@ -254,7 +254,7 @@ def run_guarded(spec: HostSpec, *, with_parent: bool = False) -> int:
         asyncio.run(run_host(spec, with_parent=with_parent))
     except BaseExceptionGroup as errors:
         error = _innermost(errors)
-        if not isinstance(error, PeerError | TransportError | ModelError | TopicError):
+        if not isinstance(error, GossamerError):
             raise
         print(f"error: {error}", file=sys.stderr, flush=True)
         return getattr(error, "exit_code", ExitCode.CANNOT_TAKE_PART)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gossamer.errors import GossamerError
+from gossamer.logs import is_milestone
 
 from ..gossip import HEADER_BYTES, MIN_LIMIT, SchemaEntry, Transport, topics
 from ..gossip.trust import Death, Heard, TrustError, Trusting
@@ -531,7 +532,7 @@ class Link:
         if status.state == "online" and not own and self.born:
             self.dropped["name-taken"] += 1
             count = self.dropped["name-taken"]
-            if count & (count - 1) == 0:  # 1, 2, 4, 8, …: a flood cannot flood the log
+            if is_milestone(count):
                 _log.warning("peer %s: another device came online under this name", self.name)
         replaced_one = status.generation < self.generation
         if (status.state != "online" or replaced_one) and self.born:

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from gossamer.logs import is_milestone
+
 from ..gossip import SchemaEntry, schema_difference
 from ..gossip.trust import Death, TrustError
 from .cards import Card, Phase, State, Statement, Status, read_card, read_status
@@ -317,7 +319,7 @@ class Roster:
         cause = f"unreadable-{what.replace(' ', '-')}"
         self.dropped[cause] += 1
         count = self.dropped[cause]
-        if count & (count - 1) == 0:  # 1, 2, 4, 8, …: a flood cannot flood the log
+        if is_milestone(count):
             _log.warning(
                 "peer %s published a %s that cannot be read; it is ignored (%d so far)",
                 peer, what, count,

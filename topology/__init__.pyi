@@ -20,7 +20,6 @@ from .delay import link_delays as link_delays
 from .errors import DisconnectedError as DisconnectedError
 from .errors import TopologyError as TopologyError
 from .errors import name_peers as name_peers
-from .errors import name_raise as name_raise
 from .files import from_function as from_function
 from .files import load as load
 from .files import plain as plain

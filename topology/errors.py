@@ -1,7 +1,5 @@
 """What a bad topology raises, and how peers are named in its messages."""
 
-import sys
-import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -38,17 +36,6 @@ def name_peers(
     shown = ", ".join(str((labels or {}).get(peer, peer)) for peer in known[:limit])
     more = f", … {len(known) - limit} more" if len(known) > limit else ""
     return "{" + shown + more + "}"
-
-
-def name_raise(name: str, error: Exception) -> str:
-    """What a user's `module:function` raised, in one line: the error, and where in the user's own file."""
-    frames = traceback.extract_tb(error.__traceback__)
-    module = sys.modules.get(name.partition(":")[0])
-    own = [frame for frame in frames if frame.filename == getattr(module, "__file__", None)]
-    words = f"{name} raised {type(error).__name__}: {' '.join(str(error).split())}"
-    if not own:  # while it was imported, or in code that stands in another module
-        own = [frame for frame in frames if not frame.filename.startswith("<")][-1:]
-    return words + "".join(f", at {frame.filename}:{frame.lineno}" for frame in own[-1:])
 
 
 def name_components(components: Sequence[Iterable[object]], limit: int = 4) -> str:

@@ -4,7 +4,6 @@ Labels other than 0 … n−1 are numbered in the order of the file and kept as 
 Every error gives the file, where possible the line, and the reason.
 """
 
-import importlib
 import inspect
 import json
 from collections.abc import Callable
@@ -16,7 +15,9 @@ from xml.etree.ElementTree import ParseError
 import networkx as nx
 import numpy as np
 
-from .errors import TopologyError, name_peers, name_raise
+from gossamer.entry import EntryError, describe_error, load_entry
+
+from .errors import TopologyError, name_peers
 from .graphs import Seed
 
 
@@ -212,17 +213,10 @@ def from_function(
     It is given `peers` and `seed` if it has parameters of those names (`n` counts as `peers` where it
     is asked for, as networkx's generators do), and `parameters` always.
     """
-    module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name:
-        raise TopologyError(f"{name!r}: write module:function")
     try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
-        raise TopologyError(f"{name}: cannot import it: {error}") from error
-    except Exception as error:  # the user's module runs here: whatever it does is told as its own
-        raise TopologyError(
-            f"{name}: cannot import it: {name_raise(module_name, error)}"
-        ) from error
+        function = load_entry(name)
+    except EntryError as error:
+        raise TopologyError(str(error)) from error
     given = dict(parameters)
     offered = {"peers": peers, "seed": seed}
     try:
@@ -244,7 +238,7 @@ def from_function(
     except TopologyError:
         raise
     except Exception as error:
-        raise TopologyError(name_raise(name, error)) from error
+        raise TopologyError(describe_error(name, error)) from error
     if not isinstance(graph, nx.Graph):
         raise TopologyError(f"{name}: returned {type(graph).__name__}, not a networkx graph")
     return plain(graph, name)

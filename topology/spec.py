@@ -15,6 +15,8 @@ from typing import Any, get_args
 
 import networkx as nx
 
+from gossamer.names import hint
+
 from . import graphs, schedule
 from .errors import TopologyError
 from .files import from_function, load, looks_like_file, plain
@@ -152,9 +154,7 @@ def _known(kind: str, table: Mapping[str, Callable], others: tuple[str, ...]) ->
     if kind in table:
         return table[kind]
     names = [*table, *others]
-    near = get_close_matches(kind, names, 1)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
-    raise TopologyError(f"unknown topology {kind!r}: {hint}")
+    raise TopologyError(f"unknown topology {kind!r}: {hint(kind, names)}")
 
 
 def _parameters(function: Callable) -> dict[str, inspect.Parameter]:
@@ -178,9 +178,7 @@ def _call(kind: str, function: Callable, parameters: dict[str, Any], **given: An
     takes = _parameters(function)
     for name, value in parameters.items():
         if name not in takes:
-            near = get_close_matches(name, takes, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(takes) or 'none'}"
-            raise TopologyError(f"topology {kind} has no parameter {name!r}: {hint}")
+            raise TopologyError(f"topology {kind} has no parameter {name!r}: {hint(name, takes)}")
         allowed = get_args(takes[name].annotation) or (takes[name].annotation,)
         whole = isinstance(value, int) and float in allowed
         if isinstance(value, bool) or not (whole or isinstance(value, allowed)):

@@ -14,6 +14,8 @@ from typing import Annotated
 
 import typer
 
+from gossamer.files import write_whole
+
 from ..broker_password import broker_password
 from ..errors import ConfigError
 from ..results import require_folder, write_json
@@ -142,9 +144,7 @@ def revoke_command(
             raise ConfigError("revoke: nothing to revoke: give --peer or --paper")
         data = new.sign(key, swarm)
     try:
-        part = path.with_name(path.name + ".part")
-        part.write_bytes(data)
-        part.replace(path)  # before it is published: a number must never be used for two lists
+        write_whole(path, data)  # before it is published: a number must never be used for two lists
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
     console.out.print(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
+
+from gossamer.names import hint
 
 from ..errors import ConfigError
 
@@ -43,9 +44,7 @@ def first_mistake(error: ValidationError, table: type[BaseModel]) -> str:
     key = ".".join(place)
     if mistake["type"] == "extra_forbidden":
         known = _known_keys(table, place[:-1])
-        near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(known)}"
-        return f"unknown key {key!r}; {hint}"
+        return f"unknown key {key!r}; {hint(place[-1], known, are='known keys are')}"
     return f"key {key!r}: {_plain_words(mistake)}"
 
 

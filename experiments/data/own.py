@@ -6,8 +6,8 @@ import inspect
 import sys
 from pathlib import Path
 
-from ...peer import PeerError, load_entry
-from ...topology import name_raise
+from gossamer.entry import EntryError, describe_error, load_entry
+
 from .dataset import Dataset
 from .files import DataError
 
@@ -23,7 +23,7 @@ def own(named: str, seed: int = 0, folder: Path | None = None) -> Dataset:
         sys.path.insert(0, beside)
     try:
         function = load_entry(named)
-    except PeerError as error:
+    except EntryError as error:
         raise DataError(str(error)) from None
     try:
         known = inspect.signature(function).parameters
@@ -34,7 +34,7 @@ def own(named: str, seed: int = 0, folder: Path | None = None) -> Dataset:
     except DataError as error:
         raise DataError(f"{named}: {error}") from None
     except Exception as error:
-        raise DataError(name_raise(named, error)) from error
+        raise DataError(describe_error(named, error)) from error
     if not isinstance(found, Dataset):
         raise DataError(
             f"{named} returned {type(found).__name__} instead of a gossamer.experiments.data.Dataset, "

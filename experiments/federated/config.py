@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gossamer.names import hint
 
 from ..config.reading import require_table
 from ..config.tables import ConfigError, Count, Positive, first_mistake, read_table
@@ -151,11 +152,8 @@ def choose(config: Comparison, only: list[str] | None) -> Comparison:
     """The comparison with some of its methods left out."""
     for name in only or []:
         if name not in config.methods:
-            near = difflib.get_close_matches(name, config.methods, n=1, cutoff=0.5)
-            hint = (
-                f"did you mean {near[0]!r}?" if near else f"there are {', '.join(config.methods)}"
-            )
-            raise ConfigError(f"--only {name}: the config has no such method; {hint}")
+            near = hint(name, config.methods, are="there are")
+            raise ConfigError(f"--only {name}: the config has no such method; {near}")
     if not only:
         return config
     kept = {name: knobs for name, knobs in config.methods.items() if name in only}

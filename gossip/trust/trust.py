@@ -18,6 +18,8 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
+from gossamer.logs import is_milestone
+
 from .. import topics
 from ..messages import Message
 from ..wire import Buffer
@@ -367,7 +369,7 @@ class Trust:
         cause = f"untrusted-{error.cause}"
         self.counters[cause] += 1
         count = self.counters[cause]
-        if count & (count - 1) == 0:  # 1, 2, 4, 8, …: a flood cannot flood the log
+        if is_milestone(count):
             # Keys are always a moment behind those who come and go, and whoever crashed left a status
             # behind: that is no attack.
             _log.log(

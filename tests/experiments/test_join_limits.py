@@ -12,7 +12,7 @@ from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.join import load_join, read_join
 from gossamer.experiments.live import plan
 from gossamer.gossip import LONGEST_KEEPALIVE, MqttOptions
-from gossamer.peer import BrokerAddress, HostSpec, Settings, host, mqtt_transport
+from gossamer.peer import BrokerAddress, HostSpec, Settings, mqtt_transport
 
 URL = "mqtt://127.0.0.1:1"
 TIMEOUTS = ("start_timeout", "settle_timeout", "leave_timeout")
@@ -68,7 +68,7 @@ def test_join_hands_the_keepalive_to_the_broker(
     tmp_path, monkeypatch, capsys, text, option, expected
 ):
     seen: list[HostSpec] = []
-    monkeypatch.setattr(host, "run_guarded", lambda spec: seen.append(spec) or 1)
+    monkeypatch.setattr("gossamer.peer.run_guarded", lambda spec: seen.append(spec) or 1)
     written(tmp_path, text)
     arguments = ["--broker", URL, "--swarm", "s", "--config", "anna.toml", "-o", "out"]
     assert runner(tmp_path, monkeypatch, capsys, "join")(*arguments, *option).code == 1

@@ -13,7 +13,7 @@ from gossamer.experiments.config.tables import ConfigError, load_config, parse_c
 from gossamer.experiments.join import read_join
 from gossamer.experiments.live import plan
 from gossamer.gossip import LARGEST_PACKET, MqttOptions, MqttTransport
-from gossamer.peer import BrokerAddress, HostSpec, host, mqtt_transport
+from gossamer.peer import BrokerAddress, HostSpec, mqtt_transport
 
 URL = "mqtt://127.0.0.1:1"
 SMALL: dict[str, Any] = {
@@ -77,7 +77,7 @@ def test_join_hands_it_to_the_broker(
     tmp_path, monkeypatch, capsys, text: str, option: list[str], expected: int
 ) -> None:
     seen: list[HostSpec] = []
-    monkeypatch.setattr(host, "run_guarded", lambda spec: seen.append(spec) or 1)
+    monkeypatch.setattr("gossamer.peer.run_guarded", lambda spec: seen.append(spec) or 1)
     (tmp_path / "anna.toml").write_text(f'name = "anna"\nentry = "m:f"\n{text}\n')
     arguments = ["--broker", URL, "--swarm", "s", "--config", "anna.toml", "-o", "out"]
     options = ["--max-packet", *option] if option else []

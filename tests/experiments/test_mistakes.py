@@ -256,7 +256,7 @@ def test_a_config_without_keys_says_so(
         raise ConfigError("enough")
 
     (tmp_path / "empty.toml").write_text("")
-    monkeypatch.setattr("gossamer.experiments.cli.simulate", enough)
+    monkeypatch.setattr("gossamer.experiments.cli.app.simulate", enough)
     said = "has no keys, so all are at their defaults: 16 peers of 64=32=10 on digits"
     assert f"empty.toml: {said}" in gossamer("simulate", "empty.toml").err
     assert said not in gossamer("simulate", "tiny.toml").err

@@ -11,8 +11,8 @@ import networkx as nx
 import pytest
 import torch
 
+from gossamer.experiments.config.named_files import entry_files, named_files
 from gossamer.experiments.config.tables import ConfigError, parse_config
-from gossamer.experiments.config.tables.named_files import entry_files, named_files
 from gossamer.experiments.federated.config import parse_comparison
 from gossamer.experiments.federated.run import Cell as Compared
 from gossamer.experiments.federated.run import run_cells as run_compared

@@ -17,7 +17,8 @@ from cli_kit import runner
 from papers_kit import Papers
 from pydantic import BaseModel, ValidationError
 
-from gossamer import experiments, gossip, peer
+from gossamer import gossip, peer
+from gossamer.experiments import config
 from gossamer.experiments.config.tables import ConfigError, load_config
 from gossamer.experiments.join import load_join
 from gossamer.experiments.live import plan
@@ -92,8 +93,8 @@ DECLARED_MORE_THAN_ONCE = {
 
 def settings_classes() -> Iterator[type]:
     """All tables of settings, and the plans of processes, in gossip, peer, configs and devices' files."""
-    found = [f"gossamer.experiments.{name}" for name in ("join", *configs())]
-    for package in (gossip, peer):
+    found = ["gossamer.experiments.join"]
+    for package in (config, gossip, peer):
         found += [
             f"{package.__name__}.{one.name}" for one in pkgutil.iter_modules(package.__path__)
         ]
@@ -105,11 +106,6 @@ def settings_classes() -> Iterator[type]:
                 )
                 if plan or issubclass(each, BaseModel):
                     yield each
-
-
-def configs() -> list[str]:
-    modules = pkgutil.iter_modules(experiments.__path__)
-    return [one.name for one in modules if one.name.startswith("config")]
 
 
 def toml(table: dict[str, Any], above: str = "") -> Iterator[str]:

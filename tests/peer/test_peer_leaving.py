@@ -181,10 +181,10 @@ def test_a_goodbye_that_is_too_long_is_shortened(run, caplog, monkeypatch):
     assert "peer a: its goodbye is too long" in caplog.text
 
 
-def test_a_goodbye_says_nothing_to_those_who_are_gone():
+def test_a_goodbye_says_nothing_to_those_who_have_left():
     peer = Gossiper("a", "sa", DictStore({"v": np.zeros(1)}))
     for guest in PAIR:
         peer.ledger.decide(guest, "s", "v", 1, "credited")
-    peer.peer_gone("b", "s")
-    peer.peer_gone("a", "an older session")
+    peer.peer_gone("b", "s", [])
+    peer.peer_gone("a", "an older session", [])
     assert peer.statement() == [["a", "s", "v", 1, "credited"]]

@@ -109,8 +109,8 @@ def test_users_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert len(from_function("my_graphs:wheel", 5, extra=2)) == 7
     for name, reason in [
         ("my_graphs:wrong", "returned int"),
-        ("my_graphs:none", "cannot import"),
-        ("no_such_module_x:f", "cannot import"),
+        ("my_graphs:none", "has no function"),
+        ("no_such_module_x:f", "cannot be imported"),
         ("my_graphs", "write module:function"),
         ("my_graphs:wheel", "cannot be called"),
     ]:

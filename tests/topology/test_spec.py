@@ -37,10 +37,10 @@ def test_schedules() -> None:
 @pytest.mark.parametrize(
     ("spec", "peers", "message"),
     [
-        ("regulr:4", 8, "did you mean regular"),
-        ({"kind": "zzz"}, 8, "known: ring, path"),
-        ({"kind": "regular", "degre": 4}, 8, "no parameter 'degre': did you mean degree"),
-        ({"kind": "ring", "size": 4}, 8, "known: none"),
+        ("regulr:4", 8, "did you mean 'regular'"),
+        ({"kind": "zzz"}, 8, "known are ring, path"),
+        ({"kind": "regular", "degre": 4}, 8, "no parameter 'degre': did you mean 'degree'"),
+        ({"kind": "ring", "size": 4}, 8, "known are none"),
         ({"kind": "regular", "degree": "4"}, 8, "degree is '4', not int"),
         ({"kind": "regular", "degree": True}, 8, "degree is True, not int"),
         ({"degree": 4}, 8, "needs a kind"),

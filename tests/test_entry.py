@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from gossamer.peer.entry import call_entry, load_entry
-from gossamer.peer.errors import PeerError
+from gossamer.entry import EntryError, call_entry, load_entry
 
 
 def test_a_function_of_an_installed_module():
@@ -28,19 +27,19 @@ def test_a_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["", "module", "module:", ":function"])
 def test_what_is_no_name_is_refused(name):
-    with pytest.raises(PeerError, match=r"is not an entry point: write module:function"):
+    with pytest.raises(EntryError, match=r"is not an entry point: write module:function"):
         load_entry(name)
 
 
 def test_a_module_that_is_not_there_is_named():
-    with pytest.raises(PeerError, match=r"'no_such_module_here' cannot be imported"):
+    with pytest.raises(EntryError, match=r"'no_such_module_here' cannot be imported"):
         load_entry("no_such_module_here:make")
 
 
 def test_a_module_that_needs_another_says_which(tmp_path, monkeypatch):
     (tmp_path / "needy_entry_device.py").write_text("import not_installed_at_all\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(PeerError, match="not_installed_at_all"):
+    with pytest.raises(EntryError, match="not_installed_at_all"):
         load_entry("needy_entry_device:make")
 
 
@@ -48,14 +47,14 @@ def test_a_module_that_needs_another_says_which(tmp_path, monkeypatch):
 def test_what_is_no_function_is_named(tmp_path, monkeypatch, name):
     (tmp_path / "plain_entry_device.py").write_text("MAX = 3\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(PeerError, match=f"'plain_entry_device' has no function '{name}'"):
+    with pytest.raises(EntryError, match=f"'plain_entry_device' has no function '{name}'"):
         load_entry(f"plain_entry_device:{name}")
 
 
 def test_what_a_function_raises_is_told_in_one_line(tmp_path, monkeypatch):
     (tmp_path / "raising_entry_device.py").write_text("def make():\n    raise KeyError('sensor')\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(PeerError, match=r"_device:make raised KeyError: 'sensor', at .*\.py:2$"):
+    with pytest.raises(EntryError, match=r"_device:make raised KeyError: 'sensor', at .*\.py:2$"):
         call_entry("raising_entry_device:make", {})
 
 
@@ -69,5 +68,5 @@ def test_errors_of_ours_pass_as_they_are():
 def test_what_a_module_does_when_it_is_imported_is_told(tmp_path, monkeypatch):
     (tmp_path / "broken_entry_device.py").write_text("\n1 / 0\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(PeerError, match=r"broken_entry_device raised ZeroDivisionError.*\.py:2$"):
+    with pytest.raises(EntryError, match=r"broken_entry_device raised ZeroDivisionError.*\.py:2$"):
         load_entry("broken_entry_device:make")

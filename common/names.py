@@ -1,0 +1,13 @@
+"""Hints for names that are not known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def hint(name: str, known: Iterable[str], *, are: str = "known are", cutoff: float = 0.5) -> str:
+    """Return "did you mean 'x'?", or the list of known names if none is near."""
+    names = list(known)
+    near = get_close_matches(name, names, n=1, cutoff=cutoff)
+    return f"did you mean {near[0]!r}?" if near else f"{are} {', '.join(names) or 'none'}"
