@@ -286,7 +286,6 @@ def report(folder: Path, text: str) -> Path:
 
 def test_a_finished_peer_does_not_start_from_scratch(join, tmp_path: Path) -> None:
     report(tmp_path / "out", '{"peer": "anna", "rounds": 5}')
-    (tmp_path / "out" / "anna.checkpoint").write_text("left over")
     before = contents(tmp_path / "out")
     result = join()
     assert result.code == 0
@@ -296,6 +295,14 @@ def test_a_finished_peer_does_not_start_from_scratch(join, tmp_path: Path) -> No
     )
     assert join.started == []
     assert contents(tmp_path / "out") == before
+
+
+def test_a_finished_peer_with_a_checkpoint_says_goodbye_again(join, tmp_path: Path) -> None:
+    """It was killed before its connection was closed, and its last will has replaced its goodbye."""
+    report(tmp_path / "out", '{"peer": "anna", "rounds": 5}')
+    (tmp_path / "out" / "anna.checkpoint").write_text("holds the ending")
+    assert join().code == 0
+    assert len(join.started) == 1
 
 
 def test_again_begins_anew(join, tmp_path: Path) -> None:

@@ -169,6 +169,36 @@ def test_a_peer_killed_before_its_goodbye_says_it_at_the_next_start(run: Run, tm
     run(swarm())
 
 
+class Hanging(MemoryTransport):
+    """A connection that does not close: whoever is killed meanwhile leaves its last will behind."""
+
+    closing = False
+
+    async def __aexit__(self, *exc: Any) -> None:
+        self.closing = True
+        await asyncio.Event().wait()
+
+
+def test_a_peer_killed_before_its_connection_closed_says_goodbye_again(run: Run, tmp_path):
+    """Its last will took the place of the goodbye, which a peer that comes back later has to read."""
+    path = tmp_path / "a.checkpoint"
+
+    async def swarm() -> None:
+        nest = Nest(quick(rounds=2), transport=Hanging)
+        life = nest.start("a", checkpoint=path)
+        await wait_for(lambda: bool(life.transports) and life.transports[0].closing)
+        first = goodbye(nest, "a")
+        assert first is not None
+        await life.crash()
+        assert goodbye(nest, "a") is None
+        report = await Nest(nest.settings, nest.broker).start("a", checkpoint=path).task
+        assert report.session == first.session
+        assert goodbye(nest, "a") == first
+        assert not path.exists()
+
+    run(swarm())
+
+
 class Lost(Exception):
     """Something goes wrong while the report is written."""
 
