@@ -387,6 +387,21 @@ def test_a_goodbye_that_was_heard_last_is_heeded_before_anything_is_taken_back(t
     assert engine.ending.report["weight"]["global"] == [ONE - given, 0, ONE]
 
 
+def test_a_newcomer_does_not_wait_for_long_for_another_one_that_came_first():
+    """It may have died while the broker was down: its retained status says that it is online."""
+    engine = Engine("b", make_learner("b", seed=1), quick(silence=5.0))
+    engine.connecting()
+    engine.open(100.0, 1)
+    engine.begin(0.0, found=False, complete=False)
+    first = Online("a", "sa", ("global",), heard=("global",), since=50.0, starts={"global": "x"})
+    engine.turn([], [first], 0.0, 10**6)
+    for now in (4.9, 5.1, 9.9):
+        engine.turn([], [], now, 10**6)
+        assert "global" in engine.view.waiting, now
+    engine.turn([], [], 10.1, 10**6)
+    assert "global" in engine.view.counts
+
+
 class SlowCards(MemoryTransport):
     """A connection on which the broker takes cards late, or never."""
 
