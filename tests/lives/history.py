@@ -379,6 +379,8 @@ class Stage:
         self._supervised: set[Device] = set()
         self._supervisors: set[asyncio.Task[None]] = set()
         self._quiet_since = 0.0
+        self._arrived: set[str] = set()
+        """Sessions that were online."""
         self._digest = hashlib.blake2b(digest_size=8)
         self._verbose = verbose
         for member in plan.members:
@@ -591,6 +593,13 @@ class Stage:
             self._quiet_since + COUNTS_WITHIN, self._look_who_counts, self._quiet_since
         )
 
+    def _notice_arrival(self, payload: bytes) -> None:
+        """Note that a session is online for the first time; a process may have several."""
+        status = json.loads(payload)
+        if status["state"] == "online" and status["session"] not in self._arrived:
+            self._arrived.add(status["session"])
+            self._unsettle()
+
     def _look_who_counts(self, since: float) -> None:
         """Write down who is online, and in which of its models it does not count."""
         if since != self._quiet_since or self.plan.mode != "async" or self.plan.trust:
@@ -600,7 +609,9 @@ class Stage:
         for member in self.plan.members:
             place = f"gossamer/v1/{SWARM}/peer/{names[member.name]}/status"
             status = json.loads(self.broker.retained.get(place, b"{}"))
-            if status.get("state") == "online":
+            # The last will of a process that died while the broker was down is never published.
+            alive = self._devices[member.name].process is not None
+            if alive and status.get("state") == "online":
                 online[member] = status
         if self.plan.start != "none" and len(online) < len(self.plan.members):
             return  # somebody may wait for a peer that is expected
@@ -765,6 +776,8 @@ class Stage:
                 repr(payload[:300]) if topic.endswith(("card", "status")) else f"{len(payload)} B"
             )
             self.history.log.append(f"{self.loop.time():9.3f} -> {client} {topic[18:]} {text}")
+        if not self.plan.trust and topic.endswith("/status"):
+            self._notice_arrival(payload)
         for entry in list(self._waiting):
             where, text, act = entry
             if topic.endswith(where) and text in payload:

@@ -39,8 +39,11 @@ class Books:
     injected: dict[str, int]
     open: list[tuple[str, str, str, int]]
     """(model, receiver, receiver's session, weight) of every open transfer."""
-    reclaimed: list[tuple[str, str, str, int]]
-    """The same of transfers that it took back without knowing what had become of them."""
+    reclaimed: list[tuple[str, str, int, int]]
+    """(model, receiver's session, sequence, weight) of transfers that it took back without knowing what had
+    become of them."""
+    credited: set[tuple[str, str, int]]
+    """(model, sender's session, sequence) of the last transfer from each sender, if it was credited."""
 
     @classmethod
     def read(cls, tree: dict[str, Any]) -> Books:
@@ -49,8 +52,9 @@ class Books:
         rows = [(row[0], row[1], row[2], row[4]) for row in ledger["open"]]
         held = {v: w - vault["debts"].get(v, 0) for v, w in vault["weights"].items()}
         over = tree["ending"] is not None
-        reclaimed = [(row[2], row[0], row[1], row[4]) for row in ledger["reclaimed"]]
-        return cls(ledger["session"], over, held, vault["injected"], rows, reclaimed)
+        reclaimed = [(row[2], row[1], row[3], row[4]) for row in ledger["reclaimed"]]
+        credited = {(row[2], row[1], row[3]) for row in ledger["seen"] if row[4] == "credited"}
+        return cls(ledger["session"], over, held, vault["injected"], rows, reclaimed, credited)
 
 
 @dataclass
@@ -99,6 +103,11 @@ class Accounts:
             for theirs in latest.values():
                 for model, _, receiver_session, weight in theirs.open:
                     if receiver_session == session:
+                        slack[model] += weight
+                for model, receiver_session, sequence, weight in theirs.reclaimed:
+                    # Given up before it credited this, as one who was frozen does when it wakes.
+                    credited = (model, theirs.session, sequence) in books.credited
+                    if receiver_session == session and credited:
                         slack[model] += weight
         for weights in reported.values():
             for model, (_, open_, _) in weights.items():
