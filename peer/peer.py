@@ -335,6 +335,8 @@ class Peer:
             # What it knew before it heard of the others.
             progress.own_accuracy = (await session.link.worker.run(self.learner.test)).accuracy
         await claim_name(session.link, engine.unsaid)
+        if engine.must_leave:
+            self.leave("it was asked to leave before it was interrupted")
         return Event.NAME_FREE
 
     async def _wait(self, session: _Session) -> Event:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -369,6 +370,44 @@ def test_a_peer_killed_while_it_hands_over_takes_part_again(tmp_path):
     give = Give("global", "x", "sx", 1, "a", two.session, ONE, two.network.read("global").numpy())
     two.gossiper.handle(give, 2.0)
     assert two.report()["weight"]["global"] == [ONE, ONE, ONE]
+
+
+@pytest.mark.parametrize("mode", ["async", "rounds"])
+def test_in_lockstep_a_peer_killed_while_it_hands_over_goes_on_leaving(run: Run, tmp_path, mode):
+    """Its mass is with the others already, and none would come before its next round."""
+    path, settings = tmp_path / "a.checkpoint", quick(rounds=1, mode=mode, founder=True)
+    one = begin(Engine("a", Still(make_learner("a"), 1.0), settings, checkpoint=path))
+    x = Online("x", "sx", ("global",), heard=("global",), counts={"global": 1})
+    one.turn([], [x], 0.0, 10**6)
+    assert not one.hand_over()
+    assert one.turn([], [], 1.0, 10**6).outgoing  # saved before it was sent
+
+    async def swarm() -> Report:
+        return (
+            await Nest(settings)
+            .start("a", Still(make_learner("a"), 1.0), settings.updated(lease=1e6), checkpoint=path)
+            .task
+        )
+
+    two = Engine("a", Still(make_learner("a"), 1.0), settings, checkpoint=path)
+    assert two.must_leave == (mode == "rounds")
+    if mode == "rounds":
+        report = run(swarm())
+        assert (report.ended, report.rounds) == ("left", 0)
+
+
+def test_in_lockstep_a_session_that_comes_midway_is_no_neighbour():
+    """Both would wait for each other: it begins with the first round."""
+    engine = begin(Engine("a", make_learner("a"), quick(mode="rounds")))
+    x = Online("x", "s1", ("global",), heard=("global",), counts={"global": 1})
+    engine.turn([], [x], 0.0, 10**6)
+    engine.train()
+    again = replace(x, session="s2")
+    engine.turn([], [Gone("x", "s1", None), again], 1.0, 10**6)
+    assert engine.gossiper.neighbours("global") == []
+    assert engine.view.averaged
+    engine.turn([], [replace(x, peer="y", counts={"global": 2})], 2.0, 10**6)
+    assert engine.neighbours_went_on()
 
 
 def test_a_goodbye_that_was_heard_last_is_heeded_before_anything_is_taken_back(tmp_path):
