@@ -343,6 +343,8 @@ class History:
     devices: dict[str, list[Device]] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     """Device → the name of its peer."""
+    announced: set[str] = field(default_factory=set)
+    """Sessions that have shown a card."""
     left_early: set[str] = field(default_factory=set)
     uncounted: list[str] = field(default_factory=list)
     """Who was online and did not count, some time after the last arrival or fault."""
@@ -776,6 +778,8 @@ class Stage:
                 repr(payload[:300]) if topic.endswith(("card", "status")) else f"{len(payload)} B"
             )
             self.history.log.append(f"{self.loop.time():9.3f} -> {client} {topic[18:]} {text}")
+        if topic.endswith("/card") and payload:
+            self.history.announced.add(client.rpartition("-")[2])
         if not self.plan.trust and topic.endswith("/status"):
             self._notice_arrival(payload)
         for entry in list(self._waiting):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gossamer.gossip import ONE
-from gossamer.peer import PeerError, Replaced
+from gossamer.peer import NotHandedIn, PeerError, Replaced
 
 from .history import Ending, History
 
@@ -149,7 +149,7 @@ def errors(history: History) -> Iterator[str]:
     for ending in _last_endings(history):
         if ending.member.name in stuck:
             continue  # a later process of this device did not end: see the law `ends`
-        if ending.error is not None and not _is_explained(history, ending.error):
+        if ending.error is not None and not _is_explained(history, ending, ending.error):
             yield f"{ending.process.owner} ended with {type(ending.error).__name__}: {ending.error}"
     for error in history.loop_errors:
         yield f"unhandled: {error.get('message')}: {error.get('exception')!r}"
@@ -308,13 +308,21 @@ def _healed_at(history: History) -> float:
     return max(healed, last)
 
 
-def _is_explained(history: History, error: BaseException) -> bool:
+def _is_explained(history: History, ending: Ending, error: BaseException) -> bool:
     plan, text = history.plan, str(error)
     if not isinstance(error, PeerError):
         return False
     kinds = {event.kind for event in plan.events}
     if isinstance(error, Replaced) or "the name belongs to a device that is offline" in text:
         return "replace" in kinds
+    was_replaced = ending.device is not history.devices[ending.member.name][-1]
+    if isinstance(error, NotHandedIn):
+        return was_replaced  # and is not started again
+    if (
+        "is already online" in text
+    ):  # where it had the name before, it should know that it was replaced
+        sessions = {s for process in ending.device.processes for s in process.sessions}
+        return was_replaced and not sessions & history.announced
     if "did not come online within" in text:
         missing = text.removeprefix(f"peer {text.split()[1]} ").partition(" did not")[0].split(", ")
         ended = {history.names[e.member.name] for e in history.endings if not e.killed}
