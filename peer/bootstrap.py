@@ -39,7 +39,7 @@ WARN_AFTER = 10.0
 """Seconds after which a partial model in which nobody is known to count is worth a warning."""
 
 
-FIRST_FOUNDER = 2.0
+FIRST_FOUNDER = 1.5
 """After so many times `silence` a peer founds a model, even if another one that waits came first: that one
 may have died while the broker was down, and its retained status says that it is online for as long as its
 lease lasts."""

@@ -22,6 +22,7 @@ from gossamer.gossip import Hook, Will
 from gossamer.gossip.trust import Identity, invite, public_text, save_invitation
 from gossamer.models import Metrics, ModelGraph, SlicedNetwork, mlp
 from gossamer.peer import NotHandedIn, Peer, PeerError, Report, Settings
+from gossamer.peer.presence import LEASE_MARGIN
 
 from .broker import Network, SimBroker, SimTransport
 from .loop import SimError, SimLoop
@@ -142,7 +143,8 @@ def draw(seed: int) -> Plan:
         members=members,
         events=(),
     )
-    return replace(plan, events=tuple(_events(rng, plan)))
+    silent_death = _silent_death(random.Random(f"{seed}/silent death"), plan)
+    return replace(plan, events=(*_events(rng, plan), *silent_death))
 
 
 def _network(rng: random.Random, mode: Mode) -> Network:
@@ -243,6 +245,21 @@ def _events(rng: random.Random, plan: Plan) -> Iterator[Event]:
             case "forget" if not plan.trust:
                 yield Event(at, "kill", device, float("inf"), steps)
                 yield Event(at + rng.uniform(1.0, 6.0), kind, device)
+
+
+def _silent_death(rng: random.Random, plan: Plan) -> Iterator[Event]:
+    """Let a device die for good while the broker is down, and another one start again after that.
+
+    Nobody publishes the last will of the dead one: its retained status says that it is online.
+    """
+    if plan.mode != "async" or rng.random() > 0.1:
+        return
+    dead, restarted = rng.sample([member.name for member in plan.members], 2)
+    at = rng.uniform(1.0, plan.rounds * plan.members[0].step + 8.0)
+    seconds = rng.uniform(1.0, 4.0)
+    yield Event(at, "broker", "", seconds)
+    yield Event(at + 0.1, "kill", dead, float("inf"))
+    yield Event(at + 0.2, "kill", restarted, seconds + rng.uniform(0.0, 3.0))
 
 
 # --- learners and keys -------------------------------------------------------------------------------
@@ -383,6 +400,8 @@ class Stage:
         self._quiet_since = 0.0
         self._arrived: set[str] = set()
         """Sessions that were online."""
+        self._outlived: set[str] = set()
+        """Sessions of the dead whose retained status said that they were online, for as long as they had."""
         self._digest = hashlib.blake2b(digest_size=8)
         self._verbose = verbose
         for member in plan.members:
@@ -600,6 +619,7 @@ class Stage:
         status = json.loads(payload)
         if status["state"] == "online" and status["session"] not in self._arrived:
             self._arrived.add(status["session"])
+            self._outlived.clear()
             self._unsettle()
 
     def _look_who_counts(self, since: float) -> None:
@@ -607,18 +627,38 @@ class Stage:
         if since != self._quiet_since or self.plan.mode != "async" or self.plan.trust:
             return
         names = self.history.names
-        online = {}
+        online, ghosts = {}, {}
         for member in self.plan.members:
             place = f"gossamer/v1/{SWARM}/peer/{names[member.name]}/status"
             status = json.loads(self.broker.retained.get(place, b"{}"))
             # The last will of a process that died while the broker was down is never published.
             alive = self._devices[member.name].process is not None
-            if alive and status.get("state") == "online":
-                online[member] = status
+            if status.get("state") == "online":
+                (online if alive else ghosts)[member] = status
         if self.plan.start != "none" and len(online) < len(self.plan.members):
             return  # somebody may wait for a peer that is expected
         for member, status in online.items():
             lacking = sorted(set(member.models) - status["counts"].keys())
+            waits_for = [
+                ghost.lease
+                for ghost, its in ghosts.items()
+                if its["session"] not in self._outlived and its["counts"].keys() & set(lacking)
+            ]
+            lost = [
+                self.broker.last_drop.get(
+                    f"gossamer/v1/{SWARM}/peer/{names[member.name]}/inbox/{m}", -1.0
+                )
+                for m in lacking
+            ]
+            if any(
+                at >= since for at in lost
+            ):  # what it waits for is repeated, with longer and longer pauses
+                self._unsettle()
+                return
+            if waits_for:  # it counts, as far as anybody can know before its lease is over
+                self._outlived |= {its["session"] for its in ghosts.values()}
+                self._unsettle(LEASE_MARGIN * max(waits_for))
+                return
             if lacking:
                 self.history.uncounted.append(
                     f"at {self.loop.time():.1f} s {member.name} does not count in {', '.join(lacking)}"
@@ -711,6 +751,7 @@ class Stage:
         peer = process.context.run(make)
         self._peers[process] = peer, learner
         self._note(f"{process.owner} starts")
+        self._outlived.clear()  # it knows nothing of how long they have been silent
         self._unsettle()
         process.start(peer.run())
         return process

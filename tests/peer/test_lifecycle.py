@@ -434,10 +434,10 @@ def test_a_newcomer_does_not_wait_for_long_for_another_one_that_came_first():
     engine.begin(0.0, found=False, complete=False)
     first = Online("a", "sa", ("global",), heard=("global",), since=50.0, starts={"global": "x"})
     engine.turn([], [first], 0.0, 10**6)
-    for now in (4.9, 5.1, 9.9):
+    for now in (4.9, 5.1, 7.4):
         engine.turn([], [], now, 10**6)
         assert "global" in engine.view.waiting, now
-    engine.turn([], [], 10.1, 10**6)
+    engine.turn([], [], 7.6, 10**6)
     assert "global" in engine.view.counts
 
 
