@@ -35,6 +35,8 @@ PATIENCE = 900.0
 COUNTS_WITHIN = 13.0
 """Virtual seconds after the last arrival or fault within which everybody online counts: 10, and 3 in which
 the broker notices a lost connection."""
+SILENCE = 5.0
+"""Seconds without word from anybody who counts before a peer founds a model; as in the settings."""
 DEVICE_NAMES = ("ann", "ben", "cat", "dan", "eve")
 
 Mode = Literal["async", "rounds", "server"]
@@ -144,7 +146,8 @@ def draw(seed: int) -> Plan:
         events=(),
     )
     silent_death = _silent_death(random.Random(f"{seed}/silent death"), plan)
-    return replace(plan, events=(*_events(rng, plan), *silent_death))
+    power_cut = _power_cut(random.Random(f"{seed}/power cut"), plan)
+    return replace(plan, events=(*_events(rng, plan), *silent_death, *power_cut))
 
 
 def _network(rng: random.Random, mode: Mode) -> Network:
@@ -262,6 +265,21 @@ def _silent_death(rng: random.Random, plan: Plan) -> Iterator[Event]:
     yield Event(at + 0.2, "kill", restarted, seconds + rng.uniform(0.0, 3.0))
 
 
+def _power_cut(rng: random.Random, plan: Plan) -> Iterator[Event]:
+    """Cut the power of one device and of a broker that forgets; all others restart, and come back later.
+
+    The one has to begin a new session, and must wait for those who count, though it sees nobody at first.
+    """
+    if plan.mode != "async" or plan.start != "none" or rng.random() > 0.15:
+        return
+    first, *others = rng.sample([member.name for member in plan.members], len(plan.members))
+    at = rng.uniform(8.0, plan.rounds * plan.members[0].step + 10.0)
+    yield Event(at, "broker", "", 0.2, forget=True)
+    yield Event(at, "power", first, 0.3)
+    for other in others:
+        yield Event(at, "kill", other, rng.uniform(3.0, 5.0))
+
+
 # --- learners and keys -------------------------------------------------------------------------------
 
 
@@ -342,6 +360,16 @@ class Saved:
     tree: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Founding:
+    """A session counts in a partial model in which it had heard of nobody who does."""
+
+    arrived: float
+    at: float
+    peer: str
+    model: str
+
+
 @dataclass
 class History:
     """What happened when a plan was played."""
@@ -360,6 +388,8 @@ class History:
     devices: dict[str, list[Device]] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     """Device → the name of its peer."""
+    hasty: list[str] = field(default_factory=list)
+    """Who founded a model when somebody who counts in it was about to come back."""
     announced: set[str] = field(default_factory=set)
     """Sessions that have shown a card."""
     left_early: set[str] = field(default_factory=set)
@@ -398,8 +428,13 @@ class Stage:
         self._supervised: set[Device] = set()
         self._supervisors: set[asyncio.Task[None]] = set()
         self._quiet_since = 0.0
-        self._arrived: set[str] = set()
-        """Sessions that were online."""
+        self._arrived: dict[str, float] = {}
+        """Sessions that were online, and since when."""
+        self._counted: dict[tuple[str, str], float] = {}
+        """(session, model) → when it first said that it counts."""
+        self._foundings: list[Founding] = []
+        self._last_packet: dict[str, float] = {}
+        """Inbox → when something was last sent to it."""
         self._outlived: set[str] = set()
         """Sessions of the dead whose retained status said that they were online, for as long as they had."""
         self._digest = hashlib.blake2b(digest_size=8)
@@ -614,13 +649,38 @@ class Stage:
             self._quiet_since + COUNTS_WITHIN, self._look_who_counts, self._quiet_since
         )
 
-    def _notice_arrival(self, payload: bytes) -> None:
-        """Note that a session is online for the first time; a process may have several."""
-        status = json.loads(payload)
-        if status["state"] == "online" and status["session"] not in self._arrived:
-            self._arrived.add(status["session"])
+    def _notice_status(self, peer: str, status: dict[str, Any]) -> None:
+        """Note that a session is online for the first time (a process may have several), or counts."""
+        if status["state"] != "online":
+            return
+        now, session = self.loop.time(), status["session"]
+        if session not in self._arrived:
+            self._arrived[session] = now
             self._outlived.clear()
             self._unsettle()
+        for model in status["counts"]:
+            for found in self._foundings:
+                before = self._counted.get((session, model), now) < found.arrived
+                if found.model == model and before and now < found.arrived + SILENCE:
+                    self.history.hasty.append(
+                        f"at {found.at:.1f} s {found.peer} founded {model}; {peer}, who counts, came back "
+                        f"{now - found.arrived:.1f} s after it had arrived"
+                    )
+            if (session, model) not in self._counted:
+                self._counted[session, model] = now
+                if self.plan.start == "none" and not self._was_heard(peer, session, model):
+                    self._foundings.append(Founding(self._arrived[session], now, peer, model))
+
+    def _was_heard(self, peer: str, session: str, model: str) -> bool:
+        """Return whether anybody counted in a model, or gave of it, since a session arrived."""
+        place = f"gossamer/v1/{SWARM}/peer"
+        if self._last_packet.get(f"{place}/{peer}/inbox/{model}", -1.0) >= self._arrived[session]:
+            return True
+        others = [m.name for m in self.plan.members if m.name != peer]
+        statuses = [
+            json.loads(self.broker.retained.get(f"{place}/{o}/status", b"{}")) for o in others
+        ]
+        return any(s.get("state") == "online" and model in s["counts"] for s in statuses)
 
     def _look_who_counts(self, since: float) -> None:
         """Write down who is online, and in which of its models it does not count."""
@@ -790,7 +850,7 @@ class Stage:
         settings = Settings(
             swarm=SWARM, mode=plan.mode, rounds=plan.rounds, tick=0.25, lease=member.lease,
             settle_tolerance=1e-3, settle_timeout=15.0, start_timeout=120.0, leave_timeout=10.0,
-            save_every=3.0, test_every=4,
+            save_every=3.0, test_every=4, silence=SILENCE,
             expect=() if plan.start == "none" else tuple(first),
             founder=True if plan.start == "founder" else None, replace=replaces or restarted,
             servers={
@@ -822,7 +882,8 @@ class Stage:
         if topic.endswith("/card") and payload:
             self.history.announced.add(client.rpartition("-")[2])
         if not self.plan.trust and topic.endswith("/status"):
-            self._notice_arrival(payload)
+            self._notice_status(topic.split("/")[-2], json.loads(payload))
+        self._last_packet[topic] = self.loop.time()
         for entry in list(self._waiting):
             where, text, act = entry
             if topic.endswith(where) and text in payload:

@@ -272,6 +272,12 @@ def counts_in_time(history: History) -> Iterator[str]:
         yield f"{owner} trained on without counting, in {count} records"
 
 
+def waits_for_returners(history: History) -> Iterator[str]:
+    """Nobody founds a model at its own values while those who count in it are coming back."""
+    if not any(event.kind == "replace" for event in history.plan.events):
+        yield from history.hasty
+
+
 LAWS: dict[str, Law] = {
     "ends": ends,
     "errors": errors,
@@ -280,6 +286,7 @@ LAWS: dict[str, Law] = {
     "one-report": one_report,
     "counted": counted,
     "counts-in-time": counts_in_time,
+    "waits-for-returners": waits_for_returners,
     "finite": finite,
     "agree": agree,
     "last-word": last_word,
