@@ -37,7 +37,7 @@ COUNTS_WITHIN = 13.0
 the broker notices a lost connection."""
 SILENCE = 5.0
 """Seconds without word from anybody who counts before a peer founds a model; as in the settings."""
-DEVICE_NAMES = ("ann", "ben", "cat", "dan", "eve")
+DEVICE_NAMES = ("ann", "ben", "cat", "dan", "eve", "fay")
 
 Mode = Literal["async", "rounds", "server"]
 
@@ -84,6 +84,10 @@ class Member:
     named_boots: bool = True
     late: bool = False
     lease: float = 20.0
+    initial: float | None = None
+    """Where its values begin, if not where the plan says."""
+    lies: bool = False
+    """Whether it gives out its own target, whatever it hears from others."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,10 @@ class Plan:
     lease: float
     network: Network
     members: tuple[Member, ...]
-    events: tuple[Event, ...]
+    events: tuple[Event, ...] = ()
+    guards: bool = False
+    """With trust: whether peers judge each other's values. Never in drawn plans: honest peers that a fault
+    keeps apart for long drift beyond the guards' bounds."""
 
     @property
     def calm(self) -> float:
@@ -292,14 +299,16 @@ class Drifter:
         self.network = SlicedNetwork(mlp("2=5=2"), slices, graph=graph, peer=name, seed=0)
         self._target, self._step, self._rng = member.value, member.step, rng
         self.rounds = 0
+        self._pace = 1.0 if member.lies else 0.05
+        initial = 0.5 if equal else member.value
         with torch.no_grad():
-            self.network.flat.fill_(0.5 if equal else member.value)
+            self.network.flat.fill_(initial if member.initial is None else member.initial)
 
     def train(self, steps: int) -> Metrics:
         sleep_on_worker(steps * self._step * self._rng.uniform(0.5, 1.5))
         self.rounds += 1
         with torch.no_grad():
-            self.network.flat += 0.05 * (self._target - self.network.flat)
+            self.network.flat += self._pace * (self._target - self.network.flat)
         return Metrics(0.0, 0, 1)
 
     def test(self) -> Metrics:
@@ -446,12 +455,17 @@ class Stage:
         else:
             self.history.names = {m.name: m.name for m in plan.members}
 
-    def play(self) -> History:
-        """Play the plan to its end."""
+    @property
+    def peers(self) -> dict[str, Peer]:
+        """The peers that run now, by the name of their device."""
+        return {p.device.name: peer for p, (peer, _) in self._peers.items() if p.alive}
+
+    def play(self, until: float | None = None) -> History:
+        """Play the plan to its end, or until a time."""
         history = self.history
         with self._logging(), Entropy(f"{self.plan.seed}/entropy"), _without_collection():
             try:
-                self.loop.run_until_complete(self._conduct())
+                self.loop.run_until_complete(self._conduct(until))
             except Exception as error:
                 history.crash = error
             self._clean_up()
@@ -492,12 +506,15 @@ class Stage:
 
     # --- the course of events -------------------------------------------------------------------
 
-    async def _conduct(self) -> None:
+    async def _conduct(self, until: float | None) -> None:
         plan = self.plan
         for member in plan.members:
             self.loop.call_at(member.start, self._begin_to_supervise, member.name)
         for event in plan.events:
             self.loop.call_at(event.at, self._arm, event)
+        if until is not None:
+            await asyncio.sleep(until)
+            return
         await asyncio.sleep(plan.calm if plan.calm != float("inf") else 0.0)
         last = max(
             [member.start for member in plan.members]
@@ -866,7 +883,7 @@ class Stage:
                 identity=str(folder / f"{member.name}.key"),
                 invitation=str(folder / f"{member.name}.invitation"),
                 owner=public_text(owner.public),
-                guards="off",
+                guards=None if plan.guards else "off",
             )
         return settings
 
