@@ -21,8 +21,7 @@ import torch
 from gossamer.gossip import Hook, Will
 from gossamer.gossip.trust import Identity, invite, public_text, save_invitation
 from gossamer.models import Metrics, ModelGraph, SlicedNetwork, mlp
-from gossamer.peer import NotHandedIn, Peer, PeerError, Report, Settings
-from gossamer.peer.presence import LEASE_MARGIN
+from gossamer.peer import LEASE_MARGIN, NotHandedIn, Peer, PeerError, Report, Settings
 
 from .broker import Network, SimBroker, SimTransport
 from .loop import SimError, SimLoop

@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from gossamer.gossip.pushsum import ONE
+from gossamer.gossip import ONE
 
 from .broker import Network
 from .history import Event, Member, Plan, Stage
