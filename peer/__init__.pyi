@@ -6,6 +6,7 @@ from .addresses import is_loopback as is_loopback
 from .addresses import machine_names as machine_names
 from .bootstrap import Bootstrap as Bootstrap
 from .bootstrap import Others as Others
+from .bootstrap import PeerGuards as PeerGuards
 from .bootstrap import load_trained as load_trained
 from .broker import Broker as Broker
 from .broker import BrokerError as BrokerError
@@ -37,6 +38,7 @@ from .matched_store import MatchedStore as MatchedStore
 from .peer import Connect as Connect
 from .peer import Peer as Peer
 from .peer import Report as Report
+from .presence import LEASE_MARGIN as LEASE_MARGIN
 from .presence import Online as Online
 from .presence import Roster as Roster
 from .record_file import RecordFile as RecordFile

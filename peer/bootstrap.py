@@ -4,8 +4,8 @@ A partial model is waiting until the peer's weight counts in it. The peer decide
 
 - somebody who counts can be heard: wait for the first value, and add the own weight at that value;
 - nobody who counts is known: found the model at the peer's own values. With equal starts all who wait do so
-  at once; else the one that came first does, and the others then hear from it. So whoever waits never waits
-  for somebody who waits.
+  at once; else the one that came first does, and the others then hear from it, or do so themselves if it
+  takes too long. So nobody waits for ever for somebody who waits.
 
 Nobody founds before it was silent for a while (`settings.silence`), because the broker or the others may
 just be restarting; unless everybody who is expected is there, or the settings say so (`founder`).
@@ -37,6 +37,12 @@ _log = logging.getLogger(__name__)
 
 WARN_AFTER = 10.0
 """Seconds after which a partial model in which nobody is known to count is worth a warning."""
+
+
+FIRST_FOUNDER = 1.5
+"""After so many times `silence` a peer founds a model, even if another one that waits came first: that one
+may have died while the broker was down, and its retained status says that it is online for as long as its
+lease lasts."""
 
 
 class Others:
@@ -146,6 +152,8 @@ class Bootstrap:
         silent = now - self._quiet_since[model] >= self._settings.silence
         if not silent and (self._settings.founder is False or not self._complete):
             return False
+        if now - self._quiet_since[model] >= FIRST_FOUNDER * self._settings.silence:
+            return True
         start, me = self._starts[model], (self._since, self._name)
         return all(other.starts.get(model) == start for other in online) or all(
             me < (other.since, other.peer) for other in online

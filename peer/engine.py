@@ -199,6 +199,14 @@ class Engine:
         return self._books.generation
 
     @property
+    def must_leave(self) -> bool:
+        """Whether a former process was killed while it handed its mass over in a lockstep mode.
+
+        Nobody gives it any before its next round; it can only go on leaving.
+        """
+        return self.restored and self.ending is None and self.gossiper.leaving
+
+    @property
     def in_touch(self) -> float:
         """When the others could last hear of this session, by the machine's uptime."""
         return self._in_touch
@@ -273,6 +281,14 @@ class Engine:
         """Let the peer's own weight count, as soon as its bootstrap says so; see Bootstrap.begin."""
         self._bootstrap.begin(self.gossiper, now, found=found, complete=complete)
         self.view = self._look()
+
+    def neighbours_went_on(self) -> bool:
+        """Return whether a neighbour has trained a second round, which takes all who started together."""
+        return any(
+            rounds > 1 and model in other.vectors
+            for other in self._others.known.values()
+            for model, rounds in other.counts.items()
+        )
 
     def count_everywhere(self) -> None:
         """Let the peer's own weight count in all models, whoever was heard: its training is over."""
@@ -642,7 +658,8 @@ class Engine:
             self.renew(why)
         else:
             self.restored, self.returning, self._in_touch = True, started, touched
-            self.gossiper.leaving = False  # the process that was asked to leave is no more
+            if self.settings.mode == "async":
+                self.gossiper.leaving = False  # the process that was asked to leave is no more
             self._adjust(samples)
 
     def _adjust(self, samples: int) -> None:
@@ -663,9 +680,8 @@ class Engine:
         self._others.apply(event)
         match event:
             case Online():
-                self.gossiper.peer_online(
-                    event.peer, event.session, event.vectors, leaving=event.leaving
-                )
+                vectors = event.vectors if self._started_together(event) else ()
+                self.gossiper.peer_online(event.peer, event.session, vectors, leaving=event.leaving)
                 self._welcome(event)
             case Offline():
                 self.gossiper.peer_offline(event.peer)
@@ -676,6 +692,17 @@ class Engine:
                 self.gossiper.peer_gone(event.peer, event.session, event.statement, event.reclaimed)
                 # Old mass may have come back: then agree anew.
                 self._agreement.moved(before, self.settings.settle_tolerance)
+
+    def _started_together(self, event: Online) -> bool:
+        """Return whether a session can be averaged with: in lockstep modes, none that came midway.
+
+        It would begin at the first round, and both would wait for each other.
+        """
+        return (
+            isinstance(self.mode, PacedMode)
+            or self._books.round == self._books.earlier
+            or self.gossiper.known_sessions().get(event.peer) == event.session
+        )
 
     def _welcome(self, event: Online) -> None:
         """Push to a neighbour that waits to hear from somebody who counts, as soon as possible."""

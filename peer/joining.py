@@ -26,11 +26,7 @@ async def claim_name(link: Link, unsaid: Ending | None) -> None:
     unsaid: a goodbye of the former session that no broker took; it goes first.
     """
     generation = await _free_generation(link)
-    if link.settings.mode != "async" and not link.engine.restored and _others_train(link):
-        raise PeerError(
-            f"peer {link.name}: swarm {link.settings.swarm!r} is already training in "
-            f"{link.settings.mode} mode, which nobody can join midway; use async mode, or start together"
-        )
+    _refuse_midway(link, _others_train(link))
     if unsaid is not None:
         await link.say(goodbye_of(unsaid, generation))
     await link.open(generation)
@@ -48,6 +44,8 @@ async def wait_for_others(link: Link) -> None:
     await _wait_for_expected(link)
     _refuse_mismatch(link)
     await link.up_to_date()
+    # One of them may have been offline before, and is back only now.
+    _refuse_midway(link, await link.worker.run(link.engine.neighbours_went_on))
     settings, view = link.settings, link.view
     if not (settings.founder and not link.engine.returning):
         # Late comers were refused in lockstep modes: whoever trains by now started together with us.
@@ -164,6 +162,15 @@ def _name_taken(link: Link, status: Status) -> str:
         "that one from its checkpoint, use --replace if this device takes its place, or declare it dead "
         "with gossamer forget"
     )
+
+
+def _refuse_midway(link: Link, others_are_ahead: bool) -> None:
+    """Raise PeerError if a new session finds others ahead of it in a lockstep mode."""
+    if link.settings.mode != "async" and not link.engine.restored and others_are_ahead:
+        raise PeerError(
+            f"peer {link.name}: swarm {link.settings.swarm!r} is already training in "
+            f"{link.settings.mode} mode, which nobody can join midway; use async mode, or start together"
+        )
 
 
 def _others_train(link: Link) -> bool:

@@ -217,6 +217,16 @@ class Peer:
             link.birth,
         )
         self._session = session = _Session(link)
+        report = await self._connected_life(session)
+        if engine.ending is not None:
+            # Not before the connection was closed: a process that is killed until then leaves its last will
+            # behind its goodbye, and must be able to say goodbye once more.
+            await worker.run(engine.finish)
+        return report
+
+    async def _connected_life(self, session: _Session) -> Report:
+        """Live a session for as long as it is connected."""
+        link = session.link
         async with _connected(link, self._checkpoint) as transport:
             try:
                 for pattern in (
@@ -325,6 +335,8 @@ class Peer:
             # What it knew before it heard of the others.
             progress.own_accuracy = (await session.link.worker.run(self.learner.test)).accuracy
         await claim_name(session.link, engine.unsaid)
+        if engine.must_leave:
+            self.leave("it was asked to leave before it was interrupted")
         return Event.NAME_FREE
 
     async def _wait(self, session: _Session) -> Event:
@@ -414,7 +426,7 @@ class Peer:
     # --- the end --------------------------------------------------------------------------------
 
     async def _end(self, session: _Session, failure: PeerError | None) -> Report:
-        """Write the ending down, tell the others, leave the report behind, and remove the checkpoint."""
+        """Write the ending down, tell the others, and leave the report behind."""
         link, life = session.link, session.life
         engine, run = link.engine, link.worker.run
         asked = self._leave.is_set() and failure is None
@@ -457,7 +469,6 @@ class Peer:
         report = Report(**ending.report)
         self._tell_losses(report)
         await run(self._on_report, report)
-        await run(engine.finish)
         return report
 
     def _own_part(self, link: Link) -> dict[str, Any]:

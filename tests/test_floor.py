@@ -43,9 +43,9 @@ def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path, sync) -> None:
     def fail() -> None:
         with replacing(path, sync=sync) as part:
             part.write_text("half of")
-            raise OSError
+            raise FileNotFoundError
 
-    with pytest.raises(OSError):
+    with pytest.raises(FileNotFoundError):
         fail()
     assert path.read_text() == "before"
     with replacing(path, sync=sync) as part:

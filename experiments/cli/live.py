@@ -241,7 +241,7 @@ def _may_start(folder: Path, spec: PeerSpec, again: bool) -> bool:
         rounds = int(json.loads(report.read_text("utf-8"))["rounds"])
     except (OSError, ValueError, KeyError, TypeError):
         return True  # there is no report, or the peer was killed while it wrote it
-    if rounds >= spec.settings.rounds:
+    if rounds >= spec.settings.rounds and not checkpoint.exists():  # else its goodbye is said again
         console.out.print(
             f"peer {spec.name} has finished its {rounds} rounds (report: {report}); start it with --again "
             "to begin anew",

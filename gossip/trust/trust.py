@@ -27,7 +27,7 @@ from . import fields, signed
 from .death import read_death
 from .errors import MisdatedCard, TrustError
 from .identity import Identity
-from .invitation import Admission, check
+from .invitation import CLOCK_SKEW, Admission, check
 from .keyring import OVERHEAD, Keyring
 from .opened import Opened
 from .own_name import OwnName
@@ -112,6 +112,8 @@ class Trust:
         self._cards = 0
         self._issued: float | None = None
         """When our newest card was issued."""
+        self._former_issued = float("-inf")
+        """When the newest card that another incarnation of ours left at the broker was issued."""
         self._models = frozenset(models)
         self._number = 0
         self._own_name = OwnName(self.keyring.incarnation)
@@ -130,13 +132,20 @@ class Trust:
         """Our card, signed, with our paper. From now on the name is ours."""
         self._own_name.ours = True
         self._cards += 1
-        self._issued = self._wall()
+        self._issued = self._date()
         keyring = self.keyring
         edition = Edition(self._issued, keyring.incarnation, self._cards)
         claim = Claim(
             edition, keyring.exchange, keyring.masks, self._session, self._since, self._models
         )
         return sign_card(self.identity, self.swarm, self._admission, claim, body)
+
+    def _date(self) -> float:
+        """Return the time, but not one before our former card: our clock may have been set back since, and
+        the others take the newest card alone."""
+        now = self._wall()
+        later = self._former_issued + 0.001
+        return later if now < later <= now + CLOCK_SKEW else now
 
     def card_due(self) -> bool:
         """Whether our card should be issued again: it has grown old, or the clock was set since."""
@@ -207,12 +216,17 @@ class Trust:
         return [Heard("status", peer, body)]
 
     def _own(self, kind: str, payload: bytes) -> list[Heard]:
-        """Our own topic: what another incarnation of ours says there, if it is running."""
+        """Our own topic: what another incarnation of ours says there, if it is running.
+
+        A card proves nobody alive, but tells the generation of whoever had the name, which last wills do not,
+        and when it was issued.
+        """
+        place = (topics.card if kind == "card" else topics.status)(self.swarm, self.name)
+        head, body = signed.read(payload, place, lambda _: self.identity.public)
         if kind == "card":
-            return []
-        head, body = signed.read(
-            payload, topics.status(self.swarm, self.name), lambda _: self.identity.public
-        )
+            if head.get("incarnation") != self.keyring.incarnation:
+                self._former_issued = max(self._former_issued, fields.number(head["issued"]))
+            return [Heard("card", self.name, body)]
         try:
             return [Heard("status", self.name, body)] if self._own_name.hear(head, body) else []
         except TrustError as error:

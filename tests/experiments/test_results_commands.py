@@ -266,6 +266,7 @@ def test_a_swarm_does_not_start_among_the_files_of_another(tmp_path: Path) -> No
 def join(gossamer: Gossamer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Runs `gossamer join … -o out`; `join.started` are the processes that it would run."""
     started: list[HostSpec] = []
+    # At the package's door, which remembers what it has once looked up in its module.
     monkeypatch.setattr("gossamer.peer.run_guarded", lambda spec: started.append(spec) or 0)
     (tmp_path / "anna.toml").write_text('name = "anna"\nentry = "m:f"\nrounds = 5\n')
     (tmp_path / "out").mkdir()
@@ -286,7 +287,6 @@ def report(folder: Path, text: str) -> Path:
 
 def test_a_finished_peer_does_not_start_from_scratch(join, tmp_path: Path) -> None:
     report(tmp_path / "out", '{"peer": "anna", "rounds": 5}')
-    (tmp_path / "out" / "anna.checkpoint").write_text("left over")
     before = contents(tmp_path / "out")
     result = join()
     assert result.code == 0
@@ -296,6 +296,14 @@ def test_a_finished_peer_does_not_start_from_scratch(join, tmp_path: Path) -> No
     )
     assert join.started == []
     assert contents(tmp_path / "out") == before
+
+
+def test_a_finished_peer_with_a_checkpoint_says_goodbye_again(join, tmp_path: Path) -> None:
+    """It was killed before its connection was closed, and its last will has replaced its goodbye."""
+    report(tmp_path / "out", '{"peer": "anna", "rounds": 5}')
+    (tmp_path / "out" / "anna.checkpoint").write_text("holds the ending")
+    assert join().code == 0
+    assert len(join.started) == 1
 
 
 def test_again_begins_anew(join, tmp_path: Path) -> None:

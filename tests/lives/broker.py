@@ -134,6 +134,8 @@ class SimBroker:
         self.network = network or Network()
         self.retained: dict[str, bytes] = {}
         self.counters: Counter[str] = Counter()
+        self.last_drop: dict[str, float] = {}
+        """Topic → when a message to it was last lost."""
         self.running = True
         self.context = contextvars.Context()
         self._wires: dict[str, Wire] = {}
@@ -292,6 +294,7 @@ class SimBroker:
         network, rng = self.network, self.rng
         if rng.random() < network.drop:
             self.counters["dropped"] += 1
+            self.last_drop[message.topic] = self.loop.time()
             return
         for _ in range(2 if rng.random() < network.duplicate else 1):
             wire.down.send(deliver, overtaken=rng.random() < network.reorder)

@@ -21,7 +21,7 @@ import torch
 from gossamer.gossip import Hook, Will
 from gossamer.gossip.trust import Identity, invite, public_text, save_invitation
 from gossamer.models import Metrics, ModelGraph, SlicedNetwork, mlp
-from gossamer.peer import NotHandedIn, Peer, PeerError, Report, Settings
+from gossamer.peer import LEASE_MARGIN, NotHandedIn, Peer, PeerError, Report, Settings
 
 from .broker import Network, SimBroker, SimTransport
 from .loop import SimError, SimLoop
@@ -34,7 +34,9 @@ PATIENCE = 900.0
 COUNTS_WITHIN = 13.0
 """Virtual seconds after the last arrival or fault within which everybody online counts: 10, and 3 in which
 the broker notices a lost connection."""
-DEVICE_NAMES = ("ann", "ben", "cat", "dan", "eve")
+SILENCE = 5.0
+"""Seconds without word from anybody who counts before a peer founds a model; as in the settings."""
+DEVICE_NAMES = ("ann", "ben", "cat", "dan", "eve", "fay")
 
 Mode = Literal["async", "rounds", "server"]
 
@@ -81,6 +83,10 @@ class Member:
     named_boots: bool = True
     late: bool = False
     lease: float = 20.0
+    initial: float | None = None
+    """Where its values begin, if not where the plan says."""
+    lies: bool = False
+    """Whether it gives out its own target, whatever it hears from others."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,10 @@ class Plan:
     lease: float
     network: Network
     members: tuple[Member, ...]
-    events: tuple[Event, ...]
+    events: tuple[Event, ...] = ()
+    guards: bool = False
+    """With trust: whether peers judge each other's values. Never in drawn plans: honest peers that a fault
+    keeps apart for long drift beyond the guards' bounds."""
 
     @property
     def calm(self) -> float:
@@ -142,7 +151,9 @@ def draw(seed: int) -> Plan:
         members=members,
         events=(),
     )
-    return replace(plan, events=tuple(_events(rng, plan)))
+    silent_death = _silent_death(random.Random(f"{seed}/silent death"), plan)
+    power_cut = _power_cut(random.Random(f"{seed}/power cut"), plan)
+    return replace(plan, events=(*_events(rng, plan), *silent_death, *power_cut))
 
 
 def _network(rng: random.Random, mode: Mode) -> Network:
@@ -245,6 +256,36 @@ def _events(rng: random.Random, plan: Plan) -> Iterator[Event]:
                 yield Event(at + rng.uniform(1.0, 6.0), kind, device)
 
 
+def _silent_death(rng: random.Random, plan: Plan) -> Iterator[Event]:
+    """Let a device die for good while the broker is down, and another one start again after that.
+
+    Nobody publishes the last will of the dead one: its retained status says that it is online.
+    """
+    if plan.mode != "async" or rng.random() > 0.1:
+        return
+    dead, restarted = rng.sample([member.name for member in plan.members], 2)
+    at = rng.uniform(1.0, plan.rounds * plan.members[0].step + 8.0)
+    seconds = rng.uniform(1.0, 4.0)
+    yield Event(at, "broker", "", seconds)
+    yield Event(at + 0.1, "kill", dead, float("inf"))
+    yield Event(at + 0.2, "kill", restarted, seconds + rng.uniform(0.0, 3.0))
+
+
+def _power_cut(rng: random.Random, plan: Plan) -> Iterator[Event]:
+    """Cut the power of one device and of a broker that forgets; all others restart, and come back later.
+
+    The one has to begin a new session, and must wait for those who count, though it sees nobody at first.
+    """
+    if plan.mode != "async" or plan.start != "none" or rng.random() > 0.15:
+        return
+    first, *others = rng.sample([member.name for member in plan.members], len(plan.members))
+    at = rng.uniform(8.0, plan.rounds * plan.members[0].step + 10.0)
+    yield Event(at, "broker", "", 0.2, forget=True)
+    yield Event(at, "power", first, 0.3)
+    for other in others:
+        yield Event(at, "kill", other, rng.uniform(3.0, 5.0))
+
+
 # --- learners and keys -------------------------------------------------------------------------------
 
 
@@ -257,14 +298,16 @@ class Drifter:
         self.network = SlicedNetwork(mlp("2=5=2"), slices, graph=graph, peer=name, seed=0)
         self._target, self._step, self._rng = member.value, member.step, rng
         self.rounds = 0
+        self._pace = 1.0 if member.lies else 0.05
+        initial = 0.5 if equal else member.value
         with torch.no_grad():
-            self.network.flat.fill_(0.5 if equal else member.value)
+            self.network.flat.fill_(initial if member.initial is None else member.initial)
 
     def train(self, steps: int) -> Metrics:
         sleep_on_worker(steps * self._step * self._rng.uniform(0.5, 1.5))
         self.rounds += 1
         with torch.no_grad():
-            self.network.flat += 0.05 * (self._target - self.network.flat)
+            self.network.flat += self._pace * (self._target - self.network.flat)
         return Metrics(0.0, 0, 1)
 
     def test(self) -> Metrics:
@@ -325,6 +368,16 @@ class Saved:
     tree: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Founding:
+    """A session counts in a partial model in which it had heard of nobody who does."""
+
+    arrived: float
+    at: float
+    peer: str
+    model: str
+
+
 @dataclass
 class History:
     """What happened when a plan was played."""
@@ -343,6 +396,10 @@ class History:
     devices: dict[str, list[Device]] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     """Device → the name of its peer."""
+    hasty: list[str] = field(default_factory=list)
+    """Who founded a model when somebody who counts in it was about to come back."""
+    announced: set[str] = field(default_factory=set)
+    """Sessions that have shown a card."""
     left_early: set[str] = field(default_factory=set)
     uncounted: list[str] = field(default_factory=list)
     """Who was online and did not count, some time after the last arrival or fault."""
@@ -379,6 +436,15 @@ class Stage:
         self._supervised: set[Device] = set()
         self._supervisors: set[asyncio.Task[None]] = set()
         self._quiet_since = 0.0
+        self._arrived: dict[str, float] = {}
+        """Sessions that were online, and since when."""
+        self._counted: dict[tuple[str, str], float] = {}
+        """(session, model) → when it first said that it counts."""
+        self._foundings: list[Founding] = []
+        self._last_packet: dict[str, float] = {}
+        """Inbox → when something was last sent to it."""
+        self._outlived: set[str] = set()
+        """Sessions of the dead whose retained status said that they were online, for as long as they had."""
         self._digest = hashlib.blake2b(digest_size=8)
         self._verbose = verbose
         for member in plan.members:
@@ -388,12 +454,17 @@ class Stage:
         else:
             self.history.names = {m.name: m.name for m in plan.members}
 
-    def play(self) -> History:
-        """Play the plan to its end."""
+    @property
+    def peers(self) -> dict[str, Peer]:
+        """The peers that run now, by the name of their device."""
+        return {p.device.name: peer for p, (peer, _) in self._peers.items() if p.alive}
+
+    def play(self, until: float | None = None) -> History:
+        """Play the plan to its end, or until a time."""
         history = self.history
         with self._logging(), Entropy(f"{self.plan.seed}/entropy"), _without_collection():
             try:
-                self.loop.run_until_complete(self._conduct())
+                self.loop.run_until_complete(self._conduct(until))
             except Exception as error:
                 history.crash = error
             self._clean_up()
@@ -434,12 +505,15 @@ class Stage:
 
     # --- the course of events -------------------------------------------------------------------
 
-    async def _conduct(self) -> None:
+    async def _conduct(self, until: float | None) -> None:
         plan = self.plan
         for member in plan.members:
             self.loop.call_at(member.start, self._begin_to_supervise, member.name)
         for event in plan.events:
             self.loop.call_at(event.at, self._arm, event)
+        if until is not None:
+            await asyncio.sleep(until)
+            return
         await asyncio.sleep(plan.calm if plan.calm != float("inf") else 0.0)
         last = max(
             [member.start for member in plan.members]
@@ -591,21 +665,76 @@ class Stage:
             self._quiet_since + COUNTS_WITHIN, self._look_who_counts, self._quiet_since
         )
 
+    def _notice_status(self, peer: str, status: dict[str, Any]) -> None:
+        """Note that a session is online for the first time (a process may have several), or counts."""
+        if status["state"] != "online":
+            return
+        now, session = self.loop.time(), status["session"]
+        if session not in self._arrived:
+            self._arrived[session] = now
+            self._outlived.clear()
+            self._unsettle()
+        for model in status["counts"]:
+            for found in self._foundings:
+                before = self._counted.get((session, model), now) < found.arrived
+                if found.model == model and before and now < found.arrived + SILENCE:
+                    self.history.hasty.append(
+                        f"at {found.at:.1f} s {found.peer} founded {model}; {peer}, who counts, came back "
+                        f"{now - found.arrived:.1f} s after it had arrived"
+                    )
+            if (session, model) not in self._counted:
+                self._counted[session, model] = now
+                if self.plan.start == "none" and not self._was_heard(peer, session, model):
+                    self._foundings.append(Founding(self._arrived[session], now, peer, model))
+
+    def _was_heard(self, peer: str, session: str, model: str) -> bool:
+        """Return whether anybody counted in a model, or gave of it, since a session arrived."""
+        place = f"gossamer/v1/{SWARM}/peer"
+        if self._last_packet.get(f"{place}/{peer}/inbox/{model}", -1.0) >= self._arrived[session]:
+            return True
+        others = [m.name for m in self.plan.members if m.name != peer]
+        statuses = [
+            json.loads(self.broker.retained.get(f"{place}/{o}/status", b"{}")) for o in others
+        ]
+        return any(s.get("state") == "online" and model in s["counts"] for s in statuses)
+
     def _look_who_counts(self, since: float) -> None:
         """Write down who is online, and in which of its models it does not count."""
         if since != self._quiet_since or self.plan.mode != "async" or self.plan.trust:
             return
         names = self.history.names
-        online = {}
+        online, ghosts = {}, {}
         for member in self.plan.members:
             place = f"gossamer/v1/{SWARM}/peer/{names[member.name]}/status"
             status = json.loads(self.broker.retained.get(place, b"{}"))
+            # The last will of a process that died while the broker was down is never published.
+            alive = self._devices[member.name].process is not None
             if status.get("state") == "online":
-                online[member] = status
+                (online if alive else ghosts)[member] = status
         if self.plan.start != "none" and len(online) < len(self.plan.members):
             return  # somebody may wait for a peer that is expected
         for member, status in online.items():
             lacking = sorted(set(member.models) - status["counts"].keys())
+            waits_for = [
+                ghost.lease
+                for ghost, its in ghosts.items()
+                if its["session"] not in self._outlived and its["counts"].keys() & set(lacking)
+            ]
+            lost = [
+                self.broker.last_drop.get(
+                    f"gossamer/v1/{SWARM}/peer/{names[member.name]}/inbox/{m}", -1.0
+                )
+                for m in lacking
+            ]
+            if any(
+                at >= since for at in lost
+            ):  # what it waits for is repeated, with longer and longer pauses
+                self._unsettle()
+                return
+            if waits_for:  # it counts, as far as anybody can know before its lease is over
+                self._outlived |= {its["session"] for its in ghosts.values()}
+                self._unsettle(LEASE_MARGIN * max(waits_for))
+                return
             if lacking:
                 self.history.uncounted.append(
                     f"at {self.loop.time():.1f} s {member.name} does not count in {', '.join(lacking)}"
@@ -698,6 +827,7 @@ class Stage:
         peer = process.context.run(make)
         self._peers[process] = peer, learner
         self._note(f"{process.owner} starts")
+        self._outlived.clear()  # it knows nothing of how long they have been silent
         self._unsettle()
         process.start(peer.run())
         return process
@@ -736,7 +866,7 @@ class Stage:
         settings = Settings(
             swarm=SWARM, mode=plan.mode, rounds=plan.rounds, tick=0.25, lease=member.lease,
             settle_tolerance=1e-3, settle_timeout=15.0, start_timeout=120.0, leave_timeout=10.0,
-            save_every=3.0, test_every=4,
+            save_every=3.0, test_every=4, silence=SILENCE,
             expect=() if plan.start == "none" else tuple(first),
             founder=True if plan.start == "founder" else None, replace=replaces or restarted,
             servers={
@@ -752,7 +882,7 @@ class Stage:
                 identity=str(folder / f"{member.name}.key"),
                 invitation=str(folder / f"{member.name}.invitation"),
                 owner=public_text(owner.public),
-                guards="off",
+                guards=None if plan.guards else "off",
             )
         return settings
 
@@ -765,6 +895,11 @@ class Stage:
                 repr(payload[:300]) if topic.endswith(("card", "status")) else f"{len(payload)} B"
             )
             self.history.log.append(f"{self.loop.time():9.3f} -> {client} {topic[18:]} {text}")
+        if topic.endswith("/card") and payload:
+            self.history.announced.add(client.rpartition("-")[2])
+        if not self.plan.trust and topic.endswith("/status"):
+            self._notice_status(topic.split("/")[-2], json.loads(payload))
+        self._last_packet[topic] = self.loop.time()
         for entry in list(self._waiting):
             where, text, act = entry
             if topic.endswith(where) and text in payload:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gossamer.gossip import ONE
-from gossamer.peer import PeerError, Replaced
+from gossamer.peer import NotHandedIn, PeerError, Replaced
 
 from .history import Ending, History
 
@@ -39,8 +39,11 @@ class Books:
     injected: dict[str, int]
     open: list[tuple[str, str, str, int]]
     """(model, receiver, receiver's session, weight) of every open transfer."""
-    reclaimed: list[tuple[str, str, str, int]]
-    """The same of transfers that it took back without knowing what had become of them."""
+    reclaimed: list[tuple[str, str, int, int]]
+    """(model, receiver's session, sequence, weight) of transfers that it took back without knowing what had
+    become of them."""
+    credited: set[tuple[str, str, int]]
+    """(model, sender's session, sequence) of the last transfer from each sender, if it was credited."""
 
     @classmethod
     def read(cls, tree: dict[str, Any]) -> Books:
@@ -49,8 +52,9 @@ class Books:
         rows = [(row[0], row[1], row[2], row[4]) for row in ledger["open"]]
         held = {v: w - vault["debts"].get(v, 0) for v, w in vault["weights"].items()}
         over = tree["ending"] is not None
-        reclaimed = [(row[2], row[0], row[1], row[4]) for row in ledger["reclaimed"]]
-        return cls(ledger["session"], over, held, vault["injected"], rows, reclaimed)
+        reclaimed = [(row[2], row[1], row[3], row[4]) for row in ledger["reclaimed"]]
+        credited = {(row[2], row[1], row[3]) for row in ledger["seen"] if row[4] == "credited"}
+        return cls(ledger["session"], over, held, vault["injected"], rows, reclaimed, credited)
 
 
 @dataclass
@@ -100,6 +104,11 @@ class Accounts:
                 for model, _, receiver_session, weight in theirs.open:
                     if receiver_session == session:
                         slack[model] += weight
+                for model, receiver_session, sequence, weight in theirs.reclaimed:
+                    # Given up before it credited this, as one who was frozen does when it wakes.
+                    credited = (model, theirs.session, sequence) in books.credited
+                    if receiver_session == session and credited:
+                        slack[model] += weight
         for weights in reported.values():
             for model, (_, open_, _) in weights.items():
                 slack[model] += open_  # its receiver may have credited it
@@ -140,7 +149,7 @@ def errors(history: History) -> Iterator[str]:
     for ending in _last_endings(history):
         if ending.member.name in stuck:
             continue  # a later process of this device did not end: see the law `ends`
-        if ending.error is not None and not _is_explained(history, ending.error):
+        if ending.error is not None and not _is_explained(history, ending, ending.error):
             yield f"{ending.process.owner} ended with {type(ending.error).__name__}: {ending.error}"
     for error in history.loop_errors:
         yield f"unhandled: {error.get('message')}: {error.get('exception')!r}"
@@ -263,6 +272,12 @@ def counts_in_time(history: History) -> Iterator[str]:
         yield f"{owner} trained on without counting, in {count} records"
 
 
+def waits_for_returners(history: History) -> Iterator[str]:
+    """Nobody founds a model at its own values while those who count in it are coming back."""
+    if not any(event.kind == "replace" for event in history.plan.events):
+        yield from history.hasty
+
+
 LAWS: dict[str, Law] = {
     "ends": ends,
     "errors": errors,
@@ -271,6 +286,7 @@ LAWS: dict[str, Law] = {
     "one-report": one_report,
     "counted": counted,
     "counts-in-time": counts_in_time,
+    "waits-for-returners": waits_for_returners,
     "finite": finite,
     "agree": agree,
     "last-word": last_word,
@@ -299,13 +315,21 @@ def _healed_at(history: History) -> float:
     return max(healed, last)
 
 
-def _is_explained(history: History, error: BaseException) -> bool:
+def _is_explained(history: History, ending: Ending, error: BaseException) -> bool:
     plan, text = history.plan, str(error)
     if not isinstance(error, PeerError):
         return False
     kinds = {event.kind for event in plan.events}
     if isinstance(error, Replaced) or "the name belongs to a device that is offline" in text:
         return "replace" in kinds
+    was_replaced = ending.device is not history.devices[ending.member.name][-1]
+    if isinstance(error, NotHandedIn):
+        return was_replaced  # and is not started again
+    if (
+        "is already online" in text
+    ):  # where it had the name before, it should know that it was replaced
+        sessions = {s for process in ending.device.processes for s in process.sessions}
+        return was_replaced and not sessions & history.announced
     if "did not come online within" in text:
         missing = text.removeprefix(f"peer {text.split()[1]} ").partition(" did not")[0].split(", ")
         ended = {history.names[e.member.name] for e in history.endings if not e.killed}

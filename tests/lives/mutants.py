@@ -15,14 +15,15 @@ from typing import Any
 from unittest import mock
 
 from gossamer.gossip import Gossiper, Ledger, Vault
-from gossamer.peer import Bootstrap, Engine, Link, Others, Roster, Saver, presence
+from gossamer.gossip.trust import FirstOpinion, trust
+from gossamer.peer import Bootstrap, Engine, Link, Others, PeerGuards, Roster, Saver, presence
 
 Patch = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault. `laws`: at least one of them breaks in some history of the first hundred seeds."""
+    """One fault. `laws`: at least one of them breaks in some history of the first 300 seeds."""
 
     name: str
     fault: str
@@ -55,6 +56,53 @@ def _wait_for_each_other() -> Any:
         return not others.online(model) and decide(self, model, others, now)
 
     return mock.patch.object(Bootstrap, "_may_found", wait)
+
+
+def _one_newcomer_for_all_models() -> Any:
+    """A peer that is a newcomer to all models where somebody counts in one of them."""
+    decide = Bootstrap._may_found
+
+    def wait(self: Bootstrap, model: str, others: Others, now: float) -> bool:
+        elsewhere = any(
+            other.counts.keys() & self._starts.keys() for other in others.known.values()
+        )
+        return not elsewhere and decide(self, model, others, now)
+
+    return mock.patch.object(Bootstrap, "_may_found", wait)
+
+
+def _found_after_half_a_second() -> Any:
+    """A peer that takes half a second of silence for an empty swarm."""
+    decide = Bootstrap._may_found
+
+    def hasty(self: Bootstrap, model: str, others: Others, now: float) -> bool:
+        self._settings = self._settings.updated(silence=0.5)
+        return decide(self, model, others, now)
+
+    return mock.patch.object(Bootstrap, "_may_found", hasty)
+
+
+def _goodbye_without_invitation() -> Any:
+    """A signed goodbye that only those can read who still know the card of its peer."""
+    sign = trust.sign_status
+
+    def bare(*arguments: Any, goodbye: Any = None, **options: Any) -> bytes:
+        return sign(*arguments, **options)
+
+    return mock.patch.object(trust, "sign_status", bare)
+
+
+def _judge_before_an_opinion() -> Any:
+    """A newcomer that judges trained values by its own untrained ones, and remembers it against them."""
+    inspect = PeerGuards.inspect
+
+    def judge(self: PeerGuards, *arguments: Any, counting: bool = True) -> Any:
+        return inspect(self, *arguments, counting=True)
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(mock.patch.object(FirstOpinion, "hold", return_value=False))
+    stack.enter_context(mock.patch.object(PeerGuards, "inspect", judge))
+    return stack
 
 
 def _begin_anew() -> Any:
@@ -129,6 +177,30 @@ MUTANTS = {
             _wait_for_each_other,
         ),
         Mutant(
+            "one-newcomer-for-all-models",
+            "a peer waits to hear of models in which nobody counts",
+            ("counts-in-time", "counted"),
+            _one_newcomer_for_all_models,
+        ),
+        Mutant(
+            "found-after-half-a-second",
+            "a peer founds a model while those who count in it are coming back",
+            ("waits-for-returners",),
+            _found_after_half_a_second,
+        ),
+        Mutant(
+            "goodbye-without-invitation",
+            "a peer that comes back never learns who left meanwhile, where there is trust",
+            ("conserved", "last-word", "ends"),
+            _goodbye_without_invitation,
+        ),
+        Mutant(
+            "judge-before-an-opinion",
+            "a newcomer puts its elders into quarantine; see test_trust.py, guards are off in drawn plans",
+            (),
+            _judge_before_an_opinion,
+        ),
+        Mutant(
             "begin-anew",
             "a peer that was killed after its goodbye begins anew",
             ("conserved", "one-report", "ends"),
@@ -156,7 +228,7 @@ MUTANTS = {
         Mutant(
             "no-generations",
             "a replaced device goes on under its name",
-            ("errors", "ends", "counted", "conserved"),
+            ("errors", "ends", "counted", "conserved", "agree"),
             _no_generations,
         ),
         Mutant(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,36 @@ def test_a_peer_killed_before_its_goodbye_says_it_at_the_next_start(run: Run, tm
         assert path.exists() == early
         if early:
             assert ending(path) is None
+
+    run(swarm())
+
+
+class Hanging(MemoryTransport):
+    """A connection that does not close: whoever is killed meanwhile leaves its last will behind."""
+
+    closing = False
+
+    async def __aexit__(self, *exc: Any) -> None:
+        self.closing = True
+        await asyncio.Event().wait()
+
+
+def test_a_peer_killed_before_its_connection_closed_says_goodbye_again(run: Run, tmp_path):
+    """Its last will took the place of the goodbye, which a peer that comes back later has to read."""
+    path = tmp_path / "a.checkpoint"
+
+    async def swarm() -> None:
+        nest = Nest(quick(rounds=2), transport=Hanging)
+        life = nest.start("a", checkpoint=path)
+        await wait_for(lambda: bool(life.transports) and life.transports[0].closing)
+        first = goodbye(nest, "a")
+        assert first is not None
+        await life.crash()
+        assert goodbye(nest, "a") is None
+        report = await Nest(nest.settings, nest.broker).start("a", checkpoint=path).task
+        assert report.session == first.session
+        assert goodbye(nest, "a") == first
+        assert not path.exists()
 
     run(swarm())
 
@@ -341,6 +372,44 @@ def test_a_peer_killed_while_it_hands_over_takes_part_again(tmp_path):
     assert two.report()["weight"]["global"] == [ONE, ONE, ONE]
 
 
+@pytest.mark.parametrize("mode", ["async", "rounds"])
+def test_in_lockstep_a_peer_killed_while_it_hands_over_goes_on_leaving(run: Run, tmp_path, mode):
+    """Its mass is with the others already, and none would come before its next round."""
+    path, settings = tmp_path / "a.checkpoint", quick(rounds=1, mode=mode, founder=True)
+    one = begin(Engine("a", Still(make_learner("a"), 1.0), settings, checkpoint=path))
+    x = Online("x", "sx", ("global",), heard=("global",), counts={"global": 1})
+    one.turn([], [x], 0.0, 10**6)
+    assert not one.hand_over()
+    assert one.turn([], [], 1.0, 10**6).outgoing  # saved before it was sent
+
+    async def swarm() -> Report:
+        return (
+            await Nest(settings)
+            .start("a", Still(make_learner("a"), 1.0), settings.updated(lease=1e6), checkpoint=path)
+            .task
+        )
+
+    two = Engine("a", Still(make_learner("a"), 1.0), settings, checkpoint=path)
+    assert two.must_leave == (mode == "rounds")
+    if mode == "rounds":
+        report = run(swarm())
+        assert (report.ended, report.rounds) == ("left", 0)
+
+
+def test_in_lockstep_a_session_that_comes_midway_is_no_neighbour():
+    """Both would wait for each other: it begins with the first round."""
+    engine = begin(Engine("a", make_learner("a"), quick(mode="rounds")))
+    x = Online("x", "s1", ("global",), heard=("global",), counts={"global": 1})
+    engine.turn([], [x], 0.0, 10**6)
+    engine.train()
+    again = replace(x, session="s2")
+    engine.turn([], [Gone("x", "s1", None), again], 1.0, 10**6)
+    assert engine.gossiper.neighbours("global") == []
+    assert engine.view.averaged
+    engine.turn([], [replace(x, peer="y", counts={"global": 2})], 2.0, 10**6)
+    assert engine.neighbours_went_on()
+
+
 def test_a_goodbye_that_was_heard_last_is_heeded_before_anything_is_taken_back(tmp_path):
     """Its sender has ended with what it was given, and can give nothing up any more."""
     x = Online("x", "sx", ("global",), heard=("global",), counts={"global": 1})
@@ -355,6 +424,21 @@ def test_a_goodbye_that_was_heard_last_is_heeded_before_anything_is_taken_back(t
     assert engine.ending is not None
     assert engine.ending.reclaimed == []
     assert engine.ending.report["weight"]["global"] == [ONE - given, 0, ONE]
+
+
+def test_a_newcomer_does_not_wait_for_long_for_another_one_that_came_first():
+    """It may have died while the broker was down: its retained status says that it is online."""
+    engine = Engine("b", make_learner("b", seed=1), quick(silence=5.0))
+    engine.connecting()
+    engine.open(100.0, 1)
+    engine.begin(0.0, found=False, complete=False)
+    first = Online("a", "sa", ("global",), heard=("global",), since=50.0, starts={"global": "x"})
+    engine.turn([], [first], 0.0, 10**6)
+    for now in (4.9, 5.1, 7.4):
+        engine.turn([], [], now, 10**6)
+        assert "global" in engine.view.waiting, now
+    engine.turn([], [], 7.6, 10**6)
+    assert "global" in engine.view.counts
 
 
 class SlowCards(MemoryTransport):

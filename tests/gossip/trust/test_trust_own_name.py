@@ -80,3 +80,32 @@ def test_the_echo_waits_for_a_life_that_may_still_answer():
     second.hear(place, online)
     second.card(b"{}")
     assert said(second, place, question) == [b"free?"]
+
+
+def test_a_card_under_our_name_is_heard_if_our_key_has_signed_it():
+    """It tells the generation of the device that has or had the name; the last will does not."""
+    (old, new), _ = lives(2)
+    place = topics.card(SWARM, old.name)
+    (heard,) = new.hear(place, old.card(b"generation 2"))
+    assert (heard.kind, heard.peer, heard.body) == ("card", old.name, b"generation 2")
+    stranger, admission = papers("anna")
+    forged = wake(stranger, admission, Clock()).trust.card(b"generation 9")
+    assert new.hear(place, forged) == []
+    assert new.counters["untrusted-signature"] == 1
+
+
+def test_a_card_is_never_dated_before_the_one_it_follows():
+    """Others take the newest card: one whose clock was set back would be shut out until it has caught up."""
+    clock = Clock()
+    identity, admission = papers("anna")
+    before = wake(identity, admission, clock, session="s1").trust.card(b"{}")
+    ben = wake(*papers("ben"), clock).trust
+    place = topics.card(SWARM, identity.name)
+    assert ben.hear(place, before)
+    for back, accepted in ((24.0, True), (7200.0, False)):  # nobody is to be dated hours ahead
+        clock.epoch -= back
+        again = wake(identity, admission, clock, session=f"s{back}").trust
+        again.hear(place, before)
+        card = again.card(b"{}")
+        clock.epoch += back
+        assert bool(ben.hear(place, card)) == accepted
