@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -15,6 +20,7 @@ from ..models import (
     AssociativeNetwork,
     Layout,
     Learner,
+    ModelError,
     ModelGraph,
     SgdLearner,
     SlicedNetwork,
@@ -24,13 +30,17 @@ from ..models import (
     sparse_vectors,
     stream,
 )
-from ..peer import Matching, load_trained
-from .config.keys import Keys
-from .config.matching import check_matching
-from .config.tables import Config
-from .config.tasks import Tasks
-from .data import Samples, Task, load
-from .dealing import deal
+from ..peer import MatchedStore, Matching, load_trained
+from .config.tables import (
+    Config,
+    TaskEntry,
+    Who,
+    check_matching,
+    parse_config,
+    starts_apart,
+)
+from .data import DataError, Dataset, Samples, Task, load, partition, tasks
+from .errors import ConfigError
 from .networks import NamedNetwork
 from .proximal import Proximal
 
@@ -299,3 +309,185 @@ def _optimizer(
             )
         case "adam":
             return lambda parameters: torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """source: the config's file, which starts every error. peers: how many the swarm has."""
+
+    source: str
+    peers: int
+
+    def who(self, who: Who, key: str) -> list[int]:
+        """The numbers of the peers that stand at a key."""
+        if who == "all":
+            return list(range(self.peers))
+        chosen = list(range(who)) if isinstance(who, int) else who
+        if chosen and max(chosen) >= self.peers:
+            raise self.error(key, f"names peer {max(chosen)}, but peers are 0 to {self.peers - 1}")
+        return chosen
+
+    def error(self, key: str, text: str) -> ConfigError:
+        """What to raise about a key."""
+        return ConfigError(f"{self.source}: key {key!r}: {text}")
+
+    @contextmanager
+    def blaming(self, key: str, prefix: str = "") -> Iterator[None]:
+        """Errors of models and data know nothing of configs: say which file and key they come from."""
+        try:
+            yield
+        except (ModelError, DataError) as error:
+            raise self.error(key, f"{prefix}{error}") from None
+
+
+# Six labels have 720 permutations, more than any swarm here has peers; ten would have 3.6 million.
+MOST_PERMUTED = 6
+
+
+class Tasks:
+    """The `[[tasks]]` of a config, checked for the peers that they name."""
+
+    def __init__(self, entries: Sequence[TaskEntry], keys: Keys):
+        self._keys = keys
+        self._entries = [
+            (f"tasks.{place}", entry, keys.who(entry.peers, f"tasks.{place}.peers"))
+            for place, entry in enumerate(entries)
+        ]
+
+    def of(self, index: int, classes: int) -> Task:
+        """What one peer's labels mean: every entry that names the peer, one after the other."""
+        found = tasks.identity(classes)
+        for key, entry, who in self._entries:
+            if index in who:
+                with self._keys.blaming(key):
+                    task = self._one(entry, key, classes, who.index(index))
+                found = task if found.name == "identity" else found.then(task)
+        return found
+
+    def modified(self, index: int) -> bool:
+        """Whether one peer learns the modified sparse vectors."""
+        for key, entry, _ in self._entries:
+            if entry.kind != "modified":
+                raise self._keys.error(f"{key}.kind", "sparse vectors know only 'modified'")
+        return any(index in who for _, _, who in self._entries)
+
+    def _one(self, entry: TaskEntry, key: str, classes: int, place: int) -> Task:
+        match entry.kind:
+            case "swap":
+                if entry.labels is None:
+                    raise self._keys.error(f"{key}.labels", "a swap needs two labels, as in [8, 9]")
+                return tasks.swap(classes, *entry.labels)
+            case "cycle":
+                return tasks.cycle(classes, entry.last)
+            case "symmetric":
+                if entry.last > MOST_PERMUTED:
+                    raise self._keys.error(
+                        f"{key}.last",
+                        f"{entry.last} labels have too many permutations; at most {MOST_PERMUTED}",
+                    )
+                every = tasks.symmetric(classes, entry.last)
+                return every[place % len(every)]
+            case "swaps":
+                pairs = list(combinations(range(classes), 2))
+                # A stride that shares no factor with the number of pairs visits each of them once,
+                # and far-apart ones first.
+                return tasks.swap(classes, *pairs[place * 7 % len(pairs)])
+            case "modified":
+                raise self._keys.error(f"{key}.kind", "'modified' is for the sparse vectors only")
+
+
+def deal(config: Config, dataset: Dataset) -> tuple[list[Samples], list[Samples]]:
+    """Every peer's training and test samples; some of its own are held out where there is no test set."""
+    data, peers, seed = config.data, config.peers, config.seed
+    source, shared = dataset.train, dataset.test
+    extra = 0 if shared is not None else data.test or 0
+    size = None if data.samples is None else data.samples + extra
+    generator = stream(seed, "partition")
+    match data.partition:
+        case "successive":
+            parts = partition.successive(len(source), peers, size)
+        case "iid":
+            parts = partition.iid(len(source), peers, size, generator)
+        case "dirichlet":
+            parts = partition.dirichlet(source.y, peers, data.alpha, generator)
+        case "shards":
+            parts = partition.shards(source.y, peers, data.shards, generator)
+        case "natural":
+            parts = partition.by_group(source.group, peers, size, generator)
+    train: list[Samples] = []
+    test: list[Samples] = []
+    if shared is not None:  # taken once: peers look at the same memory
+        shared = shared.take(range(min(data.test or len(shared), len(shared))))
+    for index, part in enumerate(parts):
+        if shared is None:
+            kept = stream(seed, "held out", index)
+            part, held = partition.split(part, data.test or _tested(index, len(part)), kept)
+            test.append(source.take(held))
+        else:
+            test.append(shared)
+        if data.samples is not None:
+            if data.partition == "shards":  # they follow each other: the first ones would be all
+                part = stream(seed, "some of the shards", index).permutation(part)
+            part = part[: data.samples]
+        train.append(source.take(part))
+    return train, test
+
+
+def _tested(peer: int, samples: int) -> int:
+    """A fifth of a peer's samples, and at least one: a peer that is not tested would count as nothing."""
+    if samples < 2:
+        raise DataError(
+            f"peer {peer} is dealt {samples} sample, which leaves none to test it with: take fewer peers, or "
+            "deal them out more evenly"
+        )
+    return max(1, round(0.2 * samples))
+
+
+def members_in_order(swarm: Swarm) -> tuple[list[Member], list[MatchedStore]]:
+    """Every peer of a config, its cells matched, and its vectors as they are averaged.
+
+    Peers that bring values of their own hear the mean of those before them and are put into its order,
+    once; the others start from equal values, and are in order already. No vectors if nothing is matched:
+    they are those of the networks.
+    """
+    config = swarm.config
+    apart = starts_apart(config)
+    members, stores = swarm.members(), []
+    if all(model.matching == "none" for model in config.models):
+        return members, stores
+    sums: dict[str, np.ndarray] = {}
+    counts: dict[str, int] = {}
+    for index, member in enumerate(members):
+        try:
+            trained = config.network.trained is not None
+            store = MatchedStore(member.network, swarm.matching(index), trained=trained)
+            known = {owner: sums[owner] / counts[owner] for owner in store.names() if owner in sums}
+            if apart and known:
+                store.keep_apart()
+                for owner, mean in known.items():
+                    store.write(owner, mean.astype(store.read(owner).dtype))
+                store.put_in_order(member.learner)
+        except ModelError as error:
+            raise ConfigError(f"{swarm.source}: key 'models': peer {index}: {error}") from None
+        stores.append(store)
+        for owner in store.names() if apart else ():
+            value = store.read(owner).astype(np.float64)
+            total = sums.get(owner, np.zeros_like(value))
+            if total.shape == value.shape:  # other widths are refused by whoever averages them
+                sums[owner] = total + value
+                counts[owner] = counts.get(owner, 0) + 1
+    return members, stores
+
+
+def make_learner(config: str, index: int, source: str = "config") -> Learner:
+    """Build one peer of a config (given as JSON) in its own process.
+
+    `source` is the config's file: a user's own modules stand beside it.
+    """
+    return _swarm(config, source).member(index).learner
+
+
+@lru_cache(maxsize=4)
+def _swarm(config: str, source: str) -> Swarm:
+    """Peers that share a process share the data they were dealt from."""
+    return Swarm(parse_config(json.loads(config)), source)

@@ -30,10 +30,16 @@ from ..peer import label as label_of
 from .broker_password import broker_password, with_user
 from .build import Swarm
 from .cli import console
-from .config.matching import without_networks
 from .config.reading import read_table
-from .config.tables import Config, ConfigError, first_mistake, load_config
-from .config.trust import PeerTrust, PeerTrustTable
+from .config.tables import (
+    Config,
+    ConfigError,
+    PeerTrust,
+    PeerTrustTable,
+    first_mistake,
+    load_config,
+    without_networks,
+)
 from .live import SwarmLayout
 
 AGREED = ("mode", "weights", "dtype", "trust", "private")

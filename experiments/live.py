@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import networkx as nx
 
 from ..gossip.compress import CompressError
 from ..gossip.compress import parse as parse_compressor
+from ..gossip.trust import Identity, TrustError, invite, public_text, save_invitation
 from ..models import implementers
 from ..peer import (
     BrokerAddress,
@@ -25,13 +27,11 @@ from ..peer import (
 )
 from ..topology import Bridging, static
 from .build import Member, Swarm, trained_file
-from .config.matching import starts_apart, without_networks
 from .config.needs import heed
-from .config.tables import Config, ConfigError
+from .config.tables import Config, ConfigError, starts_apart, without_networks
 from .graphs.swarm import PUSHES, SwarmGraph, require_push, swarm_graph, tell
-from .swarm_invitations import make_papers
 
-ENTRY = "gossamer.experiments.entry:make_learner"
+ENTRY = "gossamer.experiments.build:make_learner"
 """What builds the learner of a config's peer."""
 PLACED = PlaceSettings.model_fields.keys() | {"trust"}
 """Settings that a config's keys of the same name do not give as they stand: they are computed."""
@@ -294,3 +294,49 @@ def _exchanges(config: Config, graph: nx.Graph | None, owners: dict[str, list[in
         return SwarmGraph(static(graph), graph, Bridging((), True)).count(config, owners)
     # everybody gives everybody an equal part: the mean, at once
     return PUSHES if config.gossip.mode == "async" else 1
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmPapers:
+    """Where everybody's files are, and what everybody is called."""
+
+    folder: Path
+    owner: str
+    names: tuple[str, ...]
+
+    def key(self, label: str) -> str:
+        """A peer's key file."""
+        return str(self.folder / f"{label}.key")
+
+    def invitation(self, label: str) -> str:
+        """A peer's invitation."""
+        return str(self.folder / f"{label}.invitation")
+
+
+def make_papers(folder: Path, swarm: str, members: Iterable[Member]) -> SwarmPapers:
+    """New keys for an owner and every peer; an invitation admits to what its peer implements alone.
+
+    Keys of a former run in the same folder are replaced. The owner's is kept beside them: with it
+    `gossamer revoke` can put a peer out while the swarm runs.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = _new_key(folder, "owner")
+        names = []
+        for member in members:
+            identity = _new_key(folder, member.name)
+            models = {part for each in member.network.owners for part in each.split("&")}
+            paper = invite(owner, swarm, identity.label, identity.public, models=models)
+            save_invitation(folder / f"{member.name}.invitation", paper)
+            names.append(identity.name)
+    except (TrustError, OSError) as error:
+        raise ConfigError(f"{folder}: no keys can be made for the swarm: {error}") from None
+    return SwarmPapers(folder, public_text(owner.public), tuple(names))
+
+
+def _new_key(folder: Path, label: str) -> Identity:
+    path = folder / f"{label}.key"
+    path.unlink(missing_ok=True)
+    identity = Identity.generate(label)
+    identity.save(path)
+    return identity

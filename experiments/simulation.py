@@ -46,9 +46,8 @@ class Simulation:
 
         from ..models import ModelError, implementers
         from .arena.memory import free_memory
-        from .build import Swarm
+        from .build import Swarm, members_in_order
         from .config.needs import heed
-        from .matching import members_in_order
 
         if say:
             heed(config, "lockstep", source)

@@ -33,8 +33,7 @@ from ..peer import (
 from .broker_password import broker_password
 from .build import Member, Swarm
 from .cli import console
-from .config.matching import without_networks
-from .config.tables import Config, ConfigError
+from .config.tables import Config, ConfigError, without_networks
 from .live import plan, shared_owners
 from .results import cannot_write, make_folder, read_records, write_json
 

@@ -73,7 +73,7 @@ def slices_command(
 
     header, rows = table(network.slicing)
     console.table(f"{name}: {len(network.flat):,} values", header, rows)
-    from ..slices_picture import draw_slices  # after the table: matplotlib takes a second
+    from ..slices import draw_slices  # after the table: matplotlib takes a second
 
     with results.begun() as folder:
         title = f"{name}, {len(network.flat):,} values"

@@ -3,17 +3,139 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from ...gossip import Count, GossipSettings, LinkSettings, Positive, SettingsTable, sentence
-from ...peer import LifeSettings, ScheduleSettings
+from ...gossip import (
+    Count,
+    GossipSettings,
+    LinkSettings,
+    Positive,
+    SettingsTable,
+    check_name,
+    checked,
+    either,
+    sentence,
+)
+from ...peer import (
+    CredentialSettings,
+    LifeSettings,
+    ProtectionSettings,
+    ScheduleSettings,
+    TrustKind,
+)
 from ..errors import ConfigError
-from .fednp import FedNP
 from .reading import first_mistake, read_table, require_table
-from .trust import Trust, TrustTable
-from .values import Chance, Duration, Name, Share, Topology, Who
+
+if TYPE_CHECKING:
+    from ...models import Learner
+    from ...models.fednp import FedNPLearner
+
+
+def _check_duration(value: float | str | dict[str, Any]) -> None:
+    from ..virtual.distributions import TimeError, parse
+
+    try:
+        parse(value, "it")
+    except TimeError as error:
+        raise ValueError(str(error).removeprefix("it: ").removeprefix("it ")) from None
+
+
+def _check_folder(name: str) -> None:
+    """A config's name is a folder's and a swarm's: it may neither leave the one nor break the other."""
+    check_name("config's own", name)
+    if not name.strip("."):
+        raise ValueError(
+            f"the config's own name {name!r} is no folder's: use a letter or digit too"
+        )
+
+
+Name = Annotated[str, checked(_check_folder)]
+Chance = Annotated[float, Field(ge=0, le=1)]
+# A number takes the first so many peers, a list names them, "all" is everybody.
+Who = Annotated[
+    Annotated[int, Field(ge=0)] | list[Annotated[int, Field(ge=0)]] | Literal["all"],
+    either("should be a number of peers, a list of peers' numbers, or 'all'"),
+]
+Topology = Annotated[str | dict[str, Any] | None, either("should be a graph's name or a table")]
+# The part of a network's cells that a model has.
+Share = Annotated[
+    Chance | dict[str, Chance] | None,
+    either("should be a fraction from 0 to 1, or a table of them by part"),
+]
+# Seconds that something takes: a number, or a distribution's name with its parameters.
+Duration = Annotated[
+    float | str | dict[str, Any],
+    either("should be a number of seconds, a distribution such as 'exponential:1', or a table"),
+    checked(_check_duration),
+]
+
+
+class Trust(ProtectionSettings):
+    """Whom live peers believe. `trust = "swarm"` is short for a table with that kind alone."""
+
+    kind: TrustKind = "none"
+    """none: whoever reaches the broker can read and forge. swarm: peers have keys and invitations, and
+    what they send is sealed; `gossamer swarm` makes throw-away ones for its own peers. The peer's setting
+    `trust`."""
+
+
+class PeerTrust(Trust, CredentialSettings):
+    """The same in a device's file, with the device's key and invitation: paths relative to that file.
+    With an identity, `kind` is "swarm" unless it says otherwise."""
+
+
+def named_kind(value: Any) -> Any:
+    """Let the kind's name stand for a table."""
+    return {"kind": value} if isinstance(value, str) else value
+
+
+TrustTable = Annotated[Trust, BeforeValidator(named_kind)]
+PeerTrustTable = Annotated[PeerTrust, BeforeValidator(named_kind)]
+
+
+class FedNP(SettingsTable):
+    """`[fednp]`: peers estimate the data of the whole swarm beside their own task, and are held to it.
+
+    An empty table takes it as it is. Peer 0 counts the peers. Where a peer's weight varies while it
+    trains (live peers in async mode, virtual time, push-sum on irregular graphs) sites count by that
+    weight, so that cavities are approximate.
+    """
+
+    strength: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
+    """λ: raise it when peers drift apart between averagings; the paper tried 0.001 to 1."""
+    dimensions: Count = 10
+    """Of the latent z."""
+    hidden: Count = 16
+    """Hidden cells of f and of the NPN."""
+    rate: Positive = 0.01
+    """The learning rate of f and the NPN."""
+    spread: Positive = 0.1
+    """ε: smaller pulls harder."""
+    damping: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """How far a site moves in one update."""
+    moments: Literal["quadrature", "closed", "probit"] = "quadrature"
+    nodes: Annotated[int, Field(ge=2, le=100)] = 20
+    """Of the quadrature."""
+    signals: Literal["each", "one"] = "each"
+    """Whether f has an output for each dimension of z, or one for all, as in the paper."""
+    batch: Annotated[int, Field(ge=0)] = 32
+    """Samples that f looks at in one step; 0 for all."""
+    freeze_z: bool = False
+    """The control: only the averaged NPN is left."""
+    features: str = "input"
+    """What f looks at: `input`, `last` (what enters the last layer), or a layer's name."""
+
+    def wrap(self, inner: Learner, *, teller: bool, weight: float, seed: int) -> FedNPLearner:
+        """A peer's learner in FedNP; its weight in averages is needed to add up sites."""
+        from ...models.fednp import FedNPLearner, FedNPOptions
+
+        options = FedNPOptions(**self.model_dump(exclude={"features"}))
+        learner = FedNPLearner(inner, options, teller=teller, features=self.features, seed=seed)
+        learner.count_as(weight)
+        return learner
+
 
 LAYOUT = "64=32=10"
 """The network of a config that does not say."""
@@ -307,3 +429,57 @@ def parse_config(table: dict[str, Any], source: str = "config") -> Config:
         return Config.model_validate(table)
     except ValidationError as error:
         raise ConfigError(f"{source}: {first_mistake(error, Config)}") from None
+
+
+def check_matching(config: Config, source: str) -> None:
+    """Refuse matching that cannot be had, naming the key."""
+    seen: dict[str, tuple[int, Model]] = {}
+    for place, model in enumerate(config.models):
+        key = f"{source}: key 'models.{place}"
+        if model.matching != "none" and "<>" in config.network.layout:
+            raise ConfigError(
+                f"{key}.matching': cells are matched in chains of dense layers, which the associative "
+                "network is not"
+            )
+        if model.matching == "fuse" and config.network.named:
+            raise ConfigError(
+                f"{key}.matching': only chains of dense layers are fused, which {config.network.named!r} is "
+                "not known to be; peers of one architecture can use align"
+            )
+        if model.matching != "fuse" and (model.width or model.bound):
+            what = "width" if model.width else "bound"
+            raise ConfigError(f'{key}.{what}\': is for matching = "fuse" alone; leave it out')
+        if model.matching == "fuse" and model.width is None:
+            raise ConfigError(
+                f"{key}.width': is missing; fuse needs the common layout, at least as wide as the widest "
+                f"slice of {model.name!r}"
+            )
+        if model.matching == "fuse" and not _starts_together(config):
+            raise ConfigError(
+                f"{key}.matching': fuse starts all peers from common values; set equal_starts = true, or "
+                "name what they bring in network.trained"
+            )
+        other, first = seen.setdefault(model.name, (place, model))
+        for what in ("matching", "width", "bound", "depends"):
+            if getattr(first, what) != getattr(model, what):
+                raise ConfigError(
+                    f"{key}.{what}': models.{other} says {getattr(first, what)!r} of the same model "
+                    f"{model.name!r}; give both the same"
+                )
+
+
+def _starts_together(config: Config) -> bool:
+    return config.network.equal_starts or config.network.trained is not None
+
+
+def starts_apart(config: Config) -> bool:
+    """Whether peers come with values of their own, which matching has to bring into one order."""
+    own = config.network.trained is not None or not config.network.equal_starts
+    return own and any(model.matching != "none" for model in config.models)
+
+
+def without_networks(config: Config) -> Config:
+    """The same swarm, where the networks that peers bring along are handed over otherwise."""
+    return config.model_copy(
+        update={"network": config.network.model_copy(update={"trained": None})}
+    )

@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gossamer.names import hint
 
 from ..config.reading import require_table
-from ..config.tables import ConfigError, Count, Positive, first_mistake, read_table
-from ..config.values import Name
+from ..config.tables import ConfigError, Count, Name, Positive, first_mistake, read_table
 from .method import Method
 from .registry import METHODS, find, require_serverless
 

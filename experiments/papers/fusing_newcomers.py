@@ -22,9 +22,8 @@ import numpy as np
 from ...models import Learner
 from ...peer import BrokerAddress, LocalSwarm, PeerError, RecordFile, SwarmSpec
 from ..arena import Arena
-from ..build import Swarm
+from ..build import Swarm, make_learner
 from ..config.tables import Config, Data, Gossip, Model, Network, Training
-from ..entry import make_learner
 from ..live import plan
 from ..results import Record, cannot_write, make_folder, read_records, replacing, write_csv
 

@@ -18,11 +18,10 @@ import torch
 from ...gossip import ONE, Array
 from ...models import Metrics
 from ..arena import Arena
-from ..build import Member, Swarm
+from ..build import Member, Swarm, members_in_order
 from ..config.tables import Config, ConfigError
 from ..graphs.swarm import PUSHES, require_push
 from ..live import check_compression, graph_of, shared_owners
-from ..matching import members_in_order
 from .exact import ExactSwarm, Shared
 from .settings import seconds_of, world_of
 from .wire import wire_of

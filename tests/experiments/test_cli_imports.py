@@ -189,7 +189,7 @@ def test_papers_are_listed_as_they_call_themselves() -> None:
     [
         "gossamer.peer.__main__",
         "gossamer.peer.broker",
-        "gossamer.experiments.entry",
+        "gossamer.experiments.build",
         "gossamer.experiments.join",
     ],
 )

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from gossamer.experiments import build
-from gossamer.experiments.build import Swarm
+from gossamer.experiments.build import Swarm, make_learner
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.data import Dataset, Samples, load
-from gossamer.experiments.entry import make_learner
 from gossamer.experiments.simulation import Simulation
 from gossamer.experiments.study.sweep_outcome import outcomes, stackable
 

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from cli_kit import runner
 
-from gossamer.experiments.build import Swarm
+from gossamer.experiments.build import Swarm, members_in_order
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.join import load_join
 from gossamer.experiments.live import plan
-from gossamer.experiments.matching import members_in_order
 from gossamer.experiments.papers import fusing_newcomers as newcomers
 from gossamer.experiments.papers import fusing_widths as widths
 from gossamer.experiments.simulation import Simulation

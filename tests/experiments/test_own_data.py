@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from gossamer.experiments.build import Swarm
+from gossamer.experiments.build import Swarm, make_learner
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.data import DataError, load
-from gossamer.experiments.entry import make_learner
 from gossamer.experiments.federated.config import parse_comparison
 from gossamer.experiments.federated.deal import clients_of
 from gossamer.experiments.federated.registry import METHODS

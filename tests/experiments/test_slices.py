@@ -10,8 +10,7 @@ import pytest
 import torch
 from cli_kit import Result, runner
 
-from gossamer.experiments.slices import links, part_rows
-from gossamer.experiments.slices_picture import MOST_CELLS, _rows, _shown, draw_slices
+from gossamer.experiments.slices import MOST_CELLS, _rows, _shown, draw_slices, links, part_rows
 from gossamer.models import ModelGraph, SlicedNetwork, mlp
 from gossamer.models.ready import lstm_classifier, resnet, small_cnn
 

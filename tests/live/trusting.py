@@ -13,8 +13,7 @@ from typing import Any, Self
 from swarm_kit import small_config
 
 from gossamer.experiments.build import Swarm
-from gossamer.experiments.config.tables import Config, Model
-from gossamer.experiments.config.trust import Trust
+from gossamer.experiments.config.tables import Config, Model, Trust
 from gossamer.experiments.live import plan
 from gossamer.gossip import MqttTransport
 from gossamer.gossip.trust import Identity, Revocations, Trusting, revocation_topic
