@@ -26,6 +26,23 @@ _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, R
 
 
 @dataclass(frozen=True)
+class Goodbye:
+    """The last words of a session, in the books' own rows.
+
+    statement: what became of the last transfer from each sender.
+    reclaimed: transfers that the peer took back without their receivers' word.
+    """
+
+    session: str
+    statement: Statement
+    reclaimed: Statement
+
+    def names(self, peer: str) -> bool:
+        """Return whether it concerns a peer's transfers."""
+        return any(row[0] == peer for row in (*self.statement, *self.reclaimed))
+
+
+@dataclass(frozen=True)
 class Card:
     """What others must know of a peer to average with it, the same for a whole session.
 
@@ -35,6 +52,7 @@ class Card:
     lease: seconds after which this peer, once offline, is to be given up.
     agree: settings that must be the same on all peers, by name.
     starts: for every partial model a digest of the values that the session began with.
+    former: the goodbye of the device's last session, which this session's status has replaced at the broker.
     """
 
     session: str
@@ -45,10 +63,13 @@ class Card:
     lease: float = 600.0
     agree: dict[str, str] = field(default_factory=dict)
     starts: dict[str, str] = field(default_factory=dict)
+    former: Goodbye | None = None
 
     def encode(self) -> bytes:
         """Return the card as JSON."""
-        return json.dumps(self.__dict__).encode()
+        table = dict(self.__dict__)
+        table["former"] = None if self.former is None else self.former.__dict__
+        return json.dumps(table).encode()
 
 
 @dataclass(frozen=True)
@@ -94,6 +115,7 @@ def read_card(payload: bytes) -> Card | None:
             lease if lease > 0 else 0.0,
             _texts(table["agree"]),
             _texts(table["starts"]),
+            None if table["former"] is None else _goodbye(table["former"]),
         )
     except _UNREADABLE:
         return None
@@ -108,25 +130,30 @@ def read_status(payload: bytes) -> Status | None:
             return None
         if phase not in ("starting", "training", "settling", "done"):
             return None
-        statement, reclaimed = table["statement"], table["reclaimed"]
-        if not isinstance(statement, list) or not all(is_line(row) for row in statement):
-            return None
-        if not isinstance(reclaimed, list) or not all(is_reclaimed(row) for row in reclaimed):
-            return None
+        last_words = _goodbye(table)
         counts = {_text(model): _count(rounds) for model, rounds in table["counts"].items()}
         return Status(
             state,
             _session(table),
             phase,
             _reason(table["reason"]),
-            statement,
+            last_words.statement,
             table["leaving"] is True,
             counts,
             _generation(table),
-            reclaimed,
+            last_words.reclaimed,
         )
     except _UNREADABLE:
         return None
+
+
+def _goodbye(table: dict[str, Any]) -> Goodbye:
+    statement, reclaimed = table["statement"], table["reclaimed"]
+    if not isinstance(statement, list) or not all(is_line(row) for row in statement):
+        raise TypeError("not a statement")
+    if not isinstance(reclaimed, list) or not all(is_reclaimed(row) for row in reclaimed):
+        raise TypeError("not a list of what was taken back")
+    return Goodbye(_session(table), statement, reclaimed)
 
 
 def _session(table: dict[str, Any]) -> str:

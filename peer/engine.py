@@ -22,7 +22,7 @@ from ..models import Learner, Metrics, PeerCounting, Weighted
 from .agreement import Agreement
 from .allocator import give_back
 from .bootstrap import Bootstrap, Others, PeerGuards
-from .cards import Phase, Statement
+from .cards import Goodbye, Phase, Statement
 from .compression import Compression
 from .errors import PeerError
 from .machine import Machine, RealMachine, mark
@@ -108,6 +108,8 @@ class _Books:
     """Whether this device has taken part under its name."""
     sessions: list[str] = field(default_factory=list)
     """The sessions under which this device has connected to a broker, newest last."""
+    goodbye: dict[str, Any] | None = None
+    """What the last session that ended with a goodbye said in it."""
     abandoned: list[dict[str, Any]] = field(default_factory=list)
     """Accounts of former sessions that did not end with a report."""
 
@@ -537,8 +539,23 @@ class Engine:
         if self.ending.kind == "finished":
             self._saver.remove()
         elif self.ending.kind == "left":
+            self._remember(self.ending)
             self._begin_anew()
             self._saver.save()
+
+    @property
+    def former(self) -> Goodbye | None:
+        """The goodbye of this device's last session, for the card of the next."""
+        found = self._books.goodbye
+        return None if found is None else Goodbye(**found)
+
+    def _remember(self, ending: Ending) -> None:
+        """Keep a goodbye beyond its session: a new status will replace it at the broker."""
+        self._books.goodbye = {
+            "session": self.session,
+            "statement": ending.statement,
+            "reclaimed": ending.reclaimed,
+        }
 
     def report(self) -> dict[str, Any]:
         """Return where the weight is and what was counted, as JSON-friendly data."""
@@ -640,6 +657,7 @@ class Engine:
         away = 0.0 if touched is None else self._machine.uptime() - touched
         if ending is not None:
             self.unsaid = None if ending.told else ending
+            self._remember(ending)
             self._abandon(ending.reason)
             self._begin_anew()
         elif touched is None:

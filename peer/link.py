@@ -108,6 +108,7 @@ class Link:
         self._vectors, self._samples, self._on_record = vectors, samples, on_record
         self._goodbye = b""
         self._starts: dict[str, str] = {}
+        self._former = engine.former
         self._told_counts: dict[str, int] = {}
         self._wake = asyncio.Event()
         self._turned = asyncio.Condition()
@@ -245,6 +246,7 @@ class Link:
             self.settings.lease,
             self.agree,
             self._starts,
+            self._former,
         )
         signed = self.trust.card(card.encode())
         self._own_card.published(signed)

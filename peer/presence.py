@@ -338,12 +338,19 @@ class Roster:
         if card.session != status.session or entry.dead == status.session:
             return []
         events: list[Event] = []
-        if entry.announced is None:
+        former, known = card.former, entry.announced
+        if known is None:
             _log.info("peer %s is online", peer)
-        elif entry.announced != status.session:
+        elif known != status.session:
             _log.info("peer %s has a new session: its old one is gone", peer)
-            events.append(Gone(peer, entry.announced, None))
-            entry.former = entry.announced
+            if former is None or former.session != known:
+                events.append(Gone(peer, known, None))
+            entry.former = known
+        # It may have said goodbye while we were away; its new status has taken that one's place.
+        if known == status.session or former is None:
+            pass
+        elif former.session == known or former.names(self.peer):
+            events.append(Gone(peer, former.session, former.statement, former.reclaimed))
         entry.announced = status.session
         shared = self._shared(peer, card)
         may_push = self._neighbours is None or peer in self._neighbours

@@ -372,6 +372,25 @@ def test_a_peer_killed_while_it_hands_over_takes_part_again(tmp_path):
     assert two.report()["weight"]["global"] == [ONE, ONE, ONE]
 
 
+def test_a_peer_that_left_early_keeps_its_goodbye_for_its_next_card(tmp_path):
+    """The next session's status replaces it at the broker, and a neighbour may have been away."""
+    path = tmp_path / "a.checkpoint"
+    one = begin(Engine("a", make_learner("a"), quick(), checkpoint=path))
+    x = Online("x", "sx", ("global",), heard=("global",), counts={"global": 1})
+    one.turn([], [x], 0.0, 10**6)
+    value = one.network.read("global").numpy()
+    one.gossiper.handle(Give("global", "x", "sx", 1, "a", one.session, ONE, value), 0.0)
+    session = one.session
+    one.end("left", "asked to", "training", {})
+    one.save()
+    one.finish()
+    two = Engine("a", make_learner("a"), quick(), checkpoint=path)
+    assert two.session != session
+    former = two.former
+    assert former is not None
+    assert (former.session, former.statement) == (session, [["x", "sx", "global", 1, "credited"]])
+
+
 @pytest.mark.parametrize("mode", ["async", "rounds"])
 def test_in_lockstep_a_peer_killed_while_it_hands_over_goes_on_leaving(run: Run, tmp_path, mode):
     """Its mass is with the others already, and none would come before its next round."""

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from gossamer.peer.cards import Goodbye
 from gossamer.peer.presence import (
     RETURN_GRACE,
     Card,
@@ -191,6 +192,36 @@ def test_who_comes_later_does_not_meet_a_session_that_was_declared_dead():
     r = roster()
     assert r.death("bob", b'{"session": "s1", "reason": "", "by": "", "time": 0}') == []
     assert come(r) == []
+
+
+ROWS = [["me", "mine", "global", 3, "credited"]], [["me", "mine", "global", 5, 7]]
+
+
+def return_in_a_new_session(r: Roster, statement, reclaimed):
+    former = Goodbye("s1", statement, reclaimed)
+    r.card("bob", Card("s2", 0.0, 1, {"global": FIELDS}, former=former).encode())
+    return r.status("bob", Status("online", "s2").encode(), 2.0)
+
+
+def test_a_goodbye_that_a_new_session_has_replaced_at_the_broker_stands_on_its_card():
+    r = roster()
+    come(r)
+    events = return_in_a_new_session(r, *ROWS)
+    assert events == [Gone("bob", "s1", *ROWS), online("bob", "s2")]
+    assert r.status("bob", Status("online", "s2").encode(), 3.0) == [online("bob", "s2")]
+
+
+def test_a_goodbye_on_a_card_is_heard_by_those_who_had_given_the_session_up():
+    r = roster()
+    come(r)
+    r.tick(100.0)
+    events = return_in_a_new_session(r, *ROWS)
+    assert events == [Gone("bob", "s1", *ROWS), online("bob", "s2")]
+
+
+def test_a_goodbye_on_a_card_is_nothing_to_those_whom_it_does_not_name():
+    others = [["ann", "hers", "global", 3, "credited"]], []
+    assert return_in_a_new_session(roster(), *others) == [online("bob", "s2")]
 
 
 def test_news_of_a_device_that_was_replaced_are_ignored():
