@@ -13,15 +13,8 @@ from torch import Tensor, nn
 
 from gossamer.entry import EntryError, describe_error, load_entry
 
-from ..models import Anatomy, ModelError, discover_for
-from ..models.ready import NETWORKS
+from ..models import READY, Anatomy, ModelError, discover_for
 from .data import Dataset, Samples
-
-READY = tuple(name for name in NETWORKS if name != "mlp")
-"""Ready networks by name; a perceptron is named by its layout instead."""
-
-_TIME_LAST = ("cnn1d",)
-"""Networks that read windows as [channels, time], where data sets have [time, channels]."""
 
 
 def find_function(named: str, folder: Path | None = None) -> Callable[..., nn.Module]:
@@ -31,7 +24,7 @@ def find_function(named: str, folder: Path | None = None) -> Callable[..., nn.Mo
     installed.
     """
     if named in READY:
-        return NETWORKS[named]
+        return READY[named].build
     if ":" not in named:
         raise ModelError(
             f"no ready network is called {named!r}; there are {', '.join(READY)}; or name a function of "
@@ -115,7 +108,7 @@ class NamedNetwork:
 
 def oriented(named: str, x: Tensor) -> Tensor:
     """Inputs in the order of dimensions that a network reads."""
-    return x.transpose(1, 2).contiguous() if named in _TIME_LAST else x
+    return x.transpose(1, 2).contiguous() if named in READY and READY[named].time_last else x
 
 
 def example_input(shape: Sequence[int]) -> Tensor:
@@ -124,9 +117,13 @@ def example_input(shape: Sequence[int]) -> Tensor:
 
 
 def _check_shape(named: str, shape: Sequence[int]) -> None:
-    wanted = 2 if named in ("lstm", "cnn1d") else 3
-    if len(shape) != wanted:
-        reads = "windows (time × channels)" if wanted == 2 else "images (channels × height × width)"
+    wanted = READY[named].sample
+    if len(shape) != len(wanted):
+        reads = (
+            "windows (time × channels)"
+            if len(wanted) == 2
+            else "images (channels × height × width)"
+        )
         raise ModelError(
             f"{named} reads {reads}, but samples have the shape {'×'.join(map(str, shape))}"
         )

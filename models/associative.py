@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from .anatomy import Anatomy, ParameterMap, Part, dense_axes
 from .errors import ModelError
-from .initial import Start
 from .learner import Metrics
 from .network import SlicedNetwork
+from .starts import Start
 
 # The paper does not say how weights start; this is the neutral reading of "weights in [−1, 1]".
 UNIFORM = Start("uniform", 1.0, by_fan_in=False)

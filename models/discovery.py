@@ -1,19 +1,25 @@
 """Finding the parts of a network.
 
 A chain of Linear layers is read off the module itself. Any other module is traced with an example
-input (parts/), or says what it is made of by carrying an `anatomy()` method.
+input (parts/), or says what it is made of by carrying an `anatomy()` method. A network that is shared whole,
+or not at all, needs no parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from .anatomy import Anatomy, ParameterMap, Part, dense_axes
 from .errors import ModelError
+from .slicing import is_share
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 # Layers with one value per cell in each of their parameters. A user's own layer joins them by
 # carrying `per_cell = True`.
@@ -149,3 +155,50 @@ def _leaves(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
             yield from _leaves(child, f"{prefix}.{name}" if prefix else name)
     else:
         yield prefix, module
+
+
+_STATISTICS = ("running_mean", "running_var")
+
+
+def is_whole(spec: object) -> bool:
+    """Whether one model's slice is the whole network."""
+    return is_share(spec) and (spec == 1 or spec == {"*": 1})
+
+
+def discover_for(
+    slices: Iterable[object],
+    module: nn.Module,
+    example: Tensor | tuple[Tensor, ...] | None = None,
+    **search: Any,
+) -> Anatomy:
+    """What `discover` finds. Where it fails and no slice is a part of the network, that is one cell."""
+    refuse_lazy(module)
+    try:
+        return discover(module, example, **search)
+    except ModelError:
+        by_hand = search.get("parts") or search.get("channels") is not None
+        if by_hand or callable(getattr(module, "anatomy", None)) or not all(map(is_whole, slices)):
+            raise
+        if example is not None:
+            try_example(module, example)  # an input that does not fit is a mistake all the same
+        return _one_cell(module)
+
+
+def _one_cell(module: nn.Module) -> Anatomy:
+    """A part of a single cell, which all parameters and batch statistics belong to."""
+    parameters = [_map(name, tuple(value.shape)) for name, value in module.named_parameters()]
+    if not parameters:
+        raise ModelError(f"{type(module).__name__} has no parameters, so there is nothing to share")
+    statistics = [
+        _map(name, tuple(value.shape))
+        for name, value in module.named_buffers()
+        if name.rpartition(".")[2] in _STATISTICS and value.ndim
+    ]
+    return Anatomy((Part("whole", 1),), tuple(parameters), tuple(statistics))
+
+
+def _map(name: str, shape: tuple[int, ...]) -> ParameterMap:
+    if not shape:
+        return ParameterMap(name, shape, (), cell=0)
+    # The first axis leads to the cell, so that starting weights are drawn by their fan-in.
+    return ParameterMap(name, shape, (np.zeros(shape[0], np.int64), *[None] * (len(shape) - 1)))

@@ -6,21 +6,20 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+from weakref import WeakSet
 
 import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from .allotment import SliceSpec
 from .anatomy import Anatomy, Buffers
+from .discovery import BATCH_NORMS, discover_for
 from .errors import ModelError
 from .graph import ModelGraph
-from .initial import Start, starting_values
-from .slicing import Slicing
-from .whole import discover_for
+from .slicing import SliceSpec, Slicing
+from .starts import Start, starting_values
 
 LAYER_ORDER = "layer_order"
 """The metadata key of a saved network that lists its values in the order in which layers run."""
@@ -100,8 +99,9 @@ class SlicedNetwork:
         self.slicing = Slicing(anatomy, slices, graph=graph, rest=name, cross=cross)
         self.flat = torch.cat([value.detach().reshape(-1) for value in self._tensors()])
         self.rebind(self.flat)
-        if _own_memory not in module._state_dict_hooks.values():
-            module._register_state_dict_hook(_own_memory)
+        if module not in _HOOKED:
+            module.register_state_dict_post_hook(_own_memory)
+            _HOOKED.add(module)
         self._where = {owner: self._place(owner) for owner in self.slicing.owners}
         if seed is not None:
             current = self.flat.double().cpu().numpy()
@@ -170,7 +170,7 @@ class SlicedNetwork:
         """Take batch norm's statistics anew from `inputs`: plain means over batches, no momentum."""
         if not len(inputs):
             raise ModelError(f"peer {self.peer!r} has no samples to recompute its statistics from")
-        norms = [one for one in self.module.modules() if isinstance(one, _BatchNorm)]
+        norms = [one for one in self.module.modules() if isinstance(one, BATCH_NORMS)]
         kept = [(one.momentum, one.training) for one in norms]
         training = self.module.training
         self.module.eval()
@@ -294,6 +294,9 @@ class SlicedNetwork:
     def _place(self, owner: str) -> slice | Tensor:
         where = self.slicing.where(owner)
         return where if isinstance(where, slice) else torch.from_numpy(where).to(self.flat.device)
+
+
+_HOOKED: WeakSet[nn.Module] = WeakSet()
 
 
 def _own_memory(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from ...models import SlicedNetwork
-from ...models.ready import resnet
+from ...models import SlicedNetwork, resnet
 from .harness import Row, alternate
 
 BATCH = 32

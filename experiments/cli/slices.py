@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...models import READY
 from ..errors import ConfigError
 from . import console
 from .results import Force, Out, results_for
@@ -17,10 +18,6 @@ from .results import Force, Out, results_for
 if TYPE_CHECKING:
     from ...models import SlicedNetwork, SliceSpec
 
-READY = ("small-cnn", "resnet", "unet", "lstm", "cnn1d", "vit")
-"""Ready networks, for the help; those of models.NETWORKS, which a test compares."""
-SHAPES = {"lstm": (128, 6), "cnn1d": (128, 6)}
-"""Shapes of samples that ready networks are shown with unless told otherwise; (3, 32, 32) for the others."""
 CLASSES = 10
 
 
@@ -113,7 +110,8 @@ def _of_name(
             raise ConfigError("--input and --option: a layout says it all; leave them out")
         example, built = None, mlp(name)
     else:
-        size = _shape(shape) if shape else SHAPES.get(name, (3, 32, 32))
+        usual = READY[name].sample if name in READY else (3, 32, 32)
+        size = _shape(shape) if shape else usual
         options = {key: _value(text, key) for key, text in _pairs(option or (), "--option")}
         built = make_module(name, find_function(name), size, CLASSES, options)
         example = oriented(name, example_input(size))

@@ -18,6 +18,7 @@ from ...gossip import (
     either,
     sentence,
 )
+from ...models import ReadyName
 from ...peer import (
     CredentialSettings,
     LifeSettings,
@@ -186,8 +187,8 @@ class Network(SettingsTable):
 
     layout: str = LAYOUT
     """`784=300=100=10` for a perceptron, `50<>400` for the associative network."""
-    name: Literal["small-cnn", "resnet", "unet", "lstm", "cnn1d", "vit"] | None = None
-    """A ready network instead of a layout: see gossamer.models.ready. Samples keep their shape."""
+    name: ReadyName | None = None
+    """A ready network instead of a layout: see gossamer.models.READY. Samples keep their shape."""
     entry: str | None = None
     """A function of yours instead, `my_module:make_net`, that returns a torch module; its file stands beside
     this one. It is given `channels`, `size` and `classes` of the data if it has arguments of these names."""

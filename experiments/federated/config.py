@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gossamer.names import hint
 
+from ...models import ImageNetworkName
 from ..config.reading import require_table
 from ..config.tables import ConfigError, Count, Name, Positive, first_mistake, read_table
 from .method import Method
@@ -52,14 +53,14 @@ class Split(_Table):
 class Network(_Table):
     """The network that every client trains; all start from the same values."""
 
-    kind: Literal["mlp", "small-cnn", "resnet", "vit"] = "mlp"
+    kind: ImageNetworkName = "mlp"
     """A perceptron, or a ready network for images, whose inputs and outputs follow the data."""
     layout: str = "64=32=10"
     """mlp: its cells, as in `784=300=100=10`."""
     activation: Literal["sigmoid", "tanh", "relu", "prelu"] = "relu"
     """mlp: of its hidden cells."""
     options: dict[str, Any] = {}
-    """The others: their sizes, as in `{widths = [16, 32], hidden = 64}`; see gossamer.models.NETWORKS."""
+    """The others: their sizes, as in `{widths = [16, 32], hidden = 64}`; see gossamer.models.READY."""
 
 
 class Training(_Table):

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ...models import ModelError, SlicedNetwork, discover, mlp
-from ...models.ready import NETWORKS
+from ...models import NETWORKS, ModelError, SlicedNetwork, discover, mlp
 from ..data import Dataset, Samples
 from .config import Comparison
 from .partial import MODEL

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...models import Anatomy, Buffers, SgdLearner, SlicedNetwork, discover, stream
-from ...models.ready import NETWORKS
+from ...models import NETWORKS, Anatomy, Buffers, SgdLearner, SlicedNetwork, discover, stream
 from ..arena import Arena
 from ..data import DataError, Dataset, Samples, partition
 from ..federated.deal import load_once

@@ -23,7 +23,7 @@ is `FedNPLearner.weight_of`. The 1 of a count is divided likewise, so the unit o
 
 Before that the quotient is no sum. Far from the teller the first count is 3^−hops on a ring, so that N would
 be 10^13 thirty hops away. The quotient of the two counts is the number of peers, whatever they weigh. It is
-believed when it has settled, and never beyond the peers that this one has seen (counting.py); until a number
+believed when it has settled, and never beyond the peers that this one has seen (PeerCount); until a number
 is known, the cavity is the prior.
 
 A newcomer adds its weight at the estimates that it hears: quotient and sum stay what they were, and its
@@ -33,7 +33,10 @@ over with its mass: what it knew of the data stays.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -43,9 +46,166 @@ from ..anatomy import Anatomy, ParameterMap, Part
 from ..errors import ModelError
 from ..graph import ModelGraph
 from ..network import SlicedNetwork
-from ..seeds import stream
-from .npn import NPN
-from .options import FedNPOptions
+from ..starts import stream
+from .gaussians import NPN, Method
+
+
+@dataclass(frozen=True)
+class FedNPOptions:
+    """How strongly, and by which auxiliary task, a learner is held to the global view.
+
+    strength
+        λ of eq (19): how much the KL loss weighs beside the learner's own loss, as the learner reduces it.
+        Raise it when peers drift apart between averagings; the paper tried 0.001 to 1.
+    dimensions
+        Of the latent z.
+    hidden
+        Cells in the hidden part of f, and in that of the NPN.
+    rate
+        The learning rate of f and the NPN. They minimise the KL loss at a pace of their own, or a small
+        `strength` would also keep them from learning.
+    spread
+        ε of eq (18), the variance that a parameter's own distribution is given. Smaller pulls harder.
+    damping
+        How far a site moves towards its update, in (0, 1]. Lower it when cavities are out of date.
+    moments, nodes
+        See `tilted_moments`; nodes are those of the quadrature.
+    signals
+        `each`: f has an output for each dimension of z. `one`: a single number, as in the paper; all
+        dimensions of z, which start alike, then stay alike for ever.
+    batch
+        The samples that f looks at in one step. 0: all of them.
+    freeze_z
+        The control: z stays at the prior, so that only the averaged NPN is left of the method.
+    """
+
+    strength: float = 0.01
+    dimensions: int = 10
+    hidden: int = 16
+    rate: float = 0.01
+    spread: float = 0.1
+    damping: float = 0.5
+    moments: Method = "quadrature"
+    nodes: int = 20
+    signals: Literal["each", "one"] = "each"
+    batch: int = 32
+    freeze_z: bool = False
+
+    def __post_init__(self) -> None:
+        _check_number(self.strength, "strength (λ)", lowest=True)
+        _check_number(self.rate, "rate")
+        _check_number(self.spread, "spread (ε)")
+        if not 0 < self.damping <= 1:
+            raise ModelError(f"FedNP's damping must lie in (0, 1], not {self.damping}")
+        for name, least in (("dimensions", 1), ("hidden", 1), ("batch", 0)):
+            if getattr(self, name) < least:
+                raise ModelError(
+                    f"FedNP's {name} must be at least {least}, not {getattr(self, name)}"
+                )
+        if not 2 <= self.nodes <= 100:
+            raise ModelError(f"FedNP's nodes must lie in 2 to 100, not {self.nodes}")
+        if self.moments not in get_args(Method):
+            known = ", ".join(get_args(Method))
+            raise ModelError(f"FedNP's moments are {known}, not {self.moments!r}")
+        if self.signals not in ("each", "one"):
+            raise ModelError(f"FedNP's signals are each, one, not {self.signals!r}")
+
+
+def _check_number(value: float, name: str, *, lowest: bool = False) -> None:
+    if not math.isfinite(value) or value < 0 or (value == 0 and not lowest):
+        least = "at least 0" if lowest else "above 0"
+        raise ModelError(f"FedNP's {name} must be {least} and finite, not {value}")
+
+
+def read_target(network: SlicedNetwork, target: str | Sequence[str]) -> dict[str, nn.Parameter]:
+    """Parameters by name: `last`, or names of parameters or of layers, in the network's own order."""
+    parameters = dict(network.module.named_parameters())
+    if target == "last":
+        wanted = [_last_layer(network.module)]
+    else:
+        wanted = [target] if isinstance(target, str) else list(target)
+    found: set[str] = set()
+    for name in wanted:
+        mine = {key for key in parameters if key == name or key.startswith(f"{name}.") or not name}
+        if not mine:
+            raise ModelError(
+                f"FedNP's target {name!r}: the network of peer {network.peer!r} has no such parameter or "
+                f"layer; parameters are {', '.join(parameters)}"
+            )
+        found |= mine
+    return {name: parameter for name, parameter in parameters.items() if name in found}
+
+
+class Features:
+    """What f sees of inputs: the inputs themselves, or what enters a layer of the network."""
+
+    def __init__(
+        self,
+        network: SlicedNetwork,
+        features: str,
+        target: Mapping[str, nn.Parameter],
+        inputs: Tensor,
+    ):
+        self.inputs = inputs
+        self._module = network.module
+        self._layer: nn.Module | None = None
+        if features != "input":
+            name = next(iter(target)).rpartition(".")[0] if features == "last" else features
+            layers = dict(network.module.named_modules())
+            if name not in layers:
+                raise ModelError(
+                    f"FedNP's features {features!r}: give input, last, or one of the layers "
+                    f"{', '.join(key for key in layers if key)}"
+                )
+            _require_shared(network, name)
+            self._layer = layers[name]
+        with torch.no_grad():
+            self.width = self(inputs[:1]).shape[1]
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """One row per input."""
+        if self._layer is None:
+            return inputs.flatten(1)
+        seen: list[Tensor] = []
+        handle = self._layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        try:
+            self._module(inputs)
+        finally:
+            handle.remove()
+        return seen[-1].flatten(1)
+
+
+def _last_layer(module: nn.Module) -> str:
+    """The name of the last linear layer; of the last layer with parameters if there is none."""
+    named = list(module.named_modules())
+    linear = [name for name, layer in named if isinstance(layer, nn.Linear)]
+    if linear:
+        return linear[-1]
+    return [name for name, layer in named if list(layer.parameters(recurse=False))][-1]
+
+
+def _require_shared(network: SlicedNetwork, layer: str) -> None:
+    """f is averaged by everybody, so what it looks at must mean the same to everybody."""
+    slicing = network.slicing
+    weight = next((p for p in slicing.anatomy.parameters if p.name == f"{layer}.weight"), None)
+    cells = weight.axes[1] if weight is not None and len(weight.axes) > 1 else None
+    if cells is None:
+        return
+    firsts = slicing.anatomy.firsts
+    seen = {int(cell) for cell in cells}
+    holders = {
+        model
+        for model in network.models
+        for part, own in enumerate(slicing.cells[model])
+        if seen & {int(firsts[part]) + int(cell) for cell in own}
+    }
+    if len(holders) > 1:
+        raise ModelError(
+            f"FedNP's features: what enters layer {layer!r} of peer {network.peer!r} belongs to the partial "
+            f"models {', '.join(sorted(holders))}, so f would mix cells that differ from peer to peer; use "
+            "features='input'"
+        )
+
 
 MODEL, SITES = "fednp", "fednp-sites"
 

@@ -1,4 +1,4 @@
-"""FedNP as a learner that wraps a learner."""
+"""FedNP as a learner that wraps a learner, by gossip or with a server."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..averaging import average
 from ..errors import ModelError
 from ..learner import Learner, Metrics
-from ..seeds import stream
-from .counting import PeerCount
-from .descent import Adam
-from .features import Features, read_target
-from .joint import SITES, Auxiliary, join, require_unwrapped
-from .moments import tilted_factor, tilted_moments
-from .npn import Gaussian, gaussian_kl
-from .options import FedNPOptions
-from .sites import Natural, updated_site
+from ..starts import stream
+from .gaussians import (
+    Gaussian,
+    Natural,
+    gaussian_kl,
+    server_cavities,
+    tilted_factor,
+    tilted_moments,
+    updated_site,
+)
+from .joint import SITES, Auxiliary, Features, FedNPOptions, join, read_target, require_unwrapped
 
 _MOST = 1000  # samples that f looks at for a site
 
@@ -314,3 +317,134 @@ def _inputs_of(inner: Learner, inputs: Tensor | None) -> Tensor:
             f"{type(inner).__name__} has no samples: give them as inputs="
         )
     return inputs
+
+
+def server_round(
+    learners: Sequence[FedNPLearner], samples: Sequence[float] | None = None, steps: int = 1
+) -> list[Metrics]:
+    """One round: clients train and upload; the server averages parameters and divides out cavities.
+
+    samples: n_k, by which parameters are weighed; sites always count once each. The learners' cavities
+    are set for the next round, as a server would send them; nothing is left to gossip.
+    """
+    if not learners:
+        raise ModelError("a server needs at least one client")
+    metrics = [learner.train(steps) for learner in learners]
+    average([learner.network for learner in learners], samples)
+    first = learners[0]
+    cavities = server_cavities(first.prior, [learner.site for learner in learners])
+    for learner, cavity in zip(learners, cavities, strict=True):
+        learner.receive(cavity, peers=len(learners))
+    return metrics
+
+
+_CLOSE = 0.1
+"""The relative difference up to which two numbers of peers are taken for the same."""
+_PATIENCE = 10
+"""Trainings for which gossip's count must stay the same before it is believed, at least."""
+
+
+class PeerCount:
+    """The number of peers: those seen, or fewer once gossip's count has settled.
+
+    Gossip's count is exact when push-sum has converged and off by any factor before; the peers seen (by their
+    presence, or all that an arena runs) are known at once, and may include some that are gone for good.
+    """
+
+    def __init__(self) -> None:
+        self._seen = 1.0
+        self._reference = inf
+        self._trainings = 0  # for which gossip's count was close to the reference
+        self._before: float | None = None
+
+    def observe(self, gossiped: float, seen: float) -> None:
+        """Take in what is known at a training. `gossiped` is infinite if nothing was counted yet."""
+        self._before = self.number(gossiped, seen)
+        if _close(gossiped, self._reference):
+            self._trainings += 1
+        else:
+            self._reference, self._trainings = gossiped, 0
+
+    def number(self, gossiped: float, seen: float) -> float:
+        """How many peers there are; infinite if that is not known at all."""
+        # The most ever seen: what those who left have contributed is still in the means.
+        self._seen = max(self._seen, seen)
+        settled = self._trainings >= _patience(gossiped) and _close(gossiped, self._reference)
+        return min(gossiped, self._seen) if settled else self._seen
+
+    def steady(self, gossiped: float, seen: float) -> bool:
+        """Whether the number is known, and about what it was at the last training."""
+        now = self.number(gossiped, seen)
+        return now < inf and (self._before is None or _close(now, self._before))
+
+    def state(self) -> dict[str, Any]:
+        """What a restart needs."""
+        return {
+            "seen": self._seen,
+            "reference": self._reference,
+            "trainings": self._trainings,
+            "before": self._before,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from where `state` was taken."""
+        self._seen, self._reference = float(state["seen"]), float(state["reference"])
+        self._trainings, self._before = int(state["trainings"]), state["before"]
+
+
+def _patience(count: float) -> float:
+    """Trainings after which a count that stayed the same is no longer about to change.
+
+    On a ring, where mixing is slowest, the count of peers next to the teller grows with √(4t) in t exchanges:
+    it stays within a tenth for up to count² / 18 of them. Peers far away count down from 3^hops.
+    """
+    return max(_PATIENCE, count * count / 4)
+
+
+def _close(one: float, other: float) -> bool:
+    return one < inf and other < inf and abs(one - other) <= _CLOSE * max(one, other)
+
+
+_SLOW, _SLOWER, _TINY = 0.9, 0.999, 1e-8
+
+
+class Adam:
+    """Adam with its usual constants, stepped with gradients that are handed in.
+
+    torch.optim.Adam does the same, but the first torch optimizer of a process loads torch's compiler:
+    seconds of start-up for every peer.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], rate: float):
+        self._parameters, self._rate, self._steps = list(parameters), rate, 0
+        self._first = [torch.zeros_like(p, requires_grad=False) for p in self._parameters]
+        self._second = [torch.zeros_like(p, requires_grad=False) for p in self._parameters]
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor | None]) -> None:
+        """Descend once; a parameter without a gradient stays."""
+        self._steps += 1
+        scale = (1 - _SLOWER**self._steps) ** 0.5
+        rate = self._rate * scale / (1 - _SLOW**self._steps)
+        slots = zip(self._parameters, gradients, self._first, self._second, strict=True)
+        for parameter, gradient, first, second in slots:
+            if gradient is None:
+                continue
+            first.lerp_(gradient, 1 - _SLOW)
+            second.lerp_(gradient.square(), 1 - _SLOWER)
+            parameter.addcdiv_(first, second.sqrt().add_(_TINY * scale), value=-rate)
+
+    def state(self) -> dict[str, Any]:
+        """The step's number and both moments."""
+        return {
+            "steps": self._steps,
+            "first": [slot.clone() for slot in self._first],
+            "second": [slot.clone() for slot in self._second],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from where `state` was taken."""
+        self._steps = int(state["steps"])
+        for slots, saved in ((self._first, state["first"]), (self._second, state["second"])):
+            for slot, value in zip(slots, saved, strict=True):
+                slot.copy_(torch.as_tensor(value))

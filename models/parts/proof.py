@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..anatomy import Anatomy
 from ..errors import ModelError
 from ..permuting import permute_tensors
-from .ledger import input_name
+from .trace import input_name
 
 _TOLERANCE = 1e-6  # of the largest output, in float64: far above rounding, far below a wrong part
 

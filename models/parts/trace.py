@@ -1,25 +1,381 @@
 """Following channels from layer to layer, with torch-pruning's dependency graph.
 
+Every channel that some layer reads or writes gets a number. Channels that must move together are tied;
+what is tied in the end is one cell. A tensor's axis is a list of channel numbers.
+
 Torch-pruning records which layers meet through skips, concatenations, splits and reshapes, and how
 channel numbers map on the way. It guesses where a channel axis went, so what it says is not trusted:
-numbers that do not fit are refused here, by name, and proof.py checks the result on numbers.
+numbers that do not fit are refused here, by name, and proof.py checks the result on numbers. Attention
+and recurrent layers, which it cannot follow, are replaced in a copy by Linear layers whose cells are heads or
+hidden units; a table says where those cells stand in the real tensors.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
+from ..discovery import BATCH_NORMS
 from ..errors import ModelError
-from .layers import Ends, Names, register
-from .ledger import Channels, Ledger, input_name
-from .stand_ins import stand_in, without_shortcuts
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+
+FIXED = 0
+"""The channel that never moves: whatever is tied to it carries no cell (positions, vocabularies)."""
+
+
+def input_name(place: int) -> str:
+    """What the part of an input's channels is called."""
+    return f"input{place}" if place else "input"
+
+
+@dataclass(frozen=True)
+class Channels:
+    """The channels on one side of a layer; `name` is what a part made of them will be called."""
+
+    name: str
+    first: int
+    count: int
+    made: bool
+    """Whether a layer makes them (or they are the input), rather than only reads them."""
+    given: bool = False
+    """Whether they are an input of the whole network."""
+
+    @property
+    def ids(self) -> np.ndarray:
+        """Their numbers."""
+        return np.arange(self.first, self.first + self.count)
+
+
+@dataclass
+class Ledger:
+    """Channels, ties between them, and the axes of tensors they stand on."""
+
+    spaces: list[Channels] = field(default_factory=list)
+    axes: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
+    _by_hand: set[tuple[str, int]] = field(default_factory=set)
+    _dropped: list[int] = field(default_factory=list)
+    _ties: list[np.ndarray] = field(default_factory=list)
+    _total: int = 1  # number 0 is FIXED
+
+    def channels(
+        self, name: str, count: int, *, made: bool = True, given: bool = False
+    ) -> Channels:
+        """Number the channels of one side of a layer."""
+        space = Channels(name, self._total, count, made, given)
+        self._total += count
+        self.spaces.append(space)
+        return space
+
+    def tie(self, some: np.ndarray, others: np.ndarray | int) -> None:
+        """Let channels be one cell, pair by pair."""
+        some = np.asarray(some, np.int64).reshape(-1)
+        others = np.broadcast_to(np.asarray(others, np.int64).reshape(-1), some.shape)
+        self._ties.append(np.stack([some, others]))
+
+    def place(self, tensor: str, axis: int, ids: np.ndarray) -> None:
+        """Say which channel each index of a tensor's axis stands for. Tied weights are placed twice."""
+        key = (tensor, axis)
+        if key in self._by_hand:
+            self._dropped.append(int(np.min(ids)))
+        elif key in self.axes:
+            self.tie(self.axes[key], ids)
+        else:
+            self.axes[key] = np.asarray(ids, np.int64)
+
+    def place_by_hand(self, tensor: str, axis: int, ids: np.ndarray) -> None:
+        """The same, said by a user: what the trace finds for this axis does not count."""
+        self.place(tensor, axis, ids)
+        self._by_hand.add((tensor, axis))
+
+    def dropped(self, space: Channels) -> bool:
+        """Whether a user named an axis that these channels stand on, so that they are not traced."""
+        return any(space.first <= one < space.first + space.count for one in self._dropped)
+
+    def cells(self) -> np.ndarray:
+        """For every channel the number of its cell; 0 for those that never move."""
+        pairs = np.concatenate([np.zeros((2, 1), np.int64), *self._ties], axis=1)
+        graph = coo_array((np.ones(pairs.shape[1], np.int8), pairs), shape=(self._total,) * 2)
+        found = connected_components(graph, directed=False)[1]
+        # Cells are numbered by their first channel; the component of FIXED comes first, as 0.
+        _, first = np.unique(found, return_index=True)
+        rank = np.empty(len(first), np.int64)
+        rank[np.argsort(first)] = np.arange(len(first))
+        return rank[found]
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What a layer reads and what it makes; the same channels for a layer that works on each alone."""
+
+    reads: Channels
+    makes: Channels
+
+
+class Names:
+    """The names of a module's parameters and buffers, by tensor: tied weights have one name."""
+
+    def __init__(self, module: nn.Module):
+        self._of = {id(value): name for name, value in module.named_buffers()}
+        self._of |= {id(value): name for name, value in module.named_parameters()}
+
+    def __getitem__(self, tensor: Tensor) -> str:
+        if id(tensor) not in self._of:
+            raise ModelError(
+                f"a layer's tensor of shape {tuple(tensor.shape)} is computed from other parameters "
+                "(weight norm, a parametrization), which cannot be traced; take that away, or give the "
+                "module an anatomy() method"
+            )
+        return self._of[id(tensor)]
+
+
+def register(ledger: Ledger, names: Names, name: str, layer: nn.Module) -> Ends | None:
+    """Enter a layer into the ledger; None for one without channels of its own."""
+    if isinstance(layer, (*_CONVOLUTIONS, *_TRANSPOSED)):
+        return _convolution(ledger, names, name, layer)
+    if isinstance(layer, nn.Linear):
+        reads = ledger.channels(f"{name}.in", layer.in_features, made=False)
+        makes = ledger.channels(name, layer.out_features)
+        ledger.place(names[layer.weight], 0, makes.ids)
+        ledger.place(names[layer.weight], 1, reads.ids)
+        if layer.bias is not None:
+            ledger.place(names[layer.bias], 0, makes.ids)
+        return Ends(reads, makes)
+    if isinstance(layer, nn.Embedding):
+        makes = ledger.channels(name, layer.embedding_dim)
+        # Which row a token reads is data, so rows cannot change places.
+        ledger.place(names[layer.weight], 0, np.full(layer.num_embeddings, FIXED))
+        ledger.place(names[layer.weight], 1, makes.ids)
+        return Ends(makes, makes)
+    count = _per_channel(layer)
+    if count is None:
+        return None
+    both = ledger.channels(name, count, made=False)
+    for tensor in (*layer.parameters(recurse=False), *layer.buffers(recurse=False)):
+        if tensor.ndim and tensor.shape[0] == count:
+            ledger.place(names[tensor], 0, both.ids)
+    if isinstance(layer, nn.GroupNorm) and layer.num_groups > 1:
+        _gather(ledger, both.ids, layer.num_groups)
+    return Ends(both, both)
+
+
+def _per_channel(layer: nn.Module) -> int | None:
+    """How many channels a layer treats one by one."""
+    if isinstance(layer, _NORMS):
+        return layer.num_features
+    if isinstance(layer, nn.LayerNorm):
+        return int(layer.normalized_shape[0])
+    if isinstance(layer, nn.GroupNorm):
+        return layer.num_channels
+    if isinstance(layer, nn.PReLU) and layer.num_parameters > 1:
+        return layer.num_parameters
+    return None
+
+
+def _convolution(ledger: Ledger, names: Names, name: str, layer: Any) -> Ends:
+    reads = ledger.channels(f"{name}.in", layer.in_channels, made=False)
+    makes = ledger.channels(name, layer.out_channels)
+    source, target = (0, 1) if isinstance(layer, _TRANSPOSED) else (1, 0)
+    weight = names[layer.weight]
+    if layer.groups == 1:
+        ledger.place(weight, source, reads.ids)
+        ledger.place(weight, target, makes.ids)
+    else:
+        # Groups change places as wholes: what a group reads and what it makes is one cell. A
+        # depthwise convolution is the case of groups of one channel.
+        inside = _gather(ledger, reads.ids, layer.groups)
+        ledger.tie(_gather(ledger, makes.ids, layer.groups), inside)
+        ledger.place(weight, 0, (reads if source == 0 else makes).ids)
+    if layer.bias is not None:
+        ledger.place(names[layer.bias], 0, makes.ids)
+    return Ends(reads, makes)
+
+
+def _gather(ledger: Ledger, ids: np.ndarray, groups: int) -> np.ndarray:
+    """Let each group of channels be one cell; returns the first channel of every group."""
+    grouped = ids.reshape(groups, -1)
+    ledger.tie(grouped, np.repeat(grouped[:, 0], grouped.shape[1]))
+    return grouped[:, 0]
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """The Linear layers that stand for a module, with the channels of each."""
+
+    layers: dict[nn.Module, Ends]
+
+
+def stand_in(ledger: Ledger, names: Names, name: str, module: nn.Module) -> StandIn | None:
+    """Replace the forward of one module of a copy; None for a module that needs no stand-in."""
+    if isinstance(module, nn.LSTM | nn.GRU | nn.RNN):
+        return _recurrent(ledger, names, name, module)
+    if isinstance(module, nn.MultiheadAttention):
+        return _attention(ledger, names, name, module)
+    if _is_packed_attention(module):
+        return _packed_attention(ledger, names, name, module)
+    return None
+
+
+def _replace(module: nn.Module, forward: Callable[..., Any], *layers: nn.Module) -> None:
+    like = next(module.parameters())
+    for index, layer in enumerate(layers):
+        module.add_module(f"stand_in_{index}", layer.to(like))
+    module.forward = forward
+
+
+def _recurrent(ledger: Ledger, names: Names, name: str, module: nn.RNNBase) -> StandIn:
+    if module.proj_size:
+        raise ModelError(
+            f"layer {name!r}: an LSTM with proj_size has two kinds of cells; leave proj_size out, or "
+            "name its parts by hand"
+        )
+    cells, ways = module.hidden_size, 2 if module.bidirectional else 1
+    gates = {"LSTM": 4, "GRU": 3}.get(module.mode, 1)
+    found: dict[nn.Module, Ends] = {}
+    for level in range(module.num_layers):
+        reading = module.input_size if level == 0 else ways * cells
+        reads = ledger.channels(f"{name}.in{level}", reading, made=False)
+        label = name if module.num_layers == 1 else f"{name}.{level}"
+        makes = ledger.channels(label, ways * cells)
+        for way in range(ways):
+            own = makes.ids[way * cells : (way + 1) * cells]
+            suffix = f"_l{level}{'_reverse' if way else ''}"
+            stacked = np.tile(own, gates)
+            for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+                if (tensor := getattr(module, kind + suffix, None)) is not None:
+                    ledger.place(names[tensor], 0, stacked)
+            ledger.place(names[getattr(module, f"weight_ih{suffix}")], 1, reads.ids)
+            ledger.place(names[getattr(module, f"weight_hh{suffix}")], 1, own)
+        found[nn.Linear(reading, ways * cells)] = Ends(reads, makes)
+    chain = list(found)
+
+    def forward(x: Tensor, *_: Any, **__: Any) -> Any:
+        for layer in chain:
+            x = layer(x)
+        time = 1 if module.batch_first else 0
+        last = x.mean(time)[None] if x.ndim == 3 else x[-1:]
+        if ways == 2 or module.num_layers > 1:
+            state: Any = last.detach()  # states of all levels and ways in one: not followed
+        else:
+            state = last
+        return x, (state, state) if isinstance(module, nn.LSTM) else state
+
+    _replace(module, forward, *chain)
+    return StandIn(found)
+
+
+def _attention(ledger: Ledger, names: Names, name: str, module: nn.MultiheadAttention) -> StandIn:
+    """Queries, keys and values by head; within a head the dimensions keep their places."""
+    heads, width = module.num_heads, module.embed_dim
+    inner = ledger.channels(f"{name}.heads", heads)
+    by_head = np.repeat(inner.ids, width // heads)
+    reads = [
+        ledger.channels(f"{name}.{what}", size, made=False)
+        for what, size in (("query", width), ("key", module.kdim), ("value", module.vdim))
+    ]
+    if module.in_proj_weight is not None:
+        for other in reads[1:]:
+            ledger.tie(reads[0].ids, other.ids)
+        ledger.place(names[module.in_proj_weight], 0, np.tile(by_head, 3))
+        ledger.place(names[module.in_proj_weight], 1, reads[0].ids)
+    else:
+        weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        for weight, read in zip(weights, reads, strict=True):
+            ledger.place(names[weight], 0, by_head)
+            ledger.place(names[weight], 1, read.ids)
+    if module.in_proj_bias is not None:
+        ledger.place(names[module.in_proj_bias], 0, np.tile(by_head, 3))
+    for extra in (module.bias_k, module.bias_v):
+        if extra is not None:
+            ledger.place(names[extra], 2, by_head)
+    makes = _leaving(ledger, names, name, module.out_proj, by_head)
+    middle = [nn.Linear(read.count, heads) for read in reads]
+    out = nn.Linear(heads, width)
+
+    def forward(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Any:
+        time = 0 if query.ndim == 2 or not module.batch_first else 1
+        seen = middle[1](key) + middle[2](value)
+        return out(middle[0](query) + seen.mean(time, keepdim=True)), None
+
+    _replace(module, forward, *middle, out)
+    found: dict[nn.Module, Ends] = {
+        layer: Ends(read, inner) for layer, read in zip(middle, reads, strict=True)
+    }
+    found[out] = Ends(inner, makes)
+    return StandIn(found)
+
+
+def _is_packed_attention(module: nn.Module) -> bool:
+    """The usual shape in vision libraries: one Linear for queries, keys and values, one to leave."""
+    qkv, proj = getattr(module, "qkv", None), getattr(module, "proj", None)
+    heads = getattr(module, "num_heads", None)
+    return (
+        isinstance(qkv, nn.Linear)
+        and isinstance(proj, nn.Linear)
+        and isinstance(heads, int)
+        and qkv.out_features == 3 * proj.in_features
+        and proj.in_features % heads == 0
+    )
+
+
+def _packed_attention(ledger: Ledger, names: Names, name: str, module: Any) -> StandIn:
+    heads, qkv, proj = module.num_heads, module.qkv, module.proj
+    reads = ledger.channels(f"{name}.in", qkv.in_features, made=False)
+    inner = ledger.channels(f"{name}.heads", heads)
+    by_head = np.repeat(inner.ids, proj.in_features // heads)
+    ledger.place(names[qkv.weight], 0, np.tile(by_head, 3))
+    ledger.place(names[qkv.weight], 1, reads.ids)
+    if qkv.bias is not None:
+        ledger.place(names[qkv.bias], 0, np.tile(by_head, 3))
+    for key, tensor in module.named_parameters(recurse=False):
+        # Biases that are added to the scores have one column for every head.
+        if tensor.ndim == 2 and tensor.shape[1] == heads and "bias" in key:
+            ledger.place(names[tensor], 1, inner.ids)
+        elif tensor.shape == (proj.in_features,) and key in ("q_bias", "k_bias", "v_bias"):
+            ledger.place(names[tensor], 0, by_head)
+    makes = _leaving(ledger, names, name, proj, by_head)
+    enter, leave = nn.Linear(qkv.in_features, heads), nn.Linear(heads, proj.out_features)
+
+    def forward(x: Tensor, *_: Any, **__: Any) -> Tensor:
+        return leave(enter(x))
+
+    _replace(module, forward, enter, leave)
+    return StandIn({enter: Ends(reads, inner), leave: Ends(inner, makes)})
+
+
+def _leaving(ledger: Ledger, names: Names, name: str, proj: nn.Linear, by_head: np.ndarray) -> Any:
+    makes = ledger.channels(name, proj.out_features)
+    ledger.place(names[proj.weight], 0, makes.ids)
+    ledger.place(names[proj.weight], 1, by_head)
+    if proj.bias is not None:
+        ledger.place(names[proj.bias], 0, makes.ids)
+    return makes
+
+
+def without_shortcuts() -> Any:
+    """A context in which torch's own attention runs layer by layer, as the trace needs it."""
+
+    class _Off:
+        def __enter__(self) -> None:
+            self._was = torch.backends.mha.get_fastpath_enabled()
+            torch.backends.mha.set_fastpath_enabled(False)
+
+        def __exit__(self, *_: object) -> None:
+            torch.backends.mha.set_fastpath_enabled(self._was)
+
+    return _Off()
+
 
 _BY_HAND = (
     "name the axes by hand with parts={'name': ['parameter:axis', …]}, or give the module an "
@@ -114,13 +470,18 @@ def _input_layer(x: Tensor, dim: int | None) -> nn.Module:
     return layer.to(x)
 
 
+class _Index(NamedTuple):
+    """A channel here and the one it comes from, as torch-pruning's mappings of indices take them."""
+
+    idx: int
+    root_idx: int
+
+
 def _follow(graph: Any, layer: nn.Module, ends: dict[Any, Ends], ledger: Ledger) -> None:
     """Tie what a layer makes to every channel that it meets, through all index mappings."""
-    from torch_pruning._helpers import _HybridIndex
-
     root = ends[layer].makes
     pruner = graph.get_pruner_of_module(layer)
-    start = [_HybridIndex(idx=i, root_idx=i) for i in range(root.count)]
+    start = [_Index(i, i) for i in range(root.count)]
     stack = [(graph.module2node[layer], pruner.prune_out_channels, start)]
     seen: set[tuple[Any, ...]] = set()
     while stack:
@@ -176,7 +537,14 @@ def _last(graph: Any, ends: dict[Any, Ends]) -> list[Channels]:
     return found
 
 
-class _Watch(TorchDispatchMode):
+_READING = {
+    "__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "item", "tolist",
+    "is_nonzero", "nonzero", "argwhere", "equal", "allclose",
+}  # fmt: skip
+"""Functions of torch by which Python learns what a tensor holds."""
+
+
+class _Watch(TorchFunctionMode):
     """Knows where in a module things happen, and notes who asks for a tensor's value."""
 
     def __init__(self) -> None:
@@ -184,10 +552,10 @@ class _Watch(TorchDispatchMode):
         self.inside: list[str] = []
         self.asked = ""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if name in ("_local_scalar_dense", "is_nonzero", "nonzero", "equal") and not self.asked:
-            self.asked = f"{self.place} asks for a value ({name})"
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if not self.asked and (name in _READING or (name == "where" and len(args) == 1)):
+            self.asked = f"{self.place} asks for a value ({name.strip('_')})"
         return func(*args, **(kwargs or {}))
 
     @property

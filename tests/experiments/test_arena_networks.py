@@ -16,10 +16,14 @@ from gossamer.models import (
     SgdLearner,
     SlicedNetwork,
     average,
+    cnn1d,
     dense_axes,
     discover,
+    lstm_classifier,
+    resnet,
+    small_cnn,
+    vit,
 )
-from gossamer.models.ready import cnn1d, lstm_classifier, resnet, small_cnn, vit
 
 torch.set_num_threads(1)
 

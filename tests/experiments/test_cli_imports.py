@@ -20,9 +20,7 @@ from gossamer import peer as peer_package
 from gossamer.experiments import data
 from gossamer.experiments.cli import app as cli
 from gossamer.experiments.cli import papers as cli_papers
-from gossamer.experiments.cli import slices as cli_slices
 from gossamer.experiments.cli import topology as cli_topology
-from gossamer.experiments.networks import READY
 from gossamer.experiments.papers import STUDIES
 from gossamer.experiments.papers.fednp_papers import FEDERATED_STUDIES
 from gossamer.experiments.papers.fusing_live_studies import LIVE_STUDIES
@@ -217,8 +215,7 @@ print(torch.get_num_threads())
     assert python(program, folder=tmp_path).split() == [str(threads), "3"]
 
 
-def test_help_knows_the_networks_and_the_rules() -> None:
-    assert cli_slices.READY == READY
+def test_help_knows_the_rules() -> None:
     assert get_args(Rule) == cli_topology.RULES
 
 

@@ -24,8 +24,7 @@ from gossamer.experiments.papers.networks_study import (
     run,
 )
 from gossamer.experiments.study import sweep_run
-from gossamer.models import ModelGraph, SlicedNetwork, discover
-from gossamer.models.ready import small_cnn
+from gossamer.models import ModelGraph, SlicedNetwork, discover, small_cnn
 
 TINY = Setting(
     "digits", "small-cnn", "images", {"widths": (4, 6), "hidden": 8, "norm": True},

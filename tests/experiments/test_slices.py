@@ -11,8 +11,7 @@ import torch
 from cli_kit import Result, runner
 
 from gossamer.experiments.slices import MOST_CELLS, _rows, _shown, draw_slices, links, part_rows
-from gossamer.models import ModelGraph, SlicedNetwork, mlp
-from gossamer.models.ready import lstm_classifier, resnet, small_cnn
+from gossamer.models import ModelGraph, SlicedNetwork, lstm_classifier, mlp, resnet, small_cnn
 
 torch.set_num_threads(1)
 

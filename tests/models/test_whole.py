@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gossamer.models import ModelError, SlicedNetwork, discover
-from gossamer.models.whole import is_whole
+from gossamer.models.discovery import is_whole
 
 
 def tokens(norm=False):

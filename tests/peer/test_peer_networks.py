@@ -6,8 +6,7 @@ import pytest
 import torch
 from peer_kit import Nest, begin, consensus, held, injected, quick
 
-from gossamer.models import SgdLearner, SlicedNetwork
-from gossamer.models.ready import resnet
+from gossamer.models import SgdLearner, SlicedNetwork, resnet
 from gossamer.peer.engine import Engine
 
 torch.set_num_threads(1)

@@ -23,7 +23,7 @@ from gossamer.models import (
     mlp,
 )
 from gossamer.models.matching import align
-from gossamer.models.matching.rows import flat_order
+from gossamer.models.matching.alignment import flat_order
 
 GRAPH = ModelGraph({"group": ["everyone"]})
 SLICES = {"everyone": "6-5-4-0", "group": "0-3-3-2"}  # of 6=10=9=2; what is left is local

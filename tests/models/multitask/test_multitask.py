@@ -21,10 +21,10 @@ from gossamer.models.multitask import (
     multitask,
     objective,
     relationship,
+    safe_scale,
     theta,
     unrelated,
 )
-from gossamer.models.multitask.problem import safe_scale
 
 
 def make_tasks(
