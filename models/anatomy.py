@@ -8,6 +8,7 @@ matrix, a convolution kernel flattened into a dense layer, or four stacked LSTM 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -70,7 +71,7 @@ class Anatomy:
     ends: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
-        if duplicates := _repeated([part.name for part in self.parts]):
+        if duplicates := [name for name in self.names if self.names.count(name) > 1]:
             raise ModelError(f"two parts are named {duplicates[0]!r}")
         if self.ends is None and self.parts:
             object.__setattr__(self, "ends", frozenset((self.parts[0].name, self.parts[-1].name)))
@@ -94,19 +95,35 @@ class Anatomy:
                     "give it one value per cell (nn.PReLU takes num_parameters=cells)"
                 )
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the parts."""
+        return [part.name for part in self.parts]
+
+    def find(self, name: str, context: str = "") -> int:
+        """The index of a part; raises, beginning with `context`, if there is none of that name."""
+        if name not in self.names:
+            raise ModelError(
+                f"{context}the network has no part {name!r}; parts are {', '.join(self.names)}"
+            )
+        return self.names.index(name)
+
     @cached_property
     def firsts(self) -> np.ndarray:
         """The number of each part's first cell, and the total at the end."""
-        return np.concatenate([[0], np.cumsum([part.cells for part in self.parts], dtype=np.int64)])
+        return first_cells(self.parts)
 
     @cached_property
     def offsets(self) -> dict[str, int]:
         """Where each parameter starts in the flat parameter vector."""
-        starts, offset = {}, 0
-        for parameter in self.parameters:
-            starts[parameter.name] = offset
-            offset += parameter.size
-        return starts
+        ends = itertools.accumulate((one.size for one in self.parameters), initial=0)
+        return {one.name: start for one, start in zip(self.parameters, ends, strict=False)}
+
+    @cached_property
+    def spans(self) -> dict[str, slice]:
+        """Where each parameter is in the flat parameter vector."""
+        starts = self.offsets
+        return {p.name: slice(starts[p.name], starts[p.name] + p.size) for p in self.parameters}
 
     @property
     def size(self) -> int:
@@ -142,6 +159,12 @@ class Anatomy:
         """The numbers of a part's cells: what to put on an axis that the part spans."""
         return np.arange(self.firsts[part], self.firsts[part + 1])
 
+    def part_of(self, axis: np.ndarray | None) -> int | None:
+        """The part that a parameter's axis spans, by its first cell."""
+        if axis is None or not len(axis):
+            return None
+        return int(np.searchsorted(self.firsts, axis[0], side="right")) - 1
+
     def parameter_at(self, coordinate: int) -> str:
         """The name of the parameter that a coordinate of the flat vector belongs to (for messages)."""
         starts = np.array(list(self.offsets.values()))
@@ -149,11 +172,21 @@ class Anatomy:
         return self.parameters[index].name
 
 
+def first_cells(parts: Sequence[Part]) -> np.ndarray:
+    """The number of each part's first cell, and the total at the end."""
+    return np.concatenate([[0], np.cumsum([part.cells for part in parts], dtype=np.int64)])
+
+
 def dense_axes(parts: Sequence[Part], *spanned: int) -> tuple[np.ndarray, ...]:
     """Axes that each span one whole part: `dense_axes(parts, 1, 0)` for a weight from part 0 to 1."""
-    firsts = np.concatenate([[0], np.cumsum([part.cells for part in parts], dtype=np.int64)])
+    firsts = first_cells(parts)
     return tuple(np.arange(firsts[part], firsts[part + 1]) for part in spanned)
 
 
-def _repeated(names: list[str]) -> list[str]:
-    return [name for index, name in enumerate(names) if name in names[:index]]
+def repeats(values: np.ndarray) -> np.ndarray:
+    """For every entry how many equal ones come before it."""
+    by_value = np.argsort(values, kind="stable")
+    ordered = values[by_value]
+    found = np.empty(len(values), np.int64)
+    found[by_value] = np.arange(len(values)) - np.searchsorted(ordered, ordered)
+    return found

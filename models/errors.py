@@ -1,7 +1,32 @@
-"""The one error that this package raises for bad input."""
+"""The one error that this package raises for bad input, and checks of options that raise it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from math import inf
 
 from gossamer.errors import GossamerError
 
 
 class ModelError(GossamerError, ValueError):
     """A network, slicing or set of networks that cannot be used; the text says which part and model."""
+
+
+def check_number(
+    what: str, value: float, *, above: float = -inf, least: float = -inf, most: float = inf
+) -> None:
+    """Raise unless a number is finite and inside its bounds; `what` names it."""
+    if above < value < inf and least <= value <= most:
+        return
+    if most < inf:
+        allowed = f"lie between {max(above, least):g} and {most:g}"
+        allowed += f", and not be {above:g}" if above > -inf else ""
+    else:
+        allowed = f"be a finite number above {above:g}" if above > -inf else f"be {least:g} or more"
+    raise ModelError(f"{what} is {value}; it must {allowed}")
+
+
+def check_choice(what: str, value: object, known: Collection[str]) -> None:
+    """Raise unless a value is one of those that there are."""
+    if value not in known:
+        raise ModelError(f"{what} {value!r} is unknown; there are {', '.join(known)}")

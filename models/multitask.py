@@ -1,9 +1,9 @@
 """Federated multi-task learning (MOCHA): linear models whose relations are learned with them.
 
-result = multitask(tasks, MultiTaskOptions(relation=0.1))     # with a server
-Arena([MultiTaskLearner(task, test, t, len(tasks)) …])        # by gossip, as live peers too
+    result = multitask(tasks, MultiTaskOptions(relation=0.1))     # with a server
+    Arena([MultiTaskLearner(task, test, t, len(tasks)) …])        # by gossip, as live peers too
 
-MOCHA's problem: a linear model per task, and a matrix Ω that says how tasks are related.
+There is a linear model per task, and a matrix Ω that says how tasks are related:
 
     F(W, Ω) = Σ_t Σ_i ℓ(w_t·x_ti, y_ti) + λ1·tr(W Ω Wᵀ) + λ2·‖W‖² + λ1·µ·tr(Ω),    tr(Ω⁻¹) = 1
 
@@ -12,40 +12,33 @@ are 0; with it the best Ω for given W is known in closed form, and F falls when
 For a fixed Ω the problem is convex in W, and its dual couples the tasks only through V = [X_tᵀα_t]:
 W = V·K with K = ½(λ1·Ω + λ2·I)⁻¹. So a task's node needs V and Ω, and nobody's samples.
 
-A node's own subproblem, solved as far as the node has time: MOCHA's θ.
-
-Given w_t, the node looks for Δα that minimises
+Given w_t, a node looks for Δα that minimises
 
     G(Δα) = Σ ℓ*(−α − Δα) + w_t·v + q/2·‖v‖²,    v = X_tᵀΔα,    q = σ'·K_tt
 
-by coordinate steps over its own samples. θ is what is left of the possible gain: 0 for an exact solution,
-1 for a node that did nothing this round. Any θ < 1 on average is enough for the whole to converge, so a
-straggler hands in what it has.
+by coordinate steps over its own samples. MOCHA's θ is what is left of the possible gain: 0 for an exact
+solution, 1 for a node that did nothing this round. Any θ < 1 on average is enough for the whole to converge,
+so a straggler hands in what it has.
 
-MOCHA without a server: V is gossiped, and every node derives Ω and its own model from it.
-
-All that couples tasks is V = [v_1 … v_m], a vector per task (see problem.py): K, W and Ω are functions of
-V that each node can work out by itself, and do so alike once they agree on V. So V is the one partial
-model that nodes share, a matrix to which node t adds the changes of v_t in its own row. Push-sum's mean
-times m is V itself: everybody's contributions are in other rows, so none has to be told apart.
-
-A node whose neighbours are late computes with older rows of theirs; its own row it always knows.
+Without a server, V is the one partial model that nodes share, a matrix to which node t adds the changes of
+v_t in its own row; K, W and Ω are functions of V that each node works out by itself. Push-sum's mean times m
+is V itself: everybody's contributions are in other rows. A node whose neighbours are late computes with
+older rows of theirs; its own row it always knows.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .anatomy import Anatomy, ParameterMap, Part, dense_axes
-from .errors import ModelError
+from .errors import ModelError, check_choice, check_number
 from .learner import Metrics
 from .network import SlicedNetwork
 from .starts import stream
@@ -94,16 +87,10 @@ class MultiTaskOptions:
     loss: LossName = "hinge"
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("relation (λ1)", self.relation, 0.0),
-            ("shrink (λ2)", self.shrink, None),
-            ("floor (µ)", self.floor, None),
-        ):
-            if not math.isfinite(value) or value < 0 or (value == 0 and least is None):
-                bound = "above 0" if least is None else "at least 0"
-                raise ModelError(f"{name} must be {bound} and finite, not {value}")
-        if self.loss not in ("hinge", "squared"):
-            raise ModelError(f"unknown loss {self.loss!r}: there are hinge, squared")
+        check_number("relation (λ1)", self.relation, least=0)
+        check_number("shrink (λ2)", self.shrink, above=0)
+        check_number("floor (µ)", self.floor, above=0)
+        check_choice("loss", self.loss, get_args(LossName))
 
 
 def check_tasks(tasks: Sequence[LinearTask], loss: LossName) -> None:
@@ -139,25 +126,6 @@ def objective(
     return fit + options.relation * (related + options.floor * float(np.trace(omega))) + decay
 
 
-def dual_objective(
-    alphas: Sequence[Array], omega: Array, tasks: Sequence[LinearTask], options: MultiTaskOptions
-) -> float:
-    """The dual's value, never above F; the gap bounds how far W is from the best for this Ω."""
-    sums = np.stack([task.x.T @ alpha for task, alpha in zip(tasks, alphas, strict=True)], axis=1)
-    fit = sum(
-        conjugate(alpha, task.y, options.loss) for task, alpha in zip(tasks, alphas, strict=True)
-    )
-    quadratic = 0.5 * float(np.einsum("dt,ts,ds->", sums, coupling(omega, options), sums))
-    return options.relation * options.floor * float(np.trace(omega)) - fit - quadratic
-
-
-def conjugate(alpha: Array, y: Array, loss: LossName) -> float:
-    """Σ ℓ*(−α): for the hinge loss α·y must lie in [0, 1]."""
-    if loss == "hinge":
-        return -float((alpha * y).sum())
-    return float((0.5 * alpha**2 - alpha * y).sum())
-
-
 def unrelated(tasks: int) -> Array:
     """Ω before anything is known: tasks have nothing to do with each other."""
     return np.eye(tasks) * tasks
@@ -181,9 +149,6 @@ def coupling(omega: Array, options: MultiTaskOptions) -> Array:
 def safe_scale(matrix: Array) -> float:
     """σ': with it, steps that nodes take without asking each other never add up to too much."""
     return float((np.abs(matrix).sum(axis=1) / np.diag(matrix)).max())
-
-
-_EXACT = 200  # epochs that stand for an exact solution
 
 
 def improve(
@@ -215,25 +180,6 @@ def improve(
                 local += q * (best - now) * x[i]
         done += min(len(y), steps - done)
     return change, x.T @ change
-
-
-def value(
-    task: LinearTask, alpha: Array, change: Array, w: Array, q: float, loss: LossName
-) -> float:
-    """G(Δα)."""
-    v = task.x.T @ change
-    return conjugate(alpha + change, task.y, loss) + float(w @ v) + 0.5 * q * float(v @ v)
-
-
-def theta(
-    task: LinearTask, alpha: Array, change: Array, w: Array, q: float, loss: LossName
-) -> float:
-    """θ of eq (5), measured against a near-exact solution: costs far more than the step itself."""
-    best, _ = improve(task, alpha, w, q, loss, _EXACT * len(task.y), np.random.default_rng(0))
-    nothing = value(task, alpha, np.zeros_like(alpha), w, q, loss)
-    least = min(value(task, alpha, best, w, q, loss), value(task, alpha, change, w, q, loss))
-    gain = nothing - least
-    return (value(task, alpha, change, w, q, loss) - least) / gain if gain > 1e-12 else 0.0
 
 
 Effort = Callable[[int, int], float]

@@ -102,7 +102,12 @@ class SlicedNetwork:
         if module not in _HOOKED:
             module.register_state_dict_post_hook(_own_memory)
             _HOOKED.add(module)
-        self._where = {owner: self._place(owner) for owner in self.slicing.owners}
+        self._where: dict[str, slice | Tensor] = {}
+        for owner in self.slicing.owners:
+            where = self.slicing.where(owner)
+            self._where[owner] = (
+                where if isinstance(where, slice) else torch.from_numpy(where).to(self.flat.device)
+            )
         if seed is not None:
             current = self.flat.double().cpu().numpy()
             values = starting_values(self.slicing, current, seed=seed, peer=peer, start=start)
@@ -235,36 +240,26 @@ class SlicedNetwork:
         A module may list its layers in any order. Where they form no chain, it is the module's that counts.
         """
         anatomy = self.slicing.anatomy
-        touched = {
-            one.name: [self._part_of(axis) for axis in one.axes]
-            for one in anatomy.parameters
-            if one.axes
-        }
-        layers = {parts[1]: parts[0] for parts in touched.values() if len(parts) == 2}
+        parameters = [one for one in anatomy.parameters if one.axes]
+        touched = {one.name: [anatomy.part_of(axis) for axis in one.axes] for one in parameters}
+        links = [found for found in touched.values() if len(found) == 2]
+        layers = {source: target for target, source in links}
         starts = [part for part in layers if part not in layers.values()]
-        if len(layers) != sum(len(parts) == 2 for parts in touched.values()) or len(starts) != 1:
+        place: dict[int | None, int] = {}  # of every part but the first
+        if len(layers) == len(links) and len(starts) == 1:
+            part = layers.get(starts[0])
+            while part is not None and part not in place:
+                place[part] = len(place)
+                part = layers.get(part)
+        if len(place) != len(layers) or any(found[0] not in place for found in touched.values()):
             return names
-        place: dict[int | None, int] = {}
-        part = layers.get(starts[0])
-        while part is not None and part not in place:
-            place[part] = len(place)
-            part = layers.get(part)
-        if len(place) != len(layers) or any(touched[name][0] not in place for name in touched):
-            return names
+        last = (len(place), True)
         return sorted(
             names,
             key=lambda name: (
-                place[touched[name][0]] if name in touched else len(place),
-                len(touched.get(name, ())) != 2,
+                (place[touched[name][0]], len(touched[name]) != 2) if name in touched else last
             ),
         )
-
-    def _part_of(self, cells: np.ndarray | None) -> int | None:
-        """The part that a parameter's axis spans, by its first cell."""
-        if cells is None or not len(cells):
-            return None
-        firsts = self.slicing.anatomy.firsts
-        return int(np.searchsorted(firsts, int(cells[0]), side="right")) - 1
 
     def _tensors(self) -> list[Tensor]:
         """What the flat tensor holds, in its order."""
@@ -290,10 +285,6 @@ class SlicedNetwork:
         if owner not in self._where:
             self.slicing.where(owner)  # raises, naming the owners there are
         return self._where[owner]
-
-    def _place(self, owner: str) -> slice | Tensor:
-        where = self.slicing.where(owner)
-        return where if isinstance(where, slice) else torch.from_numpy(where).to(self.flat.device)
 
 
 _HOOKED: WeakSet[nn.Module] = WeakSet()

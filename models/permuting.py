@@ -1,4 +1,8 @@
-"""Moving cells: a permutation of a part's cells, applied to every tensor that they stand in."""
+"""Moving cells: a permutation of a part's cells, applied to everything that they stand in.
+
+A permutation is an array `take`: cell c becomes what cell `take[c]` was. It must stay inside parts; then the
+network computes the same function, because every axis that a part spans moves together.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .anatomy import Anatomy
+from .anatomy import Anatomy, repeats
 from .errors import ModelError
 
 if TYPE_CHECKING:  # networks find their parts, and finding parts permutes cells
@@ -24,10 +28,7 @@ def permute(network: SlicedNetwork, part: str, order: Sequence[int] | np.ndarray
     with does not move: permuting across slices changes who owns which values.
     """
     anatomy = network.slicing.anatomy
-    names = [one.name for one in anatomy.parts]
-    if part not in names:
-        raise ModelError(f"the network has no part {part!r}; parts are {', '.join(names)}")
-    cells = anatomy.cells(names.index(part))
+    cells = anatomy.cells(anatomy.find(part))
     chosen = np.asarray(order, dtype=np.int64)
     if not np.array_equal(np.sort(chosen), np.arange(len(cells))):
         raise ModelError(
@@ -41,20 +42,30 @@ def permute(network: SlicedNetwork, part: str, order: Sequence[int] | np.ndarray
 
 @torch.no_grad()
 def permute_tensors(anatomy: Anatomy, tensors: Mapping[str, Tensor], take: np.ndarray) -> None:
-    """Permute named tensors in place; the cell of number c becomes what cell `take[c]` was."""
+    """Permute named tensors in place."""
     moved = take != np.arange(len(take))
     for one in {map.name: map for map in (*anatomy.parameters, *anatomy.buffers)}.values():
         tensor = tensors[one.name]
         for index, axis in enumerate(one.axes):
             if axis is not None and moved[axis].any():
-                order = torch.from_numpy(axis_order(axis, take)).to(tensor.device)
+                order = torch.from_numpy(_axis_order(axis, take)).to(tensor.device)
                 tensor.copy_(tensor.index_select(index, order))
 
 
-def axis_order(axis: np.ndarray, take: np.ndarray) -> np.ndarray:
-    """Where each index of an axis comes from: a cell's k-th standing from the k-th of the other's."""
+def flat_order(anatomy: Anatomy, take: np.ndarray) -> np.ndarray:
+    """For every coordinate of the flat parameter vector the one to take its value from."""
+    order = np.empty(anatomy.size, dtype=np.int64)
+    for parameter in anatomy.parameters:
+        offset = anatomy.offsets[parameter.name]
+        grid = np.arange(parameter.size, dtype=np.int64).reshape(parameter.shape)
+        for index, axis in enumerate(parameter.axes):
+            if axis is not None:
+                grid = np.take(grid, _axis_order(axis, take), axis=index)
+        order[offset : offset + parameter.size] = offset + grid.ravel()
+    return order
+
+
+def _axis_order(axis: np.ndarray, take: np.ndarray) -> np.ndarray:
+    """Where each index of an axis comes from: a cell's k-th position from the k-th of the other's."""
     by_cell = np.argsort(axis, kind="stable")
-    grouped = axis[by_cell]
-    rank = np.empty(len(axis), np.int64)
-    rank[by_cell] = np.arange(len(axis)) - np.searchsorted(grouped, grouped)
-    return by_cell[np.searchsorted(grouped, take[axis]) + rank]
+    return by_cell[np.searchsorted(axis[by_cell], take[axis]) + repeats(axis)]

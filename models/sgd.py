@@ -139,7 +139,7 @@ class SgdLearner:
         self.loss: Loss = LOSSES[loss] if isinstance(loss, str) else loss
         own = None if self.loss in LOSSES.values() else self.loss
         for what, (inputs, labels) in (("training", train), ("test", test)):
-            check_samples(network, what, inputs, labels, own)
+            _check_samples(network, what, inputs, labels, own)
         self.network = network
         self.samples, self.held_out = train, test
         self.stretch, self.batch, self.reduction = stretch, batch, reduction
@@ -253,16 +253,12 @@ def _targets(outputs: Tensor, labels: Tensor) -> Tensor:
     return F.one_hot(labels, outputs.shape[1]).to(outputs.dtype)
 
 
-REGRESSION = "loss=lambda out, y: (out[:, 0] - y).square()"
+_REGRESSION = "loss=lambda out, y: (out[:, 0] - y).square()"
 
 
 @torch.no_grad()
-def check_samples(
-    network: SlicedNetwork,
-    what: str,
-    inputs: Tensor,
-    labels: Tensor,
-    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+def _check_samples(
+    network: SlicedNetwork, what: str, inputs: Tensor, labels: Tensor, loss: Loss | None
 ) -> None:
     """Find out now, with the peer's name, what torch would say deep in the first training step.
 
@@ -271,11 +267,23 @@ def check_samples(
     peer = f"peer {network.peer!r}, {what} samples"
     if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor):
         raise ModelError(f"{peer}: give inputs and labels as torch tensors")
+    count, dtype, targets = len(inputs), network.flat.dtype, labels.is_floating_point()
     # Integers are tokens for an embedding, whatever the network computes in.
-    if inputs.is_floating_point() and inputs.dtype != network.flat.dtype:
-        raise ModelError(f"{peer}: inputs are {inputs.dtype}, the network is {network.flat.dtype}")
-    _check_labels(peer, network, len(inputs), labels, loss is not None)
-    if not len(inputs):
+    if inputs.is_floating_point() and inputs.dtype != dtype:
+        raise ModelError(f"{peer}: inputs are {inputs.dtype}, the network is {dtype}")
+    given = f"not {labels.dtype} of shape {tuple(labels.shape)}"
+    if targets and loss is not None:
+        if labels.dtype != dtype or labels.ndim < 1 or len(labels) != count:
+            raise ModelError(
+                f"{peer}: targets must be {dtype}, as the network is, and {count}, one for each input, "
+                f"{given}"
+            )
+    elif labels.dtype != torch.int64 or labels.shape != (count,):
+        hint = f"; targets that are no classes need a loss of your own, as in {_REGRESSION}"
+        raise ModelError(
+            f"{peer}: labels must be int64 of shape ({count},), {given}{hint if targets else ''}"
+        )
+    if not count:
         return
     try:
         training = network.module.training
@@ -287,43 +295,25 @@ def check_samples(
         ) from None
     if loss is not None:
         _check_loss(peer, loss, outputs, labels[:2])
-    if labels.is_floating_point():
+    if targets:
         return
     if outputs.ndim < 2:
         raise ModelError(
             f"{peer}: the network's outputs have the shape {tuple(outputs.shape)} for {len(outputs)} "
             "samples; classes want one row of outputs for each sample"
         )
-    classes = max(outputs.shape[1], 2)
-    if int(labels.min()) < 0 or int(labels.max()) >= classes:
+    low, high, classes = int(labels.min()), int(labels.max()), max(outputs.shape[1], 2)
+    if low < 0 or high >= classes:
         raise ModelError(
-            f"{peer}: labels run from {int(labels.min())} to {int(labels.max())}, but the network's "
-            f"{outputs.shape[1]} outputs allow 0 to {classes - 1}"
+            f"{peer}: labels run from {low} to {high}, but the network's {outputs.shape[1]} outputs allow 0 "
+            f"to {classes - 1}"
         )
 
 
-def _check_labels(
-    peer: str, network: SlicedNetwork, count: int, labels: Tensor, own_loss: bool
-) -> None:
-    given = f"{labels.dtype} of shape {tuple(labels.shape)}"
-    if labels.is_floating_point() and own_loss:
-        if labels.dtype != network.flat.dtype or labels.ndim < 1 or len(labels) != count:
-            raise ModelError(
-                f"{peer}: targets must be {network.flat.dtype}, as the network is, and {count}, one for "
-                f"each input, not {given}"
-            )
-    elif labels.dtype != torch.int64 or labels.shape != (count,):
-        hint = f"; targets that are no classes need a loss of your own, as in {REGRESSION}"
-        raise ModelError(
-            f"{peer}: labels must be int64 of shape ({count},), not {given}"
-            f"{hint if labels.is_floating_point() else ''}"
-        )
-
-
-def _check_loss(peer: str, loss: Callable[..., Any], outputs: Tensor, labels: Tensor) -> None:
+def _check_loss(peer: str, loss: Loss, outputs: Tensor, labels: Tensor) -> None:
     shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(labels.shape)}"
     try:
-        losses = loss(outputs, labels)
+        losses: Any = loss(outputs, labels)
     except (RuntimeError, ValueError, IndexError) as error:
         raise ModelError(
             f"{peer}: the loss failed on {shapes}: {' '.join(str(error).split())}"
@@ -332,5 +322,5 @@ def _check_loss(peer: str, loss: Callable[..., Any], outputs: Tensor, labels: Te
     if shape != (len(labels),):
         raise ModelError(
             f"{peer}: a loss gives one number for each sample, so shape ({len(labels)},) for {shapes}, not "
-            f"{shape}; as in {REGRESSION}, or reduction='none' of torch's own"
+            f"{shape}; as in {_REGRESSION}, or reduction='none' of torch's own"
         )

@@ -33,7 +33,6 @@ over with its mass: what it knew of the data stays.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -43,7 +42,7 @@ import torch
 from torch import Tensor, nn
 
 from ..anatomy import Anatomy, ParameterMap, Part
-from ..errors import ModelError
+from ..errors import ModelError, check_choice, check_number
 from ..graph import ModelGraph
 from ..network import SlicedNetwork
 from ..starts import stream
@@ -92,29 +91,15 @@ class FedNPOptions:
     freeze_z: bool = False
 
     def __post_init__(self) -> None:
-        _check_number(self.strength, "strength (λ)", lowest=True)
-        _check_number(self.rate, "rate")
-        _check_number(self.spread, "spread (ε)")
-        if not 0 < self.damping <= 1:
-            raise ModelError(f"FedNP's damping must lie in (0, 1], not {self.damping}")
+        check_number("FedNP's strength (λ)", self.strength, least=0)
+        check_number("FedNP's rate", self.rate, above=0)
+        check_number("FedNP's spread (ε)", self.spread, above=0)
+        check_number("FedNP's damping", self.damping, above=0, most=1)
         for name, least in (("dimensions", 1), ("hidden", 1), ("batch", 0)):
-            if getattr(self, name) < least:
-                raise ModelError(
-                    f"FedNP's {name} must be at least {least}, not {getattr(self, name)}"
-                )
-        if not 2 <= self.nodes <= 100:
-            raise ModelError(f"FedNP's nodes must lie in 2 to 100, not {self.nodes}")
-        if self.moments not in get_args(Method):
-            known = ", ".join(get_args(Method))
-            raise ModelError(f"FedNP's moments are {known}, not {self.moments!r}")
-        if self.signals not in ("each", "one"):
-            raise ModelError(f"FedNP's signals are each, one, not {self.signals!r}")
-
-
-def _check_number(value: float, name: str, *, lowest: bool = False) -> None:
-    if not math.isfinite(value) or value < 0 or (value == 0 and not lowest):
-        least = "at least 0" if lowest else "above 0"
-        raise ModelError(f"FedNP's {name} must be {least} and finite, not {value}")
+            check_number(f"FedNP's {name}", getattr(self, name), least=least)
+        check_number("FedNP's nodes", self.nodes, least=2, most=100)
+        check_choice("FedNP's moments", self.moments, get_args(Method))
+        check_choice("FedNP's signals", self.signals, ("each", "one"))
 
 
 def read_target(network: SlicedNetwork, target: str | Sequence[str]) -> dict[str, nn.Parameter]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
 
@@ -143,7 +144,7 @@ class FedNPLearner:
             "cavity": self.cavity.stack(),
             "adam": self._adam.state(),
             "untold": self._untold.clone(),
-            "count": self._count.state(),
+            "count": asdict(self._count),
             "generator": self._generator.get_state(),
         }
 
@@ -154,7 +155,7 @@ class FedNPLearner:
         self.cavity = Natural.unstack(torch.as_tensor(state["cavity"]))
         self._adam.restore(state["adam"])
         self._untold = torch.as_tensor(state["untold"]).clone()
-        self._count.restore(state["count"])
+        self._count = PeerCount(**state["count"])
         self._generator.set_state(torch.as_tensor(state["generator"]))
 
     # --- what the swarm knows -------------------------------------------------------------------
@@ -344,6 +345,7 @@ _PATIENCE = 10
 """Trainings for which gossip's count must stay the same before it is believed, at least."""
 
 
+@dataclass
 class PeerCount:
     """The number of peers: those seen, or fewer once gossip's count has settled.
 
@@ -351,45 +353,31 @@ class PeerCount:
     presence, or all that an arena runs) are known at once, and may include some that are gone for good.
     """
 
-    def __init__(self) -> None:
-        self._seen = 1.0
-        self._reference = inf
-        self._trainings = 0  # for which gossip's count was close to the reference
-        self._before: float | None = None
+    seen: float = 1.0
+    reference: float = inf
+    trainings: int = 0
+    """For which gossip's count was close to the reference."""
+    before: float | None = None
 
     def observe(self, gossiped: float, seen: float) -> None:
         """Take in what is known at a training. `gossiped` is infinite if nothing was counted yet."""
-        self._before = self.number(gossiped, seen)
-        if _close(gossiped, self._reference):
-            self._trainings += 1
+        self.before = self.number(gossiped, seen)
+        if _close(gossiped, self.reference):
+            self.trainings += 1
         else:
-            self._reference, self._trainings = gossiped, 0
+            self.reference, self.trainings = gossiped, 0
 
     def number(self, gossiped: float, seen: float) -> float:
         """How many peers there are; infinite if that is not known at all."""
         # The most ever seen: what those who left have contributed is still in the means.
-        self._seen = max(self._seen, seen)
-        settled = self._trainings >= _patience(gossiped) and _close(gossiped, self._reference)
-        return min(gossiped, self._seen) if settled else self._seen
+        self.seen = max(self.seen, seen)
+        settled = self.trainings >= _patience(gossiped) and _close(gossiped, self.reference)
+        return min(gossiped, self.seen) if settled else self.seen
 
     def steady(self, gossiped: float, seen: float) -> bool:
         """Whether the number is known, and about what it was at the last training."""
         now = self.number(gossiped, seen)
-        return now < inf and (self._before is None or _close(now, self._before))
-
-    def state(self) -> dict[str, Any]:
-        """What a restart needs."""
-        return {
-            "seen": self._seen,
-            "reference": self._reference,
-            "trainings": self._trainings,
-            "before": self._before,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from where `state` was taken."""
-        self._seen, self._reference = float(state["seen"]), float(state["reference"])
-        self._trainings, self._before = int(state["trainings"]), state["before"]
+        return now < inf and (self.before is None or _close(now, self.before))
 
 
 def _patience(count: float) -> float:

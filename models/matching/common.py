@@ -13,12 +13,13 @@ in use takes free ones, and so the model grows, never beyond the common width.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from ..anatomy import Anatomy, ParameterMap, Part
+from ..anatomy import Anatomy, ParameterMap, Part, first_cells
 from ..errors import ModelError
 from ..network import SlicedNetwork
 from ..slicing import Layout, Slicing
@@ -63,8 +64,17 @@ class CommonWidth:
             model: _check_places(slicing, model, layouts[model], (places or {}).get(model))
             for model in self.models
         }
-        self._cells = self._cell_map()
-        self._positions = {owner: self._locate(owner) for owner in self.common.owners}
+        into = _cell_map(slicing, self.common, self.places)
+        mapped = _coordinate_map(slicing.anatomy, anatomy, into)
+        self._positions: dict[str, np.ndarray] = {}
+        for owner in self.common.owners:
+            where = self.common.coordinates(owner)
+            position = np.full(anatomy.size, -1, dtype=np.int64)
+            position[where] = np.arange(len(where))
+            found = self._positions[owner] = position[mapped[slicing.coordinates(owner)]]
+            assert (found >= 0).all(), (
+                "an owner's coordinates touch cells outside the common network"
+            )
 
     @property
     def owners(self) -> tuple[str, ...]:
@@ -118,49 +128,6 @@ class CommonWidth:
             flat[self.common.coordinates(owner)] = given
         return flat
 
-    def _cell_map(self) -> np.ndarray:
-        """For each of the peer's cells its number in the common network; -1 for cells outside it."""
-        found = np.full(int(self.own.anatomy.firsts[-1]), -1, dtype=np.int64)
-        for model in self.models:
-            for part, places in enumerate(self.places[model]):
-                mine = self.own.anatomy.firsts[part] + self.own.cells[model][part]
-                theirs = self.common.cells[model][part][places]
-                found[mine] = self.common.anatomy.firsts[part] + theirs
-        return found
-
-    def _locate(self, owner: str) -> np.ndarray:
-        """Positions of the peer's coordinates of `owner` in the common vector of `owner`."""
-        where = self.common.coordinates(owner)
-        position = np.full(self.common.anatomy.size, -1, dtype=np.int64)
-        position[where] = np.arange(len(where))
-        found = position[self._coordinate_map()[self.own.coordinates(owner)]]
-        assert (found >= 0).all(), "an owner's coordinates touch cells outside the common network"
-        return found
-
-    def _coordinate_map(self) -> np.ndarray:
-        """For each of the peer's coordinates the one in the common network, or -1."""
-        own, common = self.own.anatomy, self.common.anatomy
-        found = np.full(own.size, -1, dtype=np.int64)
-        for mine, theirs in zip(own.parameters, common.parameters, strict=True):
-            index = np.zeros(mine.shape, dtype=np.int64)
-            inside = np.ones(mine.shape, dtype=bool)
-            for at, (axis, other) in enumerate(zip(mine.axes, theirs.axes, strict=True)):
-                if axis is None or other is None:
-                    place = np.arange(mine.shape[at])
-                else:
-                    cell = self._cells[axis]
-                    first = other[0] if len(other) else 0  # an axis spans one whole part
-                    place = np.where(cell >= 0, cell - first, -1)
-                shape = [1] * len(mine.shape)
-                shape[at] = -1
-                index = index * theirs.shape[at] + place.reshape(shape)
-                inside &= place.reshape(shape) >= 0
-            first = own.offsets[mine.name]
-            found[first : first + mine.size] = np.where(
-                inside, common.offsets[theirs.name] + index, -1
-            ).ravel()
-        return found
-
     def _check_size(self, owner: str, values: np.ndarray, size: int, kind: str) -> None:
         if values.shape != (size,):
             raise ModelError(f"{owner!r} has {size} {kind} values here, {values.shape} were given")
@@ -171,15 +138,15 @@ def resized(anatomy: Anatomy, cells: Sequence[int] | np.ndarray) -> Anatomy:
     parts = tuple(
         Part(part.name, int(count)) for part, count in zip(anatomy.parts, cells, strict=True)
     )
-    firsts = np.concatenate([[0], np.cumsum([part.cells for part in parts], dtype=np.int64)])
+    firsts = first_cells(parts)
     parameters = []
     for parameter in anatomy.parameters:
         axes: list[np.ndarray | None] = []
         for axis in parameter.axes:
-            if axis is None:
-                axes.append(None)
+            part = anatomy.part_of(axis)
+            if axis is None or part is None:
+                axes.append(axis)
                 continue
-            part = int(np.searchsorted(anatomy.firsts, axis[0], side="right")) - 1
             if not np.array_equal(axis, anatomy.cells(part)):
                 raise ModelError(
                     f"parameter {parameter.name!r}: an axis does not span one part in its order, so the "
@@ -192,6 +159,37 @@ def resized(anatomy: Anatomy, cells: Sequence[int] | np.ndarray) -> Anatomy:
         )
         parameters.append(ParameterMap(parameter.name, shape, tuple(axes)))
     return Anatomy(parts, tuple(parameters))
+
+
+def _cell_map(
+    own: Slicing, common: Slicing, places: Mapping[str, Sequence[np.ndarray | None]]
+) -> np.ndarray:
+    """For each own cell its number in the common network; -1 for cells outside it, or without a place."""
+    found = np.full(int(own.anatomy.firsts[-1]), -1, dtype=np.int64)
+    for model, parts in places.items():
+        for part, chosen in enumerate(parts):
+            if chosen is not None:
+                mine = own.anatomy.firsts[part] + own.cells[model][part]
+                found[mine] = common.anatomy.firsts[part] + common.cells[model][part][chosen]
+    return found
+
+
+def _coordinate_map(own: Anatomy, common: Anatomy, into: np.ndarray) -> np.ndarray:
+    """For each own coordinate the one in the common network, or -1; `into` maps the cells."""
+    found = np.full(own.size, -1, dtype=np.int64)
+    for mine, theirs in zip(own.parameters, common.parameters, strict=True):
+        index, inside = np.zeros(mine.shape, np.int64), np.ones(mine.shape, bool)
+        for at, (axis, other) in enumerate(zip(mine.axes, theirs.axes, strict=True)):
+            place = np.arange(mine.shape[at])
+            if axis is not None and other is not None:
+                first = other[0] if len(other) else 0  # an axis spans one whole part
+                place = np.where(into[axis] >= 0, into[axis] - first, -1)
+            place = place.reshape([-1 if i == at else 1 for i in range(len(mine.shape))])
+            index = index * theirs.shape[at] + place
+            inside &= place >= 0
+        coordinates = np.where(inside, common.offsets[theirs.name] + index, -1)
+        found[own.spans[mine.name]] = coordinates.ravel()
+    return found
 
 
 def _check_layout(slicing: Slicing, model: str, layout: Layout) -> None:
@@ -255,57 +253,55 @@ def find_places(
     What was received counts as one observation, however many peers stand behind it.
     """
     options = options or MatchOptions()
-    own, theirs = network.slicing.anatomy, common.common.anatomy
-    chosen = _chosen(own, parts)
+    own, theirs = network.slicing, common.common
+    anatomy = theirs.anatomy
+    inner = anatomy.names[1:-1] if parts is None else parts
+    chosen = sorted(anatomy.find(name, "common width: ") for name in inner)
     flat = network.flat.double().cpu().numpy()
     target = common.flat(values)
     if not np.isfinite(target).all():
         raise ModelError("common width: the values of the neighbours are not all finite")
-    places = {model: list(common.places[model]) for model in common.models}
-    # Number of every own cell in the common network; cells of the chosen parts have none as yet.
-    into = np.full(int(own.firsts[-1]), -1, dtype=np.int64)
-    for model in common.models:
-        for part, mine in enumerate(places[model]):
-            if part not in chosen:
-                into[own.firsts[part] + network.slicing.cells[model][part]] = (
-                    theirs.firsts[part] + common.common.cells[model][part][mine]
-                )
-    order = sorted(
-        common.models, key=lambda model: (len(common.own.graph.dependencies(model)), model)
-    )
-    for part in chosen:
-        for model in order:
-            mine = own.firsts[part] + network.slicing.cells[model][part]
-            if not len(mine):
-                continue
-            there = theirs.firsts[part] + common.common.cells[model][part]
-            found = _place(own, theirs, flat, target, mine, there, into, options)
-            places[model][part] = found
-            into[mine] = there[found]
-    layouts = {model: common.common.layout(model) for model in common.models}
-    return CommonWidth(common.own, layouts, {model: tuple(p) for model, p in places.items()})
+    places: dict[str, list[np.ndarray | None]] = {
+        model: [
+            None if part in chosen else cells for part, cells in enumerate(common.places[model])
+        ]
+        for model in common.models
+    }
+    order = sorted(common.models, key=lambda model: (len(own.graph.dependencies(model)), model))
+    for part, model in itertools.product(chosen, order):
+        cells = own.cells[model][part]
+        into = _cell_map(own, theirs, places)
+        settled = np.zeros(int(anatomy.firsts[-1]), dtype=bool)
+        settled[into[into >= 0]] = True
+        # The own values at the common width, as if the cells to be placed had the first places.
+        there = anatomy.firsts[part] + theirs.cells[model][part]
+        into[own.anatomy.firsts[part] + cells] = there[: len(cells)]
+        mapped = _coordinate_map(own.anatomy, anatomy, into)
+        lifted = np.zeros(anatomy.size)
+        lifted[mapped[mapped >= 0]] = flat[mapped >= 0]
+        columns = [
+            (where, where[:, settled[others].all(axis=1)])
+            for where, others in blocks(anatomy, there)
+        ]
+        used = np.zeros(len(there), dtype=bool)
+        for where, _ in columns:
+            used |= (target[where] != 0).any(axis=1)
+        pairs = [(lifted[some[: len(cells)]], target[some]) for _, some in columns]
+        places[model][part] = _assign(pairs, used, len(cells), options)
+    layouts = {model: theirs.layout(model) for model in common.models}
+    return CommonWidth(common.own, layouts, places)  # pyright: ignore[reportArgumentType]
 
 
-def _place(
-    own: Anatomy,
-    theirs: Anatomy,
-    flat: np.ndarray,
-    target: np.ndarray,
-    mine: np.ndarray,
-    there: np.ndarray,
-    into: np.ndarray,
+def _assign(
+    pairs: Sequence[tuple[np.ndarray, np.ndarray]],
+    used: np.ndarray,
+    cells: int,
     options: MatchOptions,
 ) -> np.ndarray:
-    """The best injective map of `mine` cells into `there` cells."""
-    common_blocks = list(blocks(theirs, there))
-    used = np.zeros(len(there), dtype=bool)
-    cross = np.zeros((len(mine), len(there)))
-    here, away = np.zeros(len(mine)), np.zeros(len(there))
-    for ours, block in zip(blocks(own, mine), common_blocks, strict=True):
-        used |= (target[block.where] != 0).any(axis=1)
-        column = _columns(ours.others, block.others, into)
-        x = flat[ours.where[:, column >= 0]]
-        y = target[block.where[:, column[column >= 0]]]
+    """The best place of every cell, from its values and those of the places, column by column."""
+    cross = np.zeros((cells, len(used)))
+    here, away = np.zeros(cells), np.zeros(len(used))
+    for x, y in pairs:
         cross += x @ y.T
         here += (x**2).sum(axis=1)
         away += (y**2).sum(axis=1)
@@ -321,40 +317,3 @@ def _place(
     elif options.kind == "efpf":
         score[:, empty] -= 2 * np.log(used.sum() + np.arange(1, len(empty) + 1))
     return linear_sum_assignment(-score)[1]
-
-
-def _columns(others: np.ndarray, common: np.ndarray, into: np.ndarray) -> np.ndarray:
-    """For each of our columns the common column that touches the same cells, or -1."""
-    if not others.shape[1]:
-        return np.arange(len(others))
-    wanted = into[others]
-    base = int(max(common.max(initial=0), wanted.max(initial=0))) + 1
-    powers = base ** np.arange(others.shape[1])
-    theirs = _distinct(common @ powers)
-    ours = _distinct(np.where((wanted >= 0).all(axis=1), wanted @ powers, -1))
-    order = np.lexsort(theirs[::-1])
-    # Several columns may touch the same cells (a kernel's positions): they pair up in their order.
-    stride = len(others) + len(common)
-    sought = np.searchsorted((theirs[0] * stride + theirs[1])[order], ours[0] * stride + ours[1])
-    sought = np.minimum(sought, len(order) - 1)
-    found = order[sought]
-    good = (ours[0] >= 0) & (theirs[0][found] == ours[0]) & (theirs[1][found] == ours[1])
-    return np.where(good, found, -1)
-
-
-def _distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Keys, and for each how many equal ones come before it."""
-    by_key = np.argsort(keys, kind="stable")
-    ordered = keys[by_key]
-    repeat = np.empty(len(keys), dtype=np.int64)
-    repeat[by_key] = np.arange(len(keys)) - np.searchsorted(ordered, ordered, side="left")
-    return keys, repeat
-
-
-def _chosen(anatomy: Anatomy, parts: Sequence[str] | None) -> list[int]:
-    names = [part.name for part in anatomy.parts]
-    if parts is None:
-        return list(range(1, len(names) - 1))
-    if unknown := [part for part in parts if part not in names]:
-        raise ModelError(f"common width: no part {unknown[0]!r} here; parts are {', '.join(names)}")
-    return sorted(names.index(part) for part in parts)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..errors import ModelError
+from ..errors import ModelError, check_number
 from .assignment import History, Matched, match
-from .problem import Atoms, Cells, MatchOptions, check_positive
+from .problem import Atoms, Cells, MatchOptions
 
 
 @dataclass(frozen=True, eq=False)
@@ -422,7 +422,8 @@ def peer_variances(
             f"fuse: {len(variances)} variances were given for {len(chains)} networks; give one each"
         )
     for index, value in enumerate(variances):
-        check_positive(f"variance (σ²) of {names[index] if names else f'network {index}'}", value)
+        who = names[index] if names else f"network {index}"
+        check_number(f"matching: variance (σ²) of {who}", value, above=0)
     return np.asarray(variances, dtype=np.float64)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 
-from ..errors import ModelError
+from ..errors import ModelError, check_choice, check_number
 
 Kind = Literal["printed", "set", "efpf"]
 
@@ -61,33 +60,21 @@ class MatchOptions:
     shrink: bool = True
 
     def __post_init__(self) -> None:
-        for name, meaning in (("variance", "σ²"), ("prior_variance", "σ0²"), ("mass", "γ0")):
-            check_positive(f"{name} ({meaning})", getattr(self, name))
-        if self.kind not in get_args(Kind):
-            raise ModelError(
-                f"matching: kind {self.kind!r} is unknown; there are {', '.join(get_args(Kind))}"
-            )
-        if not 0 <= self.kl <= 1:
-            raise ModelError(f"matching: kl (λ) is {self.kl}; it must lie between 0 and 1")
+        for name in ("variance (σ²)", "prior_variance (σ0²)", "mass (γ0)"):
+            check_number(f"matching: {name}", getattr(self, name.split()[0]), above=0)
+        check_choice("matching: kind", self.kind, get_args(Kind))
+        check_number("matching: kl (λ)", self.kl, least=0, most=1)
         if self.limit is not None and self.limit < 1:
             raise ModelError(
                 f"matching: limit is {self.limit}; give at least 1 atom, or None for no limit"
             )
-        if self.sweeps < 0:
-            raise ModelError(f"matching: sweeps is {self.sweeps}; give 0 or more")
-        if not self.tolerance >= 0:
-            raise ModelError(f"matching: tolerance is {self.tolerance}; give 0 or more")
+        check_number("matching: sweeps", self.sweeps, least=0)
+        check_number("matching: tolerance", self.tolerance, least=0)
 
     @property
     def prior_precision(self) -> float:
         """1/σ0²."""
         return 1 / self.prior_variance
-
-
-def check_positive(what: str, value: float) -> None:
-    """Refuse a number that is not above 0 and finite."""
-    if not (math.isfinite(value) and value > 0):
-        raise ModelError(f"matching: {what} is {value}; it must be a finite number above 0")
 
 
 @dataclass(frozen=True, eq=False)

@@ -79,7 +79,7 @@ def test_shares_that_add_up_to_one_take_everything(weights, sizes):
         ({"a": {"head*": 0.5}}, r"no part is called 'head\*'; parts are input, 0, 2, 4"),
         (
             {"a": {"2": [0, 1, 2]}, "b": {"2": 0.8}},
-            r"model 'b': a share of 0.8 is 4 of the 5 cells of part '2', of which 2 are free",
+            r"model 'b': a share of 0.8 is 4 cells of part '2', which has 5, 2 of them free",
         ),
         ({"a": {"0": 0.5, "2": [1]}}, r"part '0' is given as a share \(0.5\) and others as lists"),
     ],

@@ -23,7 +23,7 @@ from gossamer.models import (
     mlp,
 )
 from gossamer.models.matching import align
-from gossamer.models.matching.alignment import flat_order
+from gossamer.models.permuting import flat_order
 
 GRAPH = ModelGraph({"group": ["everyone"]})
 SLICES = {"everyone": "6-5-4-0", "group": "0-3-3-2"}  # of 6=10=9=2; what is left is local
@@ -193,7 +193,7 @@ def test_cells_that_stand_several_times_on_an_axis_move_whole() -> None:
         (lambda n: align(n, {}), "shares nothing with peer 'a'"),
         (lambda n: align(n, n, by="magic"), "there are weights, activations"),
         (lambda n: align(n, n, by="activations"), "needs inputs"),
-        (lambda n: align(n, n, parts=["9"]), "no part '9' here; parts are input, 0, 2, 4"),
+        (lambda n: align(n, n, parts=["9"]), "no part '9'; parts are input, 0, 2, 4"),
         (lambda n: align(n, n, models=["x"]), "no model 'x' here"),
         (
             lambda n: align(n, {"everyone": n.read("everyone") * np.nan}),
