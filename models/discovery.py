@@ -8,6 +8,7 @@ or not at all, needs no parts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,10 @@ def discover(
     elif example is None:
         anatomy = _linear_chain(module)
     else:
-        anatomy = None if parts else _chain_or_none(module)
+        anatomy = None
+        if not parts:
+            with suppress(ModelError):
+                anatomy = _linear_chain(module)
         if anatomy is None:
             from .parts import (
                 find,  # only here: most peers know their parts without a trace
@@ -68,12 +72,18 @@ def discover(
     return anatomy
 
 
-@torch.no_grad()
-def try_example(module: nn.Module, example: Tensor | tuple[Tensor, ...]) -> None:
-    """A chain needs no example, but one that it cannot take is a mistake to tell of at once."""
+def example_inputs(example: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """An example input as the arguments of a call; raises if it is no tensor."""
     inputs = example if isinstance(example, tuple) else (example,)
     if not inputs or not all(isinstance(x, Tensor) for x in inputs):
         raise ModelError("give the example input as a tensor, or as a tuple of tensors")
+    return inputs
+
+
+@torch.no_grad()
+def try_example(module: nn.Module, example: Tensor | tuple[Tensor, ...]) -> None:
+    """A chain needs no example, but one that it cannot take is a mistake to tell of at once."""
+    inputs = example_inputs(example)
     modes = [(one, one.training) for one in module.modules()]
     try:
         module.eval()(*inputs)
@@ -95,13 +105,6 @@ def refuse_lazy(module: nn.Module) -> None:
             f"{lazy[0]!r} has no shape yet, for its layer is lazy: call the module once on a sample, "
             "module(x), before it is wrapped"
         )
-
-
-def _chain_or_none(module: nn.Module) -> Anatomy | None:
-    try:
-        return _linear_chain(module)
-    except ModelError:
-        return None
 
 
 def _linear_chain(module: nn.Module) -> Anatomy:

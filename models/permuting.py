@@ -56,12 +56,12 @@ def flat_order(anatomy: Anatomy, take: np.ndarray) -> np.ndarray:
     """For every coordinate of the flat parameter vector the one to take its value from."""
     order = np.empty(anatomy.size, dtype=np.int64)
     for parameter in anatomy.parameters:
-        offset = anatomy.offsets[parameter.name]
-        grid = np.arange(parameter.size, dtype=np.int64).reshape(parameter.shape)
+        span = anatomy.spans[parameter.name]
+        grid = np.arange(span.start, span.stop, dtype=np.int64).reshape(parameter.shape)
         for index, axis in enumerate(parameter.axes):
             if axis is not None:
                 grid = np.take(grid, _axis_order(axis, take), axis=index)
-        order[offset : offset + parameter.size] = offset + grid.ravel()
+        order[span] = grid.ravel()
     return order
 
 

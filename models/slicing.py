@@ -286,8 +286,8 @@ def _own(
     pieces: dict[Owner, list[np.ndarray]] = {}
     blocks: dict[Owner, list[Block]] = {}
     for parameter in anatomy.parameters:
-        first = anatomy.offsets[parameter.name]
-        where = np.arange(first, first + parameter.size, dtype=np.int64).reshape(parameter.shape)
+        span = anatomy.spans[parameter.name]
+        where = np.arange(span.start, span.stop, dtype=np.int64).reshape(parameter.shape)
         if parameter.private:
             pieces.setdefault(_PRIVATE, []).append(where.ravel())
             continue

@@ -67,16 +67,15 @@ def _scales(anatomy: Anatomy, current: np.ndarray, start: Start) -> tuple[np.nda
     """Per coordinate: the spread of its draw, and what the draw is added to."""
     scale, base = np.zeros(anatomy.size), np.zeros(anatomy.size)
     for parameter in anatomy.parameters:
-        first = anatomy.offsets[parameter.name]
-        span = slice(first, first + parameter.size)
-        constant = parameter.size > 0 and bool((current[span] == current[first]).all())
+        span = anatomy.spans[parameter.name]
+        constant = parameter.size > 0 and bool((current[span] == current[span.start]).all())
         if _is_weight(parameter):
             scale[span] = _spread(int(np.prod(parameter.shape[1:], dtype=np.int64)), start)
             base[span] = start.shift
         elif _is_bias(parameter):
             continue
         elif constant:
-            base[span] = current[first]  # PReLU slopes, norm gains: the module knows best
+            base[span] = current[span.start]  # PReLU slopes, norm gains: the module knows best
         elif len(parameter.shape) > 1:
             scale[span] = _spread(parameter.shape[-1], start)
     return scale, base

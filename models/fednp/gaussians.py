@@ -186,7 +186,7 @@ def tilted_factor(
 def _tilt(
     mean: Tensor, variance: Tensor, f: Tensor, method: Method, nodes: int
 ) -> tuple[Tensor, Tensor]:
-    """g = 1 − r2 and h = 2·r3 − r2 − r2² of the module's first lines."""
+    """g = 1 − r2 and h = 2·r3 − r2 − r2² of the module's docstring."""
     match method:
         case "quadrature":
             return _quadrature_tilt(mean, variance, f, nodes)

@@ -41,7 +41,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..anatomy import Anatomy, ParameterMap, Part
+from ..anatomy import Anatomy, ParameterMap, Part, dense_axes
 from ..errors import ModelError, check_choice, check_number
 from ..graph import ModelGraph
 from ..network import SlicedNetwork
@@ -176,13 +176,11 @@ def _require_shared(network: SlicedNetwork, layer: str) -> None:
     cells = weight.axes[1] if weight is not None and len(weight.axes) > 1 else None
     if cells is None:
         return
-    firsts = slicing.anatomy.firsts
-    seen = {int(cell) for cell in cells}
     holders = {
         model
         for model in network.models
-        for part, own in enumerate(slicing.cells[model])
-        if seen & {int(firsts[part]) + int(cell) for cell in own}
+        for first, own in zip(slicing.anatomy.firsts, slicing.cells[model], strict=False)
+        if np.isin(first + own, cells).any()
     }
     if len(holders) > 1:
         raise ModelError(
@@ -280,11 +278,8 @@ def _joined(anatomy: Anatomy, auxiliary: Auxiliary) -> tuple[Anatomy, int]:
         "counts": 2,
     }
     parts = (*anatomy.parts, *(Part(f"{MODEL}.{name}", cells) for name, cells in sizes.items()))
-    firsts = np.concatenate([[0], np.cumsum([part.cells for part in parts])])
-    cells = {
-        name: np.arange(firsts[place], firsts[place + 1])
-        for place, name in enumerate(sizes, start=len(anatomy.parts))
-    }
+    places = range(len(anatomy.parts), len(parts))
+    cells = dict(zip(sizes, dense_axes(parts, *places), strict=True))
     # What f looks at has the same order on every peer, so these axes span no cells.
     spans: dict[str, tuple[str | None, ...]] = {
         "f.0.weight": ("f.hidden", None),

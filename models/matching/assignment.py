@@ -87,8 +87,9 @@ def match(
         state.step(peer)
     trace = [state.objective()]
     seen = {state.partition()}
-    sweeps, ended = 0, "sweep limit"
-    while sweeps < options.sweeps:
+    joint = options.kind != "printed" and history is None
+    sweeps, ended = 0, None
+    while ended is None and sweeps < options.sweeps:
         before, changed = trace[-1], False
         for peer in rng.permutation(len(peers)):
             changed |= state.step(int(peer))
@@ -96,16 +97,12 @@ def match(
         sweeps += 1
         if not changed:
             ended = "settled"
-            break
-        partition = state.partition()
-        if partition in seen:
+        elif (partition := state.partition()) in seen:
             ended = "repeated"
-            break
-        seen.add(partition)
-        joint = options.kind != "printed" and history is None
-        if joint and trace[-1] - before <= options.tolerance * (1 + abs(before)):
+        elif joint and trace[-1] - before <= options.tolerance * (1 + abs(before)):
             ended = "tolerance"
-            break
+        else:
+            seen.add(partition)
     assignments = state.labels()
     # Added up afresh: thousands of steps that add and subtract leave round-off behind.
     size = 1 + max(int(atoms.max()) for atoms in assignments)
@@ -113,7 +110,7 @@ def match(
     if history is not None:
         atoms = history.atoms.plus(atoms)
     values = atoms.read(options.prior_precision, centre, shrink=options.shrink)
-    return Matched(assignments, atoms, values, tuple(trace), sweeps, ended)
+    return Matched(assignments, atoms, values, tuple(trace), sweeps, ended or "sweep limit")
 
 
 def _check(peers: Sequence[Cells], history: History | None) -> None:
@@ -168,19 +165,16 @@ class MatchState:
         history: History | None,
     ):
         self._options, self._history = options, history
-        precisions = [peer.precision[None] for peer in peers]
-        if history is not None:
-            precisions.append(history.atoms.precisions)
-        self._folding = folding = Folding(precisions)
-        self._costs = Costs(options, mean, folding)
+        none = np.zeros((0, peers[0].values.shape[1]))
+        earlier = history.atoms if history else Atoms(none, none, np.zeros(0, dtype=np.int64))
+        self._costs = Costs(
+            options, mean, [*(peer.precision[None] for peer in peers), earlier.precisions]
+        )
         self._peers = [self._costs.prepare(peer) for peer in peers]
         self.assignments = [np.empty(0, dtype=np.int64) for _ in peers]
-        self._pinned = len(history.atoms) if history else 0
-        columns = peers[0].values.shape[1]
-        self._sums = history.atoms.sums.copy() if history else np.zeros((0, columns))
-        self._precisions = folding.fold(
-            history.atoms.precisions if history else np.zeros((0, columns))
-        ).copy()
+        self._pinned = len(earlier)
+        self._sums = earlier.sums.copy()
+        self._precisions = self._costs.fold(earlier.precisions).copy()
         self._counts = np.zeros(self._pinned, dtype=np.int64)
         self._worth = self._costs.worth(self._sums, self._precisions)
         # History knows no groups: streaming matches whole parts.
@@ -224,14 +218,10 @@ class MatchState:
         """Assignments with atoms numbered as they first appear; earlier steps' atoms keep theirs."""
         flat = np.concatenate(self.assignments)
         known, first = np.unique(flat, return_index=True)
-        if self._pinned:
-            table = np.arange(len(self._counts))
-            late = known[np.argsort(first)]
-            late = late[late >= self._pinned]
-            table[late] = self._pinned + np.arange(len(late))
-        else:
-            table = np.empty(len(self._counts), dtype=np.int64)
-            table[known[np.argsort(first)]] = np.arange(len(known))
+        late = known[np.argsort(first)]
+        late = late[late >= self._pinned]
+        table = np.arange(len(self._counts))
+        table[late] = self._pinned + np.arange(len(late))
         cuts = np.cumsum([len(atoms) for atoms in self.assignments])[:-1]
         return tuple(np.split(table[flat], cuts))
 
@@ -347,30 +337,6 @@ def _widest(peers: Sequence[Prepared]) -> dict[int, int]:
     return found
 
 
-class Folding:
-    """Columns that always share their precision, found once: 784 inputs then count as one."""
-
-    def __init__(self, precisions: Sequence[np.ndarray]):
-        # as bytes a column compares at once; np.unique along an axis would sort rows of floats
-        stacked = np.ascontiguousarray(np.vstack(precisions).T)
-        keys = stacked.view(np.dtype((np.void, stacked.dtype.itemsize * stacked.shape[1]))).ravel()
-        _, self.first, self.kind = np.unique(keys, return_index=True, return_inverse=True)
-        self._order = np.argsort(self.kind, kind="stable")
-        self._starts = np.searchsorted(self.kind[self._order], np.arange(len(self.first)))
-
-    def fold(self, columns: np.ndarray) -> np.ndarray:
-        """Precisions [..., columns] as [..., kinds]."""
-        return columns[..., self.first]
-
-    def unfold(self, kinds: np.ndarray) -> np.ndarray:
-        """Values [..., kinds] as [..., columns]."""
-        return kinds[..., self.kind]
-
-    def total(self, columns: np.ndarray) -> np.ndarray:
-        """Values [rows, columns] added up within each kind."""
-        return np.add.reduceat(columns[:, self._order], self._starts, axis=1)
-
-
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """What does not change about a peer's cells while its neighbours move."""
@@ -388,22 +354,38 @@ class Prepared:
 
 
 class Costs:
-    """Worths and gains of atoms whose precisions are folded; rows are atoms."""
+    """Worths and gains of atoms; rows are atoms.
 
-    def __init__(self, options: MatchOptions, mean: np.ndarray, folding: Folding):
-        self._folding, self._kl = folding, options.kl
-        self._prior, self._mean = options.prior_precision, mean
+    Columns that always share their precision are found once and folded: 784 inputs then count as one kind.
+    """
+
+    def __init__(self, options: MatchOptions, mean: np.ndarray, precisions: Sequence[np.ndarray]):
+        # as bytes a column compares at once; np.unique along an axis would sort rows of floats
+        stacked = np.ascontiguousarray(np.vstack(precisions).T)
+        keys = stacked.view(np.dtype((np.void, stacked.dtype.itemsize * stacked.shape[1]))).ravel()
+        _, self._first, self._kind = np.unique(keys, return_index=True, return_inverse=True)
+        self._order = np.argsort(self._kind, kind="stable")
+        self._starts = np.searchsorted(self._kind[self._order], np.arange(len(self._first)))
+        self._kl, self._prior, self._mean = options.kl, options.prior_precision, mean
         self._push = mean * self._prior
         # most columns have no mean: what depends on it is left out where it is all zero
         self._centred = not mean.any()
         self._rest = float((mean * self._push).sum())
 
+    def fold(self, columns: np.ndarray) -> np.ndarray:
+        """Precisions [..., columns] as [..., kinds]."""
+        return columns[..., self._first]
+
+    def _total(self, columns: np.ndarray) -> np.ndarray:
+        """Values [rows, columns] added up within each kind."""
+        return np.add.reduceat(columns[:, self._order], self._starts, axis=1)
+
     def prepare(self, cells: Cells) -> Prepared:
         """Do once what each step needs of a peer."""
         scaled = cells.values * cells.precision
-        precision = self._folding.fold(cells.precision)
+        precision = self.fold(cells.precision)
         alone = self.worth(scaled, np.broadcast_to(precision, (len(scaled), len(precision))))
-        squares = self._folding.total(scaled**2)
+        squares = self._total(scaled**2)
         return Prepared(scaled, squares, precision, alone, cells.group)
 
     def worth(self, sums: np.ndarray, precisions: np.ndarray) -> np.ndarray:
@@ -421,12 +403,12 @@ class Costs:
         after = precisions + peer.precision
         square = 1 / (after + self._prior)
         pushed = sums + self._push
-        linear = pushed * self._folding.unfold(square)
+        linear = pushed * square[..., self._kind]
         constant = np.einsum("ij,ij->i", pushed, linear) - self._rest
         if self._kl:
             penalty = self._kl * after * square**2
             lifted = self._lift(sums, after)
-            pull = lifted * self._folding.unfold(penalty)
+            pull = lifted * penalty[..., self._kind]
             constant -= np.einsum("ij,ij->i", lifted, pull)
             linear -= pull
             square -= penalty
@@ -440,8 +422,8 @@ class Costs:
         """(a + A)(θ − µ), which is R − µA."""
         if self._centred:
             return sums
-        return sums - self._mean * self._folding.unfold(precisions)
+        return sums - self._mean * precisions[..., self._kind]
 
     def _squared(self, rows: np.ndarray, kinds: np.ndarray) -> np.ndarray:
         """Σ_d rows² · factor, the factor given by kind."""
-        return np.einsum("ij,ij->i", self._folding.total(rows**2), kinds)
+        return np.einsum("ij,ij->i", self._total(rows**2), kinds)

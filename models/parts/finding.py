@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ..anatomy import Anatomy, ParameterMap, Part
+from ..discovery import example_inputs
 from ..errors import ModelError
 from .proof import prove
-from .trace import FIXED, Channels, Ledger, trace
+from .trace import BY_HAND, FIXED, Channels, Ledger, trace
 
 
 def find(
@@ -42,9 +43,7 @@ def find(
         Permute the cells of all parts, on a copy, and compare outputs. Leave it on: it turns a trace
         that went wrong into an error. It costs about two forward passes in float64.
     """
-    inputs = example if isinstance(example, tuple) else (example,)
-    if not inputs or not all(isinstance(x, Tensor) for x in inputs):
-        raise ModelError("give the example input as a tensor, or as a tuple of tensors")
+    inputs = example_inputs(example)
     if len(inputs[0]) < 1:
         raise ModelError("the example input is an empty batch; give at least one sample")
     dims = [_channel_dim(module, x, channels if i == 0 else None) for i, x in enumerate(inputs)]
@@ -166,8 +165,7 @@ def _settled(ledger: Ledger) -> np.ndarray:
         elif not reached.all():
             raise ModelError(
                 f"only {int(reached.sum())} of the {space.count} channels of {space.name!r} could be "
-                "traced to what makes them; name the axes by hand with parts={'name': "
-                "['parameter:axis', …]}, or give the module an anatomy() method"
+                f"traced to what makes them; {BY_HAND}"
             )
     # An axis moves as a whole or not at all.
     while True:

@@ -226,7 +226,7 @@ def test_frozen_z_keeps_the_prior_and_says_nothing_to_gossip():
         arena.train()
         arena.average()
     assert float(learners[0].site.stack().abs().sum()) == 0
-    assert float(learners[0]._auxiliary.sites.abs().sum()) == 0
+    assert float(learners[0].network.module.fednp.sites.abs().sum()) == 0
 
 
 def test_one_signal_keeps_all_dimensions_alike_and_each_does_not():
@@ -242,7 +242,7 @@ def test_a_cavity_that_cannot_be_is_not_used():
     learner.train(1)
     good = learner.cavity
     with torch.no_grad():
-        learner._auxiliary.sites[1].fill_(-5.0)
+        learner.network.module.fednp.sites[1].fill_(-5.0)
     assert torch.equal(learner.present_cavity().stack(), good.stack())
     learner.train(1)
     assert torch.isfinite(learner.network.flat).all()
@@ -345,7 +345,7 @@ def test_moments_that_cannot_be_leave_site_and_network_as_they_should_be():
     wide = Natural(torch.tensor([-200.0, 0.0]).double(), torch.full((2,), 1.0).double())
     learner.receive(wide, peers=2)
     with torch.no_grad():
-        learner._auxiliary.f[2].bias.fill_(
+        learner.network.module.fednp.f[2].bias.fill_(
             20.0
         )  # m = −4000 in the first dimension, s = 400 in both
     learner.train(1)
