@@ -235,7 +235,22 @@ def multitask(
     result = MultiTaskResult(np.zeros((features, len(tasks))), unrelated(len(tasks)))
     result.objectives.append(objective(result.weights, result.omega, tasks, options))
     for _ in range(alternations):
-        _improve_weights(result, tasks, nodes, options, rounds, most, effort)
+        matrix = coupling(result.omega, options)
+        scale = safe_scale(matrix)
+        before = objective(result.weights, result.omega, tasks, options)
+        weights = np.stack([node.v for node in nodes], axis=1) @ matrix
+        for done in range(1, max(rounds, most) + 1):
+            for t, node in enumerate(nodes):
+                node.step(weights[:, t], scale * matrix[t, t], effort(result.rounds, t))
+            result.rounds += 1
+            weights = np.stack([node.v for node in nodes], axis=1) @ matrix
+            if done < rounds:
+                continue
+            after = objective(weights, result.omega, tasks, options)
+            if after <= before:
+                result.weights, before = weights, after
+                break
+        result.objectives.append(before)
         if learn_omega:
             result.omega = relationship(result.weights, options.floor)
         result.objectives.append(objective(result.weights, result.omega, tasks, options))
@@ -250,15 +265,13 @@ class Node:
         self.alpha: Array = np.zeros(len(task.y))
         self.v: Array = np.zeros(task.x.shape[1])
 
-    def step(self, w: Array, q: float, epochs: float) -> Array:
-        """Improve the dual variables for so many epochs; returns the change of v."""
+    def step(self, w: Array, q: float, epochs: float) -> None:
+        """Improve the dual variables for so many epochs."""
         steps = round(epochs * len(self.task.y))
-        if steps < 1:
-            return np.zeros_like(self.v)
-        change, v = improve(self.task, self.alpha, w, q, self._options.loss, steps, self._rng)
-        self.alpha = self.alpha + change
-        self.v = self.v + v
-        return v
+        if steps >= 1:
+            change, v = improve(self.task, self.alpha, w, q, self._options.loss, steps, self._rng)
+            self.alpha = self.alpha + change
+            self.v = self.v + v
 
     def random(self) -> str:
         """The state of the node's dice, as text: its integers are too long for msgpack."""
@@ -269,35 +282,6 @@ class Node:
         self.alpha = alpha
         self.v = self.task.x.T @ alpha
         self._rng.bit_generator.state = json.loads(random)
-
-
-def _improve_weights(
-    result: MultiTaskResult,
-    tasks: Sequence[LinearTask],
-    nodes: Sequence[Node],
-    options: MultiTaskOptions,
-    rounds: int,
-    most: int,
-    effort: Effort,
-) -> None:
-    matrix = coupling(result.omega, options)
-    scale = safe_scale(matrix)
-    before = objective(result.weights, result.omega, tasks, options)
-    sums = np.stack([node.v for node in nodes], axis=1)
-    weights = sums @ matrix
-    for done in range(1, max(rounds, most) + 1):
-        for t, node in enumerate(nodes):
-            node.step(weights[:, t], scale * matrix[t, t], effort(result.rounds, t))
-        result.rounds += 1
-        sums = np.stack([node.v for node in nodes], axis=1)
-        weights = sums @ matrix
-        if done >= rounds:
-            after = objective(weights, result.omega, tasks, options)
-            if after <= before:
-                result.weights = weights
-                result.objectives.append(after)
-                return
-    result.objectives.append(before)
 
 
 MODEL = "tasks"
@@ -382,17 +366,13 @@ class MultiTaskLearner:
         self._node.step(w, scale, self._epochs * steps)
         self._tell(self.weight_of(MODEL))
         self._rounds += 1
-        task = self._node.task
-        found = losses(task.x @ w, task.y, self.options.loss)
-        return Metrics(float(found.sum()), int((np.sign(task.x @ w) == task.y).sum()), len(found))
+        return self._metrics(self._node.task, w)
 
     def test(self) -> Metrics:
         """The own model on the held-out samples."""
         w = self.weights()[:, self._index]
         self._module.own = torch.from_numpy(w)
-        scores = self._test.x @ w
-        found = losses(scores, self._test.y, self.options.loss)
-        return Metrics(float(found.sum()), int((np.sign(scores) == self._test.y).sum()), len(found))
+        return self._metrics(self._test, w)
 
     def state(self) -> dict[str, Any]:
         """Dual variables, Ω, and the random state."""
@@ -410,6 +390,11 @@ class MultiTaskLearner:
         self._told = torch.as_tensor(state["told"]).numpy().copy()
         self.omega = torch.as_tensor(state["omega"]).numpy().copy()
         self._rounds = int(state["rounds"])
+
+    def _metrics(self, task: LinearTask, w: Array) -> Metrics:
+        scores = task.x @ w
+        loss = float(losses(scores, task.y, self.options.loss).sum())
+        return Metrics(loss, int((np.sign(scores) == task.y).sum()), len(scores))
 
     @torch.no_grad()
     def _tell(self, weight: float) -> None:

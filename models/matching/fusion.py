@@ -307,7 +307,9 @@ def fuse(
     memory: list[tuple[Atoms, np.ndarray]] = []
     for part in range(first.hidden, 0, -1):
         below = first.layers[part - 1]
-        mean = _means(chains, part, width, bias_mean)
+        inputs = first.widths[0] if part == 1 else 0
+        own_means = _own_means(chains, part - 1, bias_mean)
+        mean = np.concatenate([np.zeros(inputs), own_means, np.zeros(width)])
         cells = []
         for j in peers:
             out = np.zeros((chains[j].layers[part - 1].cells, width))
@@ -323,7 +325,6 @@ def fuse(
             cells.append(Cells(np.hstack(blocks), np.concatenate(precision), group))
         history = past.history(part - 1, len(mean)) if past else None
         found = match(cells, options, mean=mean, seed=rng, history=history)
-        inputs = first.widths[0] if part == 1 else 0
         incoming, own, out = np.split(found.values, [inputs, inputs + len(below.own)], axis=1)
         layers[0] = replace(layers[0], weight=out.T.copy())
         layers.insert(
@@ -361,12 +362,8 @@ def _top(
         return (sums + mean * prior) / (amount + prior)
 
     own = {
-        name: read(
-            name,
-            [chain.layers[-1].own[name] for chain in chains],
-            bias_mean if _is_bias(name) else _average(chains, -1, name),
-        )
-        for name in last.own
+        name: read(name, [chain.layers[-1].own[name] for chain in chains], mean)
+        for name, mean in zip(last.own, _own_means(chains, -1, bias_mean), strict=True)
     }
     weight = last.weight
     if not chains[0].hidden:
@@ -390,22 +387,14 @@ def _own(layer: Layer) -> np.ndarray:
     return np.stack(list(layer.own.values()), axis=1)
 
 
-def _means(chains: Sequence[Chain], part: int, width: int, bias_mean: float) -> np.ndarray:
-    """Prior means of a hidden part's columns: weights 0, biases as told, other values their average."""
-    inputs = chains[0].widths[0] if part == 1 else 0
-    own = [
-        bias_mean if _is_bias(name) else _average(chains, part - 1, name)
-        for name in chains[0].layers[part - 1].own
+def _own_means(chains: Sequence[Chain], layer: int, bias_mean: float) -> list[float]:
+    """Prior means of a layer's values per cell: biases as told, the others their average."""
+    return [
+        bias_mean
+        if name.rpartition(".")[2] == "bias"
+        else float(np.mean([chain.layers[layer].own[name].mean() for chain in chains]))
+        for name in chains[0].layers[layer].own
     ]
-    return np.concatenate([np.zeros(inputs), own, np.zeros(width)])
-
-
-def _is_bias(name: str) -> bool:
-    return name.rpartition(".")[2] == "bias"
-
-
-def _average(chains: Sequence[Chain], layer: int, name: str) -> float:
-    return float(np.mean([chain.layers[layer].own[name].mean() for chain in chains]))
 
 
 def peer_variances(
