@@ -1,2 +1,2 @@
 from .finding import find as find
-from .proof import prove as prove
+from .finding import prove as prove

@@ -5,7 +5,7 @@ what is tied in the end is one cell. A tensor's axis is a list of channel number
 
 Torch-pruning records which layers meet through skips, concatenations, splits and reshapes, and how
 channel numbers map on the way. It guesses where a channel axis went, so what it says is not trusted:
-numbers that do not fit are refused here, by name, and proof.py checks the result on numbers. Attention
+numbers that do not fit are refused here, by name, and `prove` checks the result on numbers. Attention
 and recurrent layers, which it cannot follow, are replaced in a copy by Linear layers whose cells are heads or
 hidden units; the ledger says where those cells stand in the real tensors.
 """
