@@ -12,16 +12,20 @@ import numpy as np
 import torch
 
 from ...models import Learner, Metrics, ModelError, PeerCounting
+from ...models.stack import (
+    Group,
+    Needs,
+    Task,
+    Workers,
+    combine,
+    form_group,
+    free_memory,
+    needs_of,
+    processors,
+    sort_learners,
+)
 from ...peer import MatchedStore
-from .averaging import Averager
-from .common import CommonAverager
-from .group import Group, Task
-from .grouping import form, sort
-from .memory import Needs, combine, free_memory, needs_of
-from .mixing import ExactMean, Mixing
-from .shards import OneMachine, Shards
-from .stack import Alone, Stack
-from .workers import Workers, processors
+from .lockstep import Averager, ExactMean, Mixing
 
 if TYPE_CHECKING:  # gossipers, compressors and scipy: only for those who have a wire
     from ..lockstep import Lockstep
@@ -66,7 +70,7 @@ class Arena:
     peers' values go along.
 
     every
-        Stretches that each learner trains between two averagings.
+        How often each learner trains its local samples between two averagings.
     weights
         One number per learner (sample counts, say); by default all count the same.
     test_every
@@ -84,11 +88,11 @@ class Arena:
         name of the largest term; `needs()` tells it all.
     stores
         One per learner, where peers of different widths share a partial model: it is then averaged at
-        the common width that the stores hold. Not with `device` or `shards`.
+        the common width that the stores hold. Not with `device`.
     wire
         What becomes of values between peers, `Wire(compress="int8")` say: they are then averaged one by
         one, by live peers' own rules, and `arena.lockstep` has the bytes. For `Gossip` and `Server`, not
-        with `device` or `shards`.
+        with `device`.
     """
 
     def __init__(
@@ -102,7 +106,6 @@ class Arena:
         device: str | torch.device | None = None,
         threads: int | None = None,
         memory: int | None = None,
-        shards: Shards | None = None,
         stores: Sequence[MatchedStore] | None = None,
         wire: Wire | None = None,
     ):
@@ -131,41 +134,37 @@ class Arena:
         self._every, self._test_every = every, test_every
         self._threads = threads or processors()
         self._device = _device(device)
-        kinds = sort(self._learners)
+        kinds = sort_learners(self._learners)
         home = self._learners[0].network.flat.device
         where = self._device or home
         self._needs = needs_of(kinds, self._learners, self._threads, moved=where != home)
         self._wired: Wired | None = None
         if wire is not None:
-            if device is not None or shards is not None:
-                raise ModelError(
-                    "a wire is read on the networks' own device: leave out device and shards"
-                )
+            if device is not None:
+                raise ModelError("a wire is read on the networks' own device: leave out device")
             from .wired import Wired
 
             self._wired = Wired(self._learners, mixing or ExactMean(), weights, wire, stores or ())
             self._needs = combine([self._needs, self._wired.needs()])
         self._needs.refuse_beyond(memory if memory is not None else free_memory(where))
-        self._groups: list[Group] = [form(kind, self._learners, self._device) for kind in kinds]
+        self._groups: list[Group] = [
+            form_group(kind, self._learners, self._device) for kind in kinds
+        ]
         self._seats = {
-            place: (index, row)
-            for index, group in enumerate(self._groups)
-            for row, place in enumerate(group.places)
+            place: (group, row) for group in self._groups for row, place in enumerate(group.places)
         }
-        self._common = CommonAverager(stores or (), mixing or ExactMean(), weights)
-        if self._common.owners and (device is not None or shards is not None):
-            raise ModelError(
-                f"{next(iter(self._common.owners))!r} is averaged at a common width, which works on the "
-                "networks' own device and one machine: leave out device and shards"
-            )
         self._averager = Averager(
             [learner.network for learner in self._learners],
-            self._rows(),
+            [group.locate(row) for group, row in (self._seats[k] for k in range(count))],
             mixing or ExactMean(),
             weights,
-            shards or OneMachine(),
-            elsewhere=self._common.owners,
+            stores or (),
         )
+        if device is not None and (common := self._averager.common_width):
+            raise ModelError(
+                f"{common[0]!r} is averaged at a common width, which works on the networks' own device: "
+                "leave out device"
+            )
         self._workers: Workers | None = None
 
     def __repr__(self) -> str:
@@ -209,23 +208,17 @@ class Arena:
 
         peers: only those learners, by their places; the metrics are in the same order.
         """
-        work = self._work(peers)
-        metrics = self._measure(
-            peers, [(group, group.train(rows, self._every)) for group, rows in work]
+        return self._measure(
+            peers, [(group, group.train(rows, self._every)) for group, rows in self._work(peers)]
         )
-        for group, rows in work:
-            group.trained(rows, self._every)
-        return metrics
 
     def average(self) -> None:
         """One averaging of every partial model."""
         if self._wired is not None:
             self._wired.average()
             return
-        workers = self._working()
         for tasks in self._averager.tasks():
-            workers.run(tasks)
-        workers.run(self._common.tasks())
+            self._working().run(tasks)
 
     def test(self, peers: Sequence[int] | None = None) -> tuple[Metrics, ...]:
         """Every learner's test, or that of some, as in `train`."""
@@ -242,11 +235,11 @@ class Arena:
         """The groups that some learners are in, and their rows there."""
         if peers is None:
             return [(group, list(range(len(group.places)))) for group in self._groups]
-        found: dict[int, list[int]] = {}
+        found: dict[Group, list[int]] = {}
         for peer in sorted(set(peers)):
             group, row = self._seats[peer]
             found.setdefault(group, []).append(row)
-        return [(self._groups[group], rows) for group, rows in found.items()]
+        return list(found.items())
 
     def _measure(
         self, peers: Sequence[int] | None, work: Sequence[tuple[Group, list[Task]]]
@@ -273,15 +266,6 @@ class Arena:
                 group.publish()
         for place in suspects:
             self._learners[place].network.check_whole()
-
-    def _rows(self) -> list[tuple[Stack | Alone, int]]:
-        """For every learner the stack that has its network, and the row."""
-        rows: dict[int, tuple[Stack | Alone, int]] = {}
-        for group in self._groups:
-            place = iter(group.places)
-            for stack in group.stacks:
-                rows.update({next(place): (stack, row) for row in range(len(stack.networks))})
-        return [rows[place] for place in range(len(self._learners))]
 
     def _working(self) -> Workers:
         if self._workers is None:
