@@ -24,9 +24,7 @@ from .stack import Alone, Stack
 from .workers import Workers, processors
 
 if TYPE_CHECKING:  # gossipers, compressors and scipy: only for those who have a wire
-    from ..lockstep import Lockstep
-    from ..virtual.wire import Wire
-    from .wired import Wired
+    from .events import Lockstep, Wire, WiredAverager
 
 
 @dataclass(frozen=True)
@@ -135,15 +133,17 @@ class Arena:
         home = self._learners[0].network.flat.device
         where = self._device or home
         self._needs = needs_of(kinds, self._learners, self._threads, moved=where != home)
-        self._wired: Wired | None = None
+        self._wired: WiredAverager | None = None
         if wire is not None:
             if device is not None or shards is not None:
                 raise ModelError(
                     "a wire is read on the networks' own device: leave out device and shards"
                 )
-            from .wired import Wired
+            from .events import WiredAverager
 
-            self._wired = Wired(self._learners, mixing or ExactMean(), weights, wire, stores or ())
+            self._wired = WiredAverager(
+                self._learners, mixing or ExactMean(), weights, wire, stores or ()
+            )
             self._needs = combine([self._needs, self._wired.needs()])
         self._needs.refuse_beyond(memory if memory is not None else free_memory(where))
         self._groups: list[Group] = [form(kind, self._learners, self._device) for kind in kinds]

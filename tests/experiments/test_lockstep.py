@@ -12,13 +12,12 @@ import pytest
 import torch
 from results_kit import at
 
-from gossamer.experiments.arena import Arena, ExactMean, Gossip
+from gossamer.experiments.arena import Arena, ExactMean, Gossip, Wire
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.live import plan
 from gossamer.experiments.simulation import Simulation, simulate
 from gossamer.experiments.study.sweep_outcome import outcome, stackable
-from gossamer.experiments.virtual.wire import Wire
 from gossamer.gossip import total
 from gossamer.models import Learner, Metrics, ModelError, SlicedNetwork
 from gossamer.peer import BrokerAddress, Engine, Online
@@ -171,7 +170,7 @@ def test_no_mass_is_lost(gossip: dict[str, Any]) -> None:
     learners = walkers(settings)
     arena = Arena(learners, mixing=made.mixing, wire=made.wire)
     assert arena.lockstep is not None
-    gossipers = arena.lockstep._gossipers
+    gossipers = list(arena.lockstep.gossipers.values())
     for _ in range(4):
         arena.train()
         before = mass(gossipers)
