@@ -408,14 +408,17 @@ class Lockstep(EventSimulator):
         *,
         servers: Mapping[str, int] | None = None,
     ) -> None:
-        serving = {vector: names[place] for vector, place in (servers or {}).items()}
-        # A vector without a server is averaged by its peer alone.
-        modes = [
-            ServerMode(name, {vector: serving.get(vector, name) for vector in store.names()})
-            for name, store in zip(names, stores, strict=True)
-        ]
-        units = [round(ONE * weight) for weight in weights]
-        super().__init__(names, stores, units, wire, modes=() if servers is None else modes)
+        modes: list[ServerMode] = []
+        if servers is not None:
+            serving = {vector: names[place] for vector, place in servers.items()}
+            # A vector without a server is averaged by its peer alone.
+            modes = [
+                ServerMode(name, {vector: serving.get(vector, name) for vector in store.names()})
+                for name, store in zip(names, stores, strict=True)
+            ]
+        super().__init__(
+            names, stores, [round(ONE * weight) for weight in weights], wire, modes=modes
+        )
         self._met: set[tuple[int, int]] = set()
         self._round = 0
         for place in range(len(names)):
