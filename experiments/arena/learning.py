@@ -45,22 +45,17 @@ class Reading:
     metrics: Metrics
 
 
-@dataclass(frozen=True)
-class _Begun:
-    """A training job that has begun: from which shared vectors, and the test that is due before it."""
+@dataclass
+class _Job:
+    """Local steps of a peer: the shared vectors they begin from, and the test that is due before them.
+
+    flat: the network before them, once they are being trained. after: what shared vectors became.
+    """
 
     start: dict[str, Array]
-    due: Reading | None
-
-
-@dataclass(frozen=True)
-class _Trained:
-    """A training job that was done: the network before it, what was tested, what shared vectors became."""
-
-    start: dict[str, Array]
-    flat: torch.Tensor
-    tested: Reading | None
-    after: dict[str, Array]
+    test: Reading | None
+    flat: torch.Tensor | None = None
+    after: dict[str, Array] | None = None
 
 
 class LearningSimulation:
@@ -113,10 +108,7 @@ class LearningSimulation:
         learners = [member.learner for member in self.members]
         self._arena = Arena(learners, every=config.every, threads=threads)
         self._on_test = on_test
-        self._begun: dict[int, _Begun] = {}
-        self._trained: dict[int, _Trained] = {}
-        self._in_training: dict[int, torch.Tensor] = {}
-        """What networks held before a training that has not ended yet."""
+        self._jobs: dict[int, _Job] = {}
         self.rounds = [0] * len(self.members)
         # Tests keep to virtual time rather than to rounds, or the slow would hardly ever be tested.
         self._turns = [0.0] * len(self.members)
@@ -134,9 +126,7 @@ class LearningSimulation:
 
     def stop(self) -> None:
         """Let networks have what their peers held when the run was interrupted; nothing is tested."""
-        for peer, flat in self._in_training.items():
-            self.members[peer].network.flat.copy_(flat)
-        for peer in list(self._trained):
+        for peer in self._jobs:
             self._undo(peer)
         self._write_networks()
 
@@ -148,7 +138,7 @@ class LearningSimulation:
 
     def _begin(self, peer: int, time: float) -> None:
         """Start local steps from the values of now."""
-        if peer in self._trained:
+        if peer in self._jobs:
             self._undo(peer)  # its last session ended before its last training job did
         store = self._stores[peer]
         start = {owner: store.read(owner) for owner in store.names()}
@@ -157,16 +147,16 @@ class LearningSimulation:
         due = done > 0 and turn > self._turns[peer]
         due = due and time < self.seconds * (1 - _LAST_MOMENT)  # at the end all are tested anyway
         self._turns[peer] = turn
-        self._begun[peer] = _Begun(start, Reading(time, done, peer, Metrics()) if due else None)
+        self._jobs[peer] = _Job(start, Reading(time, done, peer, Metrics()) if due else None)
 
     def _ended(self, peer: int, time: float) -> None:
         """Add what local steps changed to the values of now, and start the next."""
-        if peer in self._begun:
+        if self._jobs[peer].after is None:
             self._train(time)
-        if (tested := self._trained[peer].tested) is not None:
+        if (tested := self._jobs[peer].test) is not None:
             self._on_test(tested)
-        job, store = self._trained.pop(peer), self._stores[peer]
-        for owner, after in job.after.items():
+        job, store = self._jobs.pop(peer), self._stores[peer]
+        for owner, after in (job.after or {}).items():
             now, before = store.read(owner), job.start[owner]
             store.write(owner, after if now is before else now + (after - before))
         self.rounds[peer] += 1
@@ -175,47 +165,44 @@ class LearningSimulation:
     def _train(self, time: float) -> None:
         """Do every training job that has begun, except of peers that are gone: theirs will not end."""
         here = set(self._present(time))
-        peers = [peer for peer in sorted(self._begun) if peer in here]
-        tests = self._test(peers)
-        networks = {peer: self.members[peer].network for peer in peers}
-        self._in_training = {peer: network.flat.clone() for peer, network in networks.items()}
+        peers = [peer for peer in self._waiting() if peer in here]
+        self._test(peers)
+        for peer in peers:
+            self._jobs[peer].flat = self.members[peer].network.flat.clone()
         self._arena.train(peers)
-        for peer, network in networks.items():
-            start = self._begun.pop(peer).start
-            after = {owner: network.read(owner).cpu().numpy() for owner in start}
-            flat = self._in_training[peer]
-            self._trained[peer] = _Trained(start, flat, tests.get(peer), after)
-        self._in_training = {}
+        for peer in peers:
+            job, network = self._jobs[peer], self.members[peer].network
+            job.after = {owner: network.read(owner).cpu().numpy() for owner in job.start}
 
-    def _test(self, peers: Iterable[int]) -> dict[int, Reading]:
+    def _waiting(self) -> list[int]:
+        """Peers whose training jobs have begun and were not done yet."""
+        return [peer for peer, job in sorted(self._jobs.items()) if job.after is None]
+
+    def _test(self, peers: Iterable[int]) -> None:
         """Bring networks to where their training jobs begin, and test those that are due."""
         due: dict[int, Reading] = {}
         for peer in peers:
-            begun = self._begun[peer]
-            for owner, value in begun.start.items():
+            job = self._jobs[peer]
+            for owner, value in job.start.items():
                 self.members[peer].network.write(owner, value)
-            if begun.due is not None:
-                due[peer] = begun.due
-        metrics = self._arena.test(list(due))
-        return {
-            peer: replace(due[peer], metrics=measured)
-            for peer, measured in zip(due, metrics, strict=True)
-        }
+            if job.test is not None:
+                due[peer] = job.test
+        for peer, metrics in zip(due, self._arena.test(list(due)), strict=True):
+            self._jobs[peer].test = replace(due[peer], metrics=metrics)
 
     def _drop_unfinished(self) -> None:
         """Drop training jobs that do not end in time: their tests count, what they learned does not."""
-        tests = self._test(sorted(self._begun))
-        for peer in sorted({*self._begun, *self._trained}):
-            tested = self._undo(peer) if peer in self._trained else tests.get(peer)
-            if tested is not None:
-                self._on_test(tested)
-        self._begun.clear()
+        self._test(self._waiting())
+        for peer, job in sorted(self._jobs.items()):
+            self._undo(peer)
+            if job.test is not None:
+                self._on_test(job.test)
+        self._jobs.clear()
 
-    def _undo(self, peer: int) -> Reading | None:
+    def _undo(self, peer: int) -> None:
         """Leave the network as a training job that does not end found it."""
-        job = self._trained.pop(peer)
-        self.members[peer].network.flat.copy_(job.flat)
-        return job.tested
+        if (flat := self._jobs[peer].flat) is not None:
+            self.members[peer].network.flat.copy_(flat)
 
     def _present(self, time: float) -> list[int]:
         return np.flatnonzero(self.world.present_at(time)).tolist()

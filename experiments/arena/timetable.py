@@ -9,9 +9,9 @@ and the values flow through it afterwards (`vectorised.py`, `events.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import Any
+from typing import Any, Self
 
 import networkx as nx
 import numpy as np
@@ -60,6 +60,15 @@ class Transfers:
 
     def __len__(self) -> int:
         return len(self.push)
+
+    def where(self, chosen: Flags) -> Self:
+        """Some of them."""
+        return type(self)(*(getattr(self, each.name)[chosen] for each in fields(self)))
+
+    def and_then(self, others: Self) -> Self:
+        """Both, in this order."""
+        both = ((getattr(self, each.name), getattr(others, each.name)) for each in fields(self))
+        return type(self)(*(np.concatenate(pair) for pair in both))
 
 
 @dataclass(frozen=True)
@@ -134,8 +143,9 @@ class Timetable:
 
     def until(self, end: float) -> Plan:
         """Lay out everything that is pushed before `end` and was not laid out before."""
-        pushes: list[tuple[Ints, Floats, Ints]] = []
-        transfers: list[tuple[Ints | Floats | Flags, ...]] = []
+        none, never, no = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, bool)
+        pushes = [(none, never, none)]
+        transfers: list[tuple[Any, ...]] = [(none, none, none, never, never, no, no, no, no)]
         idle, number = 0, 0
         for at, peer, time, count in self._clock.until(end):
             edge, push = self._choose(at, time, count)
@@ -147,13 +157,9 @@ class Timetable:
             pushes.append((peer[used], time[used], fan[used]))
             outcomes = self._outcomes(edge, time[push], count[push])
             transfers.append((place[push], self.sender[edge], self.receiver[edge], *outcomes))
-        if not pushes:
-            pushes.append((_NO_INTS, _NO_FLOATS, _NO_INTS))
-            nothing = (_NO_FLOATS, _NO_FLOATS, *[_NO_FLAGS] * 4)
-            transfers.append((_NO_INTS, _NO_INTS, _NO_INTS, *nothing))
         return Plan(
             Pushes(*(np.concatenate(column) for column in zip(*pushes, strict=True))),
-            Transfers(*(np.concatenate(column) for column in zip(*transfers, strict=True))),  # pyright: ignore[reportArgumentType]
+            Transfers(*(np.concatenate(column) for column in zip(*transfers, strict=True))),
             idle,
         )
 
@@ -230,6 +236,3 @@ def share_rule(fraction: float | None) -> ShareRule:
         raise ValueError(f"fraction is {fraction}, it must lie between 0 and 1")
     top, bottom = Fraction(fraction).limit_denominator(1 << 20).as_integer_ratio()
     return lambda weight, fan: (weight // bottom * top + weight % bottom * top // bottom) // fan
-
-
-_NO_INTS, _NO_FLOATS, _NO_FLAGS = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, bool)

@@ -13,8 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import networkx as nx
 import numpy as np
@@ -248,17 +247,10 @@ class Tally:
         self.weight += sign * int(weights.sum())
 
 
-@dataclass
-class Open:
+@dataclass(frozen=True)
+class Open(Transfers):
     """Transfers with something still to happen; `share` and `row` say what they carry."""
 
-    sender: Ints
-    receiver: Ints
-    arrives: Floats
-    closes: Floats
-    returns: Flags
-    credited_then_lost: Flags
-    sender_died: Flags
     share: Ints
     row: Ints
 
@@ -266,20 +258,7 @@ class Open:
     def of(cls, new: Transfers) -> Open:
         """Transfers whose push is still to come."""
         blank = np.zeros(len(new), np.int64)
-        known = {f.name: getattr(new, f.name) for f in fields(cls) if hasattr(new, f.name)}
-        return cls(**known, share=blank, row=blank.copy())
-
-    def __len__(self) -> int:
-        return len(self.sender)
-
-    def where(self, chosen: Any) -> Open:
-        """Some of them."""
-        return Open(*(getattr(self, field.name)[chosen] for field in fields(self)))
-
-    def and_then(self, others: Open) -> Open:
-        """Both, in this order."""
-        both = ((getattr(self, f.name), getattr(others, f.name)) for f in fields(self))
-        return Open(*(np.concatenate(pair) for pair in both))
+        return cls(**vars(new), share=blank, row=blank.copy())
 
 
 @dataclass
