@@ -56,6 +56,15 @@ def run(world: Conditions, seconds: float = 30.0, **options: Any) -> VectorisedP
     return swarm
 
 
+def through_gossipers(
+    world: Conditions, vectors: dict[str, np.ndarray], seed: int = 0, **options: Any
+) -> VirtualTime:
+    """The same peers as gossipers, with one row of each array."""
+    stores = [DictStore({name: v[peer] for name, v in vectors.items()}) for peer in range(PEERS)]
+    owners = {name: range(PEERS) for name in vectors}
+    return VirtualTime(World(world, GRAPH, seed), GRAPH, owners, stores, [ONE] * PEERS, **options)
+
+
 def assert_conserved(swarm: VectorisedPushSum) -> None:
     balance = swarm.balance()
     injected, weight = balance["injected"]
@@ -149,21 +158,26 @@ def test_arrays_do_what_gossipers_do(
     """The same timetable through the objects that live peers drive, one message at a time."""
     world = trouble(seed, delay=parse(delay))
     swarm = run(world, seed=seed, fanout=fanout, fraction=fraction)
-    events = VirtualTime(
-        World(world, GRAPH, seed),
-        GRAPH,
-        {"v": range(PEERS)},
-        [DictStore({"v": value}) for value in values()],
-        [ONE] * PEERS,
-        fanout=fanout,
-        fraction=fraction,
-    )
+    vectors = {"v": values()}
+    events = through_gossipers(world, vectors, seed=seed, fanout=fanout, fraction=fraction)
     events.run(30)
     assert [events.units(peer, "v") for peer in range(PEERS)] == swarm.weights.tolist()
     here = np.flatnonzero(swarm.weights)
     assert len(here) > PEERS / 2
     for peer in here:
         np.testing.assert_allclose(events.stores[peer].read("v"), swarm.estimates[peer], atol=1e-9)
+
+
+def test_vectors_of_one_peer_do_not_disturb_each_other() -> None:
+    world = conditions(loss=0.2, timeout=2.0, delay=parse("uniform:0.1:1.5"))
+    alone = through_gossipers(world, {"a": values()})
+    beside = through_gossipers(world, {"a": values(), "b": 2 * values()})
+    for events in (alone, beside):
+        events.run(20)
+    assert beside.bytes["a"] == alone.bytes["a"] > 0 < beside.bytes["b"]
+    for peer in range(PEERS):
+        assert beside.units(peer, "a") == alone.units(peer, "a")
+        assert np.array_equal(beside.stores[peer].read("a"), alone.stores[peer].read("a"))
 
 
 def test_at_most_one_transfer_per_link_is_open() -> None:
