@@ -17,10 +17,9 @@ from .results import RecordFile, Results, read_records, replacing, write_csv, wr
 
 if TYPE_CHECKING:
     from ..peer import MatchedStore
-    from .arena import Arena, Mixing, Needs, Round
+    from .arena import Arena, Mixing, Needs, Round, Wire
     from .build import Member
     from .config.tables import Config
-    from .virtual.wire import Wire
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Simulation:
             mixing = mixing_of(config, shared, source)
         if not config.gossip.lossy:
             return cls(config, members, mixing, stores)
-        from .wiring import wiring_of
+        from .arena import wiring_of
 
         mixing, wire = wiring_of(config, members, mixing, source)
         return cls(config, members, mixing, stores, wire)
@@ -174,7 +173,7 @@ def _simulate(
     finally:
         written = summarise(out, simulation.config.name)
         if arena.lockstep is not None:
-            from .virtual.wire import write_traffic
+            from .arena import write_traffic
 
             written.append(write_traffic(out / "traffic.csv", arena.lockstep.counted()))
     return [*written, *(save_networks(simulation.members, out) if networks else [])]

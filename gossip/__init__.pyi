@@ -12,10 +12,11 @@ from .gossiper import new_session as new_session
 from .ledger import Ledger as Ledger
 from .ledger import is_line as is_line
 from .ledger import is_reclaimed as is_reclaimed
+from .memory import FaultPlan as FaultPlan
 from .memory import MemoryNetwork as MemoryNetwork
+from .memory import Partition as Partition
 from .memory import introduce as introduce
 from .memory import run as run
-from .memory_transport import FaultPlan as FaultPlan
 from .memory_transport import MemoryBroker as MemoryBroker
 from .memory_transport import MemoryTransport as MemoryTransport
 from .messages import Ack as Ack

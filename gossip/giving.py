@@ -60,9 +60,9 @@ class Giving:
     ) -> bool:
         """Debit shares of one value and send them; see `Gossiper.push`."""
         state = self._state
-        free = self.free_neighbours(state.known(vector), online_only=False)
+        state.known(vector)
         for peer, share in shares.items():
-            if peer not in free:
+            if not (state.neighbours.shares(peer, vector) and self._is_free(peer, vector)):
                 raise ValueError(
                     f"push {vector!r} to {peer!r}: not a neighbour for it, or a transfer is open"
                 )
@@ -105,20 +105,25 @@ class Giving:
 
     def free_neighbours(self, vector: str, *, online_only: bool = True) -> list[str]:
         """Return the neighbours to which no transfer of this vector is open."""
-        neighbours, busy = self._state.neighbours, self._state.ledger.open
+        neighbours = self._state.neighbours
         return [
             peer
             for peer in neighbours.sharing(vector)
-            if (peer, vector) not in busy
-            and peer not in neighbours.muted
-            and not self._reclaimed_from(peer, vector)
-            and (neighbours.reachable(peer) or not online_only)
+            if self._is_free(peer, vector) and (neighbours.reachable(peer) or not online_only)
         ]
 
     def heirs(self, vector: str) -> list[str]:
         """Return the neighbours that a leaver may leave a vector's mass to; see `Gossiper.heirs`."""
         staying = self._state.neighbours.staying(vector)
         return [peer for peer in staying if not self._reclaimed_from(peer, vector)]
+
+    def _is_free(self, peer: str, vector: str) -> bool:
+        """Return whether a transfer to a neighbour may be opened."""
+        return (
+            (peer, vector) not in self._state.ledger.open
+            and peer not in self._state.neighbours.muted
+            and not self._reclaimed_from(peer, vector)
+        )
 
     def _reclaimed_from(self, peer: str, vector: str) -> bool:
         """Return whether a transfer to this very session was taken back without its word.

@@ -7,6 +7,7 @@ is older has been closed by its sender and may be ignored.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -72,6 +73,8 @@ class Ledger:
         self.peer = peer
         self.session = session
         self.open: dict[Edge, Transfer] = {}
+        self.open_weight: Counter[str] = Counter()
+        """The weight in open transfers, by vector."""
         self.revision = 0
         """Debits and decisions so far: what must be saved before anybody is told."""
         self.reclaimed: list[list[Any]] = []
@@ -112,6 +115,7 @@ class Ledger:
             packed,
         )
         self.open[edge] = Transfer(give, now, now)
+        self.open_weight[vector] += weight
         return self.open[edge]
 
     def update(self, edge: Edge, **changes: Any) -> Transfer:
@@ -121,7 +125,9 @@ class Ledger:
 
     def close(self, edge: Edge) -> Transfer:
         """Strike an open transfer off; what becomes of its mass is the caller's business."""
-        return self.open.pop(edge)
+        transfer = self.open.pop(edge)
+        self.open_weight[edge[1]] -= transfer.give.weight
+        return transfer
 
     def reclaim(self, edge: Edge) -> Transfer:
         """Strike an open transfer off without knowing what became of it, and write that down."""
@@ -211,6 +217,7 @@ class Ledger:
             # No delay can be learnt from a transfer that lived through a restart: 2 attempts.
             transfer = Transfer(give, None, 0.0, attempts=2, recalling=recalling)
             ledger.open[receiver, vector] = transfer
+            ledger.open_weight[vector] += weight
         ledger.reclaimed = [list(row) for row in data["reclaimed"]]
         for receiver, vector, sequence in data["sequences"]:
             ledger._sequences[receiver, vector] = sequence

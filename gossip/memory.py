@@ -1,6 +1,6 @@
-"""A network in memory, in virtual time, with faults on demand: for tests and simulations.
+"""Simulated networks for tests and simulations: what goes wrong with messages, and a network that does it.
 
-Everything follows from the seed: the same sends at the same times meet the same fate.
+Everything follows from the seed: the same messages sent at the same times have the same outcome.
 """
 
 from __future__ import annotations
@@ -9,110 +9,112 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from .gossiper import Gossiper
+from .messages import Message
 
-
-class Addressed(Protocol):
-    """Anything with a sender and a receiver: the gossip messages, or bytes in an envelope."""
-
-    @property
-    def sender(self) -> str:
-        """The name of the peer that sends it."""
-        ...
-
-    @property
-    def receiver(self) -> str:
-        """The name of the peer it is for."""
-        ...
-
-
-M = TypeVar("M", bound=Addressed)
-
-
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """Bytes on their way from one peer to another."""
-
-    sender: str
-    receiver: str
-    payload: bytes
+M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """From `start` until `end` nothing passes between `side` and the other peers."""
+    """From `start` until `end` nothing passes between the peers of `side` and the others.
+
+    Peers are named as their network names them: by strings here, by numbers in the arena.
+    """
 
     start: float
     end: float
-    side: frozenset[str]
+    side: frozenset[Any]
 
-    def cuts(self, a: str, b: str, now: float) -> bool:
+    def separates(self, a: Any, b: Any, now: float) -> bool:
         """Whether messages from a to b sent now are lost."""
         return self.start <= now < self.end and (a in self.side) != (b in self.side)
 
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """What the network does to messages; probabilities are per message.
+    """What a network does to messages; probabilities are per message.
 
-    drop, duplicate: probabilities of losing a message, and of delivering it a second time.
-    delay: (least, most) seconds on the way, drawn uniformly. Messages keep their order per link
-        unless reordered.
-    reorder: probability of being held up by another `most` delay or more, and overtaken.
-    partitions: when which peers are cut off from the others.
+    loss, duplicate: probabilities of losing a message, and of delivering it a second time.
+    delay: (least, most) time on the way, drawn uniformly, in the unit of the network's clock: seconds, or
+        turns of the event loop for a `MemoryBroker`.
+    reorder: probability of being held up by one to two times the largest delay, and overtaken.
+    partitions: when which peers are cut off from the others. A `MemoryBroker` has its own `partition`.
     """
 
-    drop: float = 0.0
+    loss: float = 0.0
     duplicate: float = 0.0
     reorder: float = 0.0
-    delay: tuple[float, float] = (0.01, 0.01)
+    delay: tuple[float, float] = (0.0, 0.0)
     partitions: tuple[Partition, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("drop", "duplicate", "reorder"):
+        for name in ("loss", "duplicate", "reorder"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"fault plan: {name} is {getattr(self, name)}, not within 0..1")
         if not 0 <= self.delay[0] <= self.delay[1]:
             raise ValueError(f"fault plan: delay {self.delay} is not (least, most)")
+
+    def outcome(
+        self, rng: np.random.Generator, counters: Counter[str], tick: float
+    ) -> list[tuple[float, bool]]:
+        """Draw what becomes of one message: for each copy that arrives its delay, and if it is overtaken.
+
+        tick: the least time by which a message is held up.
+        """
+        if rng.random() < self.loss:
+            counters["lost"] += 1
+            return []
+        copies = 1
+        if rng.random() < self.duplicate:
+            counters["duplicated"] += 1
+            copies = 2
+        least, most = self.delay
+        drawn: list[tuple[float, bool]] = []
+        for _ in range(copies):
+            delay, overtaken = rng.uniform(least, most), bool(rng.random() < self.reorder)
+            if overtaken:
+                counters["reordered"] += 1
+                delay += max(most, tick) * (1 + rng.random())
+            drawn.append((delay, overtaken))
+        return drawn
 
 
 class MemoryNetwork(Generic[M]):
     """Carries messages between peers. `counters` says what became of them.
 
     seed: an int or a numpy Generator.
-    faults: what to do to messages; may be replaced at any time.
+    faults: what to do to messages, which arrive after 0.01 s and in order if left out; may be replaced at
+        any time. Messages keep their order per link unless reordered.
     """
 
     def __init__(
         self, seed: int | np.random.Generator = 0, faults: FaultPlan | None = None
     ) -> None:
-        self.faults = faults or FaultPlan()
+        self.faults = faults or FaultPlan(delay=(0.01, 0.01))
         self.counters: Counter[str] = Counter()
         self._rng = np.random.default_rng(seed)
         self._queue: list[tuple[float, int, M]] = []
         self._last: dict[tuple[str, str], float] = {}
         self._number = 0
 
-    def __len__(self) -> int:
-        return len(self._queue)
-
     def send(self, message: M, now: float) -> None:
         """Put a message on its way, or lose it, as the faults have it."""
         self.counters["sent"] += 1
         link = (message.sender, message.receiver)
-        if any(cut.cuts(*link, now) for cut in self.faults.partitions):
+        if any(each.separates(*link, now) for each in self.faults.partitions):
             self.counters["partitioned"] += 1
-        elif self._rng.random() < self.faults.drop:
-            self.counters["dropped"] += 1
-        else:
-            self._schedule(message, now)
-            if self._rng.random() < self.faults.duplicate:
-                self.counters["duplicated"] += 1
-                self._schedule(message, now)
+            return
+        for delay, overtaken in self.faults.outcome(self._rng, self.counters, 0.01):
+            arrival = now + delay
+            if not overtaken:
+                arrival = self._last[link] = max(arrival, self._last.get(link, 0.0))
+            self._number += 1  # ties keep the order of sending
+            heapq.heappush(self._queue, (arrival, self._number, message))
 
     def deliver(self, now: float) -> list[M]:
         """Return the messages that have arrived by now, in order of arrival."""
@@ -121,23 +123,6 @@ class MemoryNetwork(Generic[M]):
             due.append(heapq.heappop(self._queue)[2])
         self.counters["delivered"] += len(due)
         return due
-
-    def next_arrival(self) -> float | None:
-        """Return when the next message arrives; None if none is on its way."""
-        return self._queue[0][0] if self._queue else None
-
-    def _schedule(self, message: M, now: float) -> None:
-        least, most = self.faults.delay
-        arrival = now + self._rng.uniform(least, most)
-        link = (message.sender, message.receiver)
-        if self._rng.random() < self.faults.reorder:
-            self.counters["reordered"] += 1
-            arrival += (most or 0.01) * (1 + self._rng.random())
-        else:
-            arrival = max(arrival, self._last.get(link, 0.0))
-            self._last[link] = arrival
-        self._number += 1  # ties keep the order of sending
-        heapq.heappush(self._queue, (arrival, self._number, message))
 
 
 def introduce(

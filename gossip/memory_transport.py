@@ -1,6 +1,6 @@
 """A broker inside the process, and the transport that talks to it: deterministic, faults included.
 
-    broker = MemoryBroker(FaultPlan(drop=0.1, duplicate=0.1), seed=1)
+    broker = MemoryBroker(FaultPlan(loss=0.1, duplicate=0.1), seed=1)
     async with MemoryTransport(broker, "ann-1") as ann, MemoryTransport(broker, "bob-1") as bob:
         ...
 
@@ -13,11 +13,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
+from .memory import FaultPlan
 from .topics import is_state, matches
 from .transport import (
     Connection,
@@ -31,35 +31,16 @@ from .transport import (
     default_qos,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class FaultPlan:
-    """What goes wrong with QoS 0 messages, per delivery; cards and status always arrive.
-
-    `drop`, `duplicate` and `reorder` are probabilities. `delay` is the least and the largest number
-    of loop turns that a message takes; a reordered one takes up to `reorder_turns` more.
-    """
-
-    drop: float = 0.0
-    duplicate: float = 0.0
-    reorder: float = 0.0
-    delay: tuple[int, int] = (0, 0)
-    reorder_turns: int = 8
-
-    def __post_init__(self) -> None:
-        for name in ("drop", "duplicate", "reorder"):
-            chance = getattr(self, name)
-            if not 0.0 <= chance <= 1.0:
-                raise ValueError(f"{name} is a probability, not {chance}")
-        if not 0 <= self.delay[0] <= self.delay[1]:
-            raise ValueError(f"delay is (least, largest) in loop turns, not {self.delay}")
+_HOLD_UP = 4
+"""Loop turns by which a reordered message is held up at least."""
 
 
 class MemoryBroker:
     """Topics, retained messages, last wills and faults, without a network.
 
     `stop()` forgets retained messages and cuts every connection, as a broker without persistence
-    does; `start()` lets the transports come back.
+    does; `start()` lets the transports come back. `faults` happen to QoS 0 messages, per delivery: cards and
+    status always arrive.
     """
 
     def __init__(
@@ -154,25 +135,13 @@ class MemoryBroker:
                 else:
                     self._deliver(name, message)
             elif apart:
-                self.counters["partition"] += 1
+                self.counters["partitioned"] += 1
             else:
                 self._gossip(name, message)
 
     def _gossip(self, receiver: str, message: Received) -> None:
-        plan, draw = self.faults, self._random
-        if plan.drop and draw.random() < plan.drop:
-            self.counters["drop"] += 1
-            return
-        copies = 1
-        if plan.duplicate and draw.random() < plan.duplicate:
-            self.counters["duplicate"] += 1
-            copies = 2
-        for _ in range(copies):
-            turns = int(draw.integers(plan.delay[0], plan.delay[1], endpoint=True))
-            if plan.reorder and draw.random() < plan.reorder:
-                self.counters["reorder"] += 1
-                turns += int(draw.integers(1, plan.reorder_turns, endpoint=True))
-            if turns:
+        for delay, _ in self.faults.outcome(self._random, self.counters, _HOLD_UP):
+            if turns := round(delay):
                 self._held.append((self._turn + turns, receiver, message))
                 self._tick_soon()
             else:

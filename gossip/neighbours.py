@@ -25,6 +25,8 @@ class Neighbours:
 
     def __init__(self) -> None:
         self._known: dict[str, Neighbour] = {}
+        self._sharing: dict[str, list[str]] = {}
+        """What `sharing` returned last, until a neighbour comes or goes: it is asked at every turn."""
         self.gone: set[tuple[str, str]] = set()
         self.left: set[tuple[str, str]] = set()
         """Those of them that said goodbye; the others were given up, and may live after all."""
@@ -41,6 +43,7 @@ class Neighbours:
         self, peer: str, session: str, vectors: Iterable[str], *, leaving: bool = False
     ) -> None:
         """Note a neighbour that is online."""
+        self._sharing.clear()
         self._known[peer] = Neighbour(session, frozenset(vectors), leaving=leaving)
 
     def offline(self, peer: str) -> None:
@@ -50,6 +53,7 @@ class Neighbours:
 
     def retire(self, peer: str, session: str, *, left: bool) -> None:
         """Note that a session will never come back; left: it said so itself."""
+        self._sharing.clear()
         self.gone.add((peer, session))
         if left:
             self.left.add((peer, session))
@@ -67,6 +71,7 @@ class Neighbours:
 
     def restore(self, rows: Iterable[Iterable[Any]]) -> None:
         """Take over the neighbours of a snapshot; whether they are online must be heard again."""
+        self._sharing.clear()
         for peer, session, vectors in rows:
             self._known[peer] = Neighbour(session, frozenset(vectors), online=False)
 
@@ -77,7 +82,13 @@ class Neighbours:
 
     def sharing(self, vector: str) -> list[str]:
         """Return the neighbours, online or not, that a vector may be pushed to, sorted by name."""
-        return sorted(p for p, n in self._known.items() if vector in n.vectors)
+        if vector not in self._sharing:
+            self._sharing[vector] = sorted(p for p in self._known if self.shares(p, vector))
+        return list(self._sharing[vector])
+
+    def shares(self, peer: str, vector: str) -> bool:
+        """Return whether a vector may be pushed to a peer, online or not."""
+        return peer in self._known and vector in self._known[peer].vectors
 
     def staying(self, vector: str) -> list[str]:
         """Return those of them that are not about to leave themselves."""

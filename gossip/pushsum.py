@@ -11,6 +11,7 @@ with which the sums are exact too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -110,14 +111,24 @@ def total(masses: Iterable[Mass]) -> tuple[Any, int]:
     return vector, weight
 
 
+@np.errstate(over="ignore", invalid="ignore")
+def absorb_finite(mass: Mass, other: Mass) -> Mass | None:
+    """Add `other` to `mass` as `absorb` does; None if the result is not finite."""
+    result = absorb(mass, other)
+    return result if _is_finite(result.value) else None
+
+
+@np.errstate(over="ignore", invalid="ignore")
 def is_finite(value: Array) -> bool:
     """Whether every entry is finite; exact numbers (object arrays) always are."""
+    return _is_finite(value)
+
+
+def _is_finite(value: Array) -> bool:
     if value.dtype == object:
         return True
     # One entry that is not finite makes the sum so too; looking at each costs several times as much.
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = value.sum()
-    return bool(np.isfinite(total)) or bool(np.isfinite(value).all())
+    return math.isfinite(np.add.reduce(value)) or bool(np.isfinite(value).all())
 
 
 def as_factor(top: int, bottom: int, like: Array) -> Any:

@@ -122,9 +122,8 @@ class Receiving:
 
     def _defect(self, give: Give) -> str | None:
         state, vector = self._state, give.vector
-        open_ = (transfer.give for transfer in state.ledger.open.values())
-        on_its_way = sum(each.weight for each in open_ if each.vector == vector)
-        if give.weight > state.vault.room(vector) - on_its_way:  # which may all come back
+        on_its_way = state.ledger.open_weight[vector]  # may all come back
+        if give.weight > state.vault.room(vector) - on_its_way:
             return "weight"
         return state.vault.defect(give)
 

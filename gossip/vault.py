@@ -9,7 +9,17 @@ import numpy as np
 
 from .compress.packed import Packed
 from .messages import Give
-from .pushsum import MAX_WEIGHT, Array, Mass, absorb, as_factor, is_finite, portion, split
+from .pushsum import (
+    MAX_WEIGHT,
+    Array,
+    Mass,
+    absorb,
+    absorb_finite,
+    as_factor,
+    is_finite,
+    portion,
+    split,
+)
 from .store import Store
 
 
@@ -127,9 +137,8 @@ class Vault:
     def credit(self, give: Give) -> str | None:
         """Absorb a transfer; a cause, and nothing changed, if the result would not be finite."""
         vector = give.vector
-        with np.errstate(over="ignore", invalid="ignore"):
-            mass = absorb(self._mass(vector), Mass(give.value, give.weight))
-        if not is_finite(mass.value):
+        mass = absorb_finite(self._mass(vector), Mass(give.value, give.weight))
+        if mass is None:
             return "not-finite"
         self._set(vector, mass)
         promised = self._promised.pop(vector, 0)

@@ -16,8 +16,10 @@ from ...models.stack import (
     Group,
     Needs,
     Task,
+    Term,
     Workers,
     combine,
+    estimate,
     form_group,
     free_memory,
     needs_of,
@@ -28,9 +30,9 @@ from ...peer import MatchedStore
 from .lockstep import Averager, ExactMean, Mixing
 
 if TYPE_CHECKING:  # gossipers, compressors and scipy: only for those who have a wire
-    from ..lockstep import Lockstep
-    from ..virtual.wire import Wire
-    from .wired import Wired
+    from .events import Lockstep, Wire, WiredAverager
+
+__all__ = ["Arena", "Needs", "Round", "Term", "estimate"]
 
 
 @dataclass(frozen=True)
@@ -138,13 +140,15 @@ class Arena:
         home = self._learners[0].network.flat.device
         where = self._device or home
         self._needs = needs_of(kinds, self._learners, self._threads, moved=where != home)
-        self._wired: Wired | None = None
+        self._wired: WiredAverager | None = None
         if wire is not None:
             if device is not None:
                 raise ModelError("a wire is read on the networks' own device: leave out device")
-            from .wired import Wired
+            from .events import WiredAverager
 
-            self._wired = Wired(self._learners, mixing or ExactMean(), weights, wire, stores or ())
+            self._wired = WiredAverager(
+                self._learners, mixing or ExactMean(), weights, wire, stores or ()
+            )
             self._needs = combine([self._needs, self._wired.needs()])
         self._needs.refuse_beyond(memory if memory is not None else free_memory(where))
         self._groups: list[Group] = [

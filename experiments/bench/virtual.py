@@ -9,10 +9,8 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 
 from ...topology import build
+from ..arena import Conditions, LearningSimulation, VectorisedPushSum, parse, peak_memory
 from ..config.tables import parse_config
-from ..virtual import Conditions, PushSumSwarm, parse
-from ..virtual.learning import LearningSwarm
-from ..virtual.peak import peak_memory
 from .harness import Row, alternate
 
 FEW, MANY, MOST = 1_000, 10_000, 100_000
@@ -62,8 +60,8 @@ def learning(peers: int = LEARNERS, rounds: int = 4, repeats: int = 5) -> Row:
         "time": {"training": "lognormal:1:0.3", "delay": "exponential:0.2", "loss": 0.1},
     }
     config = parse_config(table)
-    made = [LearningSwarm(config, threads=THREADS) for _ in range(repeats + 1)]
-    apart = LearningSwarm(config)
+    made = [LearningSimulation(config, threads=THREADS) for _ in range(repeats + 1)]
+    apart = LearningSimulation(config)
     stretches = 0
 
     def together() -> None:
@@ -100,11 +98,11 @@ class Meter:
         return self._swarm.events / self._calls
 
 
-def swarm(peers: int) -> PushSumSwarm:
+def swarm(peers: int) -> VectorisedPushSum:
     """Random numbers on a random 4-regular graph; pauses and delays are exponential."""
     values = np.random.default_rng(0).standard_normal((peers, COORDINATES))
     conditions = Conditions(training=parse("exponential:1"), delay=parse("exponential:0.5"))
-    return PushSumSwarm(values, build("regular:4", peers, 0), conditions)
+    return VectorisedPushSum(values, build("regular:4", peers, 0), conditions)
 
 
 def largest(peers: int, seconds: float = 5.0) -> tuple[float, int]:

@@ -78,7 +78,7 @@ def simulate_in_virtual_time(
     settings: Config, source: str, results: Results, *, networks: bool
 ) -> None:
     """What `gossamer simulate` does with a config that has a [time] table."""
-    from ..virtual.report import Mean, simulate_in_time
+    from ..arena import Mean, simulate_in_time
 
     last: list[Mean] = []
 
@@ -132,9 +132,8 @@ def virtual_command(
     import numpy as np
 
     from ...topology import build
+    from ..arena import Conditions, TimeError, VectorisedPushSum, parse, peak_memory
     from ..study.figures import canvas, save
-    from ..virtual import Conditions, PushSumSwarm, TimeError, parse
-    from ..virtual.peak import peak_memory
 
     if not 0 < seconds < float("inf"):
         raise TimeError(f"--seconds is {seconds:g}, it must be positive")
@@ -145,7 +144,9 @@ def virtual_command(
     results = results_for(out, Path("results/virtual"), "virtual", force=force)
     with results.opened() as folder:
         values = np.random.default_rng(seed).standard_normal((peers, coordinates))
-        swarm = PushSumSwarm(values, graph, conditions, fanout=fanout, seed=seed, threads=threads)
+        swarm = VectorisedPushSum(
+            values, graph, conditions, fanout=fanout, seed=seed, threads=threads
+        )
         before, started = swarm.total(), time.perf_counter()
         samples = []
         with console.progress("virtual seconds") as bar:

@@ -100,7 +100,7 @@ _DRAWN = "it is a chance, and events come from time.churn.trace: leave out one o
 NEEDS: tuple[Need, ...] = (
     Need(
         "time",
-        "a Simulation runs in lockstep; call simulate_in_time of gossamer.experiments.virtual.report, or "
+        "a Simulation runs in lockstep; call simulate_in_time of gossamer.experiments.arena, or "
         "gossamer simulate; live peers have a time of their own",
         lambda case: case.run == "virtual",
         "refused",

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def _check_duration(value: float | str | dict[str, Any]) -> None:
-    from ..virtual.distributions import TimeError, parse
+    from ..arena import TimeError, parse
 
     try:
         parse(value, "it")

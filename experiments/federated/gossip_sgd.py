@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...models import ModelError
+from ..arena import Lockstep
 from ..config.tables import Count
-from ..lockstep import Lockstep
 from .client import Client
 from .gossiping import WHOLE, GossipMethod, lockstep_of
 from .method import Turn

@@ -8,8 +8,7 @@ from typing import Literal
 import torch
 
 from ...gossip import Array
-from ..lockstep import Lockstep, with_shapes
-from ..virtual.wire import Wire
+from ..arena import Lockstep, Wire
 from .client import Client
 from .method import Compressor, Method, Strength
 
@@ -56,6 +55,6 @@ class WholeNetwork:
 def lockstep_of(clients: Sequence[Client], wire: Wire) -> Lockstep:
     """The clients' gossipers, whole networks, all of the same weight."""
     blocks = [tuple(value.shape) for value in clients[0].network.module.parameters()]
-    fit = with_shapes(wire, {WHOLE: blocks}, {WHOLE: len(clients[0].network.flat)})
+    fit = wire.fitted({WHOLE: blocks}, {WHOLE: len(clients[0].network.flat)})
     names = [client.name for client in clients]
     return Lockstep(names, [WholeNetwork(each) for each in clients], [1.0] * len(clients), fit)

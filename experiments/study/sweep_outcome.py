@@ -56,21 +56,20 @@ def outcome(config: Config, source: str = "config", threads: int = 1) -> Outcome
 
 def _outcome_in_time(config: Config, source: str, threads: int) -> Outcome:
     """By the rule of a run's own figure: peers that are there at the end."""
-    from ..virtual.learning import LearningSwarm, Reading
-    from ..virtual.standing import Test, lives_of, standing
+    from ..arena import LearningSimulation, Reading, Test, accuracies_at, presence_of
 
     tests: dict[str, list[Test]] = {}
 
     def note(tested: Reading) -> None:
         row = (tested.time, tested.round, tested.metrics.accuracy)
-        tests.setdefault(swarm.members[tested.peer].name, []).append(row)
+        tests.setdefault(run.members[tested.peer].name, []).append(row)
 
-    swarm = LearningSwarm(config, source, threads=threads, on_test=note)
-    swarm.run()
+    run = LearningSimulation(config, source, threads=threads, on_test=note)
+    run.run()
     for rows in tests.values():
         rows.sort()
-    lives = lives_of(swarm.world, [member.name for member in swarm.members])
-    here = standing(tests, lives, swarm.seconds)
+    presence = presence_of(run.world, [member.name for member in run.members])
+    here = accuracies_at(run.seconds, tests, presence)
     if not here:
         raise ConfigError(
             f"{source}: key 'time.churn': all peers have left by the end, so there is no accuracy; lower "

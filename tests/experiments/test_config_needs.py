@@ -11,6 +11,7 @@ import torch
 from cli_kit import Result, runner
 from results_kit import at
 
+from gossamer.experiments.arena import simulate_in_time
 from gossamer.experiments.cli import console
 from gossamer.experiments.config.needs import NEEDS, Run, heed, idle, refuse_idle_axes
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
@@ -18,7 +19,6 @@ from gossamer.experiments.live import plan
 from gossamer.experiments.simulation import Simulation
 from gossamer.experiments.study.sweep import expand
 from gossamer.experiments.study.sweep_outcome import outcome
-from gossamer.experiments.virtual.report import simulate_in_time
 from gossamer.peer import BrokerAddress
 
 torch.set_num_threads(1)

@@ -12,14 +12,13 @@ import pytest
 import torch
 from results_kit import at
 
-from gossamer.experiments.arena import Arena, ExactMean, Gossip
+from gossamer.experiments.arena import Arena, ExactMean, Gossip, Wire
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.live import plan
 from gossamer.experiments.simulation import Simulation, simulate
 from gossamer.experiments.study.sweep_outcome import outcome, stackable
-from gossamer.experiments.virtual.wire import Wire
-from gossamer.gossip import total
+from gossamer.gossip import Gossiper, Mass, total
 from gossamer.models import Learner, Metrics, ModelError, SlicedNetwork
 from gossamer.peer import BrokerAddress, Engine, Online
 from gossamer.topology import build, build_schedule
@@ -171,7 +170,7 @@ def test_no_mass_is_lost(gossip: dict[str, Any]) -> None:
     learners = walkers(settings)
     arena = Arena(learners, mixing=made.mixing, wire=made.wire)
     assert arena.lockstep is not None
-    gossipers = arena.lockstep._gossipers
+    gossipers = list(arena.lockstep.gossipers.values())
     for _ in range(4):
         arena.train()
         before = mass(gossipers)
@@ -181,11 +180,13 @@ def test_no_mass_is_lost(gossip: dict[str, Any]) -> None:
         assert np.abs(after[0] - before[0]).max() < 1e-4 * np.abs(before[0]).max()
 
 
-def mass(gossipers: list[Any]) -> tuple[np.ndarray, int]:
+def mass(gossipers: list[Gossiper]) -> tuple[np.ndarray, int]:
     """Held sums and residues of compressors; in lockstep nothing is on its way between two averagings."""
     assert not any(gossiper.ledger.open for gossiper in gossipers)
-    held, weight = total(gossiper._vault._mass("all") for gossiper in gossipers)
-    return held + sum(gossiper._vault.residue.get("all", 0) for gossiper in gossipers), weight
+    held, weight = total(Mass(each.value("all"), each.weight("all")) for each in gossipers)
+    return held + sum(
+        each.snapshot()["vault"]["residue"].get("all", 0) for each in gossipers
+    ), weight
 
 
 def traffic(folder: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from cli_kit import runner
 
+from gossamer.experiments.arena import LearningSimulation
 from gossamer.experiments.build import Swarm, members_in_order
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.join import load_join
@@ -17,7 +18,6 @@ from gossamer.experiments.live import plan
 from gossamer.experiments.papers import fusing_newcomers as newcomers
 from gossamer.experiments.papers import fusing_widths as widths
 from gossamer.experiments.simulation import Simulation
-from gossamer.experiments.virtual.learning import LearningSwarm
 from gossamer.gossip import MemoryBroker, MemoryTransport
 from gossamer.peer import BrokerAddress, HostSpec, Matching, Peer
 
@@ -174,7 +174,7 @@ def test_what_cannot_be_matched_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="chains of dense layers"):
         Swarm(parse_config(associative))
     with pytest.raises(ConfigError, match="fuse has no place in virtual time"):
-        LearningSwarm(three_widths(time={}))
+        LearningSimulation(three_widths(time={}))
     lockstep = trained(tmp_path, "align").model_copy(update={"gossip": config.gossip})
     with pytest.raises(ConfigError, match="which only async mode allows"):
         plan(lockstep, tmp_path, BROKER, str(tmp_path / "config.toml"))

@@ -14,13 +14,12 @@ import torch
 from cli_kit import Result, runner
 
 from gossamer.experiments import Arena, parse_config
-from gossamer.experiments.arena import Gossip
+from gossamer.experiments.arena import Gossip, LearningSimulation
 from gossamer.experiments.config.tables import Config, ConfigError
 from gossamer.experiments.graphs import mixing_of, swarm_graph
 from gossamer.experiments.live import plan
 from gossamer.experiments.simulation import Simulation
 from gossamer.experiments.study.sweep_outcome import outcome, stackable
-from gossamer.experiments.virtual.learning import LearningSwarm
 from gossamer.models import ModelError, SgdLearner, SlicedNetwork, mlp
 from gossamer.peer import BrokerAddress
 from gossamer.topology import DisconnectedError, TopologyError, build, mixing_matrix
@@ -154,7 +153,7 @@ def test_where_a_rule_has_no_meaning_it_is_refused_by_name(ring: Path) -> None:
     lossy = {"rule": "edges", "compress": "int8"}
     for run, table, message in (
         (lambda c: plan(c, ring.parent, NOWHERE, source), on_graph, "live peers give equal parts"),
-        (lambda c: LearningSwarm(c, source), on_graph | {"time": {}}, r"leave out \[time\]"),
+        (lambda c: LearningSimulation(c, source), on_graph | {"time": {}}, r"leave out \[time\]"),
         (lambda c: Simulation.of(c, source), on_graph | {"gossip": lossy}, "'gossip.compress'"),
         (lambda c: Simulation.of(c, source), {"gossip": edges}, "there is no 'topology'"),
         (lambda c: outcome(c, source), {"gossip": edges}, "there is no 'topology'"),

@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.experiments.virtual import Conditions, Cut, PushSumSwarm, TimeError, World, parse
-from gossamer.experiments.virtual.exact import ExactSwarm, Shared
-from gossamer.experiments.virtual.timetable import Timetable
-from gossamer.gossip import ONE
+from gossamer.experiments.arena import (
+    Conditions,
+    TimeError,
+    Timetable,
+    VectorisedPushSum,
+    VirtualTime,
+    World,
+    parse,
+)
+from gossamer.gossip import ONE, DictStore, Partition
 from gossamer.topology import Event, TopologyError, draw_events
 
 PEERS = 30
@@ -38,28 +44,37 @@ def trouble(seed: int = 0, **changed: Any) -> Conditions:
         "loss": 0.2,
         "timeout": 2.0,
         "events": tuple(events),
-        "cuts": (Cut(5.0, 9.0, frozenset(range(10))),),
+        "partitions": (Partition(5.0, 9.0, frozenset(range(10))),),
     }
     return conditions(**(given | changed))
 
 
-def run(world: Conditions, seconds: float = 30.0, **options: Any) -> PushSumSwarm:
-    swarm = PushSumSwarm(values(), GRAPH, world, **options)
+def run(world: Conditions, seconds: float = 30.0, **options: Any) -> VectorisedPushSum:
+    swarm = VectorisedPushSum(values(), GRAPH, world, **options)
     for _ in swarm.run(seconds):
         pass
     return swarm
 
 
-def assert_conserved(swarm: PushSumSwarm) -> None:
-    books = swarm.books()
-    injected, weight = books["injected"]
-    assert books["total"][1] + books["died"][1] == weight
-    drift = books["total"][0] + books["died"][0] - injected
+def through_gossipers(
+    world: Conditions, vectors: dict[str, np.ndarray], seed: int = 0, **options: Any
+) -> VirtualTime:
+    """The same peers as gossipers, with one row of each array."""
+    stores = [DictStore({name: v[peer] for name, v in vectors.items()}) for peer in range(PEERS)]
+    owners = {name: range(PEERS) for name in vectors}
+    return VirtualTime(World(world, GRAPH, seed), GRAPH, owners, stores, [ONE] * PEERS, **options)
+
+
+def assert_conserved(swarm: VectorisedPushSum) -> None:
+    balance = swarm.balance()
+    injected, weight = balance["injected"]
+    assert balance["total"][1] + balance["died"][1] == weight
+    drift = balance["total"][0] + balance["died"][0] - injected
     assert np.abs(drift).max() / weight < 1e-13
 
 
 def test_estimates_agree_on_the_average() -> None:
-    swarm = PushSumSwarm(values(), GRAPH, conditions(), seed=3)
+    swarm = VectorisedPushSum(values(), GRAPH, conditions(), seed=3)
     samples = list(swarm.run(seconds=100, every=20))
     assert [sample.time for sample in samples] == [20, 40, 60, 80, 100]
     errors = [sample.error for sample in samples]
@@ -92,7 +107,7 @@ def test_mass_is_conserved_whatever_happens(
     seed: int, training: str, delay: str, fanout: int, fraction: float | None
 ) -> None:
     world = trouble(seed, training=parse(training), delay=parse(delay))
-    swarm = PushSumSwarm(values(), GRAPH, world, seed=seed, fanout=fanout, fraction=fraction)
+    swarm = VectorisedPushSum(values(), GRAPH, world, seed=seed, fanout=fanout, fraction=fraction)
     for _ in swarm.run(30, every=4.7):
         assert_conserved(swarm)
         assert (swarm.weights >= 0).all()
@@ -102,12 +117,12 @@ def test_mass_is_conserved_whatever_happens(
 def test_trouble_is_made() -> None:
     """The properties above would say little of a world in which nothing happens."""
     swarm = run(trouble())
-    books = swarm.books()
+    balance = swarm.balance()
     assert swarm.counters["push"] > 300
     assert swarm.counters["arrival"] > 150
     assert swarm.counters["return"] > 50
-    assert books["died"][1] > ONE
-    assert books["injected"][1] > PEERS * ONE  # newcomers have added theirs
+    assert balance["died"][1] > ONE
+    assert balance["injected"][1] > PEERS * ONE  # newcomers have added theirs
 
 
 @pytest.mark.parametrize("world", [conditions(), trouble()], ids=["calm", "trouble"])
@@ -126,7 +141,7 @@ def test_threads_share_large_waves_and_change_no_bit() -> None:
     start = np.random.default_rng(0).normal(size=(2000, 200))
 
     def estimates(threads: int) -> np.ndarray:
-        swarm = PushSumSwarm(start, graph, conditions(), threads=threads)
+        swarm = VectorisedPushSum(start, graph, conditions(), threads=threads)
         for _ in swarm.run(3):
             pass
         return swarm.estimates
@@ -143,14 +158,26 @@ def test_arrays_do_what_gossipers_do(
     """The same timetable through the objects that live peers drive, one message at a time."""
     world = trouble(seed, delay=parse(delay))
     swarm = run(world, seed=seed, fanout=fanout, fraction=fraction)
-    shared = Shared("v", GRAPH, dict(enumerate(values())), dict.fromkeys(range(PEERS), ONE))
-    exact = ExactSwarm(World(world, GRAPH, seed), [shared], fanout=fanout, fraction=fraction)
-    exact.run(30)
-    assert [exact.weight(0, peer) for peer in range(PEERS)] == swarm.weights.tolist()
+    vectors = {"v": values()}
+    events = through_gossipers(world, vectors, seed=seed, fanout=fanout, fraction=fraction)
+    events.run(30)
+    assert [events.units(peer, "v") for peer in range(PEERS)] == swarm.weights.tolist()
     here = np.flatnonzero(swarm.weights)
     assert len(here) > PEERS / 2
     for peer in here:
-        np.testing.assert_allclose(exact.estimate(0, int(peer)), swarm.estimates[peer], atol=1e-9)
+        np.testing.assert_allclose(events.stores[peer].read("v"), swarm.estimates[peer], atol=1e-9)
+
+
+def test_vectors_of_one_peer_do_not_disturb_each_other() -> None:
+    world = conditions(loss=0.2, timeout=2.0, delay=parse("uniform:0.1:1.5"))
+    alone = through_gossipers(world, {"a": values()})
+    beside = through_gossipers(world, {"a": values(), "b": 2 * values()})
+    for events in (alone, beside):
+        events.run(20)
+    assert beside.bytes["a"] == alone.bytes["a"] > 0 < beside.bytes["b"]
+    for peer in range(PEERS):
+        assert beside.units(peer, "a") == alone.units(peer, "a")
+        assert np.array_equal(beside.stores[peer].read("a"), alone.stores[peer].read("a"))
 
 
 def test_at_most_one_transfer_per_link_is_open() -> None:
@@ -175,7 +202,7 @@ def test_a_lost_message_returns_after_its_timeout() -> None:
     world = conditions(
         training=parse("constant:1"), delay=parse("constant:0.1"), loss=1.0, timeout=3.0
     )
-    swarm = PushSumSwarm(np.array([[0.0], [1.0]]), graph, world)
+    swarm = VectorisedPushSum(np.array([[0.0], [1.0]]), graph, world)
     seen = {sample.time: swarm.weights.tolist() for sample in swarm.run(4.5, every=0.5)}
     assert seen[1.5] == [ONE // 2, ONE // 2]
     assert seen[3.5] == [ONE // 2, ONE // 2]
@@ -190,8 +217,8 @@ def test_a_lost_message_returns_after_its_timeout() -> None:
 def test_nothing_passes_a_partition() -> None:
     sides = (frozenset(range(15)), frozenset(range(15, 30)))
     graph = nx.complete_graph(PEERS)
-    world = conditions(cuts=(Cut(0.0, 50.0, sides[0]),))
-    swarm = PushSumSwarm(values(), graph, world, seed=1)
+    world = conditions(partitions=(Partition(0.0, 50.0, sides[0]),))
+    swarm = VectorisedPushSum(values(), graph, world, seed=1)
     list(swarm.run(50))
     for side in sides:
         mine = swarm.estimates[sorted(side)]
@@ -206,15 +233,17 @@ def test_nothing_passes_a_partition() -> None:
 def test_who_dies_takes_its_mass_and_who_returns_starts_from_its_neighbours() -> None:
     graph = nx.complete_graph(3)
     events = (Event(10, "leave", 0), Event(20, "arrive", 0))
-    swarm = PushSumSwarm(np.array([[0.0], [0.0], [30.0]]), graph, conditions(events=events), seed=2)
+    swarm = VectorisedPushSum(
+        np.array([[0.0], [0.0], [30.0]]), graph, conditions(events=events), seed=2
+    )
     list(swarm.run(15))
     assert swarm.weights[0] == 0
-    died = swarm.books()["died"][1]
+    died = swarm.balance()["died"][1]
     assert died > 0
     assert swarm.total()[1] == 3 * ONE - died
     list(swarm.run(25))
     assert swarm.weights[0] > 0
-    assert swarm.books()["injected"][1] == 4 * ONE
+    assert swarm.balance()["injected"][1] == 4 * ONE
     assert swarm.total()[1] == 4 * ONE - died
     np.testing.assert_allclose(swarm.estimates, np.full((3, 1), swarm.average()[0]), rtol=0.05)
 
@@ -306,8 +335,11 @@ def test_bad_durations_say_what_to_write(spec: Any, message: str) -> None:
         ({"stragglers": -0.1}, "stragglers is a share"),
         ({"slowdown": 0.5}, "slowdown is 0.5"),
         ({"timeout": -1.0}, "timeout is -1"),
-        ({"cuts": (Cut(3.0, 2.0, frozenset()),)}, "a partition from 3 to 2"),
-        ({"cuts": (Cut(0.0, 2.0, frozenset([99])),)}, "names peer 99, but peers are 0 to 29"),
+        ({"partitions": (Partition(3.0, 2.0, frozenset()),)}, "a partition from 3 to 2"),
+        (
+            {"partitions": (Partition(0.0, 2.0, frozenset([99])),)},
+            "names peer 99, but peers are 0 to 29",
+        ),
     ],
 )
 def test_bad_conditions_are_named(changed: dict[str, Any], message: str) -> None:
@@ -322,4 +354,4 @@ def test_churn_that_makes_no_sense_is_named() -> None:
 
 def test_values_must_fit_the_graph() -> None:
     with pytest.raises(ValueError, match="one row for each of the 30 peers"):
-        PushSumSwarm(np.zeros((3, 2)), GRAPH, conditions())
+        VectorisedPushSum(np.zeros((3, 2)), GRAPH, conditions())

@@ -13,12 +13,11 @@ import torch
 from results_kit import at
 
 from gossamer.experiments import build
-from gossamer.experiments.arena import Arena
+from gossamer.experiments.arena import Arena, LearningSimulation, Reading, simulate_in_time
+from gossamer.experiments.arena.events import Outcome
+from gossamer.experiments.arena.results import curve, summarise
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.results import read_records
-from gossamer.experiments.virtual.exact import _Transfer
-from gossamer.experiments.virtual.learning import LearningSwarm, Reading
-from gossamer.experiments.virtual.report import curve, simulate_in_time, summarise
 from gossamer.gossip import ONE
 from gossamer.gossip.compress import Traffic
 from gossamer.models import Metrics, SgdLearner
@@ -47,9 +46,11 @@ def table(**changed: Any) -> dict[str, Any]:
     return base | changed
 
 
-def learn(threads: int = 1, **changed: Any) -> tuple[LearningSwarm, list[Reading]]:
+def learn(threads: int = 1, **changed: Any) -> tuple[LearningSimulation, list[Reading]]:
     tests: list[Reading] = []
-    swarm = LearningSwarm(parse_config(table(**changed)), threads=threads, on_test=tests.append)
+    swarm = LearningSimulation(
+        parse_config(table(**changed)), threads=threads, on_test=tests.append
+    )
     swarm.run()
     return swarm, tests
 
@@ -70,23 +71,24 @@ def test_peers_learn_together() -> None:
 
 def test_only_those_who_implement_a_model_share_it() -> None:
     swarm, _ = learn()
-    lanes = {lane.shared.name: set(lane.stores) for lane in swarm.swarm.lanes}
-    assert lanes == {"global": set(range(6)), "pair": {0, 1}}
+    shared = [set(gossiper.vectors) for gossiper in swarm.events.gossipers.values()]
+    assert shared == [{"global", "pair"}] * 2 + [{"global"}] * 4
 
 
 def test_mass_is_conserved_while_peers_learn() -> None:
     swarm, _ = learn(time=TIME | {"loss": 0.3})
-    for lane in swarm.swarm.lanes:
-        name = lane.shared.name
-        accounts = [gossiper.account(name) for gossiper in lane.gossipers.values()]
-        credited = sum(g.counters["credited"] for g in lane.gossipers.values())
-        assert credited > 3
+    everyone = swarm.events.gossipers
+    assert sum(gossiper.counters["credited"] for gossiper in everyone.values()) > 6
+    for name in ("global", "pair"):
+        gossipers = [gossiper for gossiper in everyone.values() if name in gossiper.vectors]
+        accounts = [gossiper.account(name) for gossiper in gossipers]
         # What is open at its sender may be credited already: the answer is still on its way.
         open_ = sum(
             transfer.give.weight
-            for gossiper in lane.gossipers.values()
-            for transfer in gossiper.ledger.open.values()
-            if lane.gossipers[int(transfer.give.receiver)].ledger.verdict(
+            for gossiper in gossipers
+            for (_, vector), transfer in gossiper.ledger.open.items()
+            if vector == name
+            and everyone[int(transfer.give.receiver)].ledger.verdict(
                 gossiper.peer, gossiper.session, name
             )
             != (transfer.give.sequence, "credited")
@@ -98,7 +100,7 @@ def test_without_gossip_a_stretch_is_a_plain_stretch() -> None:
     """Adding what a stretch changed must be what training in place is."""
     quiet = TIME | {"delay": "constant:1000", "training": "constant:1"}
     swarm, _ = learn(time=quiet, rounds=4)
-    fresh = LearningSwarm(parse_config(table(time=quiet, rounds=4)))
+    fresh = LearningSimulation(parse_config(table(time=quiet, rounds=4)))
     for member, other in zip(swarm.members, fresh.members, strict=True):
         other.learner.train(4)
         torch.testing.assert_close(member.network.flat, other.network.flat, rtol=0, atol=1e-5)
@@ -159,32 +161,33 @@ def test_stretches_wait_until_one_of_them_ends(monkeypatch: pytest.MonkeyPatch) 
 
 def test_weights_may_count_samples() -> None:
     swarm, _ = learn(weights="samples", rounds=2)
-    assert set(swarm.swarm.lanes[0].shared.weights.values()) == {60 * ONE}
+    injected = {gossiper.injected("global") for gossiper in swarm.events.gossipers.values()}
+    assert injected == {60 * ONE}
 
 
 def test_float16_on_the_wire_loses_no_weight() -> None:
     swarm, tests = learn(gossip={"dtype": "float16"})
     assert all(0.1 <= accuracy <= 1 for accuracy in last(tests).values())
-    held = sum(g.account("global").held for g in swarm.swarm.lanes[0].gossipers.values())
+    held = sum(g.account("global").held for g in swarm.events.gossipers.values())
     assert 0 < held <= 6 * ONE
 
 
 def test_a_value_too_large_for_float16_travels_in_float32_and_its_bytes_count() -> None:
     sent = {}
     for value in (1.0, 1e5, np.nan):
-        swarm = LearningSwarm(parse_config(table(gossip={"dtype": "float16"})))
-        lane = swarm.swarm.lanes[0]
-        start = lane.stores[2].read("global")
-        lane.stores[2].write("global", np.full_like(start, value))
-        to_3 = _Transfer(0, 2, 3, 1.0, 2.0, True)
-        assert lane.push(2, [to_3], ONE // 2, 0.0) == np.isfinite(value)
-        sent[value] = lane.bytes
+        swarm = LearningSimulation(parse_config(table(gossip={"dtype": "float16"})))
+        store = swarm.events.stores[2]
+        start = store.read("global")
+        store.write("global", np.full_like(start, value))
+        assert swarm.events.push("global", 2, {3: Outcome(1.0, 2.0, True)}, 0.0) == np.isfinite(
+            value
+        )
+        sent[value] = swarm.events.bytes["global"]
     assert sent == {1.0: 2 * start.size, 1e5: 4 * start.size, np.nan: 0}
 
 
-def saved(swarm: LearningSwarm) -> tuple[int, Traffic]:
-    lane = swarm.swarm.lanes[0]
-    return lane.bytes, lane.traffic
+def saved(swarm: LearningSimulation) -> tuple[int, Traffic]:
+    return swarm.events.bytes["global"], swarm.events.traffic("global")
 
 
 @pytest.mark.parametrize("compressor", ["int8", "top-k:0.1+int8", "mask:0.3"])
@@ -202,14 +205,14 @@ def test_compressors_are_those_of_live_peers(compressor: str) -> None:
 def test_compression_loses_no_weight() -> None:
     steady = TIME | {"delay": "constant:0.01", "training": "uniform:0.9:1.1"}
     swarm, _ = learn(time=steady, gossip={"compress": "top-k:0.1"})
-    for lane in swarm.swarm.lanes:
-        held = sum(g.account(lane.shared.name).held for g in lane.gossipers.values())
-        assert held == len(lane.stores) * ONE
+    gossipers = swarm.events.gossipers.values()
+    assert sum(g.account("global").held for g in gossipers) == 6 * ONE
+    assert sum(g.account("pair").held for g in list(gossipers)[:2]) == 2 * ONE
 
 
 def test_compressors_of_different_peers_draw_apart() -> None:
     swarm, _ = learn(rounds=2, gossip={"compress": "mask:0.3"})
-    states = {str(g.rng.bit_generator.state) for g in swarm.swarm.lanes[0].gossipers.values()}
+    states = {str(g.rng.bit_generator.state) for g in swarm.events.gossipers.values()}
     assert len(states) == 6
 
 
@@ -281,7 +284,7 @@ def test_nothing_tested_nothing_drawn(tmp_path: Path) -> None:
 def test_a_churn_trace_is_read_beside_the_config(tmp_path: Path) -> None:
     (tmp_path / "trace.csv").write_text("2,leave,5\n4,arrive,5\n", "utf-8")
     config = parse_config(table(time=TIME | {"churn": {"trace": "trace.csv", "step": 0.5}}))
-    swarm = LearningSwarm(config, str(tmp_path / "config.toml"))
+    swarm = LearningSimulation(config, str(tmp_path / "config.toml"))
     assert swarm.world.ends[5, 0] == 1.0
     assert swarm.world.starts[5, 1] == 2.0
 
@@ -330,6 +333,6 @@ def test_mistakes_in_the_table_are_named(time: dict[str, Any], message: str) -> 
 )
 def test_mistakes_that_need_the_swarm_are_named(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        LearningSwarm(parse_config(table(**changed)), "swarm.toml")
+        LearningSimulation(parse_config(table(**changed)), "swarm.toml")
     assert message in str(caught.value)
     assert str(caught.value).startswith("swarm.toml: ")

@@ -11,12 +11,18 @@ import pytest
 import torch
 from results_kit import at
 
+from gossamer.experiments.arena import LearningSimulation, Mean, Reading, simulate_in_time
+from gossamer.experiments.arena.results import (
+    accuracies_at,
+    curve,
+    presence_of,
+    read_presence,
+    summarise,
+    write_presence,
+)
 from gossamer.experiments.cli import app as cli
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.study.sweep_outcome import outcome
-from gossamer.experiments.virtual.learning import LearningSwarm, Reading
-from gossamer.experiments.virtual.report import Mean, curve, simulate_in_time, summarise
-from gossamer.experiments.virtual.standing import lives_of, read_lives, standing, write_lives
 
 torch.set_num_threads(1)
 
@@ -52,30 +58,30 @@ def mean_of(folder: Path) -> tuple[str, str]:
 
 def test_who_has_left_counts_no_more() -> None:
     tests = {"a": [(1.0, 1, 0.5), (3.0, 2, 0.7)], "b": [(2.0, 1, 0.1)]}
-    lives = {"b": [(0.0, 2.5), (4.0, 5.0)]}
-    assert standing(tests, lives, 0.5) == {}
-    assert standing(tests, lives, 2.0) == {"a": 0.5, "b": 0.1}
-    assert standing(tests, lives, 2.5) == {"a": 0.5}
-    assert standing(tests, lives, 4.0) == {"a": 0.7, "b": 0.1}
-    assert Mean.of(tests, lives, 4.5) == Mean(4.5, pytest.approx(0.4), 2)
-    assert curve(tests, lives)[3.0] == [0.7]
+    presence = {"b": [(0.0, 2.5), (4.0, 5.0)]}
+    assert accuracies_at(0.5, tests, presence) == {}
+    assert accuracies_at(2.0, tests, presence) == {"a": 0.5, "b": 0.1}
+    assert accuracies_at(2.5, tests, presence) == {"a": 0.5}
+    assert accuracies_at(4.0, tests, presence) == {"a": 0.7, "b": 0.1}
+    assert Mean.of(tests, presence, 4.5) == Mean(4.5, pytest.approx(0.4), 2)
+    assert curve(tests, presence)[3.0] == [0.7]
     assert curve({"b": tests["b"]}, {"b": [(0.0, 1.5)]}) == {}
 
 
-def test_lives_are_written_and_read(tmp_path: Path) -> None:
+def test_presence_is_written_and_read(tmp_path: Path) -> None:
     config = parse_config(table(churn={"trace": "trace.csv"}))
-    swarm = LearningSwarm(config, leaving(tmp_path))
-    lives = lives_of(swarm.world, ["0", "1", "2", "3"])
+    swarm = LearningSimulation(config, leaving(tmp_path))
+    presence = presence_of(swarm.world, ["0", "1", "2", "3"])
     inf = float("inf")
-    assert lives == {
+    assert presence == {
         "0": [(0.0, 3.0)],
         "1": [(0.0, 3.0), (6.0, inf)],
         "2": [(0.0, inf)],
         "3": [(0.0, inf)],
     }
-    write_lives(tmp_path / "presence.csv", lives)
-    assert read_lives(tmp_path / "presence.csv") == lives
-    assert read_lives(tmp_path / "none.csv") == {}
+    write_presence(tmp_path / "presence.csv", presence)
+    assert read_presence(tmp_path / "presence.csv") == presence
+    assert read_presence(tmp_path / "none.csv") == {}
 
 
 @pytest.mark.parametrize("seconds", [None, 25.0])
@@ -113,7 +119,7 @@ def test_a_swarm_that_everybody_left_has_no_accuracy(tmp_path: Path) -> None:
 def test_the_round_that_ends_with_the_run_counts(pace: float, rounds: int) -> None:
     tests: list[Reading] = []
     config = parse_config(table(training=pace) | {"rounds": rounds})
-    swarm = LearningSwarm(config, on_test=tests.append)
+    swarm = LearningSimulation(config, on_test=tests.append)
     swarm.run()
     assert swarm.rounds == [rounds] * 4
     final = [test for test in tests if test.round == rounds]
@@ -159,7 +165,7 @@ def test_a_mistake_leaves_earlier_results_alone(tmp_path: Path) -> None:
 
 def test_a_training_that_is_interrupted_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     own = table() | {"models": [{"name": "global", "layout": "64-4-10"}]}  # four cells are private
-    swarm = LearningSwarm(parse_config(own))
+    swarm = LearningSimulation(parse_config(own))
     train, calls = swarm._arena.train, []
     held: list[torch.Tensor] = []
 
@@ -195,7 +201,7 @@ def test_interrupted_networks_have_what_their_peers_held(tmp_path: Path) -> None
     with pytest.raises(KeyboardInterrupt):
         simulate_in_time(parse_config(table()), at(stopped), networks=True, on_test=stop)
     simulate_in_time(parse_config(table()), at(whole), networks=True)
-    swarm = LearningSwarm(parse_config(table()))
+    swarm = LearningSimulation(parse_config(table()))
     networks = [member.network for member in swarm.members]
     fresh = [network.flat.clone() for network in networks]
     for peer, network in enumerate(networks):

@@ -20,7 +20,7 @@ from gossamer.gossip.store import DictStore
 from gossamer.gossip.wire import as_sent, decode, encode, wide_enough
 
 NAMES = ["a", "b", "c", "d"]
-FAULTY = FaultPlan(drop=0.2, duplicate=0.2, reorder=0.3, delay=(0.0, 0.03))
+FAULTY = FaultPlan(loss=0.2, duplicate=0.2, reorder=0.3, delay=(0.0, 0.03))
 MODES: dict[str, Callable[[str], RoundsMode | ServerMode]] = {
     "rounds": lambda _: RoundsMode(2),
     "server": lambda name: ServerMode(name, {"u": "a", "v": "a"}),

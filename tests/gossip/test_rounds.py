@@ -110,7 +110,7 @@ def test_consensus_at_the_rate_of_the_spectrum(name: str) -> None:
     [
         FaultPlan(),
         FaultPlan(delay=(0.0, 0.08)),
-        FaultPlan(drop=0.2, duplicate=0.2, reorder=0.3, delay=(0.0, 0.03)),
+        FaultPlan(loss=0.2, duplicate=0.2, reorder=0.3, delay=(0.0, 0.03)),
     ],
     ids=["clean", "slow", "faulty"],
 )
@@ -123,8 +123,8 @@ def test_exchanges_are_a_matrix_power(name: str, faults: FaultPlan) -> None:
     w = np.array(weights, dtype=float)
     wanted = (power @ (w[:, None] * world.start)) / (power @ w)[:, None]
     np.testing.assert_allclose(world.values(), wanted, rtol=0, atol=1e-12)
-    if faults.drop:
-        assert world.network.counters["dropped"] > 0
+    if faults.loss:
+        assert world.network.counters["lost"] > 0
         assert sum(p.counters["duplicate"] for p in world.peers.values()) > 0
 
 
@@ -149,7 +149,7 @@ def test_given_columns_are_used() -> None:
 
 def test_later_exchanges_are_held_and_a_crash_resumes_the_round() -> None:
     """One peer is restored from its snapshot after every single tick; nothing changes."""
-    world = World(nx.cycle_graph(4), 4, faults=FaultPlan(drop=0.2, delay=(0.0, 0.05)))
+    world = World(nx.cycle_graph(4), 4, faults=FaultPlan(loss=0.2, delay=(0.0, 0.05)))
     for name, mode in world.modes.items():
         mode.begin_round(world.peers[name], 0)
     for _ in range(4000):

@@ -18,7 +18,7 @@ from gossamer.gossip.pushsum import ONE
 from gossamer.gossip.store import DictStore
 
 SERVERS = {"a": "p0", "b": "p1"}
-FAULTY = FaultPlan(drop=0.2, duplicate=0.2, reorder=0.3, delay=(0.0, 0.03))
+FAULTY = FaultPlan(loss=0.2, duplicate=0.2, reorder=0.3, delay=(0.0, 0.03))
 
 
 class World:

@@ -12,6 +12,7 @@ it has by then. So from then on weights are compared, and sums no more.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -467,6 +468,14 @@ class Swarm(RuleBasedStateMachine):
     @invariant()
     def conserved(self) -> None:
         assert self.same(self.total(), self.expected)
+
+    @invariant()
+    def open_weight_is_that_of_open_transfers(self) -> None:
+        for gossiper in self.live.values():
+            weights: Counter[str] = Counter()
+            for (_, vector), transfer in gossiper.ledger.open.items():
+                weights[vector] += transfer.give.weight
+            assert +gossiper.ledger.open_weight == +weights
 
     def quiet(self) -> bool:
         return not self.network and not any(g.ledger.open for g in self.live.values())

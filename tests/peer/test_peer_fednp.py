@@ -10,7 +10,7 @@ from gossamer.gossip import FaultPlan, MemoryBroker
 from gossamer.models.fednp import SITES, FedNPLearner, FedNPOptions, server_cavities
 
 NAMES = ("a", "b", "c", "d")
-FAULTS = FaultPlan(drop=0.1, duplicate=0.1, reorder=0.2, delay=(0, 3))
+FAULTS = FaultPlan(loss=0.1, duplicate=0.1, reorder=0.2, delay=(0, 3))
 OPTIONS = FedNPOptions(dimensions=3, hidden=4, batch=8, strength=0.05)
 
 

@@ -162,7 +162,7 @@ def test_a_crashed_peer_goes_on_from_its_checkpoint(run, tmp_path, mode, caplog)
     caplog.set_level(logging.INFO)
 
     async def swarm():
-        broker = MemoryBroker(FaultPlan(drop=0.1, duplicate=0.1, reorder=0.1), seed=1)
+        broker = MemoryBroker(FaultPlan(loss=0.1, duplicate=0.1, reorder=0.1), seed=1)
         nest = Nest(quick(rounds=16, mode=mode, servers={"global": "b"}), broker)
         start = Start(nest, limit=10**6, folder=tmp_path)
         for victim, after in (("a", 3), ("b", 7), ("a", 11)):  # b is the server

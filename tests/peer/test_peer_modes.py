@@ -10,7 +10,7 @@ from gossamer.gossip import ONE, FaultPlan, MemoryBroker
 from gossamer.models import average
 
 NAMES = ("a", "b", "c", "d")
-FAULTS = FaultPlan(drop=0.1, duplicate=0.1, reorder=0.2, delay=(0, 3))
+FAULTS = FaultPlan(loss=0.1, duplicate=0.1, reorder=0.2, delay=(0, 3))
 SERVERS = {"global": "b"}
 
 
@@ -38,8 +38,8 @@ def test_every_mode_ends_in_agreement_with_all_weight(run, mode):
 def test_faults_lose_and_double_nothing(run, mode):
     broker = MemoryBroker(FAULTS, seed=3)
     learners, reports = run(live(mode, broker=broker))
-    assert broker.counters["drop"]
-    assert broker.counters["duplicate"]
+    assert broker.counters["lost"]
+    assert broker.counters["duplicated"]
     assert held(reports) == injected(reports) == 4
     assert consensus(learners) < 1e-3
 

@@ -1,21 +1,25 @@
-"""Who pushes to whom, when, and what becomes of it: all that does not depend on what peers hold.
+"""Timetables: who pushes to whom, when, how much, and the outcome; nothing here depends on values.
 
-A peer trains a stretch, then pushes to a few random neighbours to which no transfer is open. When that
-is, whom it picks, when the message arrives and whether its answer does, follow from the seed, the
-world's schedules and the peer's own earlier pushes. So a whole window of virtual time is laid out at
-once, for all peers, and the values flow through it afterwards (`swarm.py`, `exact.py`).
+A peer trains, then pushes to a few random neighbours to which no transfer is open. When that is, whom it
+picks, when the message arrives and whether its answer does, follow from the seed, the world's schedules
+and the peer's own earlier pushes. So a whole window of virtual time is laid out at once, for all peers,
+and the values flow through it afterwards (`vectorised.py`, `events.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from typing import Any, Self
 
 import networkx as nx
 import numpy as np
 
-from .draws import Floats, Ints
-from .world import Flags, World
+from .network import Flags, Floats, Ints, World
+
+ShareRule = Callable[[Any, Any], Any]
+"""(weights, neighbours in the push) → the units of weight that each neighbour is given; ints or arrays."""
 
 _KEY_BITS = 44  # of a sort key's 64; the rest numbers the pushes of one step
 
@@ -38,10 +42,10 @@ class Transfers:
 
     arrives: when it is credited; infinity if it never is.
     closes: when its sender hears of that, or settles it: from then on the link is free again.
-    heard: whether the answer reached the sender before it lost patience.
+    heard: whether the answer reached the sender before its timeout.
     returns: whether the sender then takes the mass back.
-    copied: whether the mass that returns had been credited to a receiver that died with it.
-    orphan: whether the sender is gone by then, and with it what would have returned.
+    credited_then_lost: whether the mass that returns had been credited to a receiver that died with it.
+    sender_died: whether the sender is gone by then, and with it what would have returned.
     """
 
     push: Ints
@@ -51,11 +55,20 @@ class Transfers:
     closes: Floats
     heard: Flags
     returns: Flags
-    copied: Flags
-    orphan: Flags
+    credited_then_lost: Flags
+    sender_died: Flags
 
     def __len__(self) -> int:
         return len(self.push)
+
+    def where(self, chosen: Flags) -> Self:
+        """Some of them."""
+        return type(self)(*(getattr(self, each.name)[chosen] for each in fields(self)))
+
+    def and_then(self, others: Self) -> Self:
+        """Both, in this order."""
+        both = ((getattr(self, each.name), getattr(others, each.name)) for each in fields(self))
+        return type(self)(*(np.concatenate(pair) for pair in both))
 
 
 @dataclass(frozen=True)
@@ -68,17 +81,17 @@ class Plan:
 
 
 class Clock:
-    """When peers end their stretches. Peers that are away do not train."""
+    """When peers end their local steps. Peers that are away do not train."""
 
     def __init__(self, world: World, peers: Ints):
         self._world, self._peers = world, peers
         self._count = np.zeros(len(peers), np.int64)
-        self._life = np.zeros(len(peers), np.int64)
-        self._due = world.start(peers, self._life) + world.training(peers, self._count)
+        self._session = np.zeros(len(peers), np.int64)
+        self._due = world.start(peers, self._session) + world.training(peers, self._count)
         self._skip_absences(np.arange(len(peers)))
 
     def until(self, end: float) -> Iterator[tuple[Ints, Ints, Floats, Ints]]:
-        """Yield (places, peers, times, counts) of all stretches that end before `end`.
+        """Yield (places, peers, times, counts) of all local steps that end before `end`.
 
         A peer appears once in every array that is yielded, and its times rise from one to the next.
         """
@@ -90,17 +103,17 @@ class Clock:
             yield at, peer, time, count
 
     def _skip_absences(self, at: Ints) -> None:
-        """A stretch that its peer does not live to end is begun again in its next life."""
+        """Local steps that a peer does not live to end are begun again in its next session."""
         if not self._world.churns:
             return
         while True:
-            peer, life = self._peers[at], self._life[at]
-            cut_off = np.isfinite(self._due[at]) & (self._due[at] >= self._world.end(peer, life))
+            peer, session = self._peers[at], self._session[at]
+            cut_off = np.isfinite(self._due[at]) & (self._due[at] >= self._world.end(peer, session))
             if not cut_off.any():
                 return
             at = at[cut_off]
-            self._life[at] += 1
-            starts = self._world.start(self._peers[at], self._life[at])
+            self._session[at] += 1
+            starts = self._world.start(self._peers[at], self._session[at])
             self._due[at] = starts + self._world.training(self._peers[at], self._count[at])
 
 
@@ -125,13 +138,14 @@ class Timetable:
         self._degree = np.searchsorted(self.sender, self.peers, side="right") - self._first
         self._clock = Clock(world, self.peers)
         self._closes = np.full(len(pairs), -np.inf)
-        self._life = np.zeros(len(pairs), np.int64)
-        """In which life of the sender a link's last transfer was opened."""
+        self._session = np.zeros(len(pairs), np.int64)
+        """In which session of the sender a link's last transfer was opened."""
 
     def until(self, end: float) -> Plan:
         """Lay out everything that is pushed before `end` and was not laid out before."""
-        pushes: list[tuple[Ints, Floats, Ints]] = []
-        transfers: list[tuple[Ints | Floats | Flags, ...]] = []
+        none, never, no = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, bool)
+        pushes = [(none, never, none)]
+        transfers: list[tuple[Any, ...]] = [(none, none, none, never, never, no, no, no, no)]
         idle, number = 0, 0
         for at, peer, time, count in self._clock.until(end):
             edge, push = self._choose(at, time, count)
@@ -141,15 +155,11 @@ class Timetable:
             place = number + np.cumsum(used) - 1
             number += int(used.sum())
             pushes.append((peer[used], time[used], fan[used]))
-            fates = self._fates(edge, time[push], count[push])
-            transfers.append((place[push], self.sender[edge], self.receiver[edge], *fates))
-        if not pushes:
-            pushes.append((_NO_INTS, _NO_FLOATS, _NO_INTS))
-            nothing = (_NO_FLOATS, _NO_FLOATS, *[_NO_FLAGS] * 4)
-            transfers.append((_NO_INTS, _NO_INTS, _NO_INTS, *nothing))
+            outcomes = self._outcomes(edge, time[push], count[push])
+            transfers.append((place[push], self.sender[edge], self.receiver[edge], *outcomes))
         return Plan(
             Pushes(*(np.concatenate(column) for column in zip(*pushes, strict=True))),
-            Transfers(*(np.concatenate(column) for column in zip(*transfers, strict=True))),  # pyright: ignore[reportArgumentType]
+            Transfers(*(np.concatenate(column) for column in zip(*transfers, strict=True))),
             idle,
         )
 
@@ -161,8 +171,8 @@ class Timetable:
         edge = self._first[at][push] + within
         when = time[push]
         open_ = self._closes[edge] > when
-        if self._world.churns:  # a new life of the sender knows nothing of the old one's transfers
-            open_ &= self._life[edge] == self._world.life(self.sender[edge], when)
+        if self._world.churns:  # a new session knows nothing of the old one's transfers
+            open_ &= self._session[edge] == self._world.session(self.sender[edge], when)
         free = ~open_ & self._world.link_up(self.sender[edge], self.receiver[edge], when)
         free &= self._world.present(self.receiver[edge], when)
         edge, push = edge[free], push[free]
@@ -179,34 +189,34 @@ class Timetable:
         chosen = np.arange(len(push)) - first < self._fanout
         return edge[chosen], push[chosen]
 
-    def _fates(self, edge: Ints, time: Floats, count: Ints) -> tuple[Floats | Flags, ...]:
-        """What becomes of transfers sent along links: arrives, closes, heard, returns, copied, orphan."""
+    def _outcomes(self, edge: Ints, time: Floats, count: Ints) -> tuple[Floats | Flags, ...]:
+        """The outcomes of transfers along links: the columns of `Transfers` from `arrives` on."""
         world, lane = self._world, self._lane
         sender, receiver = self.sender[edge], self.receiver[edge]
-        latest = time + world.conditions.patience
+        latest = time + world.conditions.transfer_timeout
         arrives = _after(time, world.delay(lane, sender, receiver, count, "give"))
         given = ~world.lost(lane, sender, receiver, count, "give", time) & (arrives < latest)
         dies = back = np.full(len(edge), np.inf)
         if world.churns:
-            life = world.life(receiver, time)
-            dies, back = world.end(receiver, life), world.start(receiver, life + 1)
+            session = world.session(receiver, time)
+            dies, back = world.end(receiver, session), world.start(receiver, session + 1)
             given &= arrives < dies
         answer = _after(arrives, world.delay(lane, receiver, sender, count, "answer"))
         heard = given & (answer < latest) & (answer < back)
         heard &= ~world.lost(lane, receiver, sender, count, "answer", arrives)
         dead = ~heard & (dies <= latest)
         returns = ~given | dead
-        # A receiver that comes back as another says by that alone that its old books are gone: what
-        # was not answered until then returns, credited or not.
+        # A receiver that comes back in a new session shows that its old ledger is gone: what was not
+        # answered until then returns, credited or not.
         closes = np.where(heard, answer, np.where(dead, np.minimum(latest, back), latest))
-        orphan = np.zeros(len(edge), bool)
+        sender_died = np.zeros(len(edge), bool)
         if world.churns:
-            own = world.life(sender, time)
-            self._life[edge] = own
-            orphan = returns & (closes >= world.end(sender, own))
+            own = world.session(sender, time)
+            self._session[edge] = own
+            sender_died = returns & (closes >= world.end(sender, own))
         self._closes[edge] = closes
         arrives = np.where(given, arrives, np.inf)
-        return arrives, closes, heard, returns, given & returns, orphan
+        return arrives, closes, heard, returns, given & returns, sender_died
 
 
 def _after(time: Floats, duration: Floats) -> Floats:
@@ -214,4 +224,15 @@ def _after(time: Floats, duration: Floats) -> Floats:
     return np.maximum(time + duration, np.nextafter(time, np.inf))
 
 
-_NO_INTS, _NO_FLOATS, _NO_FLAGS = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, bool)
+def share_rule(fraction: float | None) -> ShareRule:
+    """Equal parts for neighbours and peer, or a fraction of the weight, split among neighbours.
+
+    All in whole units. The fraction is taken as a ratio of numbers small enough that products of
+    weights never overflow.
+    """
+    if fraction is None:
+        return lambda weight, fan: weight // (fan + 1)
+    if not 0 < fraction < 1:
+        raise ValueError(f"fraction is {fraction}, it must lie between 0 and 1")
+    top, bottom = Fraction(fraction).limit_denominator(1 << 20).as_integer_ratio()
+    return lambda weight, fan: (weight // bottom * top + weight % bottom * top // bottom) // fan

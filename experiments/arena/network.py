@@ -1,0 +1,385 @@
+"""Simulated networks: how long training and messages take, what is lost, who is present, who is cut off.
+
+All of it follows from a seed and from schedules given in advance, and nothing from what peers hold: the
+outcome of a transfer is known when it is sent. Durations are named distributions, as a config writes them:
+
+"constant:1"    "uniform:0.5:1.5"    "exponential:2"    "lognormal:1:0.5"    "gamma:1:4"
+{kind = "lognormal", median = 1, sigma = 0.5}    {kind = "gamma", mean = 0.2, shape = 4, fixed = true}
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, TypeAlias
+
+import networkx as nx
+import numpy as np
+from scipy import special
+
+from ...gossip import Partition
+from ...topology import Event, churn
+from ..errors import ConfigError
+
+Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+Hashes: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
+Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
+Flags: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+class TimeError(ConfigError):
+    """Times, losses or schedules that make no sense; the text says what to write instead."""
+
+
+# --- random numbers ---------------------------------------------------------------------------------
+
+
+class Draws:
+    """Random numbers that depend on what they are for, not on when they are asked for.
+
+    Every draw is a hash of (seed, purpose, keys). So the twelfth message from peer 3 to peer 7 has the same
+    delay whether events are handled one by one or ten thousand at a time, on one thread or on many.
+    """
+
+    def __init__(self, seed: int):
+        self._seed = np.uint64(seed % (1 << 64))
+
+    def hashes(self, purpose: str, *keys: Ints) -> Hashes:
+        """One 64-bit hash per element; `keys` are arrays of one length."""
+        state = _mix(np.array([self._seed ^ np.uint64(zlib.crc32(purpose.encode()) << 17)]))
+        for key in keys:
+            state = _mix(state ^ key.astype(np.uint64))
+        return state
+
+    def uniform(self, purpose: str, *keys: Ints) -> Floats:
+        """Numbers strictly between 0 and 1, one per element."""
+        hashes = self.hashes(purpose, *keys)
+        return ((hashes >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+
+def _mix(state: Hashes) -> Hashes:
+    """One step of the splitmix64 generator: every bit of the result depends on every bit given."""
+    state = state + _GOLDEN
+    state = (state ^ (state >> np.uint64(30))) * _FIRST
+    state = (state ^ (state >> np.uint64(27))) * _SECOND
+    return state ^ (state >> np.uint64(31))
+
+
+# --- durations --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A family of distributions: the names of its parameters, its mean, its quantiles."""
+
+    names: tuple[str, ...]
+    mean: Callable[..., float]
+    quantile: Callable[..., Floats]
+
+
+KINDS: Mapping[str, Kind] = {
+    "constant": Kind(("value",), lambda value: value, lambda u, value: np.full_like(u, value)),
+    "uniform": Kind(
+        ("low", "high"),
+        lambda low, high: (low + high) / 2,
+        lambda u, low, high: low + (high - low) * u,
+    ),
+    "exponential": Kind(("mean",), lambda mean: mean, lambda u, mean: -mean * np.log1p(-u)),
+    "lognormal": Kind(
+        ("median", "sigma"),
+        lambda median, sigma: median * math.exp(sigma**2 / 2),
+        lambda u, median, sigma: median * np.exp(sigma * special.ndtri(u)),
+    ),
+    "gamma": Kind(
+        ("mean", "shape"),
+        lambda mean, shape: mean,
+        lambda u, mean, shape: mean / shape * special.gammaincinv(shape, u),
+    ),
+}
+"""The distributions by the name that a config uses."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Seconds that something takes. `at(u)` turns uniform numbers into durations.
+
+    kind, parameters: as in the table `KINDS`.
+    fixed: drawn once for each peer or link and kept, instead of anew each time: some are always slow.
+    """
+
+    kind: str
+    parameters: tuple[float, ...]
+    fixed: bool = False
+
+    @property
+    def mean(self) -> float:
+        """The mean duration."""
+        return KINDS[self.kind].mean(*self.parameters)
+
+    def at(self, uniform: Floats) -> Floats:
+        """The quantiles at numbers between 0 and 1."""
+        return KINDS[self.kind].quantile(uniform, *self.parameters)
+
+    def __str__(self) -> str:
+        return ":".join([self.kind, *(f"{value:g}" for value in self.parameters)])
+
+
+def parse(spec: str | Mapping[str, Any] | float, what: str = "duration") -> Distribution:
+    """Read a distribution; a plain number is a constant. `what` starts every error."""
+    if _is_number(spec):
+        spec = {"kind": "constant", "value": spec}
+    if isinstance(spec, str):
+        kind, *words = spec.split(":")
+        names = _known(kind, KINDS, f"{what}: unknown distribution {kind!r}", "known are").names
+        if len(words) != len(names):
+            raise TimeError(f"{what} is {spec!r}: write {':'.join([kind, *names])}, with numbers")
+        given: dict[str, Any] = dict(zip(names, words, strict=True))
+    elif isinstance(spec, Mapping):
+        given = dict(spec)
+        kind = given.pop("kind", None)
+        if not isinstance(kind, str):
+            raise TimeError(f"{what} needs a kind, one of {', '.join(KINDS)}")
+        names = _known(kind, KINDS, f"{what}: unknown distribution {kind!r}", "known are").names
+    else:
+        raise TimeError(f"{what} is {spec!r}: write a number, 'exponential:1', or a table")
+    fixed = given.pop("fixed", False)
+    if not isinstance(fixed, bool):
+        raise TimeError(f"{what}: fixed is {fixed!r}, not true or false")
+    for name in given:
+        _known(name, dict.fromkeys(names), f"{what}: {kind} has no parameter {name!r}", "it takes")
+    if missing := [name for name in names if name not in given]:
+        raise TimeError(f"{what}: {kind} needs {missing[0]!r}")
+    values = tuple(_positive(given[name], f"{what}: {name}") for name in names)
+    if kind == "uniform" and values[0] > values[1]:
+        raise TimeError(f"{what}: uniform's low, {values[0]:g}, is above its high, {values[1]:g}")
+    return Distribution(kind, values, fixed)
+
+
+def _known(name: str, names: Mapping[str, Any], problem: str, otherwise: str) -> Any:
+    if name in names:
+        return names[name]
+    near = get_close_matches(name, names, 1, 0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(names)}"
+    raise TimeError(f"{problem}; {hint}")
+
+
+def _positive(value: Any, what: str) -> float:
+    if (isinstance(value, str) and not _is_number(value)) or not isinstance(
+        value, str | int | float
+    ):
+        raise TimeError(f"{what} is {value!r}, not a number")
+    if isinstance(value, bool) or not 0 < float(value) < math.inf:
+        raise TimeError(f"{what} is {value}, it must be positive")
+    return float(value)
+
+
+def _is_number(spec: Any) -> bool:
+    try:
+        float(spec)
+    except (TypeError, ValueError):
+        return False
+    return not isinstance(spec, bool)
+
+
+# --- conditions -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How peers and links behave, in virtual seconds.
+
+    training: how long the local steps of one round take.
+    every: rounds of local steps between two pushes; the drawn time counts for each of them.
+    delay: how long a message is on its way, each way.
+    stragglers: the share of peers that train `slowdown` times slower, drawn by the seed.
+    loss: the probability that a message, or the answer to it, is lost.
+    timeout: a transfer that was not answered for so long is settled with its receiver: mass that did
+        not arrive returns to its sender. Lower it where messages are often lost; far below twice the
+        delay, what is merely late is taken back as well. By default ten mean delays.
+    events, step: a churn trace (`topology.draw_events`), and the seconds that one of its steps lasts. A peer
+        that leaves takes along what it held; one that arrives counts anew once it has heard a neighbour.
+    partitions: when which peers are cut off from the others.
+    """
+
+    training: Distribution
+    delay: Distribution
+    stragglers: float = 0.0
+    slowdown: float = 10.0
+    loss: float = 0.0
+    timeout: float | None = None
+    events: tuple[Event, ...] = ()
+    step: float = 1.0
+    partitions: tuple[Partition, ...] = ()
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        for name, share in (("stragglers", self.stragglers), ("loss", self.loss)):
+            if not 0 <= share <= 1:
+                raise TimeError(f"{name} is a share from 0 to 1, not {share:g}")
+        for name, value in (("timeout", self.timeout), ("step", self.step)):
+            if value is not None and not 0 < value < np.inf:
+                raise TimeError(f"{name} is {value:g}, it must be positive")
+        if not 1 <= self.slowdown < np.inf:
+            raise TimeError(f"slowdown is {self.slowdown:g}, it must be at least 1")
+        for each in self.partitions:
+            if not 0 <= each.start < each.end:
+                raise TimeError(
+                    f"a partition from {each.start:g} to {each.end:g}: it must start at 0 or later and "
+                    "end after it started"
+                )
+
+    @property
+    def push_interval(self) -> float:
+        """The mean time between two pushes of a peer that is not slow."""
+        return self.training.mean * self.every
+
+    @property
+    def transfer_timeout(self) -> float:
+        """The timeout, by default ten mean delays."""
+        return 10 * self.delay.mean if self.timeout is None else self.timeout
+
+
+class World:
+    """Conditions applied to peers 0 … n−1 of a graph. All methods take and return whole arrays.
+
+    starts, ends: per peer when its sessions begin and end, padded with infinity.
+    """
+
+    def __init__(self, conditions: Conditions, graph: nx.Graph, seed: int):
+        self.conditions = conditions
+        self.peers = len(graph)
+        self.draws = Draws(seed)
+        everyone = np.arange(self.peers)
+        slow = self.draws.uniform("straggler", everyone)
+        count = round(conditions.stragglers * self.peers)
+        self._slowness = np.full(self.peers, float(conditions.every))
+        self._slowness[np.argsort(slow, kind="stable")[:count]] *= conditions.slowdown
+        self._sides = [
+            (each.start, each.end, np.isin(everyone, sorted(each.side)))
+            for each in conditions.partitions
+        ]
+        for peer in (peer for each in conditions.partitions for peer in each.side):
+            if not 0 <= peer < self.peers:
+                raise TimeError(
+                    f"a partition names peer {peer}, but peers are 0 to {self.peers - 1}"
+                )
+        self._tabulate(graph)
+
+    # --- durations and losses -------------------------------------------------------------------
+
+    def training(self, peer: Ints, count: Ints) -> Floats:
+        """How long it takes a peer to get from push number `count` − 1 to the next."""
+        times = self.conditions.training
+        keys = np.zeros_like(count) if times.fixed else count
+        return times.at(self.draws.uniform("training", peer, keys)) * self._slowness[peer]
+
+    def delay(self, lane: int, sender: Ints, receiver: Ints, count: Ints, way: str) -> Floats:
+        """How long a message takes; a fixed delay is that of the link, whatever it carries."""
+        times = self.conditions.delay
+        if times.fixed:
+            a, b = np.minimum(sender, receiver), np.maximum(sender, receiver)
+            return times.at(self.draws.uniform("link", a, b))
+        if times.kind == "constant":
+            return times.at(np.zeros(len(sender)))
+        return times.at(self.draws.uniform(f"{way} {lane}", sender, receiver, count))
+
+    def lost(
+        self, lane: int, sender: Ints, receiver: Ints, count: Ints, way: str, time: Floats
+    ) -> Flags:
+        """Whether a message sent at `time` is lost: by chance, a failed link or a partition."""
+        gone = ~self.link_up(sender, receiver, time)
+        if self.conditions.loss:
+            chance = self.draws.uniform(f"loss {way} {lane}", sender, receiver, count)
+            gone |= chance < self.conditions.loss
+        for start, end, side in self._sides:
+            gone |= (start <= time) & (time < end) & (side[sender] != side[receiver])
+        return gone
+
+    def link_up(self, sender: Ints, receiver: Ints, time: Floats) -> Flags:
+        """Whether the link between two peers works."""
+        if not len(self._link_keys):
+            return np.ones(len(sender), bool)
+        keys = sender * self.peers + receiver
+        at = np.minimum(np.searchsorted(self._link_keys, keys), len(self._link_keys) - 1)
+        flips = (self._flips[at] <= time[:, None]).sum(axis=1)
+        return (self._link_keys[at] != keys) | (flips % 2 == 0)
+
+    # --- presence -------------------------------------------------------------------------------
+
+    def session(self, peer: Ints, time: Floats) -> Ints:
+        """The number of the session that a peer is in, or was in last; −1 before the first."""
+        return np.asarray((self.starts[peer] <= time[:, None]).sum(axis=1) - 1, np.int64)
+
+    def present(self, peer: Ints, time: Floats) -> Flags:
+        """Whether a peer is there."""
+        if not self.churns:
+            return np.ones(len(peer), bool)
+        return (time < self.end(peer, self.session(peer, time))) & (time >= self.starts[peer, 0])
+
+    def present_at(self, time: float) -> Flags:
+        """Whether each of all peers is there at one moment."""
+        return self.present(np.arange(self.peers), np.full(self.peers, time))
+
+    def start(self, peer: Ints, session: Ints) -> Floats:
+        """When a session begins; infinity if there is no such session."""
+        return self.starts[peer, np.minimum(session, self.starts.shape[1] - 1)]
+
+    def end(self, peer: Ints, session: Ints) -> Floats:
+        """When a session ends."""
+        return self.ends[peer, session]
+
+    def changes(self, start: float, end: float) -> tuple[Ints, Floats, Flags]:
+        """Peers, times and kinds (True: arrives) of the arrivals and departures in [start, end)."""
+        found = []
+        for table, arrives in ((self.ends, False), (self.starts, True)):
+            peer, column = np.nonzero((table >= start) & (table < end) & (table > 0))
+            found.append((peer, table[peer, column], np.full(len(peer), arrives)))
+        peer, time, kind = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        return peer, time, kind
+
+    def _tabulate(self, graph: nx.Graph) -> None:
+        """Make tables of when each peer's sessions start and end, and of when links fail and heal."""
+        events = sorted(self.conditions.events, key=lambda event: event.step)
+        first: dict[int, str] = {}
+        for event in events:
+            if event.other is None:
+                first.setdefault(event.peer, event.kind)
+        away = [peer for peer, kind in first.items() if kind == "arrive"]
+        churn(graph, events, away)  # raises what is wrong with the events
+        starts = [[0.0] for _ in range(self.peers)]
+        ends: list[list[float]] = [[] for _ in range(self.peers)]
+        for peer in away:
+            starts[peer].clear()
+        links: dict[int, list[float]] = {}
+        for event in events:
+            time = event.step * self.conditions.step
+            if event.kind == "arrive":
+                starts[event.peer].append(time)
+            elif event.kind == "leave":
+                ends[event.peer].append(time)
+            else:
+                assert event.other is not None
+                links.setdefault(event.peer * self.peers + event.other, []).append(time)
+                if not graph.is_directed():
+                    links.setdefault(event.other * self.peers + event.peer, []).append(time)
+        self.churns = any(event.other is None for event in events)
+        self.starts = _padded(starts, 1)  # one column more: the session that never comes
+        self.ends = _padded(ends, self.starts.shape[1] - max(map(len, ends)))
+        self._link_keys = np.array(sorted(links), dtype=np.int64)
+        self._flips = _padded([links[key] for key in sorted(links)], 0)
+
+
+def _padded(rows: Iterable[list[float]], extra: int) -> Floats:
+    """Rows of unequal length as one array, filled up with infinity."""
+    known = list(rows)
+    width = max((len(row) for row in known), default=0) + extra
+    table = np.full((len(known), max(width, 1)), np.inf)
+    for index, row in enumerate(known):
+        table[index, : len(row)] = row
+    return table
