@@ -314,7 +314,7 @@ class MqttTransport:
     def receive(self, topic: str, payload: bytes | memoryview, retain: bool) -> None:
         """Take what the broker sent (called by the link)."""
         if not self._covered(topic):
-            # amqtt sends every newcomer what others asked for, and no broker is trusted anyway.
+            # No broker is trusted to send only what was asked for.
             self.counters["inbound-unsolicited"] += 1
             return
         if self._echo.heard(topic):

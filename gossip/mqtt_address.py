@@ -108,7 +108,7 @@ class TlsFiles:
 
 
 class _TidySocket(ssl.SSLSocket):
-    """Closes itself when its handshake fails; paho forgets to."""
+    """Closes itself when its handshake, or that of websockets, fails; paho forgets to."""
 
     def do_handshake(self, block: bool = False) -> None:
         try:
@@ -117,6 +117,14 @@ class _TidySocket(ssl.SSLSocket):
             raise
         except BaseException:
             self.close()
+            raise
+
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        try:
+            return super().recv(buflen, flags)
+        except OSError:
+            if self.gettimeout():  # paho lets a socket block only until it is connected
+                self.close()
             raise
 
 
@@ -129,7 +137,8 @@ def explain(error: BaseException, address: Address, code: int | None = None) -> 
     if isinstance(root, ssl.SSLCertVerificationError):
         return _certificate(root, address)
     if isinstance(root, ssl.SSLError):
-        return TransportError(
+        alert = explain_alert(str(root), address)
+        return alert or TransportError(
             "tls", f"no TLS with {address}: {root.reason or root}: is that a TLS port?"
         )
     if isinstance(root, socket.gaierror):
@@ -143,7 +152,7 @@ def explain(error: BaseException, address: Address, code: int | None = None) -> 
         who = f"user {address.username!r}" if address.username else "a client without a password"
         return TransportError("password", f"{address} refused {who}: check name and password")
     if code == 132:
-        return TransportError("protocol", f"{address} does not speak this version of MQTT")
+        return TransportError("protocol", f"{address} does not speak MQTT 5: use 3.1.1")
     if code == 141:
         return TransportError("silent", f"{address} gives no sign of life")
     if code == 142:

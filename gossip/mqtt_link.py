@@ -64,7 +64,7 @@ class Link:
             address.port,
             username=address.username,
             password=address.password,
-            identifier=client_id,
+            identifier=client_id.replace(".", "~"),  # nats-server takes no dot; no name has a "~"
             protocol=aiomqtt.ProtocolVersion.V5 if version == "5" else aiomqtt.ProtocolVersion.V311,
             clean_session=None if version == "5" else True,
             properties=properties,

@@ -109,7 +109,7 @@ def test_listener_that_is_no_broker_hangs_up(run):
 
 
 @pytest.mark.parametrize(
-    ("kind", "version"), [("mosquitto", "3.1.1"), ("mosquitto", "5"), ("amqtt", "3.1.1")]
+    ("kind", "version"), [("mosquitto", "3.1.1"), ("mosquitto", "5"), ("nats", "3.1.1")]
 )
 def test_wrong_password(run, request, kind, version):
     if kind == "mosquitto":

@@ -4,33 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
 
 import pytest
 
 from gossamer.gossip.mqtt import MqttOptions, MqttTransport
 from gossamer.gossip.mqtt_limit import CUTS, LAST_CUTS, PacketLimit
 from gossamer.gossip.transport import TransportError
-from gossamer.peer import Broker
-from gossamer.peer import broker as broker_module
+from gossamer.peer import Broker, BrokerSettings
 
 INBOX, CARD, ECHO = "x/inbox/v", "x/peer/a/card", "x/inbox/@echo"
 LIMIT = 20_000
 
 
-@pytest.fixture
-def dropping(mosquitto, monkeypatch):
-    """Lets mosquitto drop messages of more than LIMIT bytes."""
-    make = broker_module.mosquitto_command
-
-    def command(*arguments):
-        made = make(*arguments)
-        config = Path(made[-1])
-        lines = config.read_text().splitlines()
-        config.write_text("\n".join([f"message_size_limit {LIMIT}", *lines]) + "\n")
-        return made
-
-    monkeypatch.setattr(broker_module, "mosquitto_command", command)
+DROPPING = BrokerSettings(mosquitto_options=(f"message_size_limit {LIMIT}",))
 
 
 def options(version: str) -> MqttOptions:
@@ -52,12 +38,12 @@ async def until(condition) -> None:
 
 
 @pytest.mark.parametrize("version", ["3.1.1", "5"])
-def test_chunks_shrink_until_they_are_not_dropped(run, dropping, caplog, version):
+def test_chunks_shrink_until_they_are_not_dropped(run, mosquitto, caplog, version):
     caplog.set_level(logging.WARNING)
 
     async def scenario():
         async with (
-            Broker(kind="mosquitto") as broker,
+            Broker(DROPPING, kind="mosquitto") as broker,
             MqttTransport(broker.url, "a", options=options(version), echo=ECHO) as a,
         ):
             await a.subscribe("x/inbox/+")
@@ -78,10 +64,10 @@ def test_chunks_shrink_until_they_are_not_dropped(run, dropping, caplog, version
 
 
 @pytest.mark.parametrize("version", ["3.1.1", "5"])
-def test_a_card_that_is_dropped_ends_in_one_error(run, dropping, version):
+def test_a_card_that_is_dropped_ends_in_one_error(run, mosquitto, version):
     async def scenario():
         async with (
-            Broker(kind="mosquitto") as broker,
+            Broker(DROPPING, kind="mosquitto") as broker,
             MqttTransport(broker.url, "a", options=options(version), echo=ECHO) as a,
         ):
             await a.subscribe("x/inbox/+")
@@ -98,7 +84,7 @@ def test_a_card_that_is_dropped_ends_in_one_error(run, dropping, version):
     run(scenario())
 
 
-@pytest.mark.parametrize("kind", ["mosquitto", "amqtt"])
+@pytest.mark.parametrize("kind", ["mosquitto", "nats"])
 def test_what_comes_back_is_not_tried_again(run, mosquitto, kind):
     async def scenario():
         async with (

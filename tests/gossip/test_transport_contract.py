@@ -81,7 +81,7 @@ def test_will_is_published_after_abrupt_death_only(rig, run, base):
             polite = rig.client("polite", will=Will(f"{base}/polite/status", b"dead"))
             async with polite:
                 await polite.publish(f"{base}/polite/status", b"alive", retain=True)
-                # Heard first: the embedded broker may lose or reorder a client's last words.
+                # Heard first: brokers may reorder what is said at different QoS.
                 got = await take(watch, 1)
             abrupt = rig.client("abrupt", will=Will(f"{base}/abrupt/status", b"dead"))
             async with abrupt:

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from .addresses import is_address
-from .broker_config import BrokerError, write_whole
+from .config import BrokerError, write_whole
 
 AUTHORITY_DAYS = 3650
 """Ten years: every device of a swarm holds a copy of the authority's certificate."""
