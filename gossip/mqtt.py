@@ -43,6 +43,11 @@ _log = logging.getLogger(__name__)
 
 __all__ = ["MqttOptions", "MqttTransport"]
 
+REPEAT_SUBSCRIPTIONS = (1.0, 9.0)
+"""Seconds after which topics of state are subscribed to once more, so that the broker repeats what it retains.
+nats-server 2.15 delivers a message first and retains it a little later: who subscribes in between hears neither
+(measured: 40 clients that subscribe and publish within 0.1 s miss up to 18 of 1,600 cards)."""
+
 
 class MqttTransport:
     """A client of an MQTT broker; see `Transport` for what it does.
@@ -83,6 +88,9 @@ class MqttTransport:
         self._on_state = on_state
         self._random = np.random.default_rng(seed)
         self._patterns: list[str] = []
+        self._new_pattern = asyncio.Event()
+        self._last_state: dict[str, int | None] = {}
+        """Per topic of state, over this connection: the hash of the retained message, None after a live one."""
         self._echo = Echo(echo, self.options.keepalive)
         self._echo_topic = echo
         self._limit = PacketLimit(str(self.address), self.options.max_packet, self.counters)
@@ -205,6 +213,7 @@ class MqttTransport:
             tls=self._tls_context,
         )
         await link.open()
+        self._last_state.clear()
         try:
             if self._patterns and not await link.alive(link.subscribe(self._patterns)):
                 return link.why_lost()
@@ -219,6 +228,7 @@ class MqttTransport:
                 first.set_result(None)
             listening = asyncio.ensure_future(self._echo.listen(link, self._covered))
             asking = asyncio.ensure_future(self._limit.ask(link, self._echo_topic, self._covered))
+            repeating = asyncio.ensure_future(self._repeat_subscriptions(link))
             try:
                 await asyncio.wait(
                     (listening, asking, link.lost), return_when=asyncio.FIRST_COMPLETED
@@ -226,6 +236,7 @@ class MqttTransport:
             finally:
                 listening.cancel()
                 asking.cancel()
+                repeating.cancel()
             if asking.done():
                 asking.result()  # raises: a packet that cannot be cut does not get through
             if not link.lost.done():
@@ -235,6 +246,26 @@ class MqttTransport:
         finally:
             self._link = None
             await link.close()
+
+    async def _repeat_subscriptions(self, link: Link) -> None:
+        """Hear what the broker was about to retain while we subscribed; see REPEAT_SUBSCRIPTIONS."""
+        while True:
+            for delay in REPEAT_SUBSCRIPTIONS:
+                await asyncio.sleep(delay)
+                if patterns := [pattern for pattern in self._patterns if is_state(pattern)]:
+                    await link.alive(link.subscribe(patterns))
+            await self._new_pattern.wait()
+            self._new_pattern.clear()
+
+    def _is_repeated(self, topic: str, payload: bytes, retain: bool) -> bool:
+        """Return True for a retained state that was heard already, or that a live message has replaced."""
+        if not retain:
+            self._last_state[topic] = None
+            return False
+        known = self._last_state.get(topic, 0) in (None, hash(payload))
+        if not known:
+            self._last_state[topic] = hash(payload)
+        return known
 
     def _set(self, state: Any, cause: str = "") -> None:
         began = time.monotonic() if state == "connecting" else self.connection.since
@@ -303,6 +334,7 @@ class MqttTransport:
         self._raise_if_over()
         if pattern not in self._patterns:
             self._patterns.append(pattern)
+            self._new_pattern.set()
         link = self._link
         if link is not None:  # else, and if it is lost now, the next connection subscribes
             await link.alive(link.subscribe([pattern]))
@@ -329,6 +361,8 @@ class MqttTransport:
             return
         if not is_gossip(topic):
             payload = bytes(payload)
+            if is_state(topic) and self._is_repeated(topic, payload, retain):
+                return
         self._inbox.offer(Received(topic, payload, retain))
 
     def _covered(self, topic: str) -> bool:
