@@ -44,9 +44,9 @@ _log = logging.getLogger(__name__)
 __all__ = ["MqttOptions", "MqttTransport"]
 
 REPEAT_SUBSCRIPTIONS = (1.0, 9.0)
-"""Seconds after which topics of state are subscribed to once more, so that the broker repeats what it retains.
-nats-server 2.15 delivers a message first and retains it a little later: who subscribes in between hears neither
-(measured: 40 clients that subscribe and publish within 0.1 s miss up to 18 of 1,600 cards)."""
+"""Seconds after which topics of state are subscribed to once more, so that a broker repeats what it retains.
+nats-server 2.15 delivers a message first and retains it a little later: a client that subscribes in between
+hears neither (measured: 40 clients that subscribe and publish within 0.1 s miss up to 18 of 1,600 cards)."""
 
 
 class MqttTransport:
@@ -90,7 +90,7 @@ class MqttTransport:
         self._patterns: list[str] = []
         self._new_pattern = asyncio.Event()
         self._last_state: dict[str, int | None] = {}
-        """Per topic of state, over this connection: the hash of the retained message, None after a live one."""
+        """Per topic of state on this connection: the hash of its retained message, None after a live one."""
         self._echo = Echo(echo, self.options.keepalive)
         self._echo_topic = echo
         self._limit = PacketLimit(str(self.address), self.options.max_packet, self.counters)
