@@ -36,7 +36,7 @@ from .config import (
     nats_config,
     nats_text,
     nats_users,
-    write_whole,
+    write_private,
 )
 
 
@@ -93,17 +93,17 @@ def write_rules(
     try:
         (folder / "secrets").mkdir(parents=True, exist_ok=True)
         words = {user: _password(folder / "secrets" / user) for user in rules}
-        passwords = write_whole(
+        passwords = write_private(
             folder / "passwords", "".join(f"{mosquitto_hash(*word)}\n" for word in words.items())
         )
-        acl = write_whole(folder / "acl", _mosquitto_acl(swarm, rules))
-        config = write_whole(folder / "mosquitto.conf", _mosquitto_config(port, passwords, acl))
+        acl = write_private(folder / "acl", _mosquitto_acl(swarm, rules))
+        config = write_private(folder / "mosquitto.conf", _mosquitto_config(port, passwords, acl))
         nats = nats_config("127.0.0.1", port, folder.resolve() / "jetstream") | {
             "authorization": nats_users(
                 {user: (words[user], _nats_permissions(may)) for user, may in rules.items()}
             )
         }
-        nats_file = write_whole(folder / "nats.conf", nats_text(nats))
+        nats_file = write_private(folder / "nats.conf", nats_text(nats))
     except OSError as error:
         raise BrokerError(f"{folder}: rules cannot be written: {error}") from None
     secret_files = {user: folder / "secrets" / user for user in words}
@@ -118,7 +118,7 @@ def _password(path: Path) -> str:
     if path.exists():
         return path.read_text("utf-8").strip()
     word = secrets.token_urlsafe(24)
-    write_whole(path, word + "\n")
+    write_private(path, word + "\n")
     return word
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from gossamer.errors import GossamerError
+from gossamer.files import write_whole
 
 BrokerKind: TypeAlias = Literal["nats", "mosquitto"]
 KINDS: tuple[BrokerKind, ...] = ("nats", "mosquitto")
@@ -85,14 +86,9 @@ class BrokerSettings:
     mosquitto_options: tuple[str, ...] = ()
 
 
-def write_whole(path: Path, content: str | bytes, mode: int = 0o600) -> Path:
-    """Write a file with these rights so that it is whole or not there at all; return its path."""
-    part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)
-    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(handle, "wb") as out:
-        out.write(content.encode() if isinstance(content, str) else content)
-    return part.replace(path)
+def write_private(path: Path, content: str | bytes) -> Path:
+    """Write a file that only its owner can read, whole or not at all; return its path."""
+    return write_whole(path, content, 0o600)
 
 
 def broker_kind(text: str | None) -> BrokerKind | None:
@@ -154,7 +150,7 @@ def nats_command(
             "port": websocket_port,
             **(tls or {"no_tls": True}),
         }
-    path = write_whole(folder / "nats.conf", nats_text(config))
+    path = write_private(folder / "nats.conf", nats_text(config))
     return [executable, "-c", str(path)]
 
 
@@ -242,12 +238,12 @@ def mosquitto_command(
         lines.append("user root")
     if settings.users:
         hashed = "".join(f"{mosquitto_hash(*item)}\n" for item in settings.users.items())
-        lines.append(f"password_file {write_whole(folder / 'passwords', hashed)}")
+        lines.append(f"password_file {write_private(folder / 'passwords', hashed)}")
     if settings.rules is not None:
         lines.append(f"password_file {settings.rules.passwords.resolve()}")
         lines.append(f"acl_file {settings.rules.acl.resolve()}")
     lines += [f"listener {port} {settings.host}", *_mosquitto_tls(settings.tls)]
-    config = write_whole(folder / "mosquitto.conf", "\n".join(lines) + "\n")
+    config = write_private(folder / "mosquitto.conf", "\n".join(lines) + "\n")
     return [executable, "-c", str(config)]
 
 

@@ -11,12 +11,17 @@ import numpy as np
 import pytest
 from blockbuster import blockbuster_ctx
 
-from gossamer.gossip import mqtt as mqtt_module
-from gossamer.gossip.mqtt import MqttOptions, MqttTransport
-from gossamer.gossip.mqtt_address import Address, TlsFiles
-from gossamer.gossip.mqtt_link import Link
-from gossamer.gossip.mqtt_websocket import frame, mend
-from gossamer.gossip.transport import Received, TransportError
+from gossamer.gossip.transport import (
+    Address,
+    MqttOptions,
+    MqttTransport,
+    Received,
+    TlsFiles,
+    TransportError,
+)
+from gossamer.gossip.transport import mqtt as mqtt_module
+from gossamer.gossip.transport.connection import Link
+from gossamer.gossip.transport.paho_workarounds import frame, mend
 from gossamer.peer import Authority, Broker, BrokerSettings, BrokerTls
 
 IMPATIENT = MqttOptions(connect_timeout=0.3, first_delay=0.05)

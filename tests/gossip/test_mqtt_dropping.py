@@ -7,9 +7,8 @@ import logging
 
 import pytest
 
-from gossamer.gossip.mqtt import MqttOptions, MqttTransport
-from gossamer.gossip.mqtt_limit import CUTS, LAST_CUTS, PacketLimit
-from gossamer.gossip.transport import TransportError
+from gossamer.gossip.transport import MqttOptions, MqttTransport, TransportError
+from gossamer.gossip.transport.packet_limit import CUTS, LAST_CUTS, PacketLimit
 from gossamer.peer import Broker, BrokerSettings
 
 INBOX, CARD, ECHO = "x/inbox/v", "x/peer/a/card", "x/inbox/@echo"
@@ -57,7 +56,9 @@ def test_chunks_shrink_until_they_are_not_dropped(run, mosquitto, caplog, versio
             return broker.url
 
     url = run(scenario())
-    told = [r.getMessage() for r in caplog.records if r.name == "gossamer.gossip.mqtt_limit"]
+    told = [
+        r.getMessage() for r in caplog.records if r.name == "gossamer.gossip.transport.packet_limit"
+    ]
     assert len(told) == 1
     assert told[0].startswith(f"{url} drops packets of 300")
     assert "(mosquitto: message_size_limit)" in told[0]

@@ -8,9 +8,8 @@ import logging
 
 import pytest
 
-from gossamer.gossip.mqtt import MqttOptions, MqttTransport
-from gossamer.gossip.mqtt_limit import CUTS, HARMLESS, LAST_CUTS, PacketLimit
-from gossamer.gossip.transport import TransportError
+from gossamer.gossip.transport import MqttOptions, MqttTransport, TransportError
+from gossamer.gossip.transport.packet_limit import CUTS, HARMLESS, LAST_CUTS, PacketLimit
 from gossamer.peer import Broker, BrokerSettings, free_port
 
 BROKER = "mqtt://broker"

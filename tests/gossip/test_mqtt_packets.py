@@ -11,7 +11,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from gossamer.gossip.mqtt_packets import Packets, fits
+from gossamer.gossip.transport.packets import Packets, fits
 
 LARGE = 200_000
 

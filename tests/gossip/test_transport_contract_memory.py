@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from gossamer.gossip.memory_transport import FaultPlan, MemoryBroker, MemoryTransport
-from gossamer.gossip.transport import TransportError
+from gossamer.gossip.transport import FaultPlan, MemoryBroker, MemoryTransport, TransportError
 
 
 async def deliveries(plan: FaultPlan, seed: int, count: int = 300) -> list[int]:

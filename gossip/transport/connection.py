@@ -21,10 +21,10 @@ import paho.mqtt.client as paho
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from .mqtt_address import Address, explain, explain_alert
-from .mqtt_packets import Deliver, Packets, fits
-from .mqtt_websocket import mend
-from .transport import Payload, TransportError, Will
+from .base import Payload, TransportError, Will
+from .broker_url import Address, explain, explain_alert
+from .packets import Deliver, Packets, fits
+from .paho_workarounds import mend
 
 _log = logging.getLogger(__name__)
 _GOODBYE = 2.0  # seconds that a polite disconnection may take before we hang up

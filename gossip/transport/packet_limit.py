@@ -18,9 +18,9 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
-from .mqtt_link import Link
-from .mqtt_options import SMALLEST_PACKET
-from .transport import TransportError
+from .base import TransportError
+from .connection import Link
+from .options import SMALLEST_PACKET
 
 _log = logging.getLogger(__name__)
 

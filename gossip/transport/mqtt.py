@@ -16,18 +16,13 @@ import logging
 import ssl
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Self
 
 import numpy as np
 
-from .mqtt_address import ALWAYS_FATAL, FATAL_AT_FIRST, REFUSALS, Address, TlsFiles
-from .mqtt_echo import Echo
-from .mqtt_limit import AROUND, PacketLimit
-from .mqtt_link import Link
-from .mqtt_options import MqttOptions
-from .topics import is_gossip, is_state, matches
-from .transport import (
+from ..topics import is_gossip, is_state, matches
+from .base import (
     Connection,
     Hook,
     Inbox,
@@ -38,11 +33,14 @@ from .transport import (
     Will,
     default_qos,
 )
+from .broker_url import ALWAYS_FATAL, FATAL_AT_FIRST, REFUSALS, Address, TlsFiles
+from .connection import Link
+from .options import MqttOptions
+from .packet_limit import AROUND, PacketLimit
 
 _log = logging.getLogger(__name__)
 
-__all__ = ["MqttOptions", "MqttTransport"]
-
+_STEPS = 10  # counted, not measured: a process that was frozen has not listened meanwhile
 REPEAT_SUBSCRIPTIONS = (1.0, 9.0)
 """Seconds after which topics of state are subscribed to once more, so that a broker repeats what it retains.
 nats-server 2.15 delivers a message first and retains it a little later: a client that subscribes in between
@@ -378,3 +376,46 @@ class MqttTransport:
 
 async def _call(hook: Hook) -> None:
     await hook()
+
+
+class Echo:
+    """Says something to itself every half keepalive, and notices when nothing at all comes back.
+
+    A connection can be up, its pings answered and its messages acknowledged, while the broker has forgotten
+    what we subscribed to. Only a message of our own that comes back shows that the others' would too.
+
+    topic: where; None never listens. Anything that arrives counts as hearing, so that a broker that is
+    slow because it is busy is not taken for a deaf one.
+    """
+
+    def __init__(self, topic: str | None, keepalive: float) -> None:
+        self._topic = topic
+        self._interval = keepalive / 2
+        self._patience = float(keepalive)
+        self._heard = False
+
+    def heard(self, topic: str) -> bool:
+        """Note that something arrived; True if it was our own call."""
+        self._heard = True
+        return topic == self._topic
+
+    async def listen(self, link: Link, covered: Callable[[str], bool]) -> None:
+        """Return once a connection is deaf; ends never on a good one.
+
+        covered: whether we are subscribed to a topic, by now.
+        """
+        while True:
+            await asyncio.sleep(self._interval)
+            if self._topic is None or not covered(self._topic):
+                continue
+            self._heard = False
+            call = asyncio.ensure_future(link.publish(self._topic, b"", 1, False))
+            try:
+                silence = 0
+                while silence < _STEPS and not self._heard:
+                    await asyncio.sleep(self._patience / _STEPS)
+                    silence += not link.congested()
+            finally:
+                call.cancel()
+            if not self._heard:
+                return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from .settings import Positive, SettingsTable, checked
+from ..settings import Positive, SettingsTable, checked
 
 SMALLEST_PACKET = 512
 """Packets are made no smaller than this: with the longest topic and a seal, little less would do."""

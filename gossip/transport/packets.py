@@ -20,7 +20,7 @@ import paho.mqtt.client as paho
 from paho.mqtt import MQTTException
 from paho.mqtt.enums import MQTTErrorCode
 
-from .transport import Payload
+from .base import Payload
 
 Deliver = Callable[[str, bytes | memoryview, bool], None]
 """Called with topic, payload and whether it was retained, for every message at QoS 0. Only a large

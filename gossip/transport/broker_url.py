@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from aiomqtt import MqttError
 
-from .transport import TransportError
+from .base import TransportError
 
 _SCHEMES: dict[str, tuple[int, bool, Literal["tcp", "websockets"]]] = {
     "mqtt": (1883, False, "tcp"),

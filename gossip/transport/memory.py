@@ -18,8 +18,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from .topics import is_state, matches
-from .transport import (
+from ..topics import is_state, matches
+from .base import (
     Connection,
     Hook,
     Inbox,
