@@ -53,6 +53,7 @@ class Link:
         self.patience = 2.0 * keepalive
         """Seconds after which an answer is not to be expected any more."""
         self._reason: Any = None
+        self._opened = False
         self._given_up: TransportError | None = None
         self._complaint = _Complaint()
         properties = None
@@ -86,7 +87,9 @@ class Link:
         self._paho.connect_timeout = min(5.0, timeout)
         self._packets: Packets | None = None
         if address.transport == "tcp" and fits(self._paho):
-            self._packets = Packets(self._paho, receive, version5=version == "5")
+            self._packets = Packets(
+                self._paho, receive, version5=version == "5", log=self._complaint.logger
+            )
         self._listen()
 
     def _listen(self) -> None:
@@ -166,6 +169,7 @@ class Link:
             await asyncio.wait((connecting, self.lost), return_when=asyncio.FIRST_COMPLETED)
             if not self.lost.done() or connecting.done():
                 await connecting
+                self._opened = True
                 return
         except (aiomqtt.MqttError, ValueError) as error:
             await self.close()
@@ -273,7 +277,7 @@ class Link:
 
     async def close(self) -> None:
         """Say goodbye if anybody listens, else hang up."""
-        if not self.lost.done() and self._client._connected.done():
+        if not self.lost.done() and self._opened:
             with contextlib.suppress(aiomqtt.MqttError, TimeoutError):
                 await asyncio.wait_for(self._client.__aexit__(None, None, None), _GOODBYE)
         if self._paho.socket() is not None:
