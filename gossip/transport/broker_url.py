@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 from aiomqtt import MqttError
 
 from .base import TransportError
+from .paho_workarounds import TidySocket
 
 _SCHEMES: dict[str, tuple[int, bool, Literal["tcp", "websockets"]]] = {
     "mqtt": (1883, False, "tcp"),
@@ -98,34 +99,13 @@ class TlsFiles:
         try:
             context = ssl.create_default_context(cafile=self.ca)
             context.minimum_version = ssl.TLSVersion.TLSv1_2
-            context.sslsocket_class = _TidySocket
+            context.sslsocket_class = TidySocket
             if self.certificate is not None:
                 context.load_cert_chain(self.certificate, self.key)
         except (ssl.SSLError, OSError) as error:
             names = ", ".join(str(path) for path in (self.ca, self.certificate, self.key) if path)
             raise TransportError("certificate", f"cannot use {names}: {error}") from None
         return context
-
-
-class _TidySocket(ssl.SSLSocket):
-    """Closes itself when its handshake, or that of websockets, fails; paho forgets to."""
-
-    def do_handshake(self, block: bool = False) -> None:
-        try:
-            super().do_handshake(block)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise
-        except BaseException:
-            self.close()
-            raise
-
-    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        try:
-            return super().recv(buflen, flags)
-        except OSError:
-            if self.gettimeout():  # paho lets a socket block only until it is connected
-                self.close()
-            raise
 
 
 def explain(error: BaseException, address: Address, code: int | None = None) -> TransportError:

@@ -23,8 +23,7 @@ from paho.mqtt.properties import Properties
 
 from .base import Payload, TransportError, Will
 from .broker_url import Address, explain, explain_alert
-from .packets import Deliver, Packets, fits
-from .paho_workarounds import mend
+from .paho_workarounds import Deliver, Packets, patch_sender, supports
 
 _log = logging.getLogger(__name__)
 _GOODBYE = 2.0  # seconds that a polite disconnection may take before we hang up
@@ -86,7 +85,7 @@ class Link:
         self._paho: paho.Client = self._client._client
         self._paho.connect_timeout = min(5.0, timeout)
         self._packets: Packets | None = None
-        if address.transport == "tcp" and fits(self._paho):
+        if address.transport == "tcp" and supports(self._paho):
             self._packets = Packets(
                 self._paho, receive, version5=version == "5", log=self._complaint.logger
             )
@@ -110,7 +109,7 @@ class Link:
             loop.call_soon_threadsafe(self._lose)
 
         def on_socket_open(client: Any, data: Any, sock: Any) -> None:
-            mend(sock)
+            patch_sender(sock)
             cast(Any, opened)(client, data, sock)
 
         def on_publish(_client: Any, _data: Any, mid: int, _code: Any, _properties: Any) -> None:

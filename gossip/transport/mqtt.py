@@ -36,7 +36,7 @@ from .base import (
 from .broker_url import ALWAYS_FATAL, FATAL_AT_FIRST, REFUSALS, Address, TlsFiles
 from .connection import Link
 from .options import MqttOptions
-from .packet_limit import AROUND, PacketLimit
+from .packet_limit import HEADER_BYTES, PacketLimit
 
 _log = logging.getLogger(__name__)
 
@@ -280,7 +280,7 @@ class MqttTransport:
     def max_payload(self, topic: str) -> int:
         """See `Transport.max_payload`. In MQTT 5 the broker's own limit counts, if it names one;
         else it becomes less when the broker hangs up on large packets: ask each time."""
-        return self._limit.size - len(topic.encode()) - AROUND
+        return self._limit.size - len(topic.encode()) - HEADER_BYTES
 
     async def publish(
         self, topic: str, payload: Payload, *, retain: bool = False, qos: int | None = None
@@ -297,7 +297,7 @@ class MqttTransport:
                 await self._settled.wait()
                 await asyncio.sleep(0)
                 continue
-            size = len(payload) + len(topic.encode()) + AROUND
+            size = len(payload) + len(topic.encode()) + HEADER_BYTES
             if not self._limit.allows(size):
                 raise TransportError(
                     "too-large",

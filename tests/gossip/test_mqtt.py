@@ -21,7 +21,7 @@ from gossamer.gossip.transport import (
 )
 from gossamer.gossip.transport import mqtt as mqtt_module
 from gossamer.gossip.transport.connection import Link
-from gossamer.gossip.transport.paho_workarounds import frame, mend
+from gossamer.gossip.transport.paho_workarounds import frame, patch_sender
 from gossamer.peer import Authority, Broker, BrokerSettings, BrokerTls
 
 IMPATIENT = MqttOptions(connect_timeout=0.3, first_delay=0.05)
@@ -348,7 +348,7 @@ def test_partial_writes_keep_the_packet():
 
     with left, right:
         wrapper = Wrapper()
-        mend(wrapper)
+        patch_sender(wrapper)
         attempts = 1
         while True:
             try:
