@@ -26,6 +26,7 @@ from ..peer import (
     PeerError,
     RecordFile,
     SwarmSpec,
+    broker_kind,
     is_record,
     label,
     stop_signals,
@@ -63,15 +64,15 @@ class Outcome:
 
 
 @contextlib.contextmanager
-def broker_for(url: str | None, say: bool = True) -> Iterator[BrokerAddress]:
-    """The broker that was named, or one of our own for as long as the block lasts."""
-    if url is not None:
-        yield BrokerAddress(url, password=broker_password(url))
+def broker_for(named: str | None, say: bool = True) -> Iterator[BrokerAddress]:
+    """The broker at a URL, or one of our own, of the kind that is named, for as long as the block lasts."""
+    kind = broker_kind(named)
+    if named is not None and kind is None:
+        yield BrokerAddress(named, password=broker_password(named))
         return
-    with Broker() as broker:
+    with Broker(kind=kind) as broker:
         if say:
             console.err.print(f"broker: {broker.kind} on {broker.url} ({broker.reason})")
-        # The embedded broker and mosquitto 2 both speak 3.1.1.
         yield BrokerAddress(broker.url)
 
 

@@ -20,7 +20,10 @@ from gossamer.peer import Authority, Broker, BrokerSettings, BrokerTls, find_mos
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
-RIGS = ["memory", "mosquitto-3.1.1", "mosquitto-5", "mosquitto-tls", "amqtt", "amqtt-websockets"]
+RIGS = [
+    "memory", "nats", "nats-tls", "nats-websockets", "nats-tls-websockets",
+    "mosquitto-3.1.1", "mosquitto-5", "mosquitto-tls",
+]  # fmt: skip
 
 
 def require_mosquitto() -> None:
@@ -103,16 +106,13 @@ def brokers(authority: Authority) -> Iterator[Callable[[str], Broker]]:
         if name not in running:
             if name.startswith("mosquitto"):
                 require_mosquitto()
-            kind = "mosquitto" if name.startswith("mosquitto") else "amqtt"
-            wanted = BrokerSettings()
-            if name.endswith("-tls"):
+            kind = "mosquitto" if name.startswith("mosquitto") else "nats"
+            tls = None
+            if "-tls" in name:
                 server = authority.issue_server()
-                wanted = BrokerSettings(
-                    tls=BrokerTls(authority.certificate, server.certificate, server.key)
-                )
-            elif name.endswith("-websockets"):
-                wanted = BrokerSettings(websocket_port=0)
-            running[name] = Broker(wanted, kind=kind)
+                tls = BrokerTls(authority.certificate, server.certificate, server.key)
+            port = 0 if name.endswith("-websockets") else None
+            running[name] = Broker(BrokerSettings(tls=tls, websocket_port=port), kind=kind)
             running[name].start()
         return running[name]
 
@@ -124,7 +124,7 @@ def brokers(authority: Authority) -> Iterator[Callable[[str], Broker]]:
 @pytest.fixture
 def empty_broker() -> Iterator[Broker]:
     """A broker that remembers no other test's peers."""
-    with Broker(BrokerSettings(), kind="amqtt") as broker:
+    with Broker(BrokerSettings(), kind="nats") as broker:
         yield broker
 
 
@@ -139,7 +139,7 @@ def rig(
     return Rig(
         name,
         broker=brokers(kind),
-        tls=TlsFiles(ca=Path(authority.certificate)) if name.endswith("-tls") else None,
+        tls=TlsFiles(ca=Path(authority.certificate)) if "-tls" in name else None,
         websockets=name.endswith("-websockets"),
     )
 

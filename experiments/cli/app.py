@@ -73,7 +73,8 @@ def _options(
 @app.command("demo")
 def demo_command(
     broker: Annotated[
-        str | None, typer.Option(help="A broker's address; one is started if left out.")
+        str | None,
+        typer.Option(help="A broker's address, or nats or mosquitto to start one (the default)."),
     ] = None,
     out: Out = None,
     force: Force = False,

@@ -31,7 +31,8 @@ OWN_BROKER = "mqtt://127.0.0.1"
 Url = Annotated[
     str | None,
     typer.Option(
-        "--broker", help="mqtt://, mqtts://, ws:// or wss:// address; one is started if left out."
+        "--broker",
+        help="mqtt://, mqtts://, ws:// or wss:// address, or nats or mosquitto to start one (the default).",
     ),
 ]
 Ca = Annotated[
@@ -92,13 +93,16 @@ def swarm_command(
             "for live peers"
         )
     named = {"ca": ca, "certificate": certificate, "key": key, "version": mqtt}
-    if broker is None:
+    from ...peer import broker_kind
+
+    starts_own = broker is None or broker_kind(broker) is not None
+    if starts_own:
         for option, value in {**named, "password-file": password_file}.items():
             if value is not None:
                 option = OPTIONS.get(option, option)
                 raise ConfigError(f"--{option}: is for a broker named by --broker; leave it out")
     given = {**named, "max_packet": max_packet, "keepalive": keepalive}
-    address = None if broker is None else _address(broker, **given)
+    address = None if starts_own else _address(str(broker), **given)
     if address is not None and (password := broker_password(address.url, password_file)):
         address = address.updated(password=password)
     folder = out or Path("results") / f"{settings.name}-live"
@@ -262,11 +266,12 @@ def broker_command(
     port: Annotated[int, typer.Option(min=0, max=PORTS, help="Port; 0 takes a free one.")] = 1883,
     websockets: Annotated[
         int | None,
-        typer.Option(
-            min=0, max=PORTS, help="Also listen for websockets on this port (embedded broker)."
-        ),
+        typer.Option(min=0, max=PORTS, help="Also listen for websockets on this port (nats)."),
     ] = None,
-    embedded: Annotated[bool, typer.Option("--embedded", help="Use the embedded broker.")] = False,
+    kind: Annotated[
+        str | None, typer.Option(help="nats or mosquitto; if left out, the first that is found.")
+    ] = None,
+    embedded: Annotated[bool, typer.Option("--embedded", help="The same as --kind nats.")] = False,
     tls: Annotated[
         Path | None,
         typer.Option(
@@ -297,14 +302,19 @@ def broker_command(
         list[str] | None, typer.Option(help="--acl: somebody who may only watch; repeat.")
     ] = None,
 ) -> None:
-    """Run a broker until Ctrl-C: mosquitto if it is installed, else the embedded one.
+    """Run a broker until Ctrl-C: nats-server, which is installed with gossamer, or mosquitto.
 
     With --acl every peer has a password, writes under its own name alone and reads its own mail.
     """
-    rules = _rules(acl, swarm, peer or [], observer or [], embedded, bool(user), port)
-    users = dict(_user(each) for each in user or [])
-    from ...peer import BrokerError, BrokerSettings, serve
+    from ...peer import KINDS, BrokerError, BrokerSettings, broker_kind, serve
 
+    if embedded and kind not in (None, "nats"):
+        raise ConfigError(f"broker: --embedded is --kind nats: leave it or --kind {kind} out")
+    chosen = broker_kind("nats" if embedded else kind)
+    if kind is not None and chosen is None:
+        raise ConfigError(f"broker: --kind {kind}: write {' or '.join(KINDS)}")
+    rules = _rules(acl, swarm, peer or [], observer or [], bool(user), port)
+    users = dict(_user(each) for each in user or [])
     names = tls_name or []
     files = _certificates(tls, host, names)
     settings = BrokerSettings(
@@ -314,11 +324,10 @@ def broker_command(
         tls=files,
         public_name=names[0] if names else None,
         users=users,
-        password_file=rules and rules.passwords,
-        acl_file=rules and rules.acl,
+        rules=rules,
     )
     try:
-        code = serve(settings, kind="amqtt" if embedded else None)
+        code = serve(settings, kind=chosen)
     except BrokerError as error:
         raise ConfigError(str(error)) from None
     if code:
@@ -362,7 +371,6 @@ def _rules(
     swarm: str | None,
     peers: list[str],
     observers: list[str],
-    embedded: bool,
     users: bool,
     port: int,
 ) -> RuleFiles | None:
@@ -371,10 +379,6 @@ def _rules(
         if swarm or peers or observers:
             raise ConfigError("broker: --swarm, --peer and --observer need --acl FOLDER")
         return None
-    if embedded:
-        raise ConfigError(
-            "broker: the embedded broker cannot keep a swarm's rules: leave --embedded out"
-        )
     if users:
         raise ConfigError("broker: --acl makes passwords of its own; leave --user out")
     if swarm is None or not peers:

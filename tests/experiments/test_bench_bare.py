@@ -29,7 +29,7 @@ PROGRAM = (
 
 @pytest.fixture
 def broker():
-    with Broker(kind="amqtt") as broker:
+    with Broker(kind="nats") as broker:
         yield broker
 
 

@@ -143,7 +143,7 @@ def test_revoke_has_it_too_and_tells_nobody(tmp_path, monkeypatch, capsys, secre
     run = runner(tmp_path, monkeypatch, capsys)
     assert run("keygen", "owner").code == 0
     revoke = ["revoke", "--owner", "owner.key", "--swarm", "mine", "--paper", "7"]
-    with Broker(BrokerSettings(users={"anna": "right"}), kind="amqtt") as broker:
+    with Broker(BrokerSettings(users={"anna": "right"}), kind="nats") as broker:
         url = broker.url.replace("//", "//anna@")
         refused = run(*revoke, "--broker", url, "--password-file", str(secret))
         assert (refused.code, "of a file" in refused.err) == (2, False)
@@ -153,7 +153,7 @@ def test_revoke_has_it_too_and_tells_nobody(tmp_path, monkeypatch, capsys, secre
     async def never(*_args, **_options):
         raise TimeoutError
 
-    with Broker(kind="amqtt") as broker:
+    with Broker(kind="nats") as broker:
         monkeypatch.setattr(MqttTransport, "publish", never)
         late = run(*revoke, "--broker", broker.url.replace("//", "//anna:hidden@"))
     assert late.code == 2
@@ -171,5 +171,5 @@ def test_a_password_of_its_own_opens_a_broker(run):
         async with mqtt_transport(address, "a") as transport:
             return transport.connection.state
 
-    with Broker(BrokerSettings(users={"anna": "rig/ht:word@"}), kind="amqtt") as broker:
+    with Broker(BrokerSettings(users={"anna": "rig/ht:word@"}), kind="nats") as broker:
         assert run(scenario(broker)) == "connected"

@@ -124,7 +124,11 @@ def test_a_peers_file_names_its_papers(tmp_path, papers):
         (["--peer", "a"], "need --acl FOLDER"),
         (["--acl", "rules"], "--acl needs --swarm NAME and at least one --peer"),
         (["--acl", "rules", "--swarm", "g", "--peer", "a", "--user", "x:y"], "leave --user out"),
-        (["--acl", "rules", "--swarm", "g", "--peer", "a", "--embedded"], "leave --embedded out"),
+        (
+            ["--acl", "rules", "--swarm", "g", "--peer", "a", "--kind", "x"],
+            "write nats or mosquitto",
+        ),
+        (["--acl", "rules", "--kind", "mosquitto", "--embedded"], "--embedded is --kind nats"),
     ],
 )
 def test_rules_that_make_no_sense_are_refused(tmp_path, monkeypatch, arguments, text):

@@ -111,7 +111,7 @@ def device(tmp_path: Path) -> Path:
         ("broker", "gossamer.experiments"),
         ("broker", "typer"),
         ("broker", "gossamer.experiments.cli.live"),
-        ("broker", "gossamer.peer.broker"),
+        ("broker", "gossamer.peer.broker.broker"),
         ("simulate", "pydantic"),
         ("simulate", "torch.torch_version"),
         ("simulate", "gossamer.experiments.arena"),

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-import pytest
-
-from gossamer.gossip import topics, transport
-from gossamer.gossip.transport import Inbox, Received
+from gossamer.gossip import topics
+from gossamer.gossip.transport import YIELD_INTERVAL, Inbox, Received
 
 COUNT = 2000
 
 
-def turns_while_reading(run) -> int:
+def turns_while_reading(run, interval: float) -> int:
     """Turns that another task of the loop gets while a full inbox is read."""
 
     async def scenario() -> int:
-        inbox = Inbox(Counter(), COUNT)
+        inbox = Inbox(Counter(), COUNT, yield_interval=interval)
         topic = topics.inbox("nest", "a", "global")
         for number in range(COUNT):
             assert inbox.offer(Received(topic, number.to_bytes(4, "big"), False))
@@ -42,15 +40,13 @@ def turns_while_reading(run) -> int:
     return run(scenario())
 
 
-def test_a_turn_of_the_loop_hands_out_many(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "STRETCH", 1e9)
-    assert turns_while_reading(run) == 0
+def test_a_turn_of_the_loop_hands_out_many(run) -> None:
+    assert turns_while_reading(run, 1e9) == 0
 
 
-def test_a_full_inbox_does_not_starve_the_others(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "STRETCH", 0.0)
-    assert turns_while_reading(run) >= COUNT - 1
+def test_a_full_inbox_does_not_starve_the_others(run) -> None:
+    assert turns_while_reading(run, 0.0) >= COUNT - 1
 
 
 def test_stretches_are_short_but_longer_than_a_message() -> None:
-    assert 1e-3 <= transport.STRETCH <= 20e-3
+    assert 1e-3 <= YIELD_INTERVAL <= 20e-3

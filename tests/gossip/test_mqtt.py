@@ -11,12 +11,17 @@ import numpy as np
 import pytest
 from blockbuster import blockbuster_ctx
 
-from gossamer.gossip import mqtt as mqtt_module
-from gossamer.gossip.mqtt import MqttOptions, MqttTransport
-from gossamer.gossip.mqtt_address import Address, TlsFiles
-from gossamer.gossip.mqtt_link import Link
-from gossamer.gossip.mqtt_websocket import frame, mend
-from gossamer.gossip.transport import Received, TransportError
+from gossamer.gossip.transport import (
+    Address,
+    MqttOptions,
+    MqttTransport,
+    Received,
+    TlsFiles,
+    TransportError,
+)
+from gossamer.gossip.transport import mqtt as mqtt_module
+from gossamer.gossip.transport.connection import Link
+from gossamer.gossip.transport.paho_workarounds import frame, patch_sender
 from gossamer.peer import Authority, Broker, BrokerSettings, BrokerTls
 
 IMPATIENT = MqttOptions(connect_timeout=0.3, first_delay=0.05)
@@ -109,7 +114,7 @@ def test_listener_that_is_no_broker_hangs_up(run):
 
 
 @pytest.mark.parametrize(
-    ("kind", "version"), [("mosquitto", "3.1.1"), ("mosquitto", "5"), ("amqtt", "3.1.1")]
+    ("kind", "version"), [("mosquitto", "3.1.1"), ("mosquitto", "5"), ("nats", "3.1.1")]
 )
 def test_wrong_password(run, request, kind, version):
     if kind == "mosquitto":
@@ -343,7 +348,7 @@ def test_partial_writes_keep_the_packet():
 
     with left, right:
         wrapper = Wrapper()
-        mend(wrapper)
+        patch_sender(wrapper)
         attempts = 1
         while True:
             try:

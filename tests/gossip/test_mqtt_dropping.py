@@ -4,33 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
 
 import pytest
 
-from gossamer.gossip.mqtt import MqttOptions, MqttTransport
-from gossamer.gossip.mqtt_limit import CUTS, LAST_CUTS, PacketLimit
-from gossamer.gossip.transport import TransportError
-from gossamer.peer import Broker
-from gossamer.peer import broker as broker_module
+from gossamer.gossip.transport import MqttOptions, MqttTransport, TransportError
+from gossamer.gossip.transport.packet_limit import CUTS, LAST_CUTS, PacketLimit
+from gossamer.peer import Broker, BrokerSettings
 
 INBOX, CARD, ECHO = "x/inbox/v", "x/peer/a/card", "x/inbox/@echo"
 LIMIT = 20_000
 
 
-@pytest.fixture
-def dropping(mosquitto, monkeypatch):
-    """Lets mosquitto drop messages of more than LIMIT bytes."""
-    make = broker_module.mosquitto_command
-
-    def command(*arguments):
-        made = make(*arguments)
-        config = Path(made[-1])
-        lines = config.read_text().splitlines()
-        config.write_text("\n".join([f"message_size_limit {LIMIT}", *lines]) + "\n")
-        return made
-
-    monkeypatch.setattr(broker_module, "mosquitto_command", command)
+DROPPING = BrokerSettings(mosquitto_options=(f"message_size_limit {LIMIT}",))
 
 
 def options(version: str) -> MqttOptions:
@@ -52,12 +37,12 @@ async def until(condition) -> None:
 
 
 @pytest.mark.parametrize("version", ["3.1.1", "5"])
-def test_chunks_shrink_until_they_are_not_dropped(run, dropping, caplog, version):
+def test_chunks_shrink_until_they_are_not_dropped(run, mosquitto, caplog, version):
     caplog.set_level(logging.WARNING)
 
     async def scenario():
         async with (
-            Broker(kind="mosquitto") as broker,
+            Broker(DROPPING, kind="mosquitto") as broker,
             MqttTransport(broker.url, "a", options=options(version), echo=ECHO) as a,
         ):
             await a.subscribe("x/inbox/+")
@@ -71,17 +56,19 @@ def test_chunks_shrink_until_they_are_not_dropped(run, dropping, caplog, version
             return broker.url
 
     url = run(scenario())
-    told = [r.getMessage() for r in caplog.records if r.name == "gossamer.gossip.mqtt_limit"]
+    told = [
+        r.getMessage() for r in caplog.records if r.name == "gossamer.gossip.transport.packet_limit"
+    ]
     assert len(told) == 1
     assert told[0].startswith(f"{url} drops packets of 300")
     assert "(mosquitto: message_size_limit)" in told[0]
 
 
 @pytest.mark.parametrize("version", ["3.1.1", "5"])
-def test_a_card_that_is_dropped_ends_in_one_error(run, dropping, version):
+def test_a_card_that_is_dropped_ends_in_one_error(run, mosquitto, version):
     async def scenario():
         async with (
-            Broker(kind="mosquitto") as broker,
+            Broker(DROPPING, kind="mosquitto") as broker,
             MqttTransport(broker.url, "a", options=options(version), echo=ECHO) as a,
         ):
             await a.subscribe("x/inbox/+")
@@ -98,7 +85,7 @@ def test_a_card_that_is_dropped_ends_in_one_error(run, dropping, version):
     run(scenario())
 
 
-@pytest.mark.parametrize("kind", ["mosquitto", "amqtt"])
+@pytest.mark.parametrize("kind", ["mosquitto", "nats"])
 def test_what_comes_back_is_not_tried_again(run, mosquitto, kind):
     async def scenario():
         async with (

@@ -8,9 +8,8 @@ import logging
 
 import pytest
 
-from gossamer.gossip.mqtt import MqttOptions, MqttTransport
-from gossamer.gossip.mqtt_limit import CUTS, HARMLESS, LAST_CUTS, PacketLimit
-from gossamer.gossip.transport import TransportError
+from gossamer.gossip.transport import MqttOptions, MqttTransport, TransportError
+from gossamer.gossip.transport.packet_limit import CUTS, LAST_CUTS, MIN_PROBED_PACKET, PacketLimit
 from gossamer.peer import Broker, BrokerSettings, free_port
 
 BROKER = "mqtt://broker"
@@ -62,7 +61,7 @@ def test_only_a_broker_that_hangs_up_counts(cause):
     limit = PacketLimit(BROKER, 1 << 20)
     assert not any(cut(limit, 100_000, cause=cause) for _ in range(10 * LAST_CUTS))
     assert not limit.lost("unreachable"), "an attempt that failed is not blamed on an older packet"
-    assert not any(cut(limit, HARMLESS) for _ in range(10 * LAST_CUTS))
+    assert not any(cut(limit, MIN_PROBED_PACKET) for _ in range(10 * LAST_CUTS))
     assert limit.size == 1 << 20
 
 

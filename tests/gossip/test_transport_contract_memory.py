@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from gossamer.gossip import FaultPlan, MemoryBroker, MemoryTransport
-from gossamer.gossip.transport import TransportError
+from gossamer.gossip import FaultPlan
+from gossamer.gossip.transport import MemoryBroker, MemoryTransport, TransportError
 
 
 async def deliveries(plan: FaultPlan, seed: int, count: int = 300) -> list[int]:

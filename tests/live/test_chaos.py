@@ -136,8 +136,8 @@ def test_sixteen_processes_on_mosquitto_survive_everything(tmp_path, mosquitto):
 
 
 @pytest.mark.timeout(2400)
-def test_six_processes_on_the_embedded_broker_survive_everything(tmp_path):
+def test_six_processes_on_nats_survive_everything(tmp_path):
     killed, dead = ["3"], "5"
-    with Broker(kind="amqtt") as broker:
+    with Broker(kind="nats") as broker:
         result = asyncio.run(chaos(broker, tmp_path, 6, 60, killed=killed, dead=dead, pause=3.0))
     check(tmp_path, *result, 6, killed, dead)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from swarm_kit import small_config
@@ -13,7 +12,6 @@ from swarm_kit import small_config
 from gossamer.experiments.live import plan
 from gossamer.experiments.watch import collect
 from gossamer.peer import Broker, BrokerAddress, BrokerSettings, LocalSwarm, PeerError
-from gossamer.peer import broker as broker_module
 
 pytestmark = pytest.mark.live
 
@@ -42,19 +40,11 @@ def test_peers_average_through_a_broker_with_a_low_limit(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("version", ["3.1.1", "5"])
 def test_peers_average_through_a_broker_that_drops_large_messages(
-    mosquitto: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+    mosquitto: Broker, tmp_path: Path, version: str
 ) -> None:
-    make = broker_module.mosquitto_command
-
-    def command(*arguments: Any) -> list[str]:
-        made = make(*arguments)
-        config = Path(made[-1])
-        config.write_text(f"message_size_limit 2000\n{config.read_text()}")
-        return made
-
-    monkeypatch.setattr(broker_module, "mosquitto_command", command)
     config = small_config(2, 4, mode="rounds")
-    with Broker(kind="mosquitto") as broker:
+    settings = BrokerSettings(mosquitto_options=("message_size_limit 2000",))
+    with Broker(settings, kind="mosquitto") as broker:
         spec = plan(config, tmp_path, BrokerAddress(broker.url, version=version))
         asyncio.run(LocalSwarm(spec).run())
     outcome = collect(config, spec, [])

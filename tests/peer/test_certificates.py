@@ -15,9 +15,17 @@ import trustme
 from cryptography import x509
 
 from gossamer.gossip import MqttTransport, TlsFiles
-from gossamer.peer.addresses import host_for_others, is_host, is_loopback, machine_addresses
-from gossamer.peer.broker import Broker, BrokerError, BrokerSettings, BrokerTls
-from gossamer.peer.certificates import Authority
+from gossamer.peer.broker import (
+    Authority,
+    Broker,
+    BrokerError,
+    BrokerSettings,
+    BrokerTls,
+    host_for_others,
+    is_host,
+    is_loopback,
+    machine_addresses,
+)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -127,7 +127,7 @@ def test_connections_of_peers_listen_for_themselves(run):
 @pytest.mark.timeout(600)  # torch is loaded twice, on whatever machine this is
 def test_told_to_stop_with_the_broker_gone_a_process_ends_and_says_so(tmp_path):
     """Two processes on one checkpoint, too: the second has no business there."""
-    with Broker(kind="amqtt") as broker:
+    with Broker(kind="nats") as broker:
         peer = peer_spec("a", rounds=10**9, leave_timeout=2.0, test_every=10**9)
         path = tmp_path / "host.json"
         HostSpec(BrokerAddress(broker.url), str(tmp_path), [peer]).write(path)

@@ -10,7 +10,7 @@ from trust_kit import SWARM, group, received
 
 from gossamer.gossip import topics
 from gossamer.gossip.messages import Give
-from gossamer.gossip.mqtt import MqttTransport
+from gossamer.gossip.transport import MqttTransport
 from gossamer.gossip.wire import decode
 
 MODEL = "global"

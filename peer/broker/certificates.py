@@ -25,8 +25,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from gossamer.files import write_whole
+
 from .addresses import is_address
-from .broker_config import BrokerError, write_whole
+from .config import BrokerError, write_private
 
 AUTHORITY_DAYS = 3650
 """Ten years: every device of a swarm holds a copy of the authority's certificate."""
@@ -311,5 +313,5 @@ def _write(
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    write_whole(files.key, secret)
+    write_private(files.key, secret)
     return files

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from .settings import Positive, SettingsTable, checked
+from ..settings import Positive, SettingsTable, checked
 
 SMALLEST_PACKET = 512
 """Packets are made no smaller than this: with the longest topic and a seal, little less would do."""
@@ -50,7 +50,7 @@ class MqttOptions(LinkSettings):
 
     version: Literal["3.1.1", "5"] = "3.1.1"
     """The protocol's version. 5 reports why a broker cut us off and how large a packet may be; 3.1.1 is what
-    the embedded broker and old ones speak."""
+    nats-server and old brokers speak."""
     first_delay: float = 0.2
     """Seconds of the first wait between attempts to reconnect; each wait is shortened by up to half at
     random, so that a swarm does not return all at once."""

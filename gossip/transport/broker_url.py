@@ -11,7 +11,8 @@ from urllib.parse import unquote, urlsplit
 
 from aiomqtt import MqttError
 
-from .transport import TransportError
+from .base import TransportError
+from .paho_workarounds import TidySocket
 
 _SCHEMES: dict[str, tuple[int, bool, Literal["tcp", "websockets"]]] = {
     "mqtt": (1883, False, "tcp"),
@@ -98,26 +99,13 @@ class TlsFiles:
         try:
             context = ssl.create_default_context(cafile=self.ca)
             context.minimum_version = ssl.TLSVersion.TLSv1_2
-            context.sslsocket_class = _TidySocket
+            context.sslsocket_class = TidySocket
             if self.certificate is not None:
                 context.load_cert_chain(self.certificate, self.key)
         except (ssl.SSLError, OSError) as error:
             names = ", ".join(str(path) for path in (self.ca, self.certificate, self.key) if path)
             raise TransportError("certificate", f"cannot use {names}: {error}") from None
         return context
-
-
-class _TidySocket(ssl.SSLSocket):
-    """Closes itself when its handshake fails; paho forgets to."""
-
-    def do_handshake(self, block: bool = False) -> None:
-        try:
-            super().do_handshake(block)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise
-        except BaseException:
-            self.close()
-            raise
 
 
 def explain(error: BaseException, address: Address, code: int | None = None) -> TransportError:
@@ -129,7 +117,8 @@ def explain(error: BaseException, address: Address, code: int | None = None) -> 
     if isinstance(root, ssl.SSLCertVerificationError):
         return _certificate(root, address)
     if isinstance(root, ssl.SSLError):
-        return TransportError(
+        alert = explain_alert(str(root), address)
+        return alert or TransportError(
             "tls", f"no TLS with {address}: {root.reason or root}: is that a TLS port?"
         )
     if isinstance(root, socket.gaierror):
@@ -143,7 +132,7 @@ def explain(error: BaseException, address: Address, code: int | None = None) -> 
         who = f"user {address.username!r}" if address.username else "a client without a password"
         return TransportError("password", f"{address} refused {who}: check name and password")
     if code == 132:
-        return TransportError("protocol", f"{address} does not speak this version of MQTT")
+        return TransportError("protocol", f"{address} does not speak MQTT 5: use 3.1.1")
     if code == 141:
         return TransportError("silent", f"{address} gives no sign of life")
     if code == 142:

@@ -17,9 +17,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from .memory import FaultPlan
-from .topics import is_state, matches
-from .transport import (
+from ..memory import FaultPlan
+from ..topics import is_state, matches
+from .base import (
     Connection,
     Hook,
     Inbox,

@@ -1,4 +1,4 @@
-"""Runs a broker and ends it with its parent: `python broker_keeper.py FOLDER COMMAND…`, see broker.py.
+"""Runs a broker and ends it with its parent: `python watchdog.py FOLDER COMMAND…`, see broker.py.
 
 A process that is killed can stop nothing and clean up nothing. This one stands between it and its broker:
 its standard input ends with the parent, and then the broker is stopped and the temporary folder removed.
@@ -31,11 +31,10 @@ def main(folder: str, command: list[str]) -> int:
     """Run the command until it ends, a signal asks it to, or the parent is gone; its exit code."""
     ended, orphaned = threading.Event(), threading.Event()
     asked: SimpleQueue[None] = SimpleQueue()  # the one that bears a signal within a signal
-    # Before the broker runs: a keeper that dies of a signal leaves it behind.
+    # Before the broker runs: a watchdog that dies of a signal leaves it behind.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked.put(None))
-    # The broker's own standard input ends with the keeper: the embedded one heeds that.
-    broker = subprocess.Popen(command, stdin=subprocess.PIPE, preexec_fn=_dying_with_us())
+    broker = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_dying_with_us())
 
     def follow_parent() -> None:
         while os.read(0, 1024):
@@ -60,7 +59,7 @@ def main(folder: str, command: list[str]) -> int:
 
 
 def _dying_with_us() -> Callable[[], Any] | None:
-    """On Linux the kernel kills the broker when its keeper is killed; elsewhere nobody does."""
+    """On Linux the kernel kills the broker when its watchdog is killed; elsewhere nobody does."""
     if not sys.platform.startswith("linux"):
         return None
     libc, us = ctypes.CDLL(None), os.getpid()

@@ -21,10 +21,9 @@ import paho.mqtt.client as paho
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from .mqtt_address import Address, explain, explain_alert
-from .mqtt_packets import Deliver, Packets, fits
-from .mqtt_websocket import mend
-from .transport import Payload, TransportError, Will
+from .base import Payload, TransportError, Will
+from .broker_url import Address, explain, explain_alert
+from .paho_workarounds import Deliver, Packets, patch_sender, supports
 
 _log = logging.getLogger(__name__)
 _GOODBYE = 2.0  # seconds that a polite disconnection may take before we hang up
@@ -53,6 +52,7 @@ class Link:
         self.patience = 2.0 * keepalive
         """Seconds after which an answer is not to be expected any more."""
         self._reason: Any = None
+        self._opened = False
         self._given_up: TransportError | None = None
         self._complaint = _Complaint()
         properties = None
@@ -64,7 +64,7 @@ class Link:
             address.port,
             username=address.username,
             password=address.password,
-            identifier=client_id,
+            identifier=client_id.replace(".", "~"),  # nats-server takes no dot; no name has a "~"
             protocol=aiomqtt.ProtocolVersion.V5 if version == "5" else aiomqtt.ProtocolVersion.V311,
             clean_session=None if version == "5" else True,
             properties=properties,
@@ -85,8 +85,10 @@ class Link:
         self._paho: paho.Client = self._client._client
         self._paho.connect_timeout = min(5.0, timeout)
         self._packets: Packets | None = None
-        if address.transport == "tcp" and fits(self._paho):
-            self._packets = Packets(self._paho, receive, version5=version == "5")
+        if address.transport == "tcp" and supports(self._paho):
+            self._packets = Packets(
+                self._paho, receive, version5=version == "5", log=self._complaint.logger
+            )
         self._listen()
 
     def _listen(self) -> None:
@@ -107,7 +109,7 @@ class Link:
             loop.call_soon_threadsafe(self._lose)
 
         def on_socket_open(client: Any, data: Any, sock: Any) -> None:
-            mend(sock)
+            patch_sender(sock)
             cast(Any, opened)(client, data, sock)
 
         def on_publish(_client: Any, _data: Any, mid: int, _code: Any, _properties: Any) -> None:
@@ -166,6 +168,7 @@ class Link:
             await asyncio.wait((connecting, self.lost), return_when=asyncio.FIRST_COMPLETED)
             if not self.lost.done() or connecting.done():
                 await connecting
+                self._opened = True
                 return
         except (aiomqtt.MqttError, ValueError) as error:
             await self.close()
@@ -273,7 +276,7 @@ class Link:
 
     async def close(self) -> None:
         """Say goodbye if anybody listens, else hang up."""
-        if not self.lost.done() and self._client._connected.done():
+        if not self.lost.done() and self._opened:
             with contextlib.suppress(aiomqtt.MqttError, TimeoutError):
                 await asyncio.wait_for(self._client.__aexit__(None, None, None), _GOODBYE)
         if self._paho.socket() is not None:

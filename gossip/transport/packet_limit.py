@@ -18,18 +18,18 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
-from .mqtt_link import Link
-from .mqtt_options import SMALLEST_PACKET
-from .transport import TransportError
+from .base import TransportError
+from .connection import Link
+from .options import SMALLEST_PACKET
 
 _log = logging.getLogger(__name__)
 
 LARGEST = 256 * 1024 * 1024
 """What MQTT itself allows."""
 FLOOR = SMALLEST_PACKET
-HARMLESS = 256
+MIN_PROBED_PACKET = 256
 """Packets up to this size, such as a status, are never blamed for anything."""
-AROUND = 16
+HEADER_BYTES = 16
 """Bytes of a packet besides topic and payload: header, lengths, packet id, properties."""
 CUTS = 3
 """Lost connections, or packets, in a row before a large one is blamed: links fail for other reasons too."""
@@ -62,7 +62,7 @@ class PacketLimit:
         """The smallest packet that the last cuts in a row may be due to."""
         self._searching = self._warned = False
         self._unsure = asyncio.Event()
-        self._proven = HARMLESS
+        self._proven = MIN_PROBED_PACKET
         """The largest packet that was seen to come back."""
         self._missed = self._echoed = 0
         """How many in a row did not; and the largest payload that did of late."""
@@ -81,7 +81,7 @@ class PacketLimit:
         """A new connection; `named` is the limit that the broker told us, if any."""
         self._named = named
         # It may be another broker, or the same with another limit.
-        self._proven, self._missed = HARMLESS, 0
+        self._proven, self._missed = MIN_PROBED_PACKET, 0
         self._unsure.clear()
 
     def sending(self, size: int, *, whole: bool) -> int:
@@ -132,7 +132,7 @@ class PacketLimit:
     async def _try(self, link: Link, topic: str, size: int, whole: bool) -> None:
         """Send ourselves a packet of this size, and see whether it comes back."""
         tried = max(size, min(size + _SLACK, self.size))
-        payload = tried - len(topic.encode()) - AROUND
+        payload = tried - len(topic.encode()) - HEADER_BYTES
         self._echoed = 0
         self._ended.clear()
         await link.publish(topic, bytes(payload), 0, False)
@@ -202,6 +202,6 @@ class PacketLimit:
 
     def _suspect(self) -> int:
         """The largest packet of this connection that may not have got through; 0 for none."""
-        if self._named is not None or self._sent <= max(self._taken, HARMLESS):
+        if self._named is not None or self._sent <= max(self._taken, MIN_PROBED_PACKET):
             return 0
         return self._sent

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.broker import Broker, serve
-from gossamer.peer.broker_keeper import FOLDER_PREFIX
+from gossamer.peer import Broker, serve
+from gossamer.peer.broker.watchdog import FOLDER_PREFIX
 from gossamer.peer.signals import stop_signals
 
 PROGRAM = """
 import signal, sys
-from gossamer.peer.broker import Broker
+from gossamer.peer import Broker
 signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
 with Broker(kind=sys.argv[1]) as broker:
     print(broker.port, broker._folder.name, flush=True)
@@ -30,7 +30,7 @@ with Broker(kind=sys.argv[1]) as broker:
 """
 
 
-@pytest.fixture(params=["mosquitto", "amqtt"])
+@pytest.fixture(params=["mosquitto", "nats"])
 def kind(request):
     if request.param == "mosquitto":
         request.getfixturevalue("mosquitto")
@@ -80,26 +80,26 @@ def test_a_broker_and_its_folder_end_with_a_killed_parent(parent):
         time.sleep(0.05)
 
 
-def test_a_broker_ends_with_its_killed_keeper(kind):
+def test_a_broker_ends_with_its_killed_watchdog(kind):
     with Broker(kind=kind) as broker:
         assert broker.pid is not None
         os.kill(broker.pid, signal.SIGKILL)
         until_silent(broker.port)
 
 
-KEEPER = """
+WATCHDOG = """
 import os, signal, subprocess, sys
-from gossamer.peer import broker_keeper
-broker_keeper.LINGER, broker_keeper.STOP_SECONDS = 0.1, float(sys.argv[3])
+from gossamer.peer.broker import watchdog
+watchdog.LINGER, watchdog.STOP_SECONDS = 0.1, float(sys.argv[3])
 start = subprocess.Popen
-def Popen(*arguments, **options):  # a signal comes before the keeper knows its broker
+def Popen(*arguments, **options):  # a signal comes before the watchdog knows its broker
     broker = start(*arguments, **options, stdout=subprocess.PIPE)
     assert broker.stdout.readline().strip() == b"ready"
     if "signal" in sys.argv:
         os.kill(os.getpid(), signal.SIGTERM)
     return broker
 subprocess.Popen = Popen
-sys.exit(broker_keeper.main(sys.argv[1], [sys.executable, "-c", sys.argv[2]]))
+sys.exit(watchdog.main(sys.argv[1], [sys.executable, "-c", sys.argv[2]]))
 """
 BROKER = """
 import signal, sys
@@ -116,9 +116,9 @@ PATIENCE = {
 
 
 def keep(folder: Path, action: str, *options: str) -> subprocess.Popen[bytes]:
-    """A keeper in the folder; its broker does this when it is asked to end."""
+    """A watchdog in the folder; its broker does this when it is asked to end."""
     told = [str(folder), BROKER.format(action=action), PATIENCE[action], *options]
-    command = [sys.executable, "-c", KEEPER, *told]
+    command = [sys.executable, "-c", WATCHDOG, *told]
     return subprocess.Popen(command, stdin=subprocess.PIPE)
 
 
@@ -127,19 +127,19 @@ def keep(folder: Path, action: str, *options: str) -> subprocess.Popen[bytes]:
     [(WILLING, 7), (STUBBORN, 128 + signal.SIGKILL)],
     ids=["willing", "stubborn"],
 )
-def test_a_keeper_asked_at_once_ends_when_its_broker_has(tmp_path, action, code):
-    """The broker is asked to end, and killed when it does not; its keeper never ends before it."""
-    with keep(tmp_path, action, "signal") as keeper:
-        assert keeper.wait() == code
+def test_a_watchdog_asked_at_once_ends_when_its_broker_has(tmp_path, action, code):
+    """The broker is asked to end, and killed when it does not; its watchdog never ends before it."""
+    with keep(tmp_path, action, "signal") as watchdog:
+        assert watchdog.wait() == code
 
 
 @pytest.mark.parametrize("name", [FOLDER_PREFIX + "x", "somebody-s-own"])
 def test_only_a_broker_s_own_folder_is_removed(tmp_path, name):
     folder = tmp_path / name
     folder.mkdir()
-    with keep(folder, WILLING) as keeper:
-        keeper.stdin.close()  # the parent is gone
-        assert keeper.wait() == 7
+    with keep(folder, WILLING) as watchdog:
+        watchdog.stdin.close()  # the parent is gone
+        assert watchdog.wait() == 7
     assert folder.exists() == (not name.startswith(FOLDER_PREFIX))
 
 

@@ -1,0 +1,5 @@
+"""A broker of our own: its process, its configuration, its certificates, and a swarm's permissions on it."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
