@@ -21,6 +21,8 @@ from .errors import ModelError
 from .slicing import is_share
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
 
 # Layers with one value per cell in each of their parameters. A user's own layer joins them by
 # carrying `per_cell = True`.

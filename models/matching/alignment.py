@@ -19,7 +19,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from ..anatomy import Anatomy, Part
-from ..discovery import BATCH_NORMS
+from ..discovery import BATCH_NORMS, CONVOLUTIONS
 from ..errors import ModelError
 from ..network import SlicedNetwork
 from ..permuting import flat_order, permute_tensors
@@ -357,7 +357,7 @@ def _answers(module: nn.Module, parts: Sequence[Part], inputs: Tensor) -> dict[s
 
     for part in parts:  # the module is a copy: hooks may stay
         layer = layers.get(part.name)
-        if not isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        if not isinstance(layer, (nn.Linear, *CONVOLUTIONS)):
             raise ModelError(
                 "align: by activations needs parts named after a dense layer or a convolution, which "
                 f"{part.name!r} is not; name those to align with parts=, or align by weights"

@@ -25,7 +25,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..discovery import BATCH_NORMS
+from ..discovery import BATCH_NORMS, CONVOLUTIONS, TRANSPOSED
 from ..errors import ModelError
 
 FIXED = 0
@@ -36,8 +36,6 @@ BY_HAND = (
 )
 """What to do where a trace fails, for messages."""
 
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
 _NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
@@ -158,7 +156,7 @@ class Ledger:
 
 def _register(ledger: Ledger, name: str, layer: nn.Module) -> Ends | None:
     """Enter a layer into the ledger; None for one without channels of its own."""
-    if isinstance(layer, _CONVOLUTIONS):
+    if isinstance(layer, CONVOLUTIONS):
         return _convolution(ledger, name, layer)
     if isinstance(layer, nn.Linear):
         reads = ledger.channels(f"{name}.in", layer.in_features, made=False)
@@ -193,7 +191,7 @@ def _register(ledger: Ledger, name: str, layer: nn.Module) -> Ends | None:
 def _convolution(ledger: Ledger, name: str, layer: Any) -> Ends:
     reads = ledger.channels(f"{name}.in", layer.in_channels, made=False)
     makes = ledger.channels(name, layer.out_channels)
-    source, target = (0, 1) if isinstance(layer, _TRANSPOSED) else (1, 0)
+    source, target = (0, 1) if isinstance(layer, TRANSPOSED) else (1, 0)
     if layer.groups == 1:
         ledger.place(layer.weight, source, reads.ids)
         ledger.place(layer.weight, target, makes.ids)

@@ -7,7 +7,17 @@ import pytest
 import torch
 from parts_kit import check_all
 
-from gossamer.models import NETWORKS, ModelError, discover, mlp, resnet, small_cnn, unet, vit
+from gossamer.models import (
+    NETWORKS,
+    READY,
+    ModelError,
+    discover,
+    mlp,
+    resnet,
+    small_cnn,
+    unet,
+    vit,
+)
 
 CASES = {
     "mlp": ({"layout": "6=5=4", "activation": "prelu"}, (2, 6), 1),
@@ -96,3 +106,12 @@ def test_peers_that_know_their_parts_do_not_pay_for_the_tracer():
 def test_sizes_that_do_not_fit_are_refused(make, message):
     with pytest.raises(ModelError, match=message):
         make()
+
+
+@pytest.mark.parametrize("name", READY)
+def test_a_ready_network_reads_what_its_entry_in_the_table_says(name):
+    entry = READY[name]
+    samples = torch.zeros(2, *entry.sample)
+    output = entry.build().eval()(samples.transpose(1, 2) if entry.time_last else samples)
+    assert len(output) == 2
+    assert (output.ndim == 2) == entry.classifies

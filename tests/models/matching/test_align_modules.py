@@ -19,6 +19,7 @@ from gossamer.models import (
     permute,
     resnet,
     small_cnn,
+    unet,
     vit,
 )
 from gossamer.models.matching import align
@@ -26,6 +27,7 @@ from gossamer.models.matching import align
 torch.set_num_threads(1)
 
 MAKERS = {
+    "unet": (lambda: unet(1, 2, widths=(5, 6)), (1, 8, 8)),
     "small-cnn": (lambda: small_cnn(1, 8, 4, widths=(5, 6), hidden=7), (1, 8, 8)),
     "resnet": (lambda: resnet(1, 4, widths=(5, 6)), (1, 8, 8)),
     "lstm": (lambda: lstm_classifier(3, 4, hidden=7), (5, 3)),
@@ -99,7 +101,7 @@ def test_a_scrambled_network_is_put_in_order(name: str, buffers: str) -> None:
 
 
 @pytest.mark.parametrize("buffers", ["average", "recompute"])
-@pytest.mark.parametrize("name", ["small-cnn", "resnet"])
+@pytest.mark.parametrize("name", ["small-cnn", "resnet", "unet"])  # unet: transposed ones too
 def test_convolutions_are_put_in_order_by_what_they_answer(name: str, buffers: str) -> None:
     x = inputs(name)
     reference = sliced(name, "a", buffers)
