@@ -95,9 +95,8 @@ def settings_classes() -> Iterator[type]:
     """All tables of settings, and the plans of processes, in gossip, peer, configs and devices' files."""
     found = ["gossamer.experiments.join"]
     for package in (config, gossip, peer):
-        found += [
-            f"{package.__name__}.{one.name}" for one in pkgutil.iter_modules(package.__path__)
-        ]
+        within = f"{package.__name__}."
+        found += [one.name for one in pkgutil.walk_packages(package.__path__, within)]
     for module in (importlib.import_module(name) for name in found if "__main__" not in name):
         for each in vars(module).values():
             if isinstance(each, type) and each.__module__ == module.__name__:
