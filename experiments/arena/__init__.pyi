@@ -1,8 +1,5 @@
 from .arena import Arena as Arena
-from .arena import Needs as Needs
 from .arena import Round as Round
-from .arena import Term as Term
-from .arena import estimate as estimate
 from .events import Lockstep as Lockstep
 from .events import VirtualTime as VirtualTime
 from .events import Wire as Wire

@@ -16,10 +16,8 @@ from ...models.stack import (
     Group,
     Needs,
     Task,
-    Term,
     Workers,
     combine,
-    estimate,
     form_group,
     free_memory,
     needs_of,
@@ -31,8 +29,6 @@ from .lockstep import Averager, ExactMean, Mixing
 
 if TYPE_CHECKING:  # gossipers, compressors and scipy: only for those who have a wire
     from .events import Lockstep, Wire, WiredAverager
-
-__all__ = ["Arena", "Needs", "Round", "Term", "estimate"]
 
 
 @dataclass(frozen=True)
