@@ -45,7 +45,7 @@ class Simulation:
         import torch
 
         from ..models import ModelError, implementers
-        from .arena.memory import free_memory
+        from ..models.stack import free_memory
         from .build import Swarm, members_in_order
         from .config.needs import heed
 

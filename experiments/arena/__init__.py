@@ -1,8 +1,8 @@
 """The arena: a whole swarm in one process, its peers stacked in one tensor; one seed, one result."""
 
+from ...models.stack import Needs, Term, estimate
 from .arena import Arena, Round
-from .memory import Needs, Term, estimate
-from .mixing import ExactMean, Gossip, Mixing, Server
+from .lockstep import ExactMean, Gossip, Mixing, Server
 
 __all__ = [
     "Arena",

@@ -12,16 +12,22 @@ import numpy as np
 import torch
 
 from ...models import Learner, Metrics, ModelError, PeerCounting
+from ...models.stack import (
+    Alone,
+    Group,
+    Needs,
+    Stack,
+    Task,
+    Workers,
+    combine,
+    form_group,
+    free_memory,
+    needs_of,
+    processors,
+    sort_learners,
+)
 from ...peer import MatchedStore
-from .averaging import Averager
-from .common import CommonAverager
-from .group import Group, Task
-from .grouping import form, sort
-from .memory import Needs, combine, free_memory, needs_of
-from .mixing import ExactMean, Mixing
-from .shards import OneMachine, Shards
-from .stack import Alone, Stack
-from .workers import Workers, processors
+from .lockstep import Averager, ExactMean, Mixing
 
 if TYPE_CHECKING:  # gossipers, compressors and scipy: only for those who have a wire
     from ..lockstep import Lockstep
@@ -84,11 +90,11 @@ class Arena:
         name of the largest term; `needs()` tells it all.
     stores
         One per learner, where peers of different widths share a partial model: it is then averaged at
-        the common width that the stores hold. Not with `device` or `shards`.
+        the common width that the stores hold. Not with `device`.
     wire
         What becomes of values between peers, `Wire(compress="int8")` say: they are then averaged one by
         one, by live peers' own rules, and `arena.lockstep` has the bytes. For `Gossip` and `Server`, not
-        with `device` or `shards`.
+        with `device`.
     """
 
     def __init__(
@@ -102,7 +108,6 @@ class Arena:
         device: str | torch.device | None = None,
         threads: int | None = None,
         memory: int | None = None,
-        shards: Shards | None = None,
         stores: Sequence[MatchedStore] | None = None,
         wire: Wire | None = None,
     ):
@@ -131,41 +136,39 @@ class Arena:
         self._every, self._test_every = every, test_every
         self._threads = threads or processors()
         self._device = _device(device)
-        kinds = sort(self._learners)
+        kinds = sort_learners(self._learners)
         home = self._learners[0].network.flat.device
         where = self._device or home
         self._needs = needs_of(kinds, self._learners, self._threads, moved=where != home)
         self._wired: Wired | None = None
         if wire is not None:
-            if device is not None or shards is not None:
-                raise ModelError(
-                    "a wire is read on the networks' own device: leave out device and shards"
-                )
+            if device is not None:
+                raise ModelError("a wire is read on the networks' own device: leave out device")
             from .wired import Wired
 
             self._wired = Wired(self._learners, mixing or ExactMean(), weights, wire, stores or ())
             self._needs = combine([self._needs, self._wired.needs()])
         self._needs.refuse_beyond(memory if memory is not None else free_memory(where))
-        self._groups: list[Group] = [form(kind, self._learners, self._device) for kind in kinds]
+        self._groups: list[Group] = [
+            form_group(kind, self._learners, self._device) for kind in kinds
+        ]
         self._seats = {
             place: (index, row)
             for index, group in enumerate(self._groups)
             for row, place in enumerate(group.places)
         }
-        self._common = CommonAverager(stores or (), mixing or ExactMean(), weights)
-        if self._common.owners and (device is not None or shards is not None):
-            raise ModelError(
-                f"{next(iter(self._common.owners))!r} is averaged at a common width, which works on the "
-                "networks' own device and one machine: leave out device and shards"
-            )
         self._averager = Averager(
             [learner.network for learner in self._learners],
             self._rows(),
             mixing or ExactMean(),
             weights,
-            shards or OneMachine(),
-            elsewhere=self._common.owners,
+            stores or (),
         )
+        if device is not None and (common := self._averager.common_width):
+            raise ModelError(
+                f"{common[0]!r} is averaged at a common width, which works on the networks' own device: "
+                "leave out device"
+            )
         self._workers: Workers | None = None
 
     def __repr__(self) -> str:
@@ -209,23 +212,17 @@ class Arena:
 
         peers: only those learners, by their places; the metrics are in the same order.
         """
-        work = self._work(peers)
-        metrics = self._measure(
-            peers, [(group, group.train(rows, self._every)) for group, rows in work]
+        return self._measure(
+            peers, [(group, group.train(rows, self._every)) for group, rows in self._work(peers)]
         )
-        for group, rows in work:
-            group.trained(rows, self._every)
-        return metrics
 
     def average(self) -> None:
         """One averaging of every partial model."""
         if self._wired is not None:
             self._wired.average()
             return
-        workers = self._working()
         for tasks in self._averager.tasks():
-            workers.run(tasks)
-        workers.run(self._common.tasks())
+            self._working().run(tasks)
 
     def test(self, peers: Sequence[int] | None = None) -> tuple[Metrics, ...]:
         """Every learner's test, or that of some, as in `train`."""

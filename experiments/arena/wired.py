@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...models import Learner, ModelError, Weighted, check_weights, implementers
+from ...models.stack import Needs, Term
 from ...peer import MatchedStore, NetworkStore, blocks, schema_entries
 from ...topology import Schedule, static
 from ..lockstep import Lockstep, references, with_shapes
 from ..virtual.wire import Wire
-from .memory import Needs, Term
-from .mixing import Gossip, Mixing, Server
+from .lockstep import Gossip, Mixing, Server
 
 WINDOW = 64
 """Steps after which a schedule without a period is taken to have shown all its links."""

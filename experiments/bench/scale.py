@@ -17,8 +17,8 @@ from time import perf_counter
 import torch
 
 from ...models import SgdLearner, SlicedNetwork, mlp
+from ...models.stack import amount, peak_memory
 from ..arena import Arena, ExactMean, Gossip
-from ..arena.memory import amount, peak_memory
 from ..data import DataError, load
 from ..results import RecordFile, Results, read_records
 from .harness import Row

@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gossamer.experiments.arena import kernel, plan
-from gossamer.experiments.arena.samples import draw
-from gossamer.experiments.arena.scores import score
 from gossamer.models import SgdLearner, SlicedNetwork, cross_entropy, mlp, squared_error
+from gossamer.models.stack import draw, kernel, plan, score
 
 
 def learner(samples: int, seed: int) -> SgdLearner:

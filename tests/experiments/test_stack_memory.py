@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gossamer.experiments.arena import Arena, Needs, Term, estimate
-from gossamer.experiments.arena.memory import amount, combine, free_memory, peak_memory
 from gossamer.models import Learner, ModelError, SgdLearner, SlicedNetwork, mlp
+from gossamer.models.stack import amount, combine, free_memory, peak_memory
 
 torch.set_num_threads(1)
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.experiments.arena import Arena, Gossip
-from gossamer.experiments.arena.stack import Stack
-from gossamer.experiments.arena.tiles import span, tiles
+from gossamer.experiments.arena.lockstep import span, tiles
 from gossamer.models import ModelError, ModelGraph, SgdLearner, SlicedNetwork, Start, average, mlp
+from gossamer.models.stack import Stack
 from gossamer.topology import (
     TopologyError,
     build,

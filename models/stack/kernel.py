@@ -1,8 +1,9 @@
 """The innermost loop: steps of descent through a chain of Linear layers, by torch's own interpreter.
 
-Every function here is plain Python in the subset that TorchScript reads. Scripted, a whole stretch of
-some peers is one call that neither waits for Python's interpreter nor keeps other threads from it;
-without TorchScript (it is deprecated, and may go) the same functions run as they are, slower.
+Every function here is plain Python in the subset that TorchScript reads. Scripted, all that some peers
+train between two averagings is one call that neither waits for Python's interpreter nor keeps other
+threads from it; without TorchScript (it is deprecated, and may go) the same functions run as they are,
+slower.
 
 Deferred steps. Plain descent adds −rate · slopeᵀ · input to the first weights W in every step. What later
 steps see of W is W·x before all of them, less rate · (x·x') · slope for every earlier input x' and the
@@ -10,7 +11,8 @@ slope it got. Inputs are known beforehand: so one product with W serves several 
 the inputs' own products corrects it step by step, and W is written once. The result is the same to
 rounding, and W, which does not fit into a core's own cache, is read and written once for all of them.
 
-A layer is [weight, bias, activation, slope]: places in `values`, −1 for none, and a number of ACTIVATIONS.
+A layer is [weight, bias, activation, slope]: places in `values`, −1 for none; activations are 0 none,
+1 sigmoid, 2 tanh, 3 ReLU, 4 PReLU. A loss is 0 for the squared error, 1 for cross-entropy.
 Tensors are [peers, samples, cells], or [samples, cells] for one peer; vectors have one row.
 """
 
@@ -22,9 +24,6 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor
-
-ACTIVATIONS = ("none", "sigmoid", "tanh", "relu", "prelu")
-LOSSES = ("squared", "cross-entropy")
 
 
 def _script(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -218,7 +217,7 @@ def descend(
     mean: bool,
     rate: float,
 ) -> list[Tensor]:
-    """A whole stretch of plain descent; the outputs of every step.
+    """Plain descent until the next averaging; the outputs of every step.
 
     index, labels: [peers, samples]. ends: where each step ends. together: steps deferred
     together, 1 for none.
@@ -252,16 +251,9 @@ def descend(
                 if a > 0:
                     into(first, products[..., a:b, :a], slopes[..., :a, :], -rate)
             goals = labels[:, at:last]
+            goals = goals if many else goals[0]
             outputs, slope = step(
-                values,
-                layers,
-                inputs[..., a:b, :],
-                goals if many else goals[0],
-                loss,
-                mean,
-                rate,
-                none,
-                first,
+                values, layers, inputs[..., a:b, :], goals, loss, mean, rate, none, first
             )
             if late:
                 slopes[..., a:b, :] = slope

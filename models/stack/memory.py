@@ -1,4 +1,4 @@
-"""What an arena will need, before it starts, and whether there is room for it."""
+"""The memory that stacked training and averaging will need, before they start, and what is free."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...models import AssociativeLearner, Learner, ModelError, SgdLearner
+from .. import AssociativeLearner, Learner, ModelError, SgdLearner
 from . import plan
-from .grouping import Kind
+from .groups import Kind
 
 WORK = "work space"
+BLOCK_BYTES = 1 << 20
+"""One block of averaging, peers × coordinates: read, mixed and written back while in cache."""
 
 
 @dataclass(frozen=True)
@@ -27,23 +29,23 @@ class Term:
 
 @dataclass(frozen=True)
 class Needs:
-    """Everything that an arena needs; `str()` of it is one line for people."""
+    """All that a swarm needs; `str()` of it is one line."""
 
     terms: tuple[Term, ...]
 
     @property
     def total(self) -> int:
-        """All of it, in bytes."""
+        """Bytes of all terms."""
         return sum(term.bytes for term in self.terms)
 
     @property
     def more(self) -> int:
-        """What is not taken yet."""
+        """Bytes that are not taken yet."""
         return sum(max(term.bytes - term.held, 0) for term in self.terms)
 
     @property
     def largest(self) -> Term:
-        """The term to begin with when there is too little room."""
+        """The term with the most bytes."""
         return max(self.terms, key=lambda term: term.bytes)
 
     def __str__(self) -> str:
@@ -66,7 +68,7 @@ class Needs:
 
 
 def amount(count: float) -> str:
-    """Bytes as people say them."""
+    """Return a number of bytes with a unit: 1.5 kB, 2.5 GB."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.3g} {unit}"
@@ -87,7 +89,7 @@ def estimate(
     element: int = 4,
     held: bool = False,
 ) -> Needs:
-    """The needs of one group of alike peers, before any of them is built.
+    """Return the needs of one group of alike peers, before any of them is built.
 
     slots: values that the optimizer keeps per parameter (momentum 1, Adam 2). sample_bytes,
     test_bytes: of all peers together. index_bytes: of the coordinates of partial models that do not
@@ -97,7 +99,7 @@ def estimate(
     values = peers * parameters * element
     together = plan.peers_per_task(peers, parameters, step_values)
     task = together * (3 * parameters + 2 * step_values) * element
-    work = threads * (task + 3 * plan.BLOCK_BYTES)
+    work = threads * (task + 3 * BLOCK_BYTES)
     return Needs(
         (
             Term(f"parameters of {peers:,} peers", values, values if held else 0),
@@ -111,7 +113,7 @@ def estimate(
 
 
 def combine(needs: Iterable[Needs]) -> Needs:
-    """The needs of several groups; work space is used by one after the other."""
+    """Return the needs of several groups; work space is used by one after the other."""
     terms: dict[str, Term] = {}
     for term in (term for need in needs for term in need.terms):
         old = terms.get(term.name, Term(term.name, 0))
@@ -123,7 +125,7 @@ def combine(needs: Iterable[Needs]) -> Needs:
 def needs_of(
     kinds: Sequence[Kind], learners: Sequence[Learner], threads: int, moved: bool
 ) -> Needs:
-    """The needs of learners that exist. `moved`: the stack is on another device, nothing is shared."""
+    """Return the needs of learners that exist. `moved`: the stack is on another device, nothing is shared."""
     return combine(
         _of_kind(kind, [learners[place] for place in kind.places], threads, moved) for kind in kinds
     )
@@ -134,23 +136,20 @@ def _of_kind(kind: Kind, learners: Sequence[Learner], threads: int, moved: bool)
     step_values = 0
     train: list[Tensor] = []
     test: list[Tensor] = []
+    index: dict[int, int] = {}
     for learner in learners:
-        if isinstance(learner, SgdLearner):
-            train += learner.samples
+        if isinstance(learner, SgdLearner | AssociativeLearner):
+            own = learner.samples
+            train += [own] if isinstance(own, Tensor) else own
             test += learner.held_out
-        elif isinstance(learner, AssociativeLearner):
-            train.append(learner.samples)
-            test += learner.held_out
+        slicing = learner.network.slicing
+        for model in slicing.owners:
+            where = slicing.where(model)
+            if not isinstance(where, slice):
+                index[id(where)] = where.nbytes
     if isinstance(learners[0], SgdLearner):
         cells = sum(part.cells for part in network.slicing.anatomy.parts)
         step_values = 2 * learners[0].batch * cells
-    index = {}
-    for learner in learners:
-        slicing = learner.network.slicing
-        for owner in slicing.owners:
-            where = slicing.where(owner)
-            if not isinstance(where, slice):
-                index[id(where)] = where.nbytes
     needs = estimate(
         peers=len(learners),
         parameters=len(network.flat),
@@ -178,7 +177,7 @@ def _unique_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that can still be taken on a device; None where nobody says."""
+    """Return the bytes that can still be taken on a device; None where it cannot be told."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     rooms = [room for room in (_meminfo(), _control_group()) if room is not None]
@@ -209,7 +208,7 @@ def _control_group() -> int | None:
 
 
 def peak_memory() -> int | None:
-    """The most that this process has held at once, in bytes; None where nobody says."""
+    """Return the most bytes that this process has held at once; None where it cannot be told."""
     try:
         import resource
     except ImportError:

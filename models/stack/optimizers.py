@@ -1,56 +1,49 @@
-"""How stacked parameters descend: what torch's optimizers do, on many peers at once."""
+"""Update rules: what torch's optimizers do, on the stacked parameters of many peers at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...models import PlainSgd, SgdLearner
+from .. import PlainSgd, SgdLearner
 
 Tensors = Sequence[Tensor]
-
-
-class Rule(Protocol):
-    """One kind of descent with its settings; equal rules may share a stack."""
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """The optimizer's names for the state that it keeps per coordinate."""
-        ...
-
-    def step(
-        self, values: Tensors, gradients: Tensors, state: Sequence[Tensors], count: int
-    ) -> None:
-        """Move `values` in place; `state` has one list per slot; `count` is the step's number, from 1."""
-        ...
+Slots = Sequence[Tensors]
 
 
 @dataclass(frozen=True)
-class Plain:
-    """`w −= rate · gradient`."""
+class UpdateRule(ABC):
+    """One kind of descent with its settings; equal rules may share a stack."""
 
     rate: float
 
     @property
     def slots(self) -> tuple[str, ...]:
+        """The optimizer's names for the state that it keeps per coordinate."""
         return ()
 
-    def step(
-        self, values: Tensors, gradients: Tensors, state: Sequence[Tensors], count: int
-    ) -> None:
+    @abstractmethod
+    def step(self, values: Tensors, gradients: Tensors, state: Slots, count: int) -> None:
+        """Move `values` in place; `state` has one list per slot; `count` is the step's number, from 1."""
+
+
+class Plain(UpdateRule):
+    """`w −= rate · gradient`."""
+
+    def step(self, values: Tensors, gradients: Tensors, state: Slots, count: int) -> None:
         for value, gradient in zip(values, gradients, strict=True):
             value.add_(gradient, alpha=-self.rate)
 
 
 @dataclass(frozen=True)
-class Momentum:
+class Momentum(UpdateRule):
     """torch.optim.SGD with momentum, Nesterov's or not, and weight decay."""
 
-    rate: float
     momentum: float
     decay: float
     nesterov: bool
@@ -59,9 +52,7 @@ class Momentum:
     def slots(self) -> tuple[str, ...]:
         return ("momentum_buffer",) if self.momentum else ()
 
-    def step(
-        self, values: Tensors, gradients: Tensors, state: Sequence[Tensors], count: int
-    ) -> None:
+    def step(self, values: Tensors, gradients: Tensors, state: Slots, count: int) -> None:
         for place, (value, gradient) in enumerate(zip(values, gradients, strict=True)):
             if self.decay:
                 gradient = gradient.add(value, alpha=self.decay)
@@ -73,10 +64,9 @@ class Momentum:
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(UpdateRule):
     """torch.optim.Adam, and AdamW where decay is decoupled."""
 
-    rate: float
     betas: tuple[float, float]
     epsilon: float
     decay: float
@@ -86,9 +76,7 @@ class Adam:
     def slots(self) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq")
 
-    def step(
-        self, values: Tensors, gradients: Tensors, state: Sequence[Tensors], count: int
-    ) -> None:
+    def step(self, values: Tensors, gradients: Tensors, state: Slots, count: int) -> None:
         first, second = self.betas
         length = self.rate / (1 - first**count)
         spread = (1 - second**count) ** 0.5
@@ -103,8 +91,8 @@ class Adam:
             value.addcdiv_(mean, square.sqrt().div_(spread).add_(self.epsilon), value=-length)
 
 
-def read_rule(learner: SgdLearner) -> Rule | None:
-    """The rule of a learner's optimizer with its present settings; None if a stack cannot follow it."""
+def read_rule(learner: SgdLearner) -> UpdateRule | None:
+    """Return the rule of a learner's optimizer as it is set now; None if a stack cannot follow it."""
     optimizer = learner.optimizer
     if type(optimizer) is PlainSgd:
         return Plain(optimizer.rate)
@@ -117,12 +105,10 @@ def read_rule(learner: SgdLearner) -> Rule | None:
         return None
     if any(settings.get(key) for key in ("maximize", "capturable", "differentiable", "amsgrad")):
         return None
-    if any(isinstance(settings[key], Tensor) for key in ("lr", "betas") if key in settings):
+    if any(isinstance(settings.get(key), Tensor) for key in ("lr", "betas")):
         return None
     rate, decay = settings["lr"], settings.get("weight_decay", 0)
-    if type(optimizer) is torch.optim.SGD:
-        if settings["dampening"]:
-            return None
+    if type(optimizer) is torch.optim.SGD and not settings["dampening"]:
         if not settings["momentum"] and not decay:
             return Plain(rate)
         return Momentum(rate, settings["momentum"], decay, bool(settings["nesterov"]))
@@ -133,7 +119,7 @@ def read_rule(learner: SgdLearner) -> Rule | None:
 
 
 def rate_of(learner: SgdLearner) -> float:
-    """The learning rate that a learner's optimizer has now."""
+    """Return the learning rate that a learner's optimizer has now."""
     optimizer = learner.optimizer
     if isinstance(optimizer, PlainSgd):
         return optimizer.rate
@@ -141,7 +127,7 @@ def rate_of(learner: SgdLearner) -> float:
 
 
 def steps_taken(learner: SgdLearner) -> int | None:
-    """How many steps the optimizer has counted; None if its parameters disagree."""
+    """Return how many steps the optimizer has counted; None if its parameters disagree."""
     counts = {int(state["step"]) for state in _states(learner).values() if "step" in state} or {0}
     return counts.pop() if len(counts) == 1 else None
 
@@ -152,7 +138,9 @@ class SlotStack:
     The optimizers' own entries become views of it, so that a learner's `state()` tells the truth.
     """
 
-    def __init__(self, learners: Sequence[SgdLearner], rule: Rule, like: Tensor, shared: bool):
+    def __init__(
+        self, learners: Sequence[SgdLearner], rule: UpdateRule, like: Tensor, shared: bool
+    ):
         self._learners, self._names, self._shared = learners, rule.slots, shared
         self.values = [torch.zeros_like(like) for _ in rule.slots]
         counted = isinstance(rule, Adam)
@@ -162,18 +150,14 @@ class SlotStack:
 
     def refresh(self) -> None:
         """Take in what optimizers hold that is not ours: before the first round, or after a restore."""
-        for row, learner in enumerate(self._learners):
-            if not self._names:
-                return
-            states, offset = _states(learner), 0
-            for place, parameter in enumerate(learner.network.module.parameters()):
-                size, state = parameter.numel(), states[parameter]
-                for name, values in zip(self._names, self.values, strict=True):
-                    mine = values[row, offset : offset + size].view(parameter.shape)
-                    self._take(state, name, mine)
-                if self._steps.shape[1]:
-                    self._take(state, "step", self._steps[row, place])
-                offset += size
+        for state, name, mine in self._entries():
+            held = state.get(name)
+            if not isinstance(held, Tensor):
+                mine.zero_()  # an optimizer that has not stepped yet, or was reset
+            elif held.data_ptr() != mine.data_ptr():
+                mine.copy_(held)
+            if self._shared:
+                state[name] = mine
 
     def count(self, rows: Sequence[int], steps: int) -> None:
         """Remember that some peers took `steps` more steps."""
@@ -189,27 +173,21 @@ class SlotStack:
 
     def publish(self) -> None:
         """Copy back to optimizers that live on another device."""
-        if self._shared or not self._names:
-            return
-        for row, learner in enumerate(self._learners):
+        home = self._learners[0].network.flat.device
+        for state, name, mine in () if self._shared else self._entries():
+            state[name] = mine.clone() if name == "step" else mine.to(home)
+
+    def _entries(self) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+        """Every entry of every optimizer: the parameter's state, the entry's name, and our place for it."""
+        for row, learner in enumerate(self._learners if self._names else ()):
             states, offset = _states(learner), 0
             for place, parameter in enumerate(learner.network.module.parameters()):
-                size = parameter.numel()
+                state, end = states[parameter], offset + parameter.numel()
                 for name, values in zip(self._names, self.values, strict=True):
-                    own = values[row, offset : offset + size].view(parameter.shape)
-                    states[parameter][name] = own.to(parameter.device)
+                    yield state, name, values[row, offset:end].view(parameter.shape)
                 if self._steps.shape[1]:
-                    states[parameter]["step"] = self._steps[row, place].clone()
-                offset += size
-
-    def _take(self, state: dict[str, Any], name: str, mine: Tensor) -> None:
-        held = state.get(name)
-        if not isinstance(held, Tensor):
-            mine.zero_()  # an optimizer that has not stepped yet, or was reset
-        elif held.data_ptr() != mine.data_ptr():
-            mine.copy_(held)
-        if self._shared:
-            state[name] = mine
+                    yield state, "step", self._steps[row, place]
+                offset = end
 
 
 def _states(learner: SgdLearner) -> Any:
