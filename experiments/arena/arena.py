@@ -13,10 +13,8 @@ import torch
 
 from ...models import Learner, Metrics, ModelError, PeerCounting
 from ...models.stack import (
-    Alone,
     Group,
     Needs,
-    Stack,
     Task,
     Workers,
     combine,
@@ -72,7 +70,7 @@ class Arena:
     peers' values go along.
 
     every
-        Stretches that each learner trains between two averagings.
+        How often each learner trains its local samples between two averagings.
     weights
         One number per learner (sample counts, say); by default all count the same.
     test_every
@@ -153,13 +151,11 @@ class Arena:
             form_group(kind, self._learners, self._device) for kind in kinds
         ]
         self._seats = {
-            place: (index, row)
-            for index, group in enumerate(self._groups)
-            for row, place in enumerate(group.places)
+            place: (group, row) for group in self._groups for row, place in enumerate(group.places)
         }
         self._averager = Averager(
             [learner.network for learner in self._learners],
-            self._rows(),
+            [group.locate(row) for group, row in (self._seats[k] for k in range(count))],
             mixing or ExactMean(),
             weights,
             stores or (),
@@ -239,11 +235,11 @@ class Arena:
         """The groups that some learners are in, and their rows there."""
         if peers is None:
             return [(group, list(range(len(group.places)))) for group in self._groups]
-        found: dict[int, list[int]] = {}
+        found: dict[Group, list[int]] = {}
         for peer in sorted(set(peers)):
             group, row = self._seats[peer]
             found.setdefault(group, []).append(row)
-        return [(self._groups[group], rows) for group, rows in found.items()]
+        return list(found.items())
 
     def _measure(
         self, peers: Sequence[int] | None, work: Sequence[tuple[Group, list[Task]]]
@@ -270,15 +266,6 @@ class Arena:
                 group.publish()
         for place in suspects:
             self._learners[place].network.check_whole()
-
-    def _rows(self) -> list[tuple[Stack | Alone, int]]:
-        """For every learner the stack that has its network, and the row."""
-        rows: dict[int, tuple[Stack | Alone, int]] = {}
-        for group in self._groups:
-            place = iter(group.places)
-            for stack in group.stacks:
-                rows.update({next(place): (stack, row) for row in range(len(stack.networks))})
-        return [rows[place] for place in range(len(self._learners))]
 
     def _working(self) -> Workers:
         if self._workers is None:

@@ -49,12 +49,12 @@ Tasks = list[Callable[[], None]]
 class Mixing(Protocol):
     """How one partial model is averaged among the peers that implement it."""
 
-    def check(self, owners: Mapping[str, Sequence[int]], peers: int, weighted: bool) -> None:
+    def check(self, models: Mapping[str, Sequence[int]], peers: int, weighted: bool) -> None:
         """Raise what is wrong with it for this swarm, before anything runs."""
         ...
 
     def matrices(
-        self, owner: str, members: Sequence[int], step: int, weights: np.ndarray
+        self, model: str, members: Sequence[int], step: int, weights: np.ndarray
     ) -> tuple[list[csr_array] | None, np.ndarray]:
         """Return what multiplies the members' values, one matrix after the other; None for their mean.
 
@@ -68,11 +68,11 @@ class Mixing(Protocol):
 class ExactMean:
     """Everybody gets the weighted mean, at once: what gossip tends to."""
 
-    def check(self, owners: Mapping[str, Sequence[int]], peers: int, weighted: bool) -> None:
+    def check(self, models: Mapping[str, Sequence[int]], peers: int, weighted: bool) -> None:
         pass
 
     def matrices(
-        self, owner: str, members: Sequence[int], step: int, weights: np.ndarray
+        self, model: str, members: Sequence[int], step: int, weights: np.ndarray
     ) -> tuple[list[csr_array] | None, np.ndarray]:
         return None, weights
 
@@ -128,7 +128,7 @@ class Gossip:
         """Return how many exchanges the first `step` averagings make."""
         return step * self.exchanges
 
-    def check(self, owners: Mapping[str, Sequence[int]], peers: int, weighted: bool) -> None:
+    def check(self, models: Mapping[str, Sequence[int]], peers: int, weighted: bool) -> None:
         if weighted and self.kind == "plain":
             raise ModelError("plain gossip cannot weigh peers: use push-sum, or leave out weights")
         from ...topology import Schedule, require_models_connected
@@ -147,11 +147,11 @@ class Gossip:
                 f"the graph has {len(self.graph)} nodes and there are {peers} learners: nodes must be "
                 f"the numbers 0 to {peers - 1}, one for each learner, and here they begin with {few}"
             )
-        members = {name: list(who) for name, who in owners.items()}
+        members = {name: list(who) for name, who in models.items()}
         require_models_connected(self.graph, members, self._rule)
 
     def matrices(
-        self, owner: str, members: Sequence[int], step: int, weights: np.ndarray
+        self, model: str, members: Sequence[int], step: int, weights: np.ndarray
     ) -> tuple[list[csr_array] | None, np.ndarray]:
         found = []
         for exchange in range(self.exchanges_before(step), self.exchanges_before(step + 1)):
@@ -402,26 +402,19 @@ class _Piece:
             if isinstance(rows, slice):
                 picked = source[rows].index_select(1, columns)
             else:
-                picked = source.index_select(1, columns).index_select(0, rows)
+                picked = source[rows[:, None], columns]
             values[slots] = picked.to(values.device)
             return
         at = 0
         for tile in self._tiles[block]:
-            found = tile.of(source)
-            found = found[rows] if isinstance(rows, slice) else found.index_select(0, rows)
-            target = values[:, at : at + tile.size]
-            if isinstance(slots, slice):
-                target[slots].unflatten(1, (tile.count, tile.length)).copy_(found)
-            else:
-                target[slots] = found.reshape(-1, tile.size).to(values.device)
+            target = values[:, at : at + tile.size].unflatten(1, (tile.count, tile.length))
+            target[slots] = tile.of(source)[rows].to(values.device)
             at += tile.size
 
     def scatter(self, block: Block, mixed: Tensor) -> None:
         """Write mixed values back, one row for each member or one for all."""
         goal, rows = self.stack.values, self._rows
-        if mixed.ndim == 2:
-            mixed = mixed[self._slots]
-        mixed = mixed.to(goal.device)
+        mixed = (mixed[self._slots] if mixed.ndim == 2 else mixed).to(goal.device)
         if self._index is not None:
             columns = self._index[slice(*block)]
             if isinstance(rows, slice):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy.sparse import csr_array, diags_array, eye_array
 
 from ...models import SgdLearner, SlicedNetwork, mlp, stream
-from ...topology import Rule, TopologyError
-from ..arena import Arena
+from ...topology import Rule
+from ..arena import Arena, Gossip
 from ..data import Dataset, load, partition
 from .given import Given
 
@@ -54,35 +52,17 @@ class Step:
     worst: float
 
 
-@dataclass(frozen=True)
-class Paid:
-    """A mixing of the arena: after each round, the exchanges that the bytes allowed so far pay for."""
+@dataclass(frozen=True, eq=False)
+class Paid(Gossip):
+    """Gossip that makes, after each round, the exchanges which the bytes allowed so far pay for."""
 
-    given: Given
-    rule: Rule
-    cost: float
-    allowance: float
+    cost: float = 1.0
+    """Bytes of one exchange."""
+    allowance: float = 1.0
+    """Bytes per round."""
 
-    def exchanges(self, rounds: int) -> int:
-        """Exchanges made in the first so many rounds."""
-        return int(rounds * self.allowance / self.cost * (1 + 1e-9))
-
-    def check(self, owners: Mapping[str, Sequence[int]], peers: int, weighted: bool) -> None:
-        if peers != len(self.given.graph):
-            raise TopologyError(f"{peers} learners for a graph of {len(self.given.graph)} peers")
-
-    def matrices(
-        self, owner: str, members: Sequence[int], step: int, weights: np.ndarray
-    ) -> tuple[list[csr_array] | None, np.ndarray]:
-        found = []
-        for exchange in range(self.exchanges(step), self.exchanges(step + 1)):
-            sent, matrix = weights, self.given.schedule.matrix(exchange, self.rule)
-            weights = matrix @ weights
-            # values are estimates s / w, so an exchange of sums is (1 / w') · W · w on them
-            found.append(csr_array(diags_array(1.0 / weights) @ matrix @ diags_array(sent)))
-        if not found:  # nothing can be paid for yet: everybody keeps what it has
-            found.append(csr_array(eye_array(len(members))))
-        return found, weights
+    def exchanges_before(self, step: int) -> int:
+        return int(step * self.allowance / self.cost * (1 + 1e-9))
 
 
 def learn(given: Given, learning: Learning, budget: float, rule: Rule = "push") -> list[Step]:
@@ -91,11 +71,16 @@ def learn(given: Given, learning: Learning, budget: float, rule: Rule = "push") 
     `budget` is what the whole swarm may send in all rounds together. Push-sum's weights go on from
     exchange to exchange, so that few exchanges forget nobody.
     """
-    paid = Paid(given, rule, given.messages() * learning.message, budget / learning.rounds)
+    paid = Paid(
+        given.schedule,
+        rule=rule,
+        cost=given.messages() * learning.message,
+        allowance=budget / learning.rounds,
+    )
     steps = []
     for round in Arena(_learners(len(given.graph), learning), mixing=paid).run(learning.rounds):
         found = [test.accuracy for test in round.tests]
-        sent = paid.exchanges(round.index) * paid.cost / 1e6
+        sent = paid.exchanges_before(round.index) * paid.cost / 1e6
         steps.append(Step(sent, float(np.mean(found)), float(min(found))))
     return steps
 

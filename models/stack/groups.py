@@ -46,6 +46,10 @@ class Group(ABC):
     def test(self, rows: Sequence[int]) -> list[Task]:
         """Return the tasks of some peers' test."""
 
+    def locate(self, row: int) -> tuple[Stack | Alone, int]:
+        """Return the stack that holds a learner's network, and the row there."""
+        return (self.stacks[0], row) if self.stacked else (self.stacks[row], 0)
+
     def refresh(self) -> None:
         """Take in what changed outside of the group."""
         for stack in self.stacks:

@@ -84,7 +84,7 @@ def learners(name: str, buffers: str = "average", batch: int = 10) -> list[SgdLe
 def test_the_arena_computes_what_a_loop_does(name: str, buffers: str) -> None:
     together, alone = learners(name, buffers), learners(name, buffers)
     arena = Arena(together)
-    assert all(group.stacked == NETWORKS[name][2] for group in arena._groups)
+    assert repr(arena).startswith(f"Arena({4 if NETWORKS[name][2] else 0} learners in ")
     tests = list(arena.run(3))[-1].tests
     for _ in range(3):
         for learner in alone:
@@ -112,8 +112,8 @@ def test_averaged_statistics_agree_where_cells_are_shared_and_local_ones_stay() 
 
 
 def test_large_images_are_trained_one_by_one() -> None:
-    assert Arena(learners("small-cnn", batch=10))._groups[0].stacked
-    assert not Arena(learners("small-cnn", batch=100))._groups[0].stacked
+    assert "4 learners in 1 stack" in repr(Arena(learners("small-cnn", batch=10)))
+    assert "4 one by one" in repr(Arena(learners("small-cnn", batch=100)))
 
 
 class Otherwise(nn.Module):
@@ -140,5 +140,5 @@ def test_modules_that_cannot_be_tested_in_a_stack_are_left_to_the_loop() -> None
         for i in range(2)
     ]
     arena = Arena(peers)
-    assert not arena._groups[0].stacked
+    assert "2 one by one" in repr(arena)
     assert len(arena.test()) == 2

@@ -98,12 +98,22 @@ def test_modules_with_buffers_are_left_to_the_loop() -> None:
 
 
 def test_dropout_is_left_to_the_loop() -> None:
-    arena = Arena(perceptrons(2, make=Dropping))
-    assert not any(group.stacked for group in arena._groups)
+    assert "0 stacks, 2 one by one" in repr(Arena(perceptrons(2, make=Dropping)))
 
 
 def test_modules_that_differ_in_more_than_their_shapes_are_kept_apart() -> None:
     learners = [*pictures(2, torch.relu), *pictures(2, torch.tanh)]
     for index, learner in enumerate(learners):
         learner.network.peer = str(index)
-    assert len(Arena(learners)._groups) == 2
+    assert "4 learners in 2 stacks" in repr(Arena(learners))
+
+
+def test_modules_with_hooks_run_them() -> None:
+    called = []
+    learners = perceptrons(3)
+    *_, last = learners[0].network.module.children()
+    last.register_full_backward_pre_hook(lambda *_: called.append(True))
+    arena = Arena(learners)
+    assert "2 learners in 1 stack, 1 one by one" in repr(arena)
+    arena.train()
+    assert called
