@@ -47,7 +47,7 @@ class Loop:
     """All peers one after the other, then one exchange of their shared coordinates."""
 
     def __init__(self, work: Work, peers: Sequence[PlainPeer], shared: Tensor | None):
-        self._work, self._peers, self._shared = work, peers, shared
+        self._work, self.peers, self._shared = work, peers, shared
         count = len(peers)
         self._weights = torch.ones(count, dtype=torch.float64)
         if work.mixing != "mean":
@@ -75,7 +75,7 @@ class Loop:
     def train(self, peers: int | None = None) -> None:
         """Every peer's steps, or those of the first few."""
         work = self._work
-        for peer in self._peers[:peers]:
+        for peer in self.peers[:peers]:
             peer.train(work.batch, work.steps, work.reduction == "mean")
 
     def round(self) -> None:
@@ -85,9 +85,9 @@ class Loop:
             self._exchange()
 
     def _exchange(self) -> None:
-        vectors = [parameters_to_vector(peer.module.parameters()) for peer in self._peers]
+        vectors = [parameters_to_vector(peer.module.parameters()) for peer in self.peers]
         shared = vectors if self._shared is None else [v[self._shared] for v in vectors]
-        for peer, vector, mixed in zip(self._peers, vectors, self._mixed(shared), strict=True):
+        for peer, vector, mixed in zip(self.peers, vectors, self._mixed(shared), strict=True):
             if self._shared is None:
                 vector = mixed.clone()  # parameters become views of it
             else:

@@ -37,7 +37,7 @@ def test_the_loop_computes_what_the_arena_computes(
         arena.train()
         arena.average()
         loop.round()
-    for learner, peer in zip(learners, loop._peers, strict=True):
+    for learner, peer in zip(learners, loop.peers, strict=True):
         plain = parameters_to_vector(peer.module.parameters()).detach()
         torch.testing.assert_close(learner.network.flat, plain, rtol=0, atol=1e-5)
 
