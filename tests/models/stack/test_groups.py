@@ -1,0 +1,63 @@
+"""Groups of learners train as the learners would by themselves, with no arena around them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gossamer.models import Learner, SgdLearner, SlicedNetwork, mlp
+from gossamer.models.stack import Workers, form_group, sort_learners
+
+
+def learners(momentum: float) -> list[Learner]:
+    """Three alike, and one of another width in their midst."""
+    made: list[Learner] = []
+    for index, layout in enumerate(("6=8=4", "6=8=4", "6=5=4", "6=8=4")):
+        generator = torch.Generator().manual_seed(index)
+        own = torch.rand(20, 6, generator=generator), torch.arange(20) % 4
+        network = SlicedNetwork(
+            mlp(layout), {"all": layout.replace("=", "-")}, peer=str(index), seed=1
+        )
+        made.append(
+            SgdLearner(
+                network, own, own, stretch=9, batch=4, seed=index,
+                optimizer=lambda p: torch.optim.SGD(p, 0.1, momentum=momentum),
+            )
+        )  # fmt: skip
+    return made
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_groups_do_what_their_learners_would(momentum: float) -> None:
+    mine, plain = learners(momentum), learners(momentum)
+    groups = [form_group(kind, mine, None) for kind in sort_learners(mine)]
+    assert [list(group.places) for group in groups] == [[0, 1, 3], [2]]
+    workers = Workers(2)
+    for group in groups:
+        rows = range(len(group.places))
+        for tasks, wanted in (
+            (group.train(rows, repeats=2), lambda learner: learner.train(2)),
+            (group.test(rows), lambda learner: learner.test()),
+        ):
+            found = dict(pair for pairs in workers.run(tasks) for pair in pairs)
+            assert sorted(found) == list(group.places)
+            for place, metrics in found.items():
+                expected = wanted(plain[place])
+                assert (metrics.correct, metrics.samples) == (expected.correct, expected.samples)
+                assert metrics.loss == pytest.approx(expected.loss, rel=1e-4)
+    for group in groups:
+        group.release()
+    for a, b in zip(mine, plain, strict=True):
+        torch.testing.assert_close(a.network.flat, b.network.flat, rtol=0, atol=1e-5)
+        assert a.network.flat.untyped_storage().nbytes() == a.network.flat.nbytes
+
+
+def test_the_first_error_of_a_task_is_raised_and_later_tasks_still_run() -> None:
+    workers = Workers(1)
+
+    def fail() -> int:
+        raise ValueError("this one")
+
+    with pytest.raises(ValueError, match="this one"):
+        workers.run([lambda: 1, fail, lambda: 2])
+    assert workers.run([lambda: 3, lambda: 4]) == [3, 4]
