@@ -16,8 +16,9 @@ from .errors import ConfigError
 from .results import RecordFile, Results, read_records, replacing, write_csv, write_json
 
 if TYPE_CHECKING:
+    from ..models.stack import Needs
     from ..peer import MatchedStore
-    from .arena import Arena, Mixing, Needs, Round
+    from .arena import Arena, Mixing, Round
     from .build import Member
     from .config.tables import Config
     from .virtual.wire import Wire
@@ -95,7 +96,7 @@ class Simulation:
 def expected_needs(config: Config) -> Needs:
     """What a config's swarm will need at least, from the config alone: no data is loaded for it."""
     from ..models import AssociativeNetwork, Layout, ModelError
-    from .arena import estimate
+    from ..models.stack import estimate
 
     layout = config.network.layout
     try:

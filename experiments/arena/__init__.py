@@ -1,17 +1,5 @@
 """The arena: a whole swarm in one process, its peers stacked in one tensor; one seed, one result."""
 
-from ...models.stack import Needs, Term, estimate
-from .arena import Arena, Round
-from .lockstep import ExactMean, Gossip, Mixing, Server
+import lazy_loader
 
-__all__ = [
-    "Arena",
-    "ExactMean",
-    "Gossip",
-    "Mixing",
-    "Needs",
-    "Round",
-    "Server",
-    "Term",
-    "estimate",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -5,9 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gossamer.experiments.arena import Arena, Needs, Term, estimate
+from gossamer.experiments.arena import Arena
 from gossamer.models import Learner, ModelError, SgdLearner, SlicedNetwork, mlp
-from gossamer.models.stack import amount, combine, free_memory, peak_memory
+from gossamer.models.stack import (
+    Needs,
+    Term,
+    amount,
+    combine,
+    estimate,
+    free_memory,
+    peak_memory,
+)
 
 torch.set_num_threads(1)
 
