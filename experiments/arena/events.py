@@ -34,7 +34,7 @@ from ...gossip import (
     as_sent,
     is_finite,
     wide_enough,
-)  # fmt: skip
+)
 from ...gossip.compress import ROOM, SENT_KEPT, CompressError, Links, Shapes, Traffic, parse
 from ...models import Learner, ModelError, Weighted, check_weights, implementers
 from ...models.stack import Needs, Term
