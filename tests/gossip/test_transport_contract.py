@@ -79,7 +79,6 @@ def test_state_that_is_published_while_others_subscribe_reaches_them(rig, run, b
         async with asyncio.TaskGroup() as group:
             for number, name in enumerate(names):
                 group.create_task(one(rig.client(f"crowd-{number}"), name, start))
-                await asyncio.sleep(0)
             start.set()
 
     run(scenario())
