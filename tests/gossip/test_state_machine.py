@@ -155,7 +155,7 @@ class Swarm(RuleBasedStateMachine):
     def counted_twice(self, keepers: list[Gossiper]) -> Amount:
         """What givers have taken back that these had credited, and have not given up yet."""
         result = Amount()
-        for giver in [*self.live.values(), *self.home]:
+        for giver in [*self.live.values(), *self.home, *self.left]:
             for receiver, session, _, sequence, weight in giver.reclaimed:
                 give = self.taken_back.get((giver.session, receiver, sequence))
                 if (
