@@ -424,8 +424,9 @@ class Swarm(RuleBasedStateMachine):
         for leaver in [g for g in self.live.values() if g.leaving and g.drained()]:
             if len(self.live) > 1:
                 self.network += self.save(leaver)
-                # Who gave all its weight away and leaves before any comes back takes its residue along.
-                self.expected = self.expected - self.residue(leaver)
+                # Who gave all its weight away takes along what is left: a residue that waits for weight,
+                # and a debt, which stands in its report.
+                self.expected = self.expected - self.held(leaver)
                 del self.live[leaver.peer]
                 self.left.append(leaver)
 
