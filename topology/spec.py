@@ -140,7 +140,7 @@ def _doubt(kind: str) -> None:
     """Raise for `regulr:x`: nearly a builder's name and no module is a slip, not a user's function."""
     near = get_close_matches(kind, [*BUILDERS, *SCHEDULES], 1, cutoff=0.8)
     if near and not _importable(kind):
-        raise TopologyError(f"unknown topology {kind!r}: did you mean {near[0]}?")
+        raise TopologyError(f"unknown topology {kind!r}: did you mean {near[0]!r}?")
 
 
 def _importable(module: str) -> bool:

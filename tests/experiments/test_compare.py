@@ -128,7 +128,7 @@ def test_one_method_may_be_there_twice():
         ({"network": {"options": {"hidden": 4}}}, "a perceptron has a layout"),
         ({"split": {"kind": "natural"}}, "no natural groups"),
         ({"methods": {"fedper": {"personal": 2}}}, r"\[methods.fedper\]: fedper: 2 personal layers"),
-        ({"methods": {"gossip-sgd": {"topology": "rng"}}}, r"\[methods.gossip-sgd\]: .*did you mean ring"),
+        ({"methods": {"gossip-sgd": {"topology": "rng"}}}, r"\[methods.gossip-sgd\]: .*did you mean 'ring'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_built_is_refused_before_anything_runs(changes, message):
