@@ -168,7 +168,7 @@ FILES = {
         (("show", "none.graphml"), "none.graphml: cannot read it"),
         (("show", "regulr:4"), "unknown topology 'regulr': did you mean 'regular'?"),
         (("show", "regulr:x"), "unknown topology 'regulr': did you mean 'regular'?"),
-        (("show", "no_such_module:graph"), "no_such_module:graph: cannot import it"),
+        (("show", "no_such_module:graph"), "module 'no_such_module' cannot be imported"),
         (("show", "ring", "--rule", "even"), "--rule 'even': use push, metropolis"),
         (("show", "ring", "--tolerance", "2"), "--tolerance 2: give a share of the first"),
         (("compare", "ring", "small.csv"), "ring has 16, small.csv has 3 peers"),
