@@ -17,7 +17,7 @@ from gossamer.experiments.build import Swarm
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.live import plan
 from gossamer.experiments.simulation import Simulation, simulate
-from gossamer.experiments.study.sweep_outcome import outcome, stackable
+from gossamer.experiments.study.outcomes import outcome, stackable
 from gossamer.experiments.virtual.wire import Wire
 from gossamer.gossip import total
 from gossamer.models import Learner, Metrics, ModelError, SlicedNetwork

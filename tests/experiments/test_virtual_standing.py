@@ -13,7 +13,7 @@ from results_kit import at
 
 from gossamer.experiments.cli import app as cli
 from gossamer.experiments.config.tables import ConfigError, parse_config
-from gossamer.experiments.study.sweep_outcome import outcome
+from gossamer.experiments.study.outcomes import outcome
 from gossamer.experiments.virtual.learning import LearningSwarm, Reading
 from gossamer.experiments.virtual.report import Mean, curve, simulate_in_time, summarise
 from gossamer.experiments.virtual.standing import lives_of, read_lives, standing, write_lives
