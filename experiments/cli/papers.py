@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from gossamer.names import hint
 
 from ..errors import ConfigError
 from ..papers import PAPERS, STUDIES, Paper
@@ -102,9 +103,9 @@ def _run(
         return
     if name not in known:
         what = "reproduction" if command == "paper" else command
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"no {what} is called {name!r}; {hint}there are {', '.join(known)}")
+        raise ConfigError(
+            f"no {what} is called {name!r}; {hint(name, known, are='there are', cutoff=0.6)}"
+        )
     paper = known[name]
     for option, value in given.items():
         if value and option not in paper.takes:

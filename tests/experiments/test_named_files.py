@@ -175,10 +175,10 @@ def test_a_comparison_whose_files_change_meanwhile_ends(tmp_path: Path) -> None:
     tables |= {"peers": 2, "split": {"kind": "iid"}}
     config = parse_comparison({"methods": {"local": {}}, **tables})
     one = Compared(config, "local", 0, str(tmp_path / "config.toml"))
-    assert run_compared([one])[0]["key"] == one.key
+    assert run_compared([one], Job(tmp_path))[0]["key"] == one.key
     (tmp_path / "own_data.py").write_text(OWN + "# changed", "utf-8")
     with pytest.raises(ConfigError, match="was changed while it ran"):
-        run_compared([one])
+        run_compared([one], Job(tmp_path))
 
 
 def test_python_s_own_library_is_nobody_s_own(
