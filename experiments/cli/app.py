@@ -18,11 +18,11 @@ from gossamer import __version__
 from gossamer.errors import GossamerError
 
 from ...peer import INTERRUPTED
+from .. import fuse as cli_fuse
 from ..errors import ConfigError, Stopped
 from ..simulation import Simulation, simulate
 from . import compare as cli_compare
 from . import console
-from . import fuse as cli_fuse
 from . import papers as cli_papers
 from . import slices as cli_slices
 from . import virtual as cli_virtual

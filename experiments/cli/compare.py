@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..results import Record, write_json
-from . import console
+from ..results import Record
 from .results import Force, Out, results_for
 
 if TYPE_CHECKING:
@@ -36,36 +36,28 @@ def compare_command(
     import numpy as np
 
     from ..federated.config import choose, load_comparison
-    from ..federated.report import show, write_report
+    from ..federated.report import table, write_report
     from ..federated.run import cells_of, check, run_cells
-    from ..study.sweep_run import open_runs
+    from ..study import Study, run_study
 
     settings = choose(load_comparison(config), only)
     check(settings, str(config))
     results = results_for(out, Path("results/compare") / settings.name, "compare", force=force)
     cells = cells_of(settings, str(config))
-    files: list[Path] = []
-    with open_runs(results, cells) as (folder, grid), console.progress("runs") as bar:
-        task = bar.add_task(settings.name, total=None, latest="")
 
-        def finished(record: Record) -> None:
-            accuracy = float(np.mean(record["curve"][-1]["accuracy"]))
-            bar.update(task, advance=1, latest=f"{record['method']}: {accuracy:.3f}")
+    def latest(record: Record) -> str:
+        return f"{record['method']}: {float(np.mean(record['curve'][-1]['accuracy'])):.3f}"
 
-        try:
-            grid.go(
-                run_cells,
-                jobs=jobs,
-                on_start=lambda done, total: bar.update(task, completed=done, total=total),
-                on_record=finished,
-            )
-        finally:
-            records = grid.records()
-            if records:
-                write_json(folder / "config.json", settings.model_dump(mode="json"))
-            files = write_report(records, folder, settings.name, describe(settings), len(cells))
-    show(records, settings.name)
-    console.wrote([folder / "runs.jsonl", *files])
+    def figure(folder: Path, records: Sequence[Record]) -> list[Path]:
+        return write_report(records, folder, settings.name, describe(settings), len(cells))
+
+    study = Study(
+        settings.name, cells, run_cells, table, figure,
+        titles={"summary": f"{settings.name}: after {settings.rounds} rounds"},
+        latest=latest,
+        about={"config.json": settings.model_dump(mode="json")},
+    )  # fmt: skip
+    run_study(study, results, jobs=jobs)
 
 
 def register(app: typer.Typer) -> None:

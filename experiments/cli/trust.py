@@ -1,4 +1,4 @@
-"""The commands of trust: `gossamer keygen`, `invite`, `revoke`, and `study` of what it hides and bears.
+"""The commands of trust: `gossamer keygen`, `invite` and `revoke`.
 
 `gossamer forget` is in cli_forget.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,10 +17,9 @@ from gossamer.files import write_whole
 
 from ..broker_password import broker_password
 from ..errors import ConfigError
-from ..results import require_folder, write_json
+from ..results import require_folder
 from . import console
 from .forget import forget_command
-from .results import Force, Out, results_for
 
 Owner = Annotated[Path, typer.Option(help="The owner's key file (gossamer keygen owner).")]
 SwarmName = Annotated[str, typer.Option("--swarm", help="The swarm's name.")]
@@ -172,96 +170,12 @@ async def _publish(
             raise ConfigError(f"{where}: the broker did not take the list in time") from None
 
 
-def study_command(
-    name: Annotated[str, typer.Argument(help="private (what masks hide) or byzantine (attacks).")],
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller: seconds, not minutes.")] = False,
-    out: Out = None,
-    force: Force = False,
-) -> None:
-    """Measure trust: what private averaging hides and costs, or what guards make of attacks."""
-    studies = {"private": _study_private, "byzantine": _study_byzantine}
-    if name not in studies:
-        raise ConfigError(f"no study is called {name!r}; there are {' and '.join(studies)}")
-    results = results_for(out, Path("results/study") / name, f"study {name}", force=force)
-    with results.opened() as folder:
-        rows = studies[name](quick)
-        results.begin()
-        write_json(folder / f"{name}.json", rows)
-    console.wrote([folder / f"{name}.json"])
-
-
-def _study_private(quick: bool) -> list[dict[str, object]]:
-    from ...gossip import MaskPlan
-    from ..papers.private_study import Setting, accuracy, study
-
-    setting = Setting(peers=32, trials=4000, exchanges=60) if quick else Setting()
-    findings, floor = study(setting)
-    rounds = 5 if quick else 20
-    plain, few, more = (
-        accuracy(each, plan, rounds)
-        for each, plan in ((6, None), (6, MaskPlan(16.0)), (20, MaskPlan(16.0)))
-    )
-    console.table(
-        f"private averaging: {setting.peers} peers of degree {setting.degree}, masks up to "
-        f"{setting.scale:g} standard deviations",
-        ["protocol", "first message", "everything seen", "exchanges to 1e-6", "error of the mean"],
-        [
-            (f.protocol, f"{f.first:.3f}", f"{f.everything:.3f}", f.exchanges, f"{f.error:.1e}")
-            for f in findings
-        ],
-    )
-    console.out.print(
-        "Columns 2 and 3: correlation of a curious neighbour's linear estimate with the true value. The "
-        f"average itself, which everybody is meant to learn, gives {floor:.3f}; a best estimate from "
-        "everything is at least that, but one fitted to many messages has noise and may fall below.",
-        soft_wrap=True,
-    )
-    console.table(
-        f"digits, 12 peers on a ring of degree 4, {rounds} rounds",
-        ["averaging", "exchanges", "accuracy"],
-        [
-            ("plain", 6, f"{plain:.3f}"),
-            ("private", 6, f"{few:.3f}"),
-            ("private", 20, f"{more:.3f}"),
-        ],
-    )
-    rows: list[dict[str, object]] = [vars(finding) for finding in findings]
-    return [*rows, {"average_alone": floor, "plain_6": plain, "private_6": few, "private_20": more}]
-
-
-def _study_byzantine(quick: bool) -> list[dict[str, object]]:
-    from ..papers.byzantine_study import Setting, study
-
-    setting = Setting(rounds=12) if quick else Setting()
-    log = logging.getLogger("gossamer.gossip.trust.guards")
-    level = log.level
-    log.setLevel(logging.ERROR)  # hundreds of quarantines are what the study is about
-    try:
-        findings = study(setting, on_run=lambda run: console.err.print(f"attack: {run} …"))
-    finally:
-        log.setLevel(level)
-    console.table(
-        f"{setting.hostile} of {setting.peers} peers hostile, digits, {setting.rounds} rounds: accuracy "
-        "of the honest",
-        ["they send", "nobody attacks", "no guards", "guards", "within 0.02", "wronged"],
-        [
-            (
-                f.attack, f"{f.clean:.3f}", f"{f.unguarded:.3f}", f"{f.guarded:.3f}",
-                "yes" if f.covered else "NO", f.wronged,
-            )
-            for f in findings
-        ],
-    )  # fmt: skip
-    return [{**vars(finding), "covered": finding.covered} for finding in findings]
-
-
 def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
     app.command("keygen")(keygen_command)
     app.command("invite")(invite_command)
     app.command("revoke")(revoke_command)
     app.command("forget")(forget_command)
-    app.command("study")(study_command)
 
 
 @contextmanager

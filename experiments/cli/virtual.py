@@ -1,4 +1,4 @@
-"""Commands for virtual time and for sweeps."""
+"""Commands for virtual time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..results import Record, Results, write_csv, write_json
+from ..results import Results, write_csv
 from . import console
 from .results import Force, Out, results_for
 
@@ -19,59 +19,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command("sweep")(sweep_command)
     app.command("virtual")(virtual_command)
-
-
-def sweep_command(
-    config: Annotated[Path, typer.Argument(help="A TOML file with a sweep table.")],
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Worker processes; one per core if left out.")
-    ] = None,
-    out: Out = None,
-    force: Force = False,
-) -> None:
-    """Run every combination of a config's sweep table, side by side, and tabulate them.
-
-    Interrupted, it goes on where it stopped. A changed config gets a new folder, to which runs that it
-    has in common with earlier ones are copied; --force runs them all again.
-    """
-    from ..config.tables import load_config
-
-    settings = load_config(config)
-    # Only now, so that a mistake in the config is told without waiting for torch.
-    from ..config.needs import heed_in_sweep
-    from ..study.sweep import axes_of, expand
-    from ..study.sweep_outcome import run_cells, stackable
-    from ..study.sweep_report import HEADER, combine, report, show
-    from ..study.sweep_run import open_runs
-
-    cells, axes = expand(settings, str(config)), axes_of(settings, str(config))
-    heed_in_sweep(settings, axes, [cell.config for cell in cells], str(config))
-    keys = [key for key in axes if key != "seed"]
-    results = results_for(out, Path("results/sweep") / settings.name, "sweep", force=force)
-    with open_runs(results, cells) as (folder, grid), console.progress("runs") as bar:
-        task = bar.add_task(settings.name, total=None, latest="")
-
-        def finished(record: Record) -> None:
-            values = ", ".join(show(value) for value in record["settings"].values())
-            bar.update(task, advance=1, latest=f"{values}: {record['accuracy']:.3f}")
-
-        try:
-            grid.go(
-                run_cells,
-                batches=stackable,
-                jobs=jobs,
-                on_start=lambda done, total: bar.update(task, completed=done, total=total),
-                on_record=finished,
-            )
-        finally:
-            found = combine(grid.records())
-            if found:
-                write_json(folder / "config.json", settings.model_dump(mode="json"))
-            files = report(found, folder, settings.name)
-    console.table(settings.name, [*keys, *HEADER], [one.row() for one in found])
-    console.wrote([folder / "runs.jsonl", *files])
 
 
 def simulate_in_virtual_time(

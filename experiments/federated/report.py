@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..cli import console
 from ..results import Record, write_json
+from ..study import Frame, as_text, frame_of
 
 
 @dataclass(frozen=True)
@@ -127,25 +127,24 @@ def write_report(
     return [summary, *draw(records, out / "comparison", title, caption, planned)]
 
 
-def show(records: Sequence[Record], title: str) -> None:
-    """The same as a table, best first; bounds last."""
+def table(records: Sequence[Record]) -> dict[str, Frame]:
+    """Return the same as a table, best first; bounds last."""
     limit = budget(records)
-    rows = []
-    for one in sorted(standings(records), key=lambda s: (s.bound, -s.accuracy)):
-        rows.append(
-            (
-                one.method + (" (bound)" if one.bound else ""), one.seeds,
-                f"{one.accuracy:.3f}", "" if one.deviation is None else f"{one.deviation:.3f}",
-                f"{one.worst:.3f}",
-                "" if one.at_bytes is None else f"{one.at_bytes:.3f}",
-                "" if one.worst_at_bytes is None else f"{one.worst_at_bytes:.3f}",
-                f"{one.bytes / 1e6:.2f}" if one.bytes else "", f"{one.seconds:.1f}",
-            )
-        )  # fmt: skip
     paid = "equal bytes" if limit is None else f"at {limit / 1e6:.3g} MB"
-    header = [
-        "method", "seeds", "accuracy", "± sd", "worst decile", paid, "worst decile", "MB sent", "CPU s",
-    ]  # fmt: skip
-    console.table(
-        f"{title}: after {max(r['curve'][-1]['round'] for r in records)} rounds", header, rows
-    )
+    rows = [
+        {
+            "method": one.method + (" (bound)" if one.bound else ""),
+            "seeds": one.seeds,
+            "accuracy": one.accuracy,
+            "± sd": one.deviation,
+            "worst decile": one.worst,
+            paid: one.at_bytes,
+            f"worst decile {paid}": one.worst_at_bytes,
+            "MB sent": one.bytes / 1e6 or None,
+            "CPU s": one.seconds,
+        }
+        for one in sorted(standings(records), key=lambda s: (s.bound, -s.accuracy))
+    ]
+    three = ("accuracy", "± sd", "worst decile", paid, f"worst decile {paid}")
+    formats = {**dict.fromkeys(three, ".3f"), "MB sent": ".2f", "CPU s": ".1f"}
+    return {"summary": as_text(frame_of(rows), formats)}

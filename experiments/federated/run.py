@@ -16,6 +16,7 @@ from ...topology import TopologyError
 from ..config.named_files import digest, entry_files, refuse_changed, topology_files
 from ..config.tables import ConfigError
 from ..results import Record
+from ..study import Job
 from .client import Client
 from .config import Comparison
 from .deal import clients_of
@@ -35,6 +36,11 @@ class Cell:
     def key(self) -> str:
         """Names the run by all that decides its result; other methods and the number of seeds do not."""
         return self._key
+
+    @property
+    def line(self) -> str:
+        """The method's name."""
+        return self.name
 
     @cached_property
     def _key(self) -> str:  # kept, so that a worker has the key of when the comparison was started
@@ -95,8 +101,8 @@ def run(cell: Cell) -> Record:
     }
 
 
-def run_cells(cells: list[Cell], threads: int = 1) -> list[Record]:
-    """A worker's job."""
+def run_cells(cells: list[Cell], job: Job) -> list[Record]:
+    """Run each cell."""
     records = [run(cell) for cell in cells]
     refuse_changed(cells)
     return records

@@ -1,20 +1,140 @@
-"""Reproductions of the papers' experiments."""
+"""Reproductions of the papers' experiments, and studies of our own: one table, from which all are found.
 
-from ..study.runner import run_study
-from ..study.study import Cell, Point, Study
-from .associative import ASSOCIATIVE, ASSOCIATIVE_STARTS
-from .averaging_level import AVERAGING_LEVEL
-from .semi_local import SEMI_LOCAL, SEMI_LOCAL_AND_LOCAL
+To add one, write a function `make(paper, quick, seeds)` that returns a `Study`, in a file of this folder, and
+a line here. The table loads neither torch nor the studies.
+"""
 
-STUDIES: dict[str, Study] = {
-    study.name: study
-    for study in (
-        AVERAGING_LEVEL,
-        SEMI_LOCAL,
-        SEMI_LOCAL_AND_LOCAL,
-        ASSOCIATIVE,
-        ASSOCIATIVE_STARTS,
-    )
-}
+from __future__ import annotations
 
-__all__ = ["STUDIES", "Cell", "Point", "Study", "run_study"]
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..study import Study
+
+ALL = frozenset({"quick", "runs", "jobs", "only"})
+SEEDS = ALL - {"quick"}
+NONE: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Paper:
+    """One experiment: `gossamer paper NAME`, or `gossamer study NAME`.
+
+    section: where it is in the papers, by their numbers here.
+    make: module:function of this package; takes the paper, whether it is to be quick, and the seeds, and
+        returns a `Study`.
+    runs, quick_runs: seeds per point, at the paper's size and with --quick.
+    takes: the options that mean something to it.
+    """
+
+    name: str
+    section: str
+    title: str
+    make: str
+    runs: int = 1
+    quick_runs: int = 3
+    takes: frozenset[str] = ALL
+
+    def study(self, *, quick: bool = False, runs: int | None = None) -> Study[Any]:
+        """Return its study; loads torch."""
+        module, _, function = self.make.partition(":")
+        make = getattr(import_module(f".{module}", __name__), function)
+        return make(self, quick, range(runs or (self.quick_runs if quick else self.runs)))
+
+
+def _by_name(*papers: Paper) -> Mapping[str, Paper]:
+    return MappingProxyType({paper.name: paper for paper in papers})
+
+
+PAPERS = _by_name(
+    Paper(
+        "averaging-level", "003, V.3.a, figure 17",
+        "Averaging level: accuracy by cells in the global model",
+        "partial_models:averaging_level", 10,
+    ),
+    Paper(
+        "semi-local", "003, V.3.d, figure 20",
+        "Semi-local models: one model per group of like peers", "partial_models:semi_local", 20,
+    ),
+    Paper(
+        "semi-local-and-local", "003, V.3.e, figure 21",
+        "Global, semi-local and local models together", "partial_models:semi_local_and_local", 20,
+    ),
+    Paper(
+        "associative", "003, V.5, figure 27",
+        "Associative network: accuracy by averaged hidden cells", "partial_models:associative", 100,
+    ),
+    Paper(
+        "associative-starts", "003, V.5, 10 mini-batches",
+        "Associative network: which starting weights show the paper's curve",
+        "partial_models:associative_starts", 20,
+    ),
+    Paper(
+        "pfnm-table", "reference table",
+        "PFNM and MAGI against averaging and the ensemble, ten peers", "matching:pfnm_table", 5, 5,
+    ),
+    Paper(
+        "pfnm-figure2", "000, figures 2 and 3", "PFNM: accuracy and size by the number of peers",
+        "matching:pfnm_figure2", 10, 2,
+    ),
+    Paper(
+        "pfnm-figure4", "000, figure 4", "PFNM: accuracy and size by the number of hidden parts",
+        "matching:pfnm_figure4", 10, 2,
+    ),
+    Paper(
+        "pfnm-streaming", "000, supplement, figure 3b", "PFNM streaming: posterior becomes prior",
+        "matching:pfnm_streaming", 10, 5,
+    ),
+    Paper(
+        "magi-table1", "002, table 1, rows of MNIST", "MAGI: accuracy on MNIST",
+        "matching:magi_table1", 5,
+    ),
+    Paper(
+        "magi-figure2", "002, figure 2", "MAGI: size of the fused network by λ",
+        "matching:magi_figure2", 5,
+    ),
+    Paper(
+        "newcomers", "live", "peers trained apart join, aligned or not",
+        "live_matching:newcomers", takes=NONE,
+    ),
+    Paper(
+        "widths", "live", "peers of three widths in one partial model", "live_matching:widths",
+        takes=NONE,
+    ),
+    Paper(
+        "fednp-toy", "004, figure 1 and table 4",
+        "FedNP on three stretches of a parabola, with z frozen as a control", "fednp:toy", 5,
+        takes=SEEDS,
+    ),
+    Paper(
+        "multitask", "001, federated multi-task learning",
+        "MOCHA against separate and pooled linear models", "multitask:multitask", 5, takes=SEEDS,
+    ),
+    Paper(
+        "networks-cifar", "003, other networks", "Partial sharing of a small CNN, CIFAR-10",
+        "networks:cifar", 3,
+    ),
+    Paper(
+        "networks-hapt", "003, other networks", "Partial sharing of an LSTM and a 1-D CNN, HAPT",
+        "networks:hapt", 3,
+    ),
+    Paper(
+        "compression", "deck 001", "Accuracy and bytes of live peers, by compressor",
+        "compression:compression", takes=frozenset({"quick", "only"}),
+    ),
+)  # fmt: skip
+
+STUDIES = _by_name(
+    Paper(
+        "private", "masked averaging", "What masks hide from a curious neighbour, and what they cost",
+        "private:private", takes=frozenset({"quick", "jobs"}),
+    ),
+    Paper(
+        "byzantine", "guards", "What hostile members can do, with and without guards",
+        "byzantine:byzantine", takes=frozenset({"quick", "jobs", "only"}),
+    ),
+)  # fmt: skip

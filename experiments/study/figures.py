@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -14,6 +15,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from ..results import write_bytes
+
+if TYPE_CHECKING:
+    from . import Frame
 
 # Okabe and Ito's colours, told apart with any kind of colour vision, plus markers and dashes for print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
@@ -29,6 +33,16 @@ class Line:
     y: Sequence[float]
     low: Sequence[float] = ()
     high: Sequence[float] = ()
+
+
+def lines_of(frame: Frame, label: str, x: str, y: str, low: str = "", high: str = "") -> list[Line]:
+    """Return the curves of a table, by the names of its columns: in the table's order, x rising."""
+    found = []
+    for name, part in frame.groupby(label, sort=False):
+        part = part.sort_values(x, kind="stable")
+        columns = ([float(v) for v in part[each]] if each else () for each in (x, y, low, high))
+        found.append(Line(str(name), *columns))
+    return found
 
 
 def draw_lines(
@@ -63,19 +77,39 @@ def draw_lines(
 
 
 def canvas(caption: str = "", width: float = 7.5, height: float = 4.6) -> tuple[Figure, Axes]:
-    """A figure with one set of axes, a light grid and room for a caption below, wrapped to fit."""
+    """Return a figure with one set of axes, a light grid and a caption below, wrapped to fit."""
+    figure, ((axes,),) = panels(1, 1, caption, width, height)
+    return figure, axes
+
+
+def panels(
+    rows: int,
+    columns: int,
+    caption: str = "",
+    width: float = 7.5,
+    height: float = 4.6,
+    sharex: bool = False,
+    sharey: bool = False,
+) -> tuple[Figure, list[list[Axes]]]:
+    """Return a figure of `width` × `height` inches with rows of axes; the caption has room of its own."""
     letters = int(14.5 * width)  # at the caption's size
     caption = "\n".join(textwrap.fill(line, letters) for line in caption.split("\n"))
     figure = Figure(
         figsize=(width, height + 0.17 * (caption.count("\n") + 1)), layout="constrained"
     )
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=sharex, sharey=sharey)
+    for axes in grid.flat:
+        tidy(axes)
     if caption:
         figure.supxlabel(caption, fontsize=8, color="#444444", x=0.02, ha="left")
-    return figure, axes
+    return figure, [list(row) for row in grid]
+
+
+def tidy(axes: Axes) -> None:
+    """Give axes a light grid and no frame above and to the right."""
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def band(

@@ -12,9 +12,8 @@ import torch
 from torch.nn.utils import parameters_to_vector
 
 from gossamer.experiments.arena import Arena
-from gossamer.experiments.bench.arena import Work, averaging, rounds
-from gossamer.experiments.bench.loop import Loop
-from gossamer.experiments.bench.scale import Size, describe, draw, measure
+from gossamer.experiments.bench.arena import Loop, Work, averaging, rounds
+from gossamer.experiments.bench.growth import Size, describe, draw, measure
 
 torch.set_num_threads(1)
 
@@ -60,7 +59,7 @@ def test_averaging_alone_is_measured() -> None:
 
 
 def test_one_size_is_measured(tmp_path: Path) -> None:
-    size = measure("small", 8, rounds=1)
+    size = Size(**measure("small", 8, rounds=1))
     assert size.peers == 8
     assert size.round > size.average > 0
     assert size.peak > size.needs > 0

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
@@ -15,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.experiments.bench import Row, alternate, run_benchmarks
-from gossamer.experiments.bench.codec import codec
-from gossamer.experiments.bench.gate import READY, Gates, say_through, wait_for_turn
-from gossamer.experiments.bench.memory import rss
-from gossamer.experiments.bench.throughput import VALUE_BYTES, Traffic, compare
+from gossamer.experiments.bench.bare import READY, Gates, say_through, wait_for_turn
+from gossamer.experiments.bench.live import VALUE_BYTES, Traffic, compare, rss
+from gossamer.experiments.bench.wire import codec
 from gossamer.experiments.config.tables import ConfigError
 from gossamer.experiments.results import Results
 from gossamer.peer import find_mosquitto
@@ -104,7 +102,6 @@ def test_a_gate_holds_until_it_is_opened(tmp_path: Path) -> None:
     thread = threading.Thread(target=member)
     thread.start()
     gates.ready(30)
-    time.sleep(0.05)
     assert not passed.is_set()
     seconds, processor = gates.run(0, 30)
     thread.join()

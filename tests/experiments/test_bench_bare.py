@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import runpy
 import signal
 import socket
 import subprocess
@@ -16,14 +14,14 @@ from pathlib import Path
 import aiomqtt
 import pytest
 
-from gossamer.experiments.bench import gate
+from gossamer.experiments.bench import bare
 from gossamer.peer import Broker
 
-SCRIPT = Path(gate.__file__).with_name("bare.py")
+SCRIPT = Path(bare.__file__)
 # A parent in the background may have told its children to ignore Ctrl-C: undo that first.
 PROGRAM = (
     "import runpy, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "sys.path.insert(0, sys.argv[2]); runpy.run_path(sys.argv[3], run_name='__main__')"
+    "runpy.run_path(sys.argv[2], run_name='__main__')"
 )
 
 
@@ -44,7 +42,7 @@ def talking_to(port: int) -> int:
 @pytest.mark.parametrize("how", ["interrupted", "without a broker"])
 def test_bare_clients_end_quietly(tmp_path, broker, how):
     names = ("a", "b")
-    gates = gate.Gates(tmp_path, "bare", 1, names, lambda: None)
+    gates = bare.Gates(tmp_path, "bare", 1, names, lambda: None)
     spec = {
         "folder": str(tmp_path), "port": broker.port, "clients": {"a": ["b"], "b": ["a"]},
         "messages": 1, "bytes": 10, "turns": 1,
@@ -56,7 +54,6 @@ def test_bare_clients_end_quietly(tmp_path, broker, how):
             "-c",
             PROGRAM,
             str(tmp_path / "spec.json"),
-            str(SCRIPT.parent),
             str(SCRIPT),
         ],
         stderr=subprocess.PIPE,
@@ -74,7 +71,7 @@ def test_bare_clients_end_quietly(tmp_path, broker, how):
             time.sleep(0.02)
         else:
             pytest.fail("a bare client still holds its connection")
-        os.close(gates._locks[0])
+        gates.open(0)
         _, said = process.communicate()
     finally:
         process.kill()
@@ -88,17 +85,15 @@ def test_bare_clients_end_quietly(tmp_path, broker, how):
 
 
 @pytest.mark.parametrize("kind", ["bare", "aiomqtt"])
-def test_broker_that_hangs_up_before_a_write_leaves_no_late_writer(run, broker, monkeypatch, kind):
+def test_broker_that_hangs_up_before_a_write_leaves_no_late_writer(run, broker, kind):
     """The case of aiomqtt itself shows that the bare client's workaround is still needed."""
-    monkeypatch.syspath_prepend(SCRIPT.parent)
-    connection = runpy.run_path(str(SCRIPT))["connection"]
 
     async def scenario() -> list[str]:
         late: list[str] = []
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, what: late.append(str(what.get("handle"))))
         if kind == "bare":
-            client = connection(broker.port, "x")
+            client = bare.connection(broker.port, "x")
         else:
             client = aiomqtt.Client("127.0.0.1", broker.port)
         async with client:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gossamer.experiments.bench import networks, run
-from gossamer.experiments.bench.networks import prepare
+from gossamer.experiments.bench import models
+from gossamer.experiments.bench.models import prepare
 
 torch.set_num_threads(1)
 
@@ -29,7 +29,7 @@ def test_the_ratio_is_of_the_exchange_to_the_step(monkeypatch: pytest.MonkeyPatc
         threads.append(torch.get_num_threads())
         return 0.02, 1.0
 
-    monkeypatch.setattr(networks, "prepare", lambda: small)
-    monkeypatch.setattr(networks, "alternate", alternate)
-    (row,) = run.BENCHMARKS["networks"]()
+    monkeypatch.setattr(models, "prepare", lambda: small)
+    monkeypatch.setattr(models, "alternate", alternate)
+    (row,) = models.networks()
     assert (row.ratio, row.met, threads) == (0.02, True, [1])

@@ -19,7 +19,7 @@ from gossamer.experiments import demo, watch
 from gossamer.experiments.cli import app as cli
 from gossamer.experiments.config.tables import ConfigError
 from gossamer.experiments.data import names
-from gossamer.experiments.papers import STUDIES
+from gossamer.experiments.papers import PAPERS
 
 torch.set_num_threads(1)
 
@@ -163,9 +163,9 @@ def test_bad_options_are_refused(gossamer: Callable[..., Result], option: tuple[
 def test_paper_list(gossamer: Callable[..., Result], arguments: tuple[str, ...]) -> None:
     result = gossamer(*arguments)
     assert result.code == 0
-    for study in STUDIES.values():
-        assert study.name in result.out
-        assert study.section.split(",")[1].strip() in result.out
+    for paper in PAPERS.values():
+        assert paper.name in result.out
+        assert paper.section in result.out
 
 
 def test_data_lists_names_and_describes_one(gossamer: Callable[..., Result]) -> None:

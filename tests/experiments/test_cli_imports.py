@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
-import pkgutil
 import socket
 import subprocess
 import sys
@@ -19,13 +17,8 @@ from gossamer import experiments
 from gossamer import peer as peer_package
 from gossamer.experiments import data
 from gossamer.experiments.cli import app as cli
-from gossamer.experiments.cli import papers as cli_papers
 from gossamer.experiments.cli import topology as cli_topology
-from gossamer.experiments.papers import STUDIES
-from gossamer.experiments.papers.fednp_papers import FEDERATED_STUDIES
-from gossamer.experiments.papers.fusing_live_studies import LIVE_STUDIES
-from gossamer.experiments.papers.fusing_studies import FUSION_STUDIES
-from gossamer.experiments.papers.networks_papers import NETWORKS_STUDIES
+from gossamer.experiments.papers import PAPERS, STUDIES, Paper
 from gossamer.topology import Rule
 
 HEAVY = (
@@ -134,7 +127,7 @@ def test_keys_and_papers_are_made_without_torch(tmp_path: Path) -> None:
 
 
 def test_lists_are_printed_without_torch(tmp_path: Path) -> None:
-    found = loaded(tmp_path, ["paper", "list"], ["paper"], ["data"], heavy=SLOW)
+    found = loaded(tmp_path, ["paper", "list"], ["paper"], ["study", "list"], ["data"], heavy=SLOW)
     assert found == dict.fromkeys(found, (0, []))
 
 
@@ -161,25 +154,12 @@ def test_a_broker_starts_without_torch(tmp_path: Path) -> None:
     assert (tmp_path / "rules").exists()
 
 
-def test_papers_are_listed_as_they_call_themselves() -> None:
-    listed = {one.name: one for one in cli_papers.REPRODUCTIONS.values()}
-    studies = {
-        cli_papers.FIGURE: STUDIES,
-        cli_papers.FUSION: FUSION_STUDIES,
-        cli_papers.LIVE: LIVE_STUDIES,
-        cli_papers.FEDERATED: FEDERATED_STUDIES,
-        cli_papers.NETWORKS: NETWORKS_STUDIES,
-    }
-    wanted = {
-        name: (one.section, one.title, run)
-        for run, known in studies.items()
-        for name, one in known.items()
-    }
-    own = listed.pop("compression")  # has no study of that kind
-    assert {name: (one.section, one.title, one.run) for name, one in listed.items()} == wanted
-    for one in (*listed.values(), own):
-        function = pkgutil.resolve_name(f"gossamer.experiments{one.run.removeprefix('.')}")
-        assert set(inspect.signature(function).parameters) == {"name", "results", *one.takes}
+@pytest.mark.parametrize("paper", [*PAPERS.values(), *STUDIES.values()], ids=lambda one: one.name)
+def test_every_paper_has_a_study(paper: Paper) -> None:
+    for quick in {False, "quick" in paper.takes}:
+        study = paper.study(quick=quick, runs=1)
+        assert study.name == paper.name
+        assert study.cells
 
 
 @pytest.mark.parametrize(

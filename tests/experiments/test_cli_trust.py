@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -10,13 +9,16 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from gossamer.experiments.cli.trust import register
+from gossamer.experiments.cli import papers, trust
 from gossamer.experiments.config.tables import ConfigError
-from gossamer.experiments.papers import byzantine_study, private_study
+from gossamer.experiments.papers import byzantine, private
+from gossamer.experiments.study import Job
+from gossamer.gossip import MaskPlan
 from gossamer.gossip.trust import Admission, Identity, Revocations, check, revocation_topic
 
 app = typer.Typer()
-register(app)
+trust.register(app)
+papers.register(app)
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +135,7 @@ def test_a_list_is_published_and_retained(here, mosquitto, run):
             "names no label: use the whole line",
         ),
         (["revoke", "--owner", "owner.key", "--swarm", "g"], "nothing to revoke"),
-        (["study", "nothing"], "there are private and byzantine"),
+        (["study", "nothing"], "there are private, byzantine"),
     ],
 )
 def test_mistakes_are_one_clear_line(here, words, message):
@@ -156,36 +158,45 @@ def test_another_owners_list_is_not_continued(here):
 
 
 def test_private_averaging_hides_what_plain_shows():
-    setting = private_study.Setting(peers=20, degree=6, trials=1000, exchanges=50)
-    (plain, private), floor = private_study.study(setting)
+    setting = private.Setting(peers=20, degree=6, trials=1000, exchanges=50)
+    plain, masked = (private.watch_neighbour(setting, plan) for plan in (None, MaskPlan(64.0)))
     assert plain.first == pytest.approx(1.0, abs=1e-9)
     assert plain.everything == pytest.approx(1.0, abs=1e-6)
-    assert private.first < 0.1
-    assert private.everything < floor + 0.1  # no more than the average itself tells
-    assert private.error < 1e-6
-    assert plain.exchanges < private.exchanges <= 50
+    assert masked.first < 0.1
+    assert masked.everything < 19**-0.5 + 0.1  # no more than the average itself tells
+    assert masked.error < 1e-6
+    assert plain.exchanges < masked.exchanges <= 50
 
 
 def test_without_masks_the_study_would_notice(monkeypatch):
     """The curious neighbour does find what is there to be found."""
-    monkeypatch.setattr(private_study, "enter_round", lambda *_: {})
-    setting = private_study.Setting(peers=12, degree=4, trials=1000, exchanges=5)
-    (_, private), _ = private_study.study(setting)
-    assert private.first == pytest.approx(1.0, abs=1e-9)
+    monkeypatch.setattr(private, "enter_round", lambda *_: {})
+    setting = private.Setting(peers=12, degree=4, trials=1000, exchanges=5)
+    found = private.watch_neighbour(setting, MaskPlan(64.0))
+    assert found.first == pytest.approx(1.0, abs=1e-9)
 
 
-def test_guards_bear_an_attack_that_ruins_the_unguarded():
-    setting = byzantine_study.Setting(peers=8, hostile=1, rounds=6)
-    (finding,) = byzantine_study.study(setting, attacks=["sign flipped"])
-    assert finding.wronged == 0
-    assert finding.guarded >= finding.clean - 0.03
-    assert finding.unguarded < finding.clean - 0.1
+def test_guards_bear_an_attack_that_ruins_the_unguarded(tmp_path):
+    setting = byzantine.Setting(peers=8, hostile=1, rounds=6)
+    cells = [byzantine.Cell(byzantine.CLEAN, True, setting)]
+    cells += [byzantine.Cell("sign flipped", guarded, setting) for guarded in (False, True)]
+    clean, unguarded, guarded = byzantine.run_cells(cells, Job(tmp_path))
+    assert guarded["wronged"] == 0
+    assert guarded["accuracy"] >= clean["accuracy"] - 0.03
+    assert unguarded["accuracy"] < clean["accuracy"] - 0.1
 
 
-def test_results_are_shown_and_written(here, monkeypatch):
-    found = byzantine_study.Finding("sign flipped", 0.86, 0.1, 0.7, quarantined=9, wronged=1)
-    monkeypatch.setattr(byzantine_study, "study", lambda *_, **__: [found])
-    output = gossamer("study", "byzantine", "-o", "out")
-    assert re.search(r"sign flipped .* 0\.860 .* 0\.100 .* 0\.700 .* NO .* 1", output)
-    (row,) = json.loads((here / "out" / "byzantine.json").read_text())
-    assert (row["clean"], row["guarded"], row["covered"]) == (0.86, 0.7, False)
+def test_attacks_stand_beside_the_clean_run():
+    def record(attack, guarded, accuracy):
+        return {"attack": attack, "guarded": guarded, "accuracy": accuracy, "wronged": 1}
+
+    records = [record("clean", True, 0.86), record("sign flipped", False, 0.1)]
+    shown = byzantine.table([*records, record("sign flipped", True, 0.7)])["summary"]
+    assert shown.to_numpy().tolist() == [["sign flipped", "0.860", "0.100", "0.700", "NO", "1"]]
+    assert [*byzantine.table(records)["summary"]["guards"]] == [""]  # interrupted
+
+
+def test_study_is_shown_and_written(here):
+    output = gossamer("study", "byzantine", "--quick", "--jobs", "1", "--only", "NaN", "-o", "out")
+    assert "3 of 16 peers hostile" in output
+    assert "NaN" in (here / "out" / "summary.csv").read_text()

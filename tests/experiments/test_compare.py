@@ -28,7 +28,6 @@ from gossamer.experiments.federated.registry import METHODS
 from gossamer.experiments.federated.report import at, budget, standings, worst_decile
 from gossamer.experiments.federated.run import Cell, cells_of, check, run
 from gossamer.experiments.results import read_records
-from gossamer.experiments.study import sweep_run
 
 torch.set_num_threads(1)
 CONFIGS = Path(__file__).parents[2] / "experiments" / "configs"
@@ -309,18 +308,6 @@ def command(tmp_path, monkeypatch, capsys):
     return runner(tmp_path, monkeypatch, capsys, "compare")
 
 
-@pytest.fixture
-def in_this_process(monkeypatch):
-    """Workers take seconds to start; how they run is the sweeps' to test."""
-
-    def one_after_the_other(run, batches, jobs):
-        for batch in batches:
-            yield run(batch, 1)
-
-    monkeypatch.setattr(sweep_run, "in_parallel", one_after_the_other)
-
-
-@pytest.mark.usefixtures("in_this_process")
 def test_the_command_leaves_curves_a_summary_and_a_picture_and_resumes(command, tmp_path):
     result = command("small.toml", "--jobs", "1", "--only", "fedavg", "--only", "local")
     assert result.code == 0, result.err

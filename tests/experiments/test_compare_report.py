@@ -8,9 +8,8 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from gossamer.experiments.cli import console
 from gossamer.experiments.federated.picture import _over_bytes
-from gossamer.experiments.federated.report import show, standings
+from gossamer.experiments.federated.report import standings, table
 from gossamer.experiments.results import Record
 
 
@@ -28,17 +27,12 @@ def records(seeds: int) -> list[Record]:
     ]
 
 
-def test_one_seed_has_no_deviation(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(console.out, "width", 160)
+def test_one_seed_has_no_deviation() -> None:
     (one,), (two,) = standings(records(1)), standings(records(2))
     assert one.deviation is None
     assert two.deviation == pytest.approx(0.05 / 2**0.5)
-    show(records(1), "title")
-    assert "0.000" not in capsys.readouterr().out
-    show(records(2), "title")
-    assert "0.035" in capsys.readouterr().out
+    shown = [table(records(seeds))["summary"]["± sd"][0] for seeds in (1, 2)]
+    assert shown == ["", "0.035"]
 
 
 @pytest.mark.parametrize("ends", [(1.0, 1.2), (0.15, 8.0), (0.3, 70.0), (0.001, 20_000.0)])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-
 import pytest
 
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.live import plan
-from gossamer.experiments.papers.compression_study import Finding, paper_compression, report, runs
+from gossamer.experiments.papers import PAPERS
+from gossamer.experiments.papers.compression import draw, table
 from gossamer.peer import BrokerAddress
 
 SHARED = {"models": [{"name": "global", "layout": "64-20-0"}], "peers": 2}
@@ -53,29 +51,24 @@ def test_settings_reach_the_peers(tmp_path):
     assert spec.peers[0].settings.drift == {"global": 0.1}
 
 
-def test_every_mode_has_its_twin_first():
-    for quick in (True, False):
-        seen = {}
-        for run in runs(quick):
-            seen.setdefault(run.mode, run.what)
-        assert set(seen.values()) == {"uncompressed"}
+@pytest.mark.parametrize("quick", [True, False])
+def test_every_mode_has_its_twin_first(quick):
+    study = PAPERS["compression"].study(quick=quick)
+    first = {}
+    for cell in study.cells:
+        first.setdefault(cell.mode, cell.line)
+    assert set(first.values()) == {"uncompressed"}
+    chosen = study.only(["int8"]).cells
+    assert {cell.line for cell in chosen} == {"int8", "uncompressed"}
+    assert len({cell.name for cell in study.cells}) == len(study.cells)
 
 
-def test_an_unknown_line_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="no line 'zip'; lines are 'uncompressed'"):
-        paper_compression(tmp_path, only=["zip"])
-
-
-def test_report_is_drawn_from_the_file(tmp_path, capsys):
-    findings = [
-        Finding("rounds", "uncompressed", 0.9, 0.0, 4_000_000, 1.0, 0.0, 0.0, 0),
-        Finding("rounds", "int8", 0.89, 0.01, 1_000_000, 4.0, 0.001, 0.01, 0),
+def test_swarms_stand_beside_their_twins(tmp_path):
+    common = {"mode": "rounds", "distortion": 0.001, "worst": 0.01, "skipped": 0}
+    records = [
+        {"what": "uncompressed", "accuracy": 0.9, "bytes": 4_000_000, **common},
+        {"what": "int8", "accuracy": 0.89, "bytes": 1_000_000, **common},
     ]
-    lines = [json.dumps(asdict(finding)) for finding in findings]
-    (tmp_path / "runs.jsonl").write_text("\n".join(lines))
-    (tmp_path / "rounds-uncompressed").mkdir()
-    (tmp_path / "rounds-uncompressed" / "config.json").write_text('{"rounds": 7}')
-    files = report(tmp_path)
-    assert all(file.stat().st_size > 100 for file in files)
-    assert "4.00" in files[0].read_text()
-    assert "7 rounds" in capsys.readouterr().out
+    rows = table(records)["summary"].set_index("compressor")
+    assert [*rows.loc["int8"]][1:5] == ["0.890", "+0.010", "1.00", "4.00"]
+    assert all(file.stat().st_size > 100 for file in draw(tmp_path, records))

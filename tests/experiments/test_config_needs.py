@@ -17,8 +17,8 @@ from gossamer.experiments.config.needs import NEEDS, Run, heed, idle, refuse_idl
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.live import plan
 from gossamer.experiments.simulation import Simulation
+from gossamer.experiments.study.outcomes import outcome
 from gossamer.experiments.study.sweep import expand
-from gossamer.experiments.study.sweep_outcome import outcome
 from gossamer.peer import BrokerAddress
 
 torch.set_num_threads(1)

@@ -15,7 +15,7 @@ from gossamer.experiments.build import Swarm, make_learner
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.data import Dataset, Samples, load
 from gossamer.experiments.simulation import Simulation
-from gossamer.experiments.study.sweep_outcome import outcomes, stackable
+from gossamer.experiments.study.outcomes import outcomes, stackable
 
 torch.set_num_threads(1)
 

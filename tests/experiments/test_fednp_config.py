@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -11,8 +10,10 @@ import pytest
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.federated import mocha
-from gossamer.experiments.papers import fednp_study, fednp_toy, mocha_study
+from gossamer.experiments.papers import PAPERS, fednp, multitask
+from gossamer.experiments.results import Results
 from gossamer.experiments.simulation import Simulation
+from gossamer.experiments.study import run_study
 from gossamer.models.fednp import FedNPLearner
 
 
@@ -75,43 +76,38 @@ def test_what_does_not_go_together_is_refused():
 
 
 def test_the_toys_data_are_the_same_for_a_seed_and_lie_in_their_ranges():
-    one, two, other = fednp_toy.draw(1), fednp_toy.draw(1), fednp_toy.draw(2)
-    assert [len(points.x) for points in one] == list(fednp_toy.SIZES)
-    for points, again, (low, high) in zip(one, two, fednp_toy.RANGES, strict=True):
+    one, two, other = fednp.draw(1), fednp.draw(1), fednp.draw(2)
+    assert [len(points.x) for points in one] == list(fednp.SIZES)
+    for points, again, (low, high) in zip(one, two, fednp.RANGES, strict=True):
         assert points.x.tolist() == again.x.tolist()
         assert low <= float(points.x.min()) <= float(points.x.max()) <= high
     assert one[0].x.tolist() != other[0].x.tolist()
 
 
 def test_the_toy_study_leaves_a_table_and_a_picture(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        fednp_study,
-        "METHODS",
-        {
-            name: None if options is None else replace(options, dimensions=1, hidden=2)
-            for name, options in fednp_study.METHODS.items()
-        },
-    )
-    real = fednp_toy.run
-    monkeypatch.setattr(fednp_toy, "run", lambda options, seed: real(options, seed, rounds=1))
-    told = []
-    rows, files = fednp_study.run_toy(tmp_path, 1, told.append)
-    assert rows[0] == fednp_study.HEADER
-    assert [row[0] for row in rows[1:]] == [*fednp_study.METHODS, fednp_study.BOUND]
+    monkeypatch.setattr(fednp, "ROUNDS", 1)
+    small = replace(fednp.OPTIONS, dimensions=1, hidden=2)
+    monkeypatch.setattr(fednp, "METHODS", {"FedAvg": None, "FedNP": small})
+    study = PAPERS["fednp-toy"].study(runs=1)
+    records, files = run_study(study, Results(tmp_path, "paper fednp-toy"), jobs=1)
+    rows = study.table(records)["summary"]
+    assert [*rows["method"]] == ["FedAvg", "FedNP", fednp.BOUND]
+    assert [*rows["below FedAvg"]][::2] == ["", ""]
     assert all(file.stat().st_size for file in files)
-    lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
-    assert [line["method"] for line in lines] == [record["method"] for record in told]
-    bound = next(line["mse"] for line in lines if line["method"] == fednp_study.BOUND)
-    assert all(line["mse"] >= bound - 1e-6 for line in lines)
+    bound = next(record["mse"] for record in records if record["method"] == fednp.BOUND)
+    assert all(record["mse"] >= bound - 1e-6 for record in records)
 
 
 def test_the_multitask_study_leaves_a_table_and_a_picture(tmp_path, monkeypatch):
-    monkeypatch.setattr(mocha_study, "SAMPLES", (8, 24))
+    monkeypatch.setattr(multitask, "SAMPLES", (8, 24))
     monkeypatch.setattr(mocha, "STRENGTHS", (0.1,))
     people = mocha.Subjects(mocha.SYNTHETIC, mocha.synthetic(0, people=5, samples=60, features=6))
-    monkeypatch.setattr(mocha, "subjects", lambda: people)
-    rows, files = mocha_study.run_multitask(tmp_path, 1)
-    assert [row[-1] for row in rows[1:]] == ["yes"] * 6
+    monkeypatch.setattr(multitask, "subjects", lambda: people)
+    study = PAPERS["multitask"].study(runs=1)
+    records, files = run_study(study, Results(tmp_path, "paper multitask"), jobs=1)
+    rows = study.table(records)["summary"]
+    assert [*rows["F fell at every step"]] == ["yes"] * 6
+    assert [*rows["method"]] == [name for name in mocha.METHODS for _ in range(2)]
     assert all(file.stat().st_size for file in files)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,35 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.experiments.bench import matching as bench
-from gossamer.experiments.config.tables import ConfigError
-from gossamer.experiments.fusing.command import run_fusion_study
-from gossamer.experiments.papers.fusing_baselines import answers, average, distill, dp_means
-from gossamer.experiments.papers.fusing_local import accuracy, chain_of, fresh, logits, train
-from gossamer.experiments.papers.fusing_methods import METHODS, Outcome, Peers, magi
-from gossamer.experiments.papers.fusing_report import show
-from gossamer.experiments.papers.fusing_setting import Setting, deal
-from gossamer.experiments.papers.fusing_streaming import run_stream
-from gossamer.experiments.papers.fusing_studies import FUSION_STUDIES
-from gossamer.experiments.papers.fusing_study import FusionStudy, Run, differences, marks, run_all
+from gossamer.experiments.bench import models as bench
+from gossamer.experiments.fuse import accuracy, logits
+from gossamer.experiments.papers import PAPERS, Paper
+from gossamer.experiments.papers.matching import (
+    Cell,
+    Look,
+    differences,
+    marks,
+    matching_study,
+    run_cells,
+)
+from gossamer.experiments.papers.matching_methods import (
+    METHODS,
+    Outcome,
+    Peers,
+    Setting,
+    answers,
+    average,
+    chain_of,
+    deal,
+    distill,
+    dp_means,
+    fresh,
+    magi,
+    run_stream,
+    train,
+)
 from gossamer.experiments.results import Results
-from gossamer.experiments.study import sweep_run
+from gossamer.experiments.study import Job, run_study
 from gossamer.models import ModelError
 from gossamer.models.matching import match
 
@@ -135,50 +150,24 @@ def test_a_stream_gives_every_step_and_method() -> None:
         run_stream(replace(SMALL, layers=2), 3)
 
 
-def tiny(full: bool, seed: int) -> list[Run]:
-    methods = ("PFNM", magi(0.1))
+def tiny(seed: int) -> list[Cell]:
     return [
-        Run(panel, x, replace(SMALL, peers=x, epochs=1, seed=seed), methods)
+        Cell(panel, x, replace(SMALL, peers=x, epochs=1, seed=seed), ("PFNM", magi(0.1)))
         for panel in ("left", "right")
         for x in (2, 3)
     ]
 
 
-TINY = FusionStudy(
-    name="tiny",
-    title="Tiny",
-    section="nowhere",
-    x_label="peers",
-    runs=tiny,
-    caption=lambda full: "full" if full else "quick",
-    seeds=3,
-    quick_seeds=2,
-    measures=("accuracy",),
-    printed={("left", 2, "PFNM"): 50.0},
-)
-
-
-@pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
-    """The runs that were really run; here in this process, since starting others takes seconds."""
-    seen: list[Run] = []
-
-    def serially(run: Callable[[list[Run], int], Any], batches: list[list[Run]], jobs: int) -> Any:
-        for batch in batches:
-            seen.extend(batch)
-            yield run(batch, 1)
-
-    monkeypatch.setattr(sweep_run, "in_parallel", serially)
-    return seen
-
-
-def test_a_study_goes_on_where_it_stopped(
-    tmp_path: Path, ran: list[Run], capsys: pytest.CaptureFixture[str]
+def test_a_study_leaves_tables_and_a_figure_for_every_panel(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    records, files = run_fusion_study(TINY, Results(tmp_path, "paper tiny"), full=False, seeds=1)
-    assert len(records) == len(ran) == 4
-    records, files = run_fusion_study(TINY, Results(tmp_path, "paper tiny"), full=False)
-    assert len(records) == len(ran) == 8  # the four of the first seed were not run again
+    paper = Paper("tiny", "nowhere", "Tiny", "")
+    study = matching_study(
+        paper, True, [cell for seed in range(2) for cell in tiny(seed)],
+        x_label="peers", caption="quick", look=Look(measures=("accuracy",)),
+        printed={("left", 2, "PFNM"): 50.0},
+    )  # fmt: skip
+    _, files = run_study(study, Results(tmp_path, "paper tiny"), jobs=1)
     names = {file.name for file in files}
     assert {"summary.csv", "differences.csv", "figure-left-accuracy.png"} <= names
     assert all(file.exists() for file in files)
@@ -189,17 +178,9 @@ def test_a_study_goes_on_where_it_stopped(
         "left", "2", "PFNM", "2",
     )  # fmt: skip
     assert first["accuracy, paper"] == "0.5000"
-    show(TINY, records)
     shown = capsys.readouterr().out
     assert "paired differences" in shown
-    assert "50.0" in shown
-
-
-def test_only_one_panel_can_be_asked_for(tmp_path: Path, ran: list[Run]) -> None:
-    run_fusion_study(TINY, Results(tmp_path, "paper tiny"), full=False, seeds=1, only=["right"])
-    assert {run.panel for run in ran} == {"right"}
-    with pytest.raises(ConfigError, match="no panel 'middle'; panels are 'left', 'right'"):
-        run_fusion_study(TINY, Results(tmp_path, "paper tiny"), full=False, only=["middle"])
+    assert "mean of 2 seeds" in (tmp_path / "latest" / "figure-left-accuracy.svg").read_text()
 
 
 def record(seed: int, **accuracies: float) -> dict[str, Any]:
@@ -215,49 +196,69 @@ def record(seed: int, **accuracies: float) -> dict[str, Any]:
 
 
 def test_means_and_standard_errors() -> None:
-    (mark,) = marks([record(0, PFNM=0.6), record(1, PFNM=0.8)])
-    assert (mark.seeds, mark.accuracy, mark.cells) == (2, pytest.approx(0.7), 15)
-    assert mark.error == pytest.approx(0.1)  # sd 0.1414 over √2
+    mark = marks([record(0, PFNM=0.6), record(1, PFNM=0.8)]).iloc[0]
+    assert (mark["seeds"], mark["accuracy"], mark["cells"]) == (2, pytest.approx(0.7), 15)
+    assert mark["error"] == pytest.approx(0.1)  # sd 0.1414 over √2
 
 
 def test_differences_are_paired_by_seed() -> None:
     """Seeds that differ by 20 points hide nothing: MAGI gains one point on each of them."""
-    (found,) = differences(
+    found = differences(
         [
             record(0, PFNM=0.6, MAGI=0.61),
             record(1, PFNM=0.8, MAGI=0.81),
             record(2, PFNM=0.7, MAGI=0.71),
         ]
     )
-    assert found.points == pytest.approx(1.0)
-    assert found.error == pytest.approx(0.0, abs=1e-9)
+    assert len(found) == 1
+    assert found.iloc[0]["points"] == pytest.approx(1.0)
+    assert found.iloc[0]["error"] == pytest.approx(0.0, abs=1e-9)
+    assert not len(differences([record(0, PFNM=0.6)]))
 
 
-@pytest.mark.parametrize("name", list(FUSION_STUDIES))
-def test_studies_are_well_formed(name: str) -> None:
-    study = FUSION_STUDIES[name]
-    for full in (False, True):
-        runs = [run for seed in range(2) for run in study.runs(full, seed)]
-        assert len({run.key for run in runs}) == len(runs)
-        assert all(method in METHODS for run in runs for method in run.methods)
-        assert all(full or run.setting.data == "digits" for run in runs)
-        assert study.caption(full)
-    panels = {(run.panel, run.x) for run in study.runs(True, 0)}
-    assert all((panel, x) in panels for panel, x, _ in study.printed)
+@pytest.mark.parametrize(
+    "name", [name for name, paper in PAPERS.items() if paper.make.startswith("matching:")]
+)
+@pytest.mark.parametrize("quick", [True, False])
+def test_studies_are_well_formed(name: str, quick: bool) -> None:
+    cells = PAPERS[name].study(quick=quick, runs=2).cells
+    assert len({cell.key for cell in cells}) == len(cells)
+    assert all(method in METHODS for cell in cells for method in cell.methods)
+    assert not quick or all(cell.setting.data == "digits" for cell in cells)
 
 
 def test_the_papers_sizes_are_the_papers() -> None:
-    peers = [run.x for run in FUSION_STUDIES["pfnm-figure2"].runs(True, 0)]
-    assert peers == [2, 5, 10, 15, 20, 25, 30] * 2
-    depths = [run.setting.layers for run in FUSION_STUDIES["pfnm-figure4"].runs(True, 0)]
-    assert depths == [1, 2, 3, 4, 5, 6] * 2
-    assert {run.steps for run in FUSION_STUDIES["pfnm-streaming"].runs(True, 0)} == {15}
+    grids = {
+        name: PAPERS[name].study(runs=1).cells
+        for name in ("pfnm-figure2", "pfnm-figure4", "pfnm-streaming")
+    }
+    assert [cell.x for cell in grids["pfnm-figure2"]] == [2, 5, 10, 15, 20, 25, 30] * 2
+    assert [cell.setting.layers for cell in grids["pfnm-figure4"]] == [1, 2, 3, 4, 5, 6] * 2
+    assert {cell.steps for cell in grids["pfnm-streaming"]} == {15}
 
 
-def test_a_worker_returns_what_it_was_given() -> None:
-    run = tiny(False, 0)[0]
-    (found,) = run_all([run])
-    assert found["key"] == run.key
+@pytest.mark.parametrize("name", ["pfnm-table", "magi-table1"])
+def test_printed_figures_stand_beside_runs_of_the_same_name(name: str) -> None:
+    """A run for every row, so that the column of printed accuracies has its place for all of them."""
+    study = PAPERS[name].study(runs=1)
+    records = [
+        {
+            "panel": cell.panel, "seed": 0,
+            "outcomes": [
+                {"x": cell.x, "method": method, "accuracy": 0.5, "cells": 9, "parameters": 9}
+                for method in cell.methods
+            ],
+        }
+        for cell in study.cells
+    ]  # fmt: skip
+    summary = study.table(records)["summary"]
+    assert (summary.iloc[:, -1] != "").sum() == {"pfnm-table": 36, "magi-table1": 30}[name]
+
+
+def test_a_worker_returns_what_it_was_given(tmp_path: Path) -> None:
+    cell = tiny(0)[0]
+    (found,) = run_cells([cell], Job(tmp_path))
+    assert found["key"] == cell.key
     outcome = Outcome(**{k: found["outcomes"][0][k] for k in ("accuracy", "cells", "parameters")})
     assert 0 <= outcome.accuracy <= 1
 
@@ -267,6 +268,6 @@ def test_the_benchmarks_loops_find_the_same_partition(monkeypatch: pytest.Monkey
     peers = [bench.Cells.of(peer.values * 3) for peer in bench.planted(6)]
     found = list(match(peers).assignments)
     slow = bench.looped(peers)
-    assert bench._same_partition(found, slow)
+    assert bench.same_partition(found, slow)
     slow[0] = slow[0][::-1].copy()
-    assert not bench._same_partition(found, slow)
+    assert not bench.same_partition(found, slow)

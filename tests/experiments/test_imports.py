@@ -70,14 +70,26 @@ def test_the_check_sees_every_way_to_import(path: str, source: str, expected: se
     assert forbidden(source, Path(path)) == expected
 
 
-def test_nothing_imports_pickle_but_the_restricted_reader_of_cifar() -> None:
+def test_pickle_is_imported_by_the_restricted_reader_of_cifar_and_the_runner_of_studies() -> None:
     users = {
         str(path.relative_to(ROOT))
         for path in SOURCES
         for name in imported(path.read_text("utf-8"), path.relative_to(ROOT))
         if name.split(".")[0] in UNSAFE
     }
-    assert users == {"experiments/data/cifar.py"}
+    assert users == {"experiments/data/cifar.py", "experiments/study/__init__.py"}
+
+
+def test_the_runner_of_studies_uses_joblib_for_worker_processes_alone() -> None:
+    tree = ast.parse((ROOT / "experiments/study/__init__.py").read_text("utf-8"))
+    uses = [
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "joblib"
+    ]
+    assert sorted(uses) == ["Parallel", "delayed"]  # its files would be pickles
 
 
 def test_cifar_uses_pickle_only_as_the_base_of_its_unpickler() -> None:

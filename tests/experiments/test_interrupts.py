@@ -18,40 +18,6 @@ from gossamer.models import ModelError
 
 torch.set_num_threads(1)
 
-SCRIPT = """
-import os, signal
-from pathlib import Path
-
-if __name__ == "__mp_main__":  # a worker that is starting: the main module is what it imports first
-    os.kill(os.getpid(), signal.SIGINT)
-
-from gossamer.experiments.config.tables import ConfigError, parse_config
-from gossamer.experiments.study.sweep import expand
-from gossamer.experiments.study.sweep_outcome import run_cells
-from gossamer.experiments.study.sweep_run import Runs
-
-if __name__ == "__main__":
-    try:
-        Runs(expand(parse_config({"rounds": 1})), Path("runs.jsonl")).go(run_cells, jobs=1)
-    except ConfigError as error:
-        print(error)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.raise_signal(signal.SIGINT)  # the parent hears it again
-"""
-
-
-def test_a_worker_that_is_interrupted_while_it_starts_ends_without_a_word(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT, "utf-8")
-    ran = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=280,
-        check=False,
-    )  # fmt: skip
-    assert "a worker process was killed" in ran.stdout
-    assert ran.stderr.count("Traceback") == 1  # the parent's own
-    assert "raise_signal" in ran.stderr
-
-
 STARTING = """
 import runpy, signal, sys
 kind, moment, module = (sys.argv.pop(1) for _ in range(3))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,7 @@ from gossamer.experiments.build import Swarm, members_in_order
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.join import load_join
 from gossamer.experiments.live import plan
-from gossamer.experiments.papers import fusing_newcomers as newcomers
-from gossamer.experiments.papers import fusing_widths as widths
+from gossamer.experiments.papers import live_matching as newcomers
 from gossamer.experiments.simulation import Simulation
 from gossamer.gossip import MemoryBroker, MemoryTransport
 from gossamer.peer import BrokerAddress, HostSpec, Matching, Peer
@@ -262,16 +262,27 @@ def test_the_studies_pictures_are_drawn_from_their_records(tmp_path):
     assert found.first == found.worst == dict.fromkeys("4567", 0.3)
     assert found.curves["4"][:2] == [(0, 0.7), (1, 0.3)]
     assert found.curves["0"][0][0] == -3  # four rounds before the newcomers came
-    assert all(file.exists() for file in newcomers.report(tmp_path))
-    assert "none,4,0.700,0.300" in (tmp_path / "summary.csv").read_text()
+    records = [
+        {"matching": kind} | asdict(newcomers.read_joining(tmp_path / kind / "metrics.jsonl"))
+        for kind in newcomers.KINDS
+    ]
+    assert all(file.exists() for file in newcomers.draw_newcomers(tmp_path, records))
+    rows = newcomers.newcomers_table(records)["summary"].set_index(["matching", "newcomer"])
+    assert [*rows.loc["none", "4"]] == ["0.700", "0.300", "0.300", "0.300", "0.43"]
 
-    for kind, value in (("alone", 0.5), ("fused", 0.9)):
-        (tmp_path / kind).mkdir()
-        lines = [
-            json.dumps({"peer": str(peer), "round": number, "accuracy": value})
-            for peer in range(6)
-            for number in (2, 4)
-        ]
-        (tmp_path / kind / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    assert widths.curves(tmp_path / "fused" / "metrics.jsonl")[60] == {2: 0.9, 4: 0.9}
-    assert all(file.exists() for file in widths.report(tmp_path))
+
+def test_widths_are_compared_after_the_last_round(tmp_path):
+    lines = [
+        json.dumps({"peer": str(peer), "round": number, "accuracy": value})
+        for value in (0.1, 0.9)  # settled values come last
+        for peer in range(6)
+        for number in (2, 4)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    together = newcomers.tests_of(tmp_path / "metrics.jsonl")
+    alone = [(peer, number, 0.1 * number) for peer, number, _ in together]
+    records = [{"how": "alone", "tests": alone}, {"how": "together", "tests": together}]
+    assert newcomers.curves(records).loc[60]["together"].to_dict() == {2: 0.9, 4: 0.9}
+    rows = newcomers.widths_table(records)["summary"]
+    assert rows.to_numpy().tolist() == [[str(w), "0.400", "0.900"] for w in newcomers.WIDTHS]
+    assert all(file.exists() for file in newcomers.draw_widths(tmp_path, records))

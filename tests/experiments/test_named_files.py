@@ -16,8 +16,8 @@ from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.federated.config import parse_comparison
 from gossamer.experiments.federated.run import Cell as Compared
 from gossamer.experiments.federated.run import run_cells as run_compared
-from gossamer.experiments.study.sweep import Cell
-from gossamer.experiments.study.sweep_outcome import run_cells
+from gossamer.experiments.study import Job
+from gossamer.experiments.study.sweep import Cell, run_cells
 
 torch.set_num_threads(1)
 OWN = """
@@ -146,11 +146,11 @@ def test_names_that_are_no_files_are_none(topology: Any, tmp_path: Path) -> None
 def test_a_file_that_is_changed_while_a_sweep_runs_ends_it(tmp_path: Path) -> None:
     graph(tmp_path / "mine.graphml", nx.cycle_graph(6))
     one = cell(tmp_path, topology="mine.graphml")
-    assert run_cells([one])[0]["key"] == one.key
+    assert run_cells([one], Job(tmp_path))[0]["key"] == one.key
     graph(tmp_path / "mine.graphml", nx.complete_graph(6))
     with pytest.raises(ConfigError, match="was changed while it ran"):
-        run_cells([one])
-    assert run_cells([replace(one)])[0]["key"] != one.key
+        run_cells([one], Job(tmp_path))
+    assert run_cells([replace(one)], Job(tmp_path))[0]["key"] != one.key
 
 
 def test_a_comparison_notices_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,10 +175,10 @@ def test_a_comparison_whose_files_change_meanwhile_ends(tmp_path: Path) -> None:
     tables |= {"peers": 2, "split": {"kind": "iid"}}
     config = parse_comparison({"methods": {"local": {}}, **tables})
     one = Compared(config, "local", 0, str(tmp_path / "config.toml"))
-    assert run_compared([one])[0]["key"] == one.key
+    assert run_compared([one], Job(tmp_path))[0]["key"] == one.key
     (tmp_path / "own_data.py").write_text(OWN + "# changed", "utf-8")
     with pytest.raises(ConfigError, match="was changed while it ran"):
-        run_compared([one])
+        run_compared([one], Job(tmp_path))
 
 
 def test_python_s_own_library_is_nobody_s_own(

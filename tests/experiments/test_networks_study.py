@@ -5,25 +5,28 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import cli_kit
 import numpy as np
 import pytest
 import torch
 
 from gossamer.experiments.data import DataError, Dataset, load
 from gossamer.experiments.data.dataset import samples
-from gossamer.experiments.papers import networks_papers as papers
-from gossamer.experiments.papers.networks_report import paired, report
-from gossamer.experiments.papers.networks_study import (
+from gossamer.experiments.papers import Paper
+from gossamer.experiments.papers import networks as papers
+from gossamer.experiments.papers.networks import (
     MODEL,
     Cell,
     Setting,
     cut,
     deal,
+    draw,
     make_learners,
+    networks_study,
     run,
+    table,
 )
-from gossamer.experiments.study import sweep_run
+from gossamer.experiments.results import Results
+from gossamer.experiments.study import run_study
 from gossamer.models import ModelGraph, SlicedNetwork, discover, small_cnn
 
 TINY = Setting(
@@ -31,9 +34,8 @@ TINY = Setting(
     peers=3, samples=40, test=100, rounds=2, test_every=1, stretch=20, batch=10,
 )  # fmt: skip
 SERIES = replace(TINY, network="lstm", layout="series", options={"hidden": 6})
-STUDY = papers.NetworksStudy(
-    "tiny", "here", "Tiny", full={"CNN": TINY, "LSTM": SERIES}, quick={"CNN": TINY}
-)
+SETTINGS = {"CNN": TINY, "LSTM": SERIES}
+TITLE = Paper("tiny", "here", "Tiny", "")
 
 
 @pytest.fixture(autouse=True)
@@ -152,10 +154,10 @@ def test_series_are_read_by_both_kinds_of_network():
 
 
 def test_fedbn_only_where_there_is_a_norm():
-    lines = {(cell.line, cell.scheme.name) for cell in STUDY.cells(False, 1)}
+    cells = networks_study(TITLE, SETTINGS, range(2)).cells
+    lines = {(cell.network, cell.line) for cell in cells}
     assert ("CNN", "FedBN") in lines
     assert ("LSTM", "FedBN") not in lines
-    cells = STUDY.cells(False, 2)
     assert len({cell.key for cell in cells}) == len(cells)
 
 
@@ -170,38 +172,27 @@ def record(line, scheme, seed, own):
 def test_differences_are_paired_by_seed():
     found = [record("CNN", "local", seed, 0.5 + 0.1 * seed) for seed in range(4)]
     found += [record("CNN", "FedBN", seed, 0.6 + 0.1 * seed) for seed in range(3)]
-    mean, error, seeds = paired(found, "FedBN", "local")
-    assert (mean, error, seeds) == (pytest.approx(0.1), pytest.approx(0, abs=1e-12), 3)
-    assert np.isnan(paired(found[:5], "FedBN", "local")[1])
-    assert paired(found, "FedBN", "full averaging")[2] == 0
+    rows = table(found)["summary"].set_index("scheme")
+    assert rows.loc["FedBN", "− local"] == "+0.100 ± 0.000"
+    assert rows.loc["FedBN", "− full averaging"] == rows.loc["local", "− local"] == ""
+    assert table(found[:5])["summary"].set_index("scheme").loc["FedBN", "− local"] == "+0.100"
 
 
 def test_report_of_whatever_is_finished(tmp_path):
     found = [record("CNN", "local", seed, 0.5) for seed in range(2)]
     found += [record("CNN", papers.PARTIAL.name, seed, 0.6 + 0.02 * seed) for seed in range(2)]
     found += [record("LSTM", papers.PARTIAL.name + papers.APART, 0, 0.7)]
-    tables, files = report(tmp_path, "Tiny", STUDY.cells(False, 2), found)
-    assert [table[0] for table in tables] == ["CNN", "LSTM"]
-    assert "+0.110 ± 0.010" in files[0].read_text("utf-8")  # partial 0.8 less local
+    rows = table(found)["summary"]
+    assert [*rows["network"]] == ["CNN", "CNN", "LSTM"]
+    assert "+0.110 ± 0.010" in [*rows["− local"]]  # partial 0.8 less local
+    files = draw(tmp_path / "figure", "Tiny", SETTINGS, found)
     assert all(file.stat().st_size > 100 for file in files)
 
 
-def test_the_command_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(papers, "NETWORKS_STUDIES", {"networks-cifar": STUDY})
-    # Worker processes, tested with the sweeps, would take longer to start than the runs themselves.
-    here = lambda work, batches, jobs: (work(batch, 1) for batch in batches)  # noqa: E731
-    monkeypatch.setattr(sweep_run, "in_parallel", here)
-    gossamer = cli_kit.runner(tmp_path, monkeypatch, capsys, "paper", "networks-cifar")
-    options = ("--quick", "--runs", "1", "--jobs", "1")
-    first = gossamer(*options, "--only", "local")
-    assert first.code == 0, first.err
-    again = gossamer(*options, "--only", "local", "--only", "full averaging")
-    assert again.code == 0, again.err
-    folder = tmp_path / "results" / "paper" / "networks-cifar-quick" / "002"
-    lines = (folder / "runs.jsonl").read_text("utf-8").splitlines()
+def test_the_study_goes_on_where_it_was(tmp_path):
+    study = networks_study(TITLE, {"CNN": TINY}, range(1))
+    run_study(study.only(["local"]), Results(tmp_path, "paper tiny"), jobs=1)
+    run_study(study.only(["local", "full averaging"]), Results(tmp_path, "paper tiny"), jobs=1)
+    lines = (tmp_path / "002" / "runs.jsonl").read_text("utf-8").splitlines()
     assert [json.loads(line)["scheme"] for line in lines] == ["local", "full averaging"]
-    assert "full averaging" in again.out
-    assert "figure.png" in again.out
-    wrong = gossamer("--only", "nothing")
-    assert wrong.code == 2
-    assert "no line 'nothing'; lines are 'local'" in wrong.err
+    assert (tmp_path / "002" / "figure.png").exists()

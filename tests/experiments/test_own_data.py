@@ -17,7 +17,7 @@ from gossamer.experiments.federated.config import parse_comparison
 from gossamer.experiments.federated.deal import clients_of
 from gossamer.experiments.federated.registry import METHODS
 from gossamer.experiments.simulation import Simulation
-from gossamer.experiments.study.sweep_outcome import outcomes
+from gossamer.experiments.study.outcomes import outcomes
 
 torch.set_num_threads(1)
 

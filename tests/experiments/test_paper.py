@@ -1,10 +1,7 @@
-"""Studies: the runner's promises, and grids that are the paper's own."""
+"""Figures of the paper on partial models: how runs are summarised, and grids that are the paper's own."""
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +10,16 @@ import torch
 
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.config.tables import Config, Data, Model, Network, Training
-from gossamer.experiments.papers import STUDIES, Cell, Study, run_study
-from gossamer.experiments.results import Results, find_run, read_records
+from gossamer.experiments.papers import PAPERS, Paper
+from gossamer.experiments.papers.partial_models import Cell, figure_study, points, run_cells
+from gossamer.experiments.results import Results
 from gossamer.experiments.simulation import Simulation
-from gossamer.experiments.study import runner, sweep_run
-from gossamer.experiments.study.study import lines, points, run_cell
-from gossamer.experiments.study.sweep_outcome import stackable
+from gossamer.experiments.study import Job, run_study
+from gossamer.experiments.study.outcomes import stackable
 
 torch.set_num_threads(1)
+
+NAMES = [name for name, paper in PAPERS.items() if paper.make.startswith("partial_models:")]
 
 
 def tiny_cells(quick: bool, seed: int) -> list[Cell]:
@@ -43,64 +42,23 @@ def tiny_cells(quick: bool, seed: int) -> list[Cell]:
     ]
 
 
-TINY = Study(
-    name="tiny",
-    title="Tiny",
-    section="nowhere",
-    x_label="level",
-    legend="speed",
-    runs=5,
-    quick_runs=2,
-    cells=tiny_cells,
-    caption=lambda quick: "quick" if quick else "full",
-)
-
-
-@pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
-    """The cells that were really run; here in this process, since starting others takes seconds."""
-    seen: list[Cell] = []
-
-    def serially(run: Any, batches: Sequence[list[Cell]], jobs: int) -> Any:
-        for batch in batches:
-            for cell in batch:
-                seen.append(cell)
-                yield run([cell])
-
-    monkeypatch.setattr(sweep_run, "in_parallel", serially)
-    # Every cell by itself, so that a test can count them.
-    monkeypatch.setattr(runner, "stackable", sweep_run.one_by_one)
-    return seen
-
-
-def keys(path: Path) -> list[str]:
-    return [record["key"] for record in read_records(find_run(path) / "runs.jsonl")]
-
-
-def results(path: Path) -> Results:
-    return Results(path, "paper tiny")
-
-
 def test_quintiles_are_the_two_fifths_and_three_fifths_quantiles() -> None:
     values = [0.4, 0.0, 0.3, 0.1, 0.2]
-    (point,) = points([{"line": "a", "x": 1, "accuracy": value} for value in values])
-    assert (point.runs, point.median, point.mean) == (5, pytest.approx(0.2), pytest.approx(0.2))
-    assert (point.low, point.high) == (pytest.approx(0.16), pytest.approx(0.24))
+    found = points([{"line": "a", "x": 1, "accuracy": value} for value in values])
+    assert found.iloc[0, 2:].tolist() == pytest.approx([5, 0.2, 0.16, 0.24, 0.2])
+    assert [*found.columns] == ["line", "x", "runs", "median", "low", "high", "mean"]
 
 
 def test_points_keep_the_order_of_lines_and_sort_x() -> None:
-    records = [{"line": line, "x": x, "accuracy": 0.5} for line in "ba" for x in (100, 0, 15)]
-    found = points(records)
-    assert [(p.line, p.x) for p in found] == [(line, x) for line in "ba" for x in (0, 15, 100)]
-    assert [(line.label, list(line.x)) for line in lines(found)] == [
-        ("b", [0, 15, 100]),
-        ("a", [0, 15, 100]),
+    found = points([{"line": line, "x": x, "accuracy": 0.5} for line in "ba" for x in (100, 0, 15)])
+    assert found[["line", "x"]].to_numpy().tolist() == [
+        [line, x] for line in "ba" for x in (0, 15, 100)
     ]
 
 
-def test_a_run_is_the_mean_over_peers_after_the_last_round() -> None:
+def test_a_run_is_the_mean_over_peers_after_the_last_round(tmp_path: Path) -> None:
     cell = tiny_cells(True, 3)[3]
-    record = run_cell(cell)
+    (record,) = run_cells([cell], Job(tmp_path))
     *_, last = Simulation.of(cell.config).rounds()
     assert record == {
         "key": cell.key,
@@ -112,104 +70,24 @@ def test_a_run_is_the_mean_over_peers_after_the_last_round() -> None:
     }
 
 
-def test_files_and_summary(tmp_path: Path, ran: list[Cell]) -> None:
-    summary, files = run_study(TINY, results(tmp_path), quick=True)
-    assert {file.name for file in files} == {"summary.csv", "figure.png", "figure.svg"}
-    assert all(file.exists() for file in files)
-    assert len(ran) == len(keys(tmp_path)) == 2 * 4  # seeds × cells
-    assert [(p.line, p.x, p.runs) for p in summary] == [
-        (line, x, 2) for line in ("slow", "fast") for x in (0, 3)
-    ]
-    with (tmp_path / "latest" / "summary.csv").open(newline="") as file:
-        header, *rows = csv.reader(file)
-    assert header == [
-        *("speed", "level", "runs", "median", "second quintile", "third quintile", "mean")
-    ]
-    assert [row[:3] for row in rows] == [[p.line, f"{p.x:g}", "2"] for p in summary]
-    assert [row[3:] for row in rows] == [
-        [f"{value:.4f}" for value in (p.median, p.low, p.high, p.mean)] for p in summary
+def test_table_and_figure(tmp_path: Path) -> None:
+    paper = Paper("tiny", "nowhere", "Tiny", "")
+    study = figure_study(
+        paper, True, range(2), tiny_cells, x_label="level", legend="speed", caption="quick"
+    )
+    records, files = run_study(study, Results(tmp_path, "paper tiny"), jobs=1)
+    assert [file.name for file in files] == ["summary.csv", "figure.png", "figure.svg"]
+    assert len(records) == 2 * 4  # seeds × cells
+    header, *rows = (tmp_path / "latest" / "summary.csv").read_text().splitlines()
+    assert header == "speed,level,runs,median,second quintile,third quintile,mean"
+    assert [row.split(",")[:3] for row in rows] == [
+        [line, x, "2"] for line in ("slow", "fast") for x in "03"
     ]
     assert "median of 2 runs" in (tmp_path / "latest" / "figure.svg").read_text()
-    assert json.loads((tmp_path / "latest" / "study.json").read_text())["quick"] is True
-
-
-def test_finished_runs_are_not_run_again(tmp_path: Path, ran: list[Cell]) -> None:
-    first, _ = run_study(TINY, results(tmp_path), quick=True)
-    ran.clear()
-    started: list[tuple[int, int]] = []
-    again, files = run_study(
-        TINY,
-        results(tmp_path),
-        quick=True,
-        on_start=lambda done, total: started.append((done, total)),
-    )
-    assert ran == []
-    assert started == [(8, 8)]
-    assert again == first
-    assert all(file.exists() for file in files)
-    run_study(TINY, results(tmp_path), quick=True, runs=3)
-    assert {cell.config.seed for cell in ran} == {2}
-    assert len(keys(tmp_path)) == len(set(keys(tmp_path))) == 12
-
-
-def test_interrupted_it_reports_what_there_is_and_goes_on_from_there(
-    tmp_path: Path, ran: list[Cell]
-) -> None:
-    def stop(record: dict[str, Any]) -> None:
-        if len(ran) == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_study(TINY, results(tmp_path), quick=True, on_record=stop)
-    assert len(keys(tmp_path)) == 3
-    assert (tmp_path / "latest" / "figure.png").exists()
-    assert len((tmp_path / "latest" / "summary.csv").read_text().splitlines()) == 1 + 3
-    ran.clear()
-    run_study(TINY, results(tmp_path), quick=True)
-    assert len(ran) == 5
-
-
-def test_a_changed_setting_is_another_run(tmp_path: Path, ran: list[Cell]) -> None:
-    run_study(TINY, results(tmp_path), quick=True)
-    ran.clear()
-
-    def longer(quick: bool, seed: int) -> list[Cell]:
-        return [
-            Cell(cell.line, cell.x, cell.config.model_copy(update={"rounds": 2}))
-            for cell in tiny_cells(quick, seed)
-        ]
-
-    changed = Study(**(vars(TINY) | {"cells": longer}))
-    summary, _ = run_study(changed, results(tmp_path), quick=True)
-    assert len(ran) == 8
-    assert all(point.runs == 2 for point in summary)  # the old ones are not mixed in
-
-
-def test_select_leaves_lines_out(tmp_path: Path, ran: list[Cell]) -> None:
-    summary, _ = run_study(
-        TINY, results(tmp_path), quick=True, select=lambda cell: cell.line == "fast"
-    )
-    assert {point.line for point in summary} == {cell.line for cell in ran} == {"fast"}
-
-
-def test_worker_processes_get_the_same_numbers(tmp_path: Path) -> None:
-    found: list[dict[str, Any]] = []
-    run_study(
-        TINY,
-        results(tmp_path),
-        quick=True,
-        runs=1,
-        jobs=1,
-        select=lambda cell: cell.line == "fast",
-        on_record=found.append,
-    )
-    expected = [run_cell(cell) for cell in tiny_cells(True, 0) if cell.line == "fast"]
-    assert sorted(found, key=str) == sorted(expected, key=str)
 
 
 def test_the_papers_own_size_is_one_command() -> None:
-    study = STUDIES["averaging-level"]
-    cells = [cell for seed in range(study.runs) for cell in study.cells(False, seed)]
+    cells = PAPERS["averaging-level"].study().cells
     assert len(cells) == len({cell.key for cell in cells}) == 10 * 6 * 7
     # Large networks: a worker process for each, so that an interruption loses little.
     assert all(len(batch) == 1 for batch in stackable(cells))
@@ -219,7 +97,7 @@ def test_the_papers_own_size_is_one_command() -> None:
 
 
 def grid(name: str, quick: bool = False) -> list[Cell]:
-    return list(STUDIES[name].cells(quick, 0))
+    return list(PAPERS[name].study(quick=quick, runs=1).cells)
 
 
 def plain(config: Config) -> dict[str, Any]:
@@ -280,7 +158,7 @@ def test_v3a_averaging_level() -> None:
     assert (min(sizes), max(sizes)) == (50, 3000)
     assert {500, 1500} <= sizes
     assert {(c.line, c.x) for c in cells} == {(f"{s}", level) for s in sizes for level in layouts}
-    assert STUDIES["averaging-level"].runs == 10
+    assert PAPERS["averaging-level"].runs == 10
 
 
 def test_v3d_semi_local() -> None:
@@ -304,7 +182,7 @@ def test_v3d_semi_local() -> None:
         assert cell.x == config.training.stretch
     assert {cell.line for cell in cells} == set(models)
     assert (min(c.x for c in cells), max(c.x for c in cells)) == (25, 150)
-    assert STUDIES["semi-local"].runs == 20
+    assert PAPERS["semi-local"].runs == 20
 
 
 def test_v3e_semi_local_and_local() -> None:
@@ -335,7 +213,7 @@ def test_v3e_semi_local_and_local() -> None:
         "70 + 30 / 15, dependency",
     }
     assert (min(c.x for c in cells), max(c.x for c in cells)) == (100, 800)
-    assert STUDIES["semi-local-and-local"].runs == 20
+    assert PAPERS["semi-local-and-local"].runs == 20
 
 
 def test_v5_associative() -> None:
@@ -350,23 +228,24 @@ def test_v5_associative() -> None:
         assert shared(config) == ([("global", f"50-{cell.x:g}")] if cell.x else [])
     assert {cell.x for cell in cells} == {0, 100, 200, 300, 350, 400}
     assert {cell.config.rounds for cell in cells} == {10, 20, 30, 40}
-    assert STUDIES["associative"].runs == 100
+    assert PAPERS["associative"].runs == 100
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_quick_sizes_need_no_download_and_their_swarms_build(name: str) -> None:
     cells = grid(name, quick=True)
     assert {cell.config.data.set for cell in cells} <= {"digits", "sparse"}
     assert len({cell.key for cell in cells}) == len(cells)
     assert {cell.line for cell in cells} <= {cell.line for cell in grid(name)} or (
-        STUDIES[name].legend == "mini-batch size"
+        name == "averaging-level"  # its lines are sizes of mini-batches
     )
     for cell in {cell.line: cell for cell in cells}.values():
         Swarm(cell.config).member(cell.config.peers - 1)
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_another_seed_is_another_run(name: str) -> None:
-    one, two = (STUDIES[name].cells(True, seed) for seed in (0, 1))
+    cells = PAPERS[name].study(quick=True, runs=2).cells
+    one, two = cells[: len(cells) // 2], cells[len(cells) // 2 :]
     assert not {cell.key for cell in one} & {cell.key for cell in two}
     assert [(cell.line, cell.x) for cell in one] == [(cell.line, cell.x) for cell in two]

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import signal
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +13,8 @@ from typer.testing import CliRunner
 from gossamer.experiments.cli.app import app
 from gossamer.experiments.config.tables import ConfigError, load_config, parse_config
 from gossamer.experiments.results import Record, read_records
-from gossamer.experiments.study import sweep_run
-from gossamer.experiments.study.sweep import Cell, axes_of, expand
-from gossamer.experiments.study.sweep_outcome import outcome, outcomes, run_cells, stackable
-from gossamer.experiments.study.sweep_report import combine, report
-from gossamer.experiments.study.sweep_run import Runs
+from gossamer.experiments.study.outcomes import outcome, outcomes, stackable
+from gossamer.experiments.study.sweep import axes_of, combine, draw, expand, table
 
 torch.set_num_threads(1)
 
@@ -59,7 +51,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def table(**sweep: Any) -> dict[str, Any]:
+def tiny(**sweep: Any) -> dict[str, Any]:
     return {
         "peers": 3,
         "rounds": 2,
@@ -69,20 +61,6 @@ def table(**sweep: Any) -> dict[str, Any]:
         "training": {"stretch": 20},
         "sweep": sweep,
     }
-
-
-@pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
-    """The cells that were really run; here in this process, since starting others takes seconds."""
-    seen: list[Cell] = []
-
-    def serially(run: Any, batches: Sequence[list[Cell]], jobs: int) -> Any:
-        for batch in batches:
-            seen.extend(batch)
-            yield run(batch)
-
-    monkeypatch.setattr(sweep_run, "in_parallel", serially)
-    return seen
 
 
 def test_every_combination_is_a_cell(file: Path) -> None:
@@ -105,24 +83,24 @@ def test_every_combination_is_a_cell(file: Path) -> None:
 
 
 def test_keys_may_be_written_in_any_way() -> None:
-    nested = expand(parse_config(table(training={"rate": [0.1, 0.5]})))
-    quoted = expand(parse_config(table(**{"training.rate": [0.1, 0.5]})))
+    nested = expand(parse_config(tiny(training={"rate": [0.1, 0.5]})))
+    quoted = expand(parse_config(tiny(**{"training.rate": [0.1, 0.5]})))
     assert nested == quoted
 
 
 def test_without_a_sweep_there_is_one_cell() -> None:
-    (cell,) = expand(parse_config(table()))
+    (cell,) = expand(parse_config(tiny()))
     assert cell.settings == {}
 
 
 def test_tables_that_were_left_out_can_be_swept() -> None:
-    cells = expand(parse_config(table(**{"time.loss": [0.0, 0.5]})))
+    cells = expand(parse_config(tiny(**{"time.loss": [0.0, 0.5]})))
     assert [cell.config.time.loss for cell in cells if cell.config.time] == [0.0, 0.5]
 
 
 def test_whole_lists_can_be_swept() -> None:
     models = [[], [{"name": "all", "layout": "64-6-10"}]]
-    cells = expand(parse_config(table(models=models)))
+    cells = expand(parse_config(tiny(models=models)))
     assert [len(cell.config.models) for cell in cells] == [0, 1]
 
 
@@ -149,21 +127,21 @@ def test_whole_lists_can_be_swept() -> None:
 )
 def test_mistakes_are_named(sweep: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        expand(parse_config(table(**sweep)), "tiny.toml")
+        expand(parse_config(tiny(**sweep)), "tiny.toml")
     assert message in str(caught.value)
     assert str(caught.value).startswith("tiny.toml")
     assert "\n" not in str(caught.value)
 
 
 def test_a_run_in_virtual_time_has_an_outcome_too() -> None:
-    made = table() | {"time": {"delay": 0.1}}
+    made = tiny() | {"time": {"delay": 0.1}}
     one, again = (outcome(parse_config(made)) for _ in range(2))
     assert one == again
     assert 0 <= one.worst <= one.accuracy <= 1
 
 
 def test_runs_in_one_stack_are_the_same_runs() -> None:
-    made = table(**{"seed": [0, 1, 2], "training.rate": [0.1, 1.0]})
+    made = tiny(**{"seed": [0, 1, 2], "training.rate": [0.1, 1.0]})
     made["models"].append({"name": "pair", "layout": "0-1-0", "peers": 2, "depends": ["global"]})
     made |= {"rounds": 5, "weights": "samples", "cross": True}
     cells = expand(parse_config(made))
@@ -179,7 +157,7 @@ def test_runs_in_one_stack_are_the_same_runs() -> None:
 
 
 def test_only_what_fits_is_stacked() -> None:
-    small = expand(parse_config(table(rounds=[2, 3], seeds=20)))
+    small = expand(parse_config(tiny(rounds=[2, 3], seeds=20)))
     sizes = [len(batch) for batch in stackable(small)]
     assert sum(sizes) == 40
     assert sizes == [8, 8, 4, 8, 8, 4]
@@ -190,76 +168,8 @@ def test_only_what_fits_is_stacked() -> None:
         {"time.loss": [0.1]},
         {"topology": ["ring"]},
     ):
-        cells = expand(parse_config(table(**change, seeds=3)))
+        cells = expand(parse_config(tiny(**change, seeds=3)))
         assert [len(batch) for batch in stackable(cells)] == [1, 1, 1]
-
-
-def records_of(path: Path) -> dict[str, Record]:
-    return {record["key"]: record for record in read_records(path)}
-
-
-def test_a_killed_sweep_goes_on_where_it_stopped(
-    file: Path, tmp_path: Path, ran: list[Cell]
-) -> None:
-    script = tmp_path / "killed.py"
-    script.write_text(
-        f"""
-import os, signal
-from pathlib import Path
-from gossamer.experiments.config.tables import load_config
-from gossamer.experiments.study.sweep import expand
-from gossamer.experiments.study.sweep_outcome import run_cells
-from gossamer.experiments.study.sweep_run import Runs
-
-seen = []
-def die(record):
-    seen.append(record)
-    if len(seen) == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-if __name__ == "__main__":
-    cells = expand(load_config({str(file)!r}), "tiny.toml")
-    Runs(cells, Path({str(tmp_path)!r}) / "runs.jsonl").go(run_cells, jobs=1, on_record=die)
-""",
-        "utf-8",
-    )
-    killed = subprocess.run([sys.executable, str(script)], timeout=280, check=False)
-    assert killed.returncode == -signal.SIGKILL
-    finished = records_of(tmp_path / "runs.jsonl")
-    assert len(finished) == 3
-    with (tmp_path / "runs.jsonl").open("a", encoding="utf-8") as cut_off:
-        cut_off.write('{"key": "cut o')
-
-    cells = expand(load_config(file), "tiny.toml")
-    started: list[tuple[int, int]] = []
-    again = Runs(cells, tmp_path / "runs.jsonl")
-    again.go(run_cells, on_start=lambda done, total: started.append((done, total)))
-    assert started == [(3, 8)]
-    assert {cell.key for cell in ran} == {cell.key for cell in cells} - set(finished)
-    whole = Runs(cells, tmp_path / "whole.jsonl")
-    whole.go(run_cells)
-    assert again.records() == whole.records()
-    assert records_of(tmp_path / "runs.jsonl") == records_of(tmp_path / "whole.jsonl")
-    ran.clear()
-    Runs(cells, tmp_path / "runs.jsonl").go(run_cells)
-    assert ran == []
-
-
-def test_a_batch_that_was_half_written_is_finished(tmp_path: Path, ran: list[Cell]) -> None:
-    cells = expand(parse_config(table(seeds=4)))
-    path = tmp_path / "runs.jsonl"
-
-    def stop(record: Record) -> None:
-        if len(records_of(path)) == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Runs(cells, path).go(run_cells, batches=stackable, on_record=stop)
-    assert len(records_of(path)) == 2
-    runs = Runs(cells, path)
-    runs.go(run_cells, batches=stackable)
-    assert [record["seed"] for record in runs.records()] == [0, 1, 2, 3]
-    assert len(list(read_records(path))) == 4  # what was there is not written twice
 
 
 def test_combinations_are_summarised_over_seeds(tmp_path: Path) -> None:
@@ -274,41 +184,46 @@ def test_combinations_are_summarised_over_seeds(tmp_path: Path) -> None:
         for seed in (0, 1, 2)
     ]
     found = combine(records)
-    assert [(one.settings, one.runs) for one in found] == [
-        ({"a": a, "b": b}, 3) for b in ("x", "y") for a in (2, 1)
+    assert found[["a", "b", "runs"]].to_numpy().tolist() == [
+        [str(a), b, 3] for b in ("x", "y") for a in (2, 1)
     ]
-    assert found[0].median == pytest.approx(0.21)
-    assert found[0].mean == pytest.approx(0.21)
-    assert found[0].deviation == pytest.approx(0.01)
-    assert found[0].worst == 0.0
-    files = report(found, tmp_path, "title")
-    assert {file.name for file in files} == {"summary.csv", "figure.png", "figure.svg"}
-    with (tmp_path / "summary.csv").open(newline="") as file:
-        header, first, *_ = csv.reader(file)
-    assert header == ["a", "b", "runs", "mean", "± sd", "median", "worst peer"]
-    assert first == ["2", "x", "3", "0.2100", "0.0100", "0.2100", "0.0000"]
+    first = found.iloc[0]
+    assert [first[name] for name in ("mean", "± sd", "median", "worst peer")] == pytest.approx(
+        [0.21, 0.01, 0.21, 0.0]
+    )
+    shown = table(records)["summary"]
+    assert list(shown.columns) == ["a", "b", "runs", "mean", "± sd", "median", "worst peer"]
+    assert [*shown.iloc[0]] == ["2", "x", "3", "0.2100", "0.0100", "0.2100", "0.0000"]
+    assert {file.name for file in draw(tmp_path, records, "title")} == {"figure.png", "figure.svg"}
     assert "mean of 3 runs, bars: one standard deviation" in (tmp_path / "figure.svg").read_text()
-    once = combine([record for record in records if record["settings"]["seed"] == 0])
-    assert once[0].deviation is None
-    assert once[0].row()[2:5] == ["1", "0.2000", ""]
-    report(once, tmp_path, "title")
+
+
+def test_one_run_has_no_deviation_and_words_have_no_figure(tmp_path: Path) -> None:
+    once: list[Record] = [
+        {"settings": {"a": a, "b": "x", "seed": 0}, "accuracy": a / 10, "worst": 0.0}
+        for a in (2, 1)
+    ]
+    assert [*table(once)["summary"].iloc[0]][2:5] == ["1", "0.2000", ""]
+    draw(tmp_path, once, "title")
     assert "one run each" in (tmp_path / "figure.svg").read_text()
-    only_words = [{**record, "settings": {"b": record["settings"]["b"]}} for record in records]
-    assert [file.name for file in report(combine(only_words), tmp_path, "t")] == ["summary.csv"]
-    assert report([], tmp_path, "t") == []
+    only_words = [{**record, "settings": {"b": "x"}} for record in once]
+    assert draw(tmp_path, only_words, "title") == []
+    assert [*table(only_words)["summary"]["runs"]] == ["2"]
+    plain = [{**record, "settings": {"seed": seed}} for seed, record in enumerate(once)]
+    assert [*table(plain)["summary"].columns] == ["runs", "mean", "± sd", "median", "worst peer"]
 
 
-def test_the_command(file: Path, tmp_path: Path, ran: list[Cell]) -> None:
+def test_the_command(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = CliRunner().invoke(
-        app, ["sweep", str(file), "--out", str(out)], catch_exceptions=False
+        app, ["sweep", str(file), "--out", str(out), "--jobs", "1"], catch_exceptions=False
     )
     assert result.exit_code == 0
     assert {path.name for path in out.iterdir()} == {
         *("run.json", "runs.jsonl", "config.json", "summary.csv", "figure.png", "figure.svg")
     }
     assert parse_config(json.loads((out / "config.json").read_text())) == load_config(file)
-    assert len(ran) == len(records_of(out / "runs.jsonl")) == 8
+    assert len({record["key"] for record in read_records(out / "runs.jsonl")}) == 8
     assert "64-2-10" in result.stdout
 
 

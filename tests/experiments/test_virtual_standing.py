@@ -22,7 +22,7 @@ from gossamer.experiments.arena.results import (
 )
 from gossamer.experiments.cli import app as cli
 from gossamer.experiments.config.tables import ConfigError, parse_config
-from gossamer.experiments.study.sweep_outcome import outcome
+from gossamer.experiments.study.outcomes import outcome
 
 torch.set_num_threads(1)
 

@@ -1,4 +1,4 @@
-"""Eight processes: newcomers trained apart, aligned or not; and peers of three widths."""
+"""Eight processes: newcomers trained apart, aligned or not; and peers of three newcomers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import json
 import pytest
 
 from gossamer.experiments.live import plan
-from gossamer.experiments.papers import fusing_newcomers as newcomers
-from gossamer.experiments.papers import fusing_widths as widths
+from gossamer.experiments.papers import live_matching as newcomers
 from gossamer.experiments.results import RecordFile
+from gossamer.experiments.study import Job
 from gossamer.experiments.watch import collect
 from gossamer.gossip import ONE
 from gossamer.peer import BrokerAddress, LocalSwarm
@@ -45,16 +45,16 @@ def test_newcomers_keep_what_they_know_only_if_they_are_aligned(tmp_path, mosqui
 
 @pytest.mark.timeout(400)
 def test_every_width_learns_more_together_than_alone(tmp_path, mosquitto):
-    config = widths.widths_config(rounds=60)
+    config = newcomers.widths_config(rounds=60)
     spec = plan(config, tmp_path, BrokerAddress(mosquitto.url))
     with RecordFile(tmp_path / "metrics.jsonl") as file:
         asyncio.run(LocalSwarm(spec, on_record=file.write).run())
     outcome = collect(config, spec, [])
     held, injected = outcome.weight["global"]
     assert held == injected == config.peers
-    widths.run_alone(widths.widths_config(rounds=60, alone=True), tmp_path / "alone.jsonl")
-    alone = widths.curves(tmp_path / "alone.jsonl")
-    for width in widths.WIDTHS:
-        together = [v for peer, v in outcome.accuracy.items() if widths.width_of(peer) == width]
-        lone = alone[width][max(alone[width])]
+    records = newcomers.run_width_cells([newcomers.Cell("widths", "alone")], Job(tmp_path))
+    alone = newcomers.curves(records)["alone"].groupby("width").last()
+    for width in newcomers.WIDTHS:
+        together = [v for peer, v in outcome.accuracy.items() if newcomers.width_of(peer) == width]
+        lone = alone[width]
         assert min(together) > lone, (width, together, lone)

@@ -1,23 +1,83 @@
-"""Matching cells to convergence, against the same in plain loops; and how it grows with the width.
-
-It runs in a process of its own, where numpy has one thread: on a busy machine a product of this size
-waits longer for its second thread than it computes, and numpy takes no advice once it is loaded.
-"""
+"""What partial models cost on a large network, and matching cells against the same in plain loops."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
 import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from scipy.optimize import linear_sum_assignment
+from torch.nn import functional as F
 
+from ...models import SlicedNetwork, resnet
 from ...models.matching import Cells, MatchOptions, match
-from .harness import Row, alternate
+from . import Row, alternate, in_own_process
+
+# --- gathering and scattering against training ------------------------------------------------------
+
+BATCH = 32
+LEVEL = 0.8
+"""The share of every hidden part that is averaged."""
+WANTED = 0.05
+"""The most that reading and writing may take of one step."""
+REPEATS = 3
+"""A step of ResNet-18 takes seconds."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The two things that are timed, and what they work on."""
+
+    exchange: Callable[[], object]
+    step: Callable[[], object]
+    values: int
+    shared: int
+
+
+def prepare(widths: tuple[int, ...] = (64, 128, 256, 512), blocks: int = 2) -> Work:
+    """A residual network for 32×32 images, most of whose cells are global; ResNet-18 by default."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(BATCH, 3, 32, 32, generator=generator)
+    labels = torch.randint(10, (BATCH,), generator=generator)
+    module = resnet(widths=widths, blocks=blocks)
+    network = SlicedNetwork(module, {"global": LEVEL}, example=images[:1], seed=0, check=False)
+    module.train()
+
+    def exchange() -> None:
+        """What one averaging asks of a network: its values out, other values in."""
+        network.write("global", network.read("global"))
+
+    def step() -> None:
+        """One step of plain descent."""
+        module.zero_grad(set_to_none=True)
+        F.cross_entropy(module(images), labels).backward()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                if parameter.grad is not None:
+                    parameter.add_(parameter.grad, alpha=-0.01)
+
+    return Work(exchange, step, len(network.flat), len(network.slicing.coordinates("global")))
+
+
+def networks() -> list[Row]:
+    """Read and write a partial model at level 80 beside one training step of batch 32, one thread each."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        work = prepare()
+        taken, step = alternate(work.exchange, work.step, repeats=REPEATS)
+    finally:
+        torch.set_num_threads(threads)
+    name = f"read and write {work.shared / 1e6:.1f} of {work.values / 1e6:.1f} million values"
+    note = f"ResNet-18 at level {LEVEL:.0%}; baseline: one training step of {BATCH} images of 32×32"
+    return [Row(name, "s", taken, step, taken / step, WANTED, "at most", note)]
+
+
+# --- matching ---------------------------------------------------------------------------------------
 
 PEERS, INPUTS, OUTPUTS = 10, 784, 10
 WIDTHS = (50, 100, 200, 400, 800)
@@ -25,21 +85,17 @@ _REPEATS = 1  # after one that warms up; the loops take seconds
 
 
 def matching() -> list[Row]:
-    """The ratio at 100 cells, then seconds from 50 to 800 cells."""
+    """The ratio at 100 cells, then seconds from 50 to 800 cells.
+
+    In a process of its own, where numpy has one thread: on a busy machine a product of this size waits longer
+    for its second thread than it computes, and numpy takes no advice once it is loaded.
+    """
     one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    answer = subprocess.run(
-        [sys.executable, "-c", f"from {__name__} import tell; tell()"],
-        env={**os.environ, **one},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    records = json.loads(answer.stdout)
-    return [Row(**{key: record[key] for key in record if key != "met"}) for record in records]
+    return [Row(**record) for record in in_own_process(measure, **one)]
 
 
-def measure() -> list[Row]:
-    """What the other process does."""
+def measure() -> list[dict[str, Any]]:
+    """Return the rows, as data."""
     peers = planted(100)
     found: dict[str, list[np.ndarray]] = {}
 
@@ -50,7 +106,7 @@ def measure() -> list[Row]:
         found["loops"] = looped(peers)
 
     mine, plain = alternate(products, loops, repeats=_REPEATS)
-    if not _same_partition(found["products"], found["loops"]):
+    if not same_partition(found["products"], found["loops"]):
         raise AssertionError("the loops and the products found different partitions")
     fast = match(peers)
     rows = [
@@ -81,7 +137,7 @@ def measure() -> list[Row]:
                 note=f"ratio: against {WIDTHS[0]} cells; {len(grown.atoms)} atoms, {grown.sweeps} sweeps",
             )
         )
-    return rows
+    return [asdict(row) for row in rows]
 
 
 def planted(width: int, seed: int = 0) -> list[Cells]:
@@ -152,12 +208,7 @@ def looped(peers: list[Cells], sweeps: int = 20) -> list[np.ndarray]:
     return [labels for labels in assigned if labels is not None]
 
 
-def _same_partition(one: list[np.ndarray], two: list[np.ndarray]) -> bool:
+def same_partition(one: list[np.ndarray], two: list[np.ndarray]) -> bool:
     """Whether the same cells are together, whatever the atoms are called."""
     pairs = np.unique(np.stack([np.concatenate(one), np.concatenate(two)], axis=1), axis=0)
     return len(pairs) == len(np.unique(pairs[:, 0])) == len(np.unique(pairs[:, 1]))
-
-
-def tell() -> None:
-    """Measure, and print the rows as JSON."""
-    print(json.dumps([row.record() for row in measure()]))

@@ -6,9 +6,11 @@ ones keep their books like everybody else, but what they send is not what they h
 
 from __future__ import annotations
 
+import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,9 @@ from ...gossip.trust import Guards, GuardSettings, guard
 from ...peer import NetworkStore
 from ..build import Member, Swarm
 from ..config.tables import Config, Data, Model, Network, Training
+from ..results import Record
+from ..study import Frame, Job, Study, as_text, frame_of, key_of
+from . import Paper
 
 Array = np.ndarray[Any, Any]
 Attack = Callable[[Array, np.random.Generator], Array]
@@ -130,43 +135,83 @@ def _gossiper(member: Member, seed: int) -> Gossiper:
     return gossiper
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One attack, without guards and with them, against the run in which nobody attacks."""
+# --- the study --------------------------------------------------------------------------------------
 
-    attack: str
-    clean: float
-    unguarded: float
-    guarded: float
-    quarantined: int
-    wronged: int
+CLEAN = "clean"
+"""The run in which nobody attacks: it is judged on the same peers as the attacked ones."""
+TOLERANCE = 0.02
+"""What guards may cost: honest peers are to stay this near the clean run."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: an attack by its name, with or without guards."""
+
+    line: str
+    guarded: bool
+    setting: Setting
 
     @property
-    def covered(self) -> bool:
-        """Whether the guards keep the honest peers within 0.02 of the clean run."""
-        return self.guarded >= self.clean - 0.02
+    def key(self) -> str:
+        """Names the run by all that decides its result."""
+        return key_of(json.dumps(["byzantine", asdict(self)]))
 
 
-def study(
-    setting: Setting | None = None,
-    guards: GuardSettings | None = None,
-    attacks: Sequence[str] | None = None,
-    on_run: Callable[[str], None] = lambda _: None,
-) -> list[Finding]:
-    """Every attack; the clean run is judged on the same peers as the attacked ones."""
-    setting, guards = setting or Setting(), guards or GuardSettings()
-    hostile = list(range(0, setting.peers, setting.peers // setting.hostile))[: setting.hostile]
-    on_run("clean")
-    clean = run_swarm(setting, None, guards, hostile).accuracy
-    findings = []
-    for name in attacks or ATTACKS:
-        on_run(name)
-        unguarded = run_swarm(setting, ATTACKS[name], None, hostile)
-        guarded = run_swarm(setting, ATTACKS[name], guards, hostile)
-        findings.append(
-            Finding(
-                name, clean, unguarded.accuracy, guarded.accuracy,
-                guarded.quarantined, guarded.wronged,
-            )
-        )  # fmt: skip
-    return findings
+def run_cells(cells: list[Cell], job: Job) -> list[Record]:
+    """Run each cell."""
+    log = logging.getLogger("gossamer.gossip.trust.guards")
+    level = log.level
+    log.setLevel(logging.ERROR)  # hundreds of quarantines are what the study is about
+    try:
+        return [_run(cell) for cell in cells]
+    finally:
+        log.setLevel(level)
+
+
+def _run(cell: Cell) -> Record:
+    setting = cell.setting
+    hostile = range(0, setting.peers, setting.peers // setting.hostile)[: setting.hostile]
+    guards = GuardSettings() if cell.guarded else None
+    outcome = run_swarm(setting, ATTACKS.get(cell.line), guards, hostile)
+    return {
+        "key": cell.key, "attack": cell.line, "guarded": cell.guarded, "accuracy": outcome.accuracy,
+        "quarantined": outcome.quarantined, "wronged": outcome.wronged,
+    }  # fmt: skip
+
+
+def byzantine(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+    """Return the study: every attack without guards and with them."""
+    setting = Setting(rounds=12) if quick else Setting()
+    cells = [Cell(CLEAN, True, setting)]
+    cells += [Cell(attack, guarded, setting) for attack in ATTACKS for guarded in (False, True)]
+    return Study(
+        paper.name, cells, run_cells, table,
+        titles={
+            "summary": f"{setting.hostile} of {setting.peers} peers hostile, digits, {setting.rounds} rounds:"
+            " accuracy of the honest"
+        },
+        latest=lambda record: f"{record['attack']}: {record['accuracy']:.3f}",
+        always={CLEAN},
+    )  # fmt: skip
+
+
+def table(records: Sequence[Record]) -> dict[str, Frame]:
+    """Return a row for every attack: accuracies, whether guards bear it, and honest pairs in quarantine."""
+    frame = frame_of(records, ordered=["attack"])
+    clean = frame.loc[frame["attack"] == CLEAN, "accuracy"].max()
+    runs = frame[frame["attack"] != CLEAN]
+    found = runs.pivot_table(["accuracy", "wronged"], "attack", "guarded", observed=True)
+    found = found.reindex(columns=[("accuracy", False), ("accuracy", True), ("wronged", True)])
+    found.columns = ["no guards", "guards", "wronged"]
+    columns = {
+        "they send": found.index,
+        "nobody attacks": clean,
+        "no guards": found["no guards"],
+        "guards": found["guards"],
+        f"within {TOLERANCE:g}": [
+            "yes" if a >= clean - TOLERANCE else "NO" for a in found["guards"]
+        ],
+        "wronged": found["wronged"],
+    }
+    formats = dict.fromkeys(("nobody attacks", "no guards", "guards"), ".3f")
+    return {"summary": as_text(frame_of(columns), {**formats, "wronged": ".0f"})}

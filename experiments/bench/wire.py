@@ -1,4 +1,4 @@
-"""Sealing and opening a round's messages, against the round itself: training and exchanging them."""
+"""What messages cost: encoding and decoding against copying, sealing and opening against a round."""
 
 from __future__ import annotations
 
@@ -10,15 +10,45 @@ import torch
 from ...gossip import ONE, Chunker, Give, Mass, Reassembler, absorb, decode, encode, topics
 from ...gossip.trust import OVERHEAD, Admission, Identity, Trust, invite
 from ...models import SgdLearner
-from .codec import PARAMETERS
-from .harness import Row, alternate
-from .idle import network
+from . import Row, alternate
+from .live import idle_network
+
+PARAMETERS = 266_610
+_LIMIT = 4 << 20
+_LOOPS = 20
+
+
+def codec() -> list[Row]:
+    """Message to packet and back: header, the copy into the packet, checks, the finite check."""
+    value = np.random.default_rng(0).standard_normal(PARAMETERS).astype(np.float32)
+    give = Give("global", "a", "s", 1, "b", "t", ONE, value)
+    chunker, reassembler = Chunker("a/s", _LIMIT), Reassembler()
+    target = np.empty_like(value)
+
+    def work() -> None:
+        for _ in range(_LOOPS):
+            for packet in chunker.split(encode(give, "schema")):
+                whole = reassembler.add(packet)
+                assert whole is not None
+                decode(whole)
+
+    def copy() -> None:
+        for _ in range(_LOOPS):
+            np.copyto(target, value)
+
+    mine, plain = (_LOOPS * value.nbytes / seconds / 1e9 for seconds in alternate(work, copy))
+    return [
+        Row("encode + decode", "GB/s", mine, 1.0, mine, 1.0, note="baseline: the wanted 1 GB/s"),
+        Row("encode + decode, against memcpy", "GB/s", mine, plain, mine / plain),
+    ]
+
+
+# --- trust ------------------------------------------------------------------------------------------
 
 MESSAGES = 2
 """What a live peer sends, and receives, after a stretch of training in async mode."""
 STRETCH = 500
 """Samples of that stretch: the paper's smaller mini-batch."""
-_LIMIT = 4 << 20
 _SCHEMA = "0" * 16
 
 
@@ -100,4 +130,4 @@ def _learner() -> SgdLearner:
     data = torch.rand(STRETCH, 784, generator=generator)
     labels = torch.randint(10, (STRETCH,), generator=generator)
     samples = (data, labels)
-    return SgdLearner(network("anna"), samples, samples, stretch=STRETCH, rate=0.1, seed=0)
+    return SgdLearner(idle_network("anna"), samples, samples, stretch=STRETCH, rate=0.1, seed=0)

@@ -1,4 +1,4 @@
-"""The toy of FedNP's eq (20): three clients see three stretches of a parabola, and fit cubics to it.
+"""`gossamer paper fednp-toy`: FedNP's eq (20), three clients fit cubics to three ranges of a parabola (004).
 
     y = −x² + 2x + 5 + noise,   noise ~ N(0, 5²)
 
@@ -7,16 +7,25 @@ A client's own cubic is right where its samples are and anywhere else off; their
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ...models import Metrics, SlicedNetwork, Start, stream
 from ...models.fednp import FedNPLearner, FedNPOptions
 from ..arena import Arena
+from ..results import Record
+from ..study import Frame, Job, Study, as_text, frame_of, key_of
+from . import Paper
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 RANGES = ((-8.0, -3.0), (-3.0, 2.0), (2.0, 8.0))
 SIZES = (30, 20, 50)
@@ -67,7 +76,7 @@ def pooled(clients: list[Points]) -> Points:
 
 
 class CubicLearner:
-    """Least squares by RMSprop, an epoch of small batches per stretch: the paper's local training."""
+    """Least squares by RMSprop, in epochs of small batches: the paper's local training."""
 
     def __init__(self, peer: str, own: Points, everything: Points, *, seed: int):
         self.network = SlicedNetwork(
@@ -132,7 +141,7 @@ class Fit:
 GRID = torch.linspace(RANGES[0][0], RANGES[-1][1], 161)
 
 
-def run(options: FedNPOptions | None, seed: int, rounds: int = ROUNDS) -> Fit:
+def run(options: FedNPOptions | None, seed: int) -> Fit:
     """FedAvg if there are no options, else FedNP; weights are numbers of samples."""
     clients = draw(seed)
     everything = pooled(clients)
@@ -149,7 +158,7 @@ def run(options: FedNPOptions | None, seed: int, rounds: int = ROUNDS) -> Fit:
     arena = Arena(learners, every=EPOCHS, weights=sizes, threads=1)
     errors, own = [], []
     at = Points(GRID, GRID).features
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         arena.train()
         with torch.no_grad():
             own = [learner.network(at)[:, 0].clone() for learner in learners]
@@ -172,3 +181,119 @@ def least_squares(seed: int) -> float:
     targets = everything.y.double()
     best = torch.linalg.lstsq(design, targets[:, None]).solution
     return float((design @ best - targets[:, None]).square().mean())
+
+
+# --- the study --------------------------------------------------------------------------------------
+
+METHODS: dict[str, FedNPOptions | None] = {
+    "FedAvg": None,
+    "FedNP": OPTIONS,
+    "FedNP, z frozen": replace(OPTIONS, freeze_z=True),
+}
+BOUND = "pooled least squares"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: a method, or the bound, on one seed."""
+
+    line: str
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """Names the run by all that decides its result."""
+        options = METHODS.get(self.line)
+        return key_of(f"fednp-toy|{self.line}|{self.seed}|{options}|{EPOCHS}|{ROUNDS}|{RATE}")
+
+
+def toy(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+    """Return the study: FedAvg, FedNP, and FedNP with z frozen."""
+    return Study(
+        paper.name, [Cell(line, seed) for seed in seeds for line in (BOUND, *METHODS)], run_cells, table,
+        lambda folder, records: draw_fits(folder / "figure", records),
+        titles={"summary": f"{paper.title} ({paper.section})"},
+        latest=lambda record: f"{record['method']}, seed {record['seed']}",
+    )  # fmt: skip
+
+
+def run_cells(cells: list[Cell], job: Job) -> list[Record]:
+    """Run each cell."""
+    found: list[Record] = []
+    for cell in cells:
+        record: Record = {"key": cell.key, "seed": cell.seed, "method": cell.line}
+        if cell.line == BOUND:
+            record["mse"] = least_squares(cell.seed)
+        else:
+            fit = run(METHODS[cell.line], cell.seed)
+            record |= {
+                "mse": fit.errors[-1], "by_round": fit.errors, "shared": fit.shared.tolist(),
+                "own": [curve.tolist() for curve in fit.own],
+                "spread": None if fit.spread is None else fit.spread.tolist(),
+            }  # fmt: skip
+        found.append(record)
+    return found
+
+
+def table(records: Sequence[Record]) -> dict[str, Frame]:
+    """Return errors by method, and on how many seeds a method is below FedAvg."""
+    by_seed = frame_of(records).pivot(index="seed", columns="method", values="mse")
+    fedavg = by_seed.get("FedAvg")
+    rows = []
+    for name in (one for one in (*METHODS, BOUND) if one in by_seed):
+        errors = by_seed[name].dropna()
+        compared = fedavg is not None and name not in ("FedAvg", BOUND)
+        rows.append(
+            {
+                "method": name, "mean squared error": errors.mean(), "deviation": errors.std(ddof=0),
+                "below FedAvg": f"{(errors < fedavg).sum()} of {len(errors)}" if compared else "",
+                "by seed": " ".join(f"{error:.1f}" for error in errors),
+            }
+        )  # fmt: skip
+    formats = dict.fromkeys(("mean squared error", "deviation"), ".1f")
+    return {"summary": as_text(frame_of(rows), formats)}
+
+
+def draw_fits(path: Path, records: Sequence[Record]) -> list[Path]:
+    """Draw the cubics of the first seed, a panel for each method that has run."""
+    from ..study.figures import panels, save
+
+    chosen = {r["method"]: r for r in records if r["seed"] == 0 and r["method"] in METHODS}
+    if not chosen:
+        return []
+    caption = (
+        "004, eq (20), one draw of the data (seed 0): 30, 20 and 50 samples of three clients; noise of "
+        f"deviation 5. Cubics in x/{SCALE:g}, RMSprop {RATE:g}, batches of {BATCH}, {EPOCHS} local epochs, "
+        f"{ROUNDS} rounds, averages by samples (the paper: 1 epoch, 10 rounds, rate 0.01, its ranges of x "
+        "unknown). Thin: each client's cubic before the last averaging; thick: the averaged one, with its "
+        "mean squared error above, within three deviations of what the NPN predicts (ε = 1 sets their size)."
+    )
+    count = len(chosen)
+    figure, (row,) = panels(1, count, caption, 3.6 * count, 3.4, sharey=True)
+    points = draw(0)
+    for axes, name in zip(row, chosen, strict=True):
+        _panel(axes, name, chosen[name], points)
+    row[0].set_ylabel("y")
+    row[0].legend(fontsize=7, frameon=False, loc="lower center")
+    return save(figure, path)
+
+
+def _panel(axes: Axes, name: str, record: Record, points: list[Points]) -> None:
+    from ..study.figures import COLOURS
+
+    grid = GRID.numpy()
+    for index, client in enumerate(points):
+        axes.plot(
+            client.x, client.y, "x", color=COLOURS[index], markersize=4, alpha=0.6,
+            label=f"client {index + 1}",
+        )  # fmt: skip
+        axes.plot(grid, record["own"][index], color=COLOURS[index], linewidth=1)
+    shared = np.array(record["shared"])
+    if record["spread"] is not None:
+        reach = 3 * np.array(record["spread"])
+        axes.fill_between(
+            grid, shared - reach, shared + reach, color="black", alpha=0.1, linewidth=0
+        )
+    axes.plot(grid, shared, color="black", linewidth=2.2, label="averaged")
+    axes.plot(grid, truth(GRID).numpy(), color="black", linewidth=1, linestyle=":", label="truth")
+    axes.set(title=f"{name}: {record['mse']:.1f}", xlabel="x", ylim=(-110, 40))

@@ -13,11 +13,8 @@ import numpy as np
 from ...models import Learner, Metrics, ModelGraph, SlicedNetwork
 from ..arena import Arena
 from ..build import Member, Swarm
-from ..config.named_files import refuse_changed
 from ..config.tables import Config, ConfigError
-from ..results import Record
 from ..simulation import Simulation
-from .sweep import Cell
 
 STACK_COORDINATES = 1 << 20
 """Runs go side by side in one stack while all their networks together have no more coordinates. Beyond
@@ -138,7 +135,7 @@ class Configured(Protocol):
 C = TypeVar("C", bound=Configured)
 
 
-def stackable(cells: list[C]) -> list[list[C]]:
+def stackable(cells: Sequence[C]) -> list[list[C]]:
     """Batches of cells that can share an arena: small networks, the same rounds, exact averaging."""
     open_: dict[tuple[int, int], list[C]] = {}
     batches: list[list[C]] = []
@@ -159,22 +156,6 @@ def stackable(cells: list[C]) -> list[list[C]]:
         if len(batch) >= room:
             del open_[config.rounds, config.every]
     return batches
-
-
-def run_cells(cells: list[Cell], threads: int = 1) -> list[Record]:
-    """A worker's job: the records of a batch of cells."""
-    found = outcomes([cell.config for cell in cells], [cell.source for cell in cells], threads)
-    refuse_changed(cells)
-    return [
-        {
-            "key": cell.key,
-            "settings": dict(cell.settings),
-            "seed": cell.config.seed,
-            "accuracy": one.accuracy,
-            "worst": one.worst,
-        }
-        for cell, one in zip(cells, found, strict=True)
-    ]
 
 
 def _coordinates(config: Config) -> int:

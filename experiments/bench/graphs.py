@@ -1,22 +1,18 @@
 """Large graphs: what `show` costs on 10,000 peers, and the facts of up to 100,000.
 
-Each figure comes from a process of its own, so that its memory is its own: `python -m
-gossamer.experiments.bench.topology show 10000` prints seconds and bytes as JSON.
+Each figure comes from a process of its own, which loads no torch, so that its memory is its own.
 """
 
 from __future__ import annotations
 
-import json
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from itertools import pairwise
 from math import log
 from pathlib import Path
 
-from .harness import Row
+from . import Row, in_own_process
 
 SECONDS, BYTES = 30.0, 2e9
 """What a figure may cost."""
@@ -26,8 +22,8 @@ SHOWN = 10_000
 
 def topology() -> list[Row]:
     """`show` on 10,000 peers; the facts of random 4-regular graphs, and how their cost grows."""
-    rows = [*_rows(f"topology show, {SHOWN:,} peers", *_measured("show", SHOWN))]
-    costs = {size: _measured("facts", size) for size in SIZES}
+    rows = [*_rows(f"topology show, {SHOWN:,} peers", *in_own_process(work, "show", SHOWN))]
+    costs = {size: in_own_process(work, "facts", size) for size in SIZES}
     rows += _rows(f"topology facts, {SIZES[-1]:,} peers", *costs[SIZES[-1]])
     for small, large in pairwise(SIZES):
         few, many = costs[small][0], costs[large][0]
@@ -47,20 +43,8 @@ def _rows(name: str, seconds: float, peak: float) -> list[Row]:
     ]  # fmt: skip
 
 
-def _measured(what: str, peers: int) -> tuple[float, float]:
-    """Seconds of the work without imports, and the peak bytes of its process."""
-    answer = subprocess.run(
-        [sys.executable, "-m", "gossamer.experiments.bench.topology", what, str(peers)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if answer.returncode:
-        raise RuntimeError(f"topology benchmark {what} {peers}: {answer.stderr.strip()[-500:]}")
-    found = json.loads(answer.stdout)
-    return found["seconds"], found["peak"]
-
-
-def work(what: str, peers: int) -> dict[str, float]:
-    """Do one piece of work in this process and say what it cost."""
+def work(what: str, peers: int) -> tuple[float, float]:
+    """Return seconds of one piece of work without imports, and the peak bytes of this process."""
     from ...topology import facts
     from ..graphs.given import take
     from ..graphs.show import examine, show
@@ -74,8 +58,4 @@ def work(what: str, peers: int) -> dict[str, float]:
         facts(given.graph)
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"seconds": seconds, "peak": float(peak)}
-
-
-if __name__ == "__main__":
-    print(json.dumps(work(sys.argv[1], int(sys.argv[2]))))
+    return seconds, float(peak)

@@ -9,8 +9,9 @@ combination is fitted on one half of them and judged on the other.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import networkx as nx
@@ -33,6 +34,9 @@ from ...gossip import (
 from ...peer import NetworkStore
 from ..build import Swarm
 from ..config.tables import Config, Data, Model, Network, Training
+from ..results import Record
+from ..study import Frame, Job, Study, as_text, frame_of, key_of
+from . import Paper
 
 Array = np.ndarray[Any, Any]
 VECTOR = "v"
@@ -101,11 +105,10 @@ def average(
     plan: MaskPlan | None,
 ) -> Averaged:
     """Average with the real gossip core, in virtual time, masked if there is a plan."""
+    stores = {name: DictStore({VECTOR: value}) for name, value in values.items()}
     gossipers = {}
-    for name, value in values.items():
-        gossipers[name] = Gossiper(
-            name, f"s-{name}", DictStore({VECTOR: value}), mode=RoundsMode(exchanges), seed=1
-        )
+    for name, store in stores.items():
+        gossipers[name] = Gossiper(name, f"s-{name}", store, mode=RoundsMode(exchanges), seed=1)
         gossipers[name].inject(VECTOR, ONE)
     edges = {pair for a, b in graph.edges for pair in ((a, b), (b, a))}
     introduce(gossipers.values(), edges)
@@ -122,7 +125,7 @@ def average(
         gossipers, network,
         seconds=10.0 * exchanges, until=lambda: all(mode.finished(0) for mode in modes),
     )  # fmt: skip
-    finals = [gossiper._vault.store.read(VECTOR) for gossiper in gossipers.values()]
+    finals = [store.read(VECTOR) for store in stores.values()]
     error = max(float(np.abs(final - mean).max()) for final in finals)
     return Averaged(network.seen, network.spread, error)
 
@@ -157,35 +160,29 @@ class Finding:
     error: float
 
 
-def study(setting: Setting | None = None) -> tuple[list[Finding], float]:
-    """Both protocols, and the correlation that the average by itself gives away, 1/√(peers − 1)."""
-    setting = setting or Setting()
+def watch_neighbour(setting: Setting, plan: MaskPlan | None) -> Finding:
+    """Return what a curious neighbour makes of one protocol; a plan masks values."""
     rng = np.random.default_rng(setting.seed)
     numbers = nx.random_regular_graph(setting.degree, setting.peers, seed=setting.seed)
     graph = nx.relabel_nodes(numbers, {i: f"p{i}" for i in numbers})
     values = {name: rng.standard_normal(setting.trials) for name in sorted(graph)}
     target = sorted(graph)[0]
     curious = sorted(graph[target])[0]
-    findings = []
-    for protocol, plan in (("plain", None), ("private", MaskPlan(setting.scale))):
-        averaged = average(values, graph, setting.exchanges, curious, plan)
-        own = [values[curious]]
-        if plan is not None:
-            own += [
-                mask(secret(curious, other), VECTOR, 0, 0, setting.trials, plan.scale)
-                for other in sorted(graph[curious])
-            ]
-        first = next(give for give in averaged.seen if give.sender == target)
-        findings.append(
-            Finding(
-                protocol,
-                correlation([first.value, *own], values[target]),
-                correlation([*(give.value for give in averaged.seen), *own], values[target]),
-                averaged.exchanges_to(1e-6),
-                averaged.error,
-            )
-        )
-    return findings, 1 / np.sqrt(setting.peers - 1)
+    averaged = average(values, graph, setting.exchanges, curious, plan)
+    own = [values[curious]]
+    if plan is not None:
+        own += [
+            mask(secret(curious, other), VECTOR, 0, 0, setting.trials, plan.scale)
+            for other in sorted(graph[curious])
+        ]
+    first = next(give for give in averaged.seen if give.sender == target)
+    return Finding(
+        "plain" if plan is None else "private",
+        correlation([first.value, *own], values[target]),
+        correlation([*(give.value for give in averaged.seen), *own], values[target]),
+        averaged.exchanges_to(1e-6),
+        averaged.error,
+    )
 
 
 def accuracy(exchanges: int, plan: MaskPlan | None, rounds: int = 20, seed: int = 0) -> float:
@@ -229,3 +226,88 @@ def accuracy(exchanges: int, plan: MaskPlan | None, rounds: int = 20, seed: int 
 
 def _finished(modes: list[RoundsMode], number: int) -> Callable[[], bool]:
     return lambda: all(mode.finished(number) for mode in modes)
+
+
+# --- the study --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: what a neighbour of a `setting` sees, or the accuracy after `rounds` of learning.
+
+    scale: of the masks; None averages plainly.
+    """
+
+    scale: float | None
+    setting: Setting | None = None
+    exchanges: int = 0
+    rounds: int = 0
+
+    @property
+    def line(self) -> str:
+        """The protocol."""
+        return "plain" if self.scale is None else "private"
+
+    @property
+    def key(self) -> str:
+        """Names the run by all that decides its result."""
+        return key_of(json.dumps(["private", asdict(self)]))
+
+
+def run_cells(cells: list[Cell], job: Job) -> list[Record]:
+    """Run each cell."""
+    found: list[Record] = []
+    for cell in cells:
+        plan = None if cell.scale is None else MaskPlan(cell.scale)
+        record: Record = {"key": cell.key, "protocol": cell.line}
+        if cell.setting is not None:
+            record |= asdict(watch_neighbour(cell.setting, plan))
+        else:
+            record["exchanges"] = cell.exchanges
+            record["accuracy"] = accuracy(cell.exchanges, plan, cell.rounds)
+        found.append(record)
+    return found
+
+
+def private(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+    """Return the study: both protocols before a curious neighbour, and what masks cost in accuracy."""
+    setting = Setting(peers=32, trials=4000, exchanges=60) if quick else Setting()
+    rounds = 5 if quick else 20
+    cells = [Cell(scale, setting) for scale in (None, setting.scale)]
+    cells += [
+        Cell(scale, None, exchanges, rounds)
+        for scale, exchanges in ((None, 6), (16.0, 6), (16.0, 20))
+    ]
+    return Study(
+        paper.name, cells, run_cells, table,
+        titles={
+            "summary": f"private averaging: {setting.peers} peers of degree {setting.degree}, masks up to "
+            f"{setting.scale:g} standard deviations",
+            "accuracy": f"digits, 12 peers on a ring of degree 4, {rounds} rounds",
+        },
+        latest=lambda record: record["protocol"],
+        note="Columns 2 and 3: correlation of a curious neighbour's linear estimate with the true value. The "
+        "average itself, which everybody is meant to learn, gives "
+        f"{1 / np.sqrt(setting.peers - 1):.3f}; a best estimate from everything is at least that, but one "
+        "fitted to many messages has noise and may fall below.",
+    )  # fmt: skip
+
+
+def table(records: Sequence[Record]) -> dict[str, Frame]:
+    """Return what neighbours saw, and the accuracies; a table without runs is left out."""
+    names = {
+        "first": "first message", "everything": "everything seen", "exchanges": "exchanges to 1e-6",
+        "error": "error of the mean",
+    }  # fmt: skip
+    seen = [{k: r[k] for k in ("protocol", *names)} for r in records if "first" in r]
+    learned = [
+        {"averaging": r["protocol"], **{k: r[k] for k in ("exchanges", "accuracy")}}
+        for r in records
+        if "accuracy" in r
+    ]
+    formats = {"first": ".3f", "everything": ".3f", "exchanges": ".0f", "error": ".1e"}
+    tables = {
+        "summary": as_text(frame_of(seen), formats).rename(columns=names),
+        "accuracy": as_text(frame_of(learned), {"accuracy": ".3f"}),
+    }
+    return {name: frame for name, frame in tables.items() if len(frame)}

@@ -1,4 +1,4 @@
-"""Partial sharing of real networks, the runs of `gossamer paper networks-cifar` and `networks-hapt`.
+"""Partial sharing of real networks: `gossamer paper networks-cifar` and `networks-hapt`.
 
 Peers with unlike data train a convolutional or recurrent network, and differ in nothing but in what they
 average: nothing, everything, everything but the outputs (FedPer), everything but batch norm (FedBN), or a
@@ -8,11 +8,11 @@ samples in the same order and are tested on the same samples, so that difference
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -23,6 +23,11 @@ from ..arena import Arena
 from ..data import DataError, Dataset, Samples, partition
 from ..federated.deal import load_once
 from ..results import Record
+from ..study import Frame, Job, Study, as_text, frame_of, key_of
+from . import Paper
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MODEL = "everyone"
 """The partial model that all peers implement."""
@@ -89,18 +94,23 @@ class Setting:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: a setting under a scheme, with a seed."""
+    """One run: a network's setting under a scheme, with a seed."""
 
-    line: str
+    network: str
     setting: Setting
     scheme: Scheme
     seed: int
 
     @property
+    def line(self) -> str:
+        """The scheme."""
+        return self.scheme.name
+
+    @property
     def key(self) -> str:
         """Names the run by all that decides its result."""
-        text = json.dumps([asdict(self.setting), asdict(self.scheme), self.seed], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        decisive = [asdict(self.setting), asdict(self.scheme), self.seed]
+        return key_of(json.dumps(decisive, sort_keys=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,9 +124,9 @@ class Deal:
     """[peers, test samples]: how much a test sample counts in each peer's own test; rows sum to 1."""
 
 
-def run_cells(cells: list[Cell], threads: int = 1) -> list[Record]:
-    """A worker's job: the records of some runs."""
-    return [run(cell, threads) for cell in cells]
+def run_cells(cells: list[Cell], job: Job) -> list[Record]:
+    """Run each cell."""
+    return [run(cell, job.threads) for cell in cells]
 
 
 def run(cell: Cell, threads: int = 1) -> Record:
@@ -137,7 +147,7 @@ def run(cell: Cell, threads: int = 1) -> Record:
     network = learners[0].network
     shared = len(network.slicing.coordinates(MODEL)) if MODEL in network.owners else 0
     return {
-        "key": cell.key, "line": cell.line, "scheme": cell.scheme.name, "seed": cell.seed,
+        "key": cell.key, "line": cell.network, "scheme": cell.scheme.name, "seed": cell.seed,
         "own": float(own.mean()), "common": float(common.mean()), "worst": float(own.min()),
         "by_peer": own.tolist(), "by_round": by_round,
         "shared": shared / len(network.flat),
@@ -256,3 +266,178 @@ def _inputs(setting: Setting, samples: Samples) -> Tensor:
         return samples.x
     series = samples.x.flatten(1, -2) if samples.x.ndim > 3 else samples.x
     return series if setting.layout == "series" else series.transpose(1, 2).contiguous()
+
+
+# --- the studies ------------------------------------------------------------------------------------
+
+LOCAL = Scheme("local", 0.0)
+FULL = Scheme("full averaging", 1.0, "shared", buffers="average")
+FEDPER = Scheme("FedPer", 1.0)
+"""A shared backbone under outputs of each peer's own."""
+FEDBN = Scheme("FedBN", 1.0, "shared", buffers="local")
+PARTIAL = Scheme("partial 0.8", 0.8)
+APART = ", apart"
+SCHEMES = (
+    LOCAL, FULL, FEDPER, FEDBN, PARTIAL,
+    Scheme("partial 0.5", 0.5),
+    Scheme("partial 0.8 + outputs", 0.8, "shared"),
+    replace(FEDPER, name=FEDPER.name + APART, start="apart"),
+    replace(PARTIAL, name=PARTIAL.name + APART, start="apart"),
+)  # fmt: skip
+"""Statistics of batch norm are averaged where everything is, and taken anew from a peer's samples where it
+has cells of its own: on the built-in digits each did better so than the other way."""
+REFERENCES = (LOCAL.name, FULL.name, FEDPER.name)
+"""What differences are taken to."""
+
+
+_DIGITS = {"samples": 60, "test": 360, "rounds": 15, "test_every": 5, "stretch": 100, "batch": 20}
+_CNN, _LSTM, _CNN1D = "small CNN, batch norm", "LSTM", "1-D CNN, batch norm"
+_HAPT = {
+    "peers": 16, "samples": 40, "test": 50, "rounds": 20, "test_every": 5, "stretch": 80, "batch": 20,
+}  # fmt: skip
+
+
+def cifar(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+    """Return the study of a small CNN on CIFAR-10."""
+    options = {"widths": (8, 16), "hidden": 32 if quick else 64, "norm": True}
+    if quick:
+        setting = Setting("digits", "small-cnn", "images", options, **_DIGITS)
+    else:
+        setting = Setting(
+            "cifar10", "small-cnn", "images", options,
+            samples=500, test=800, rounds=15, test_every=5, stretch=250, batch=25,
+        )  # fmt: skip
+    return networks_study(paper, {_CNN: setting}, seeds)
+
+
+def hapt(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+    """Return the study of an LSTM and a 1-D CNN on HAPT, whose peers are people."""
+    data, sizes = ("digits", _DIGITS) if quick else ("hapt-raw", _HAPT)
+    wide = {"widths": (16, 32), "kernel": 3} if quick else {"widths": (16, 32)}
+    settings = {
+        _LSTM: Setting(data, "lstm", "series", {"hidden": 32}, rate=0.5, **sizes),
+        _CNN1D: Setting(data, "cnn1d", "channels", wide, **sizes),
+    }
+    return networks_study(paper, settings, seeds)
+
+
+def networks_study(paper: Paper, settings: Mapping[str, Setting], seeds: range) -> Study[Cell]:
+    """Return the study of some networks under all schemes; FedBN only where there is a norm."""
+    cells = [
+        Cell(network, setting, scheme, seed)
+        for seed in seeds
+        for network, setting in settings.items()
+        for scheme in SCHEMES
+        if scheme is not FEDBN or setting.normed
+    ]
+    return Study(
+        paper.name, cells, run_cells, table,
+        lambda folder, records: draw(folder / "figure", paper.title, settings, records),
+        titles={"summary": f"{paper.title} ({paper.section})"},
+        latest=lambda record: f"{record['scheme']}: {record['own']:.3f}",
+    )  # fmt: skip
+
+
+def table(records: Sequence[Record]) -> dict[str, Frame]:
+    """Return means over seeds, network by network, and differences to other schemes, paired by seed."""
+    frame = frame_of(records)
+    by_seed = frame.pivot(index=["line", "seed"], columns="scheme", values="own")
+    rows = []
+    for (network, scheme), runs in frame.groupby(["line", "scheme"], sort=False):
+        row = {
+            "network": network,
+            "scheme": scheme,
+            "seeds": len(runs),
+            "shared": runs["shared"].iloc[0],
+        }
+        row |= {what: runs[what].mean() for what in ("own", "common", "worst")}
+        own = by_seed.loc[network]
+        for reference in REFERENCES:
+            known = scheme != reference and reference in own
+            row[f"− {reference}"] = _difference(own[scheme] - own[reference]) if known else ""
+        rows.append(row)
+    formats = {"shared": ".0%", **dict.fromkeys(("own", "common", "worst"), ".3f")}
+    # Networks stand together, in the order in which they first appear.
+    order = list(dict.fromkeys(frame["line"]))
+    rows.sort(key=lambda row: order.index(row["network"]))
+    return {"summary": as_text(frame_of(rows), formats)}
+
+
+def _difference(by_seed: Frame) -> str:
+    """Mean and standard error over the seeds that both schemes have; no error of a single one."""
+    paired = by_seed.dropna()
+    if not len(paired):
+        return ""
+    error = "" if len(paired) == 1 else f" ± {paired.sem():.3f}"
+    return f"{paired.mean():+.3f}{error}"
+
+
+def caption(settings: Sequence[Setting]) -> str:
+    """What a reader must know."""
+    one = settings[0]
+    if one.data == "hapt-raw":
+        dealt = (
+            f"{one.peers} people of HAPT as peers, each with {one.samples} windows of 128×6 to learn from "
+            f"(out of the first half of each activity's recording) and {one.test} out of the second half; "
+            "own test: the peer's of these, common test: everybody's"
+        )
+    else:
+        dealt = (
+            f"{one.data}: {one.peers} peers, {one.samples} samples on average, classes by Dirichlet "
+            f"{one.alpha:g}; common test: {one.test} samples; own test: the same, classes weighted as among "
+            "the peer's own samples"
+        )
+    rates = ", ".join(f"{s.network} {s.rate:g}" for s in settings)
+    return (
+        f"{dealt}. {one.rounds} rounds of {one.stretch} samples in batches of {one.batch}, plain SGD "
+        f"(rate: {rates}), exact averages, all peers the same weight. Means over peers and seeds, bars: "
+        "standard error over seeds (seeds differ alike for all: see the paired differences of the table). "
+        "Partial: that share of the cells of every hidden part is averaged; outputs are own unless "
+        "named; weights between own and shared cells stay with the peer, under either order of dependence. "
+        "FedPer: all but the outputs. All peers start equal, own cells too, but 'apart' (dotted) draws own "
+        "cells peer by peer. Batch statistics: averaged with full averaging, kept with their norms under "
+        "FedBN, taken anew from own samples otherwise."
+    )
+
+
+def draw(
+    path: Path, title: str, settings: Mapping[str, Setting], records: Sequence[Record]
+) -> list[Path]:
+    """Draw accuracy over rounds: a row for every network, own test left, common test right."""
+    from ..study.figures import panels, save
+
+    networks = [name for name in settings if any(r["line"] == name for r in records)]
+    note = caption([settings[name] for name in networks])
+    figure, grid = panels(len(networks), 2, note, 11.5, 3.6 * len(networks) + 0.3, sharex=True)
+    for row, network in zip(grid, networks, strict=True):
+        mine = [r for r in records if r["line"] == network]
+        for axes, place, what in zip(row, (1, 2), ("own test", "common test"), strict=True):
+            _curves(axes, mine, place)
+            axes.set(title=f"{network}: {what}", ylabel="accuracy")
+    for axes in grid[-1]:
+        axes.set_xlabel("rounds")
+    fullest = max(
+        (row[0] for row in grid), key=lambda axes: len(axes.get_legend_handles_labels()[0])
+    )
+    figure.legend(
+        *fullest.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9
+    )
+    figure.suptitle(title)
+    return save(figure, path)
+
+
+def _curves(axes: Axes, records: Sequence[Record], place: int) -> None:
+    from ..study.figures import COLOURS, MARKERS
+
+    looks = [scheme.name for scheme in SCHEMES if APART not in scheme.name]
+    for scheme in dict.fromkeys(r["scheme"] for r in records):
+        curves = np.array([r["by_round"] for r in records if r["scheme"] == scheme])
+        values = curves[:, :, place]
+        error = values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else None
+        look = looks.index(scheme.removesuffix(APART))  # dotted beside its twin
+        axes.errorbar(
+            curves[0, :, 0], values.mean(0), yerr=error, label=scheme, capsize=2, linewidth=1.5,
+            markersize=5, color=COLOURS[look], marker=MARKERS[look],
+            linestyle=":" if APART in scheme else "-",
+        )  # fmt: skip
+    axes.set_xticks([at for at, *_ in records[0]["by_round"]])

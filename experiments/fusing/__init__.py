@@ -1,1 +1,0 @@
-"""Fusing networks: the `fuse` command, and the experiments of the two papers on matching."""

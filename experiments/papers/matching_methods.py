@@ -1,0 +1,550 @@
+"""Methods that fuse networks of peers trained apart: PFNM (000), MAGI (002) and their baselines.
+
+A setting says which data is dealt out to how many peers, with which networks; every method sees the same
+peers' networks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...models import ModelError, mlp, stream
+from ...models.matching import MAGI, Chain, Fusion, Layer, MatchOptions, Past, fuse
+from ..data import Samples, load, partition
+from ..fuse import accuracy, logits
+
+# --- data -------------------------------------------------------------------------------------------
+
+DATA = ("mnist-5k", "digits", "mnist")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What decides a run; two equal settings give the same figures.
+
+    data
+        `mnist-5k`: the first 500 digits of each class of MNIST, 400 to train on and 100 to test on.
+        `digits`: scikit-learn's, 1400 and 397, shuffled by the seed. `mnist`: all of it.
+    alpha
+        The Dirichlet's concentration; None deals out every class evenly.
+    average_width
+        The width of the networks that FedAvg and FedProx average, if not `width`.
+    """
+
+    data: str = "digits"
+    peers: int = 10
+    layers: int = 1
+    width: int = 50
+    alpha: float | None = 0.5
+    epochs: int = 10
+    average_width: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.data not in DATA:
+            raise ModelError(f"no such data {self.data!r} here; there are {', '.join(DATA)}")
+
+    @property
+    def title(self) -> str:
+        """For tables: data, hidden layers, split."""
+        split = "homogeneous" if self.alpha is None else f"Dirichlet {self.alpha:g}"
+        return f"{self.data}, {self.layers} hidden, {split}"
+
+    def layout(self, width: int | None = None) -> str:
+        """A network for this data, of the peers' width or another."""
+        inputs = 64 if self.data == "digits" else 784
+        return "=".join(map(str, [inputs, *[width or self.width] * self.layers, 10]))
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """One peer's training samples."""
+
+    x: Tensor
+    y: Tensor
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Samples per class."""
+        return np.bincount(self.y.numpy(), minlength=10)
+
+
+@dataclass(frozen=True, eq=False)
+class Dealt:
+    """All peers' shares and the common test samples."""
+
+    shares: tuple[Share, ...]
+    test_x: Tensor
+    test_y: Tensor
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Samples `[peers, classes]`."""
+        return np.stack([share.counts for share in self.shares])
+
+
+def deal(setting: Setting) -> Dealt:
+    """Load the data and give every peer its share."""
+    train, test = _samples(setting.data, setting.seed if setting.data == "digits" else 0)
+    rng = stream(setting.seed, "matching", "split")
+    if setting.alpha is None:
+        pieces = _even(train.y.numpy(), setting.peers, rng)
+    else:
+        pieces = partition.dirichlet(train.y, setting.peers, setting.alpha, rng, minimum=10)
+    flat = train.flat()
+    shares = tuple(Share(flat[torch.as_tensor(p)], train.y[torch.as_tensor(p)]) for p in pieces)
+    return Dealt(shares, test.flat(), test.y)
+
+
+def _even(labels: np.ndarray, peers: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Every class in `peers` parts of nearly the same size."""
+    pieces = [
+        np.array_split(rng.permutation(np.flatnonzero(labels == label)), peers)
+        for label in np.unique(labels)
+    ]
+    return [rng.permutation(np.concatenate(mine)) for mine in zip(*pieces, strict=True)]
+
+
+@lru_cache(maxsize=2)
+def _samples(name: str, seed: int) -> tuple[Samples, Samples]:
+    if name == "digits":
+        data = load("digits")
+        assert data.test is not None
+        whole = Samples(
+            torch.cat([data.train.x, data.test.x]), torch.cat([data.train.y, data.test.y])
+        )
+        order = stream(seed, "matching", "digits").permutation(len(whole))
+        return whole.take(order[:1400]), whole.take(order[1400:])
+    data = load("mnist")
+    assert data.test is not None
+    if name == "mnist":
+        return data.train, data.test
+    labels = data.train.y.numpy()
+    firsts = np.stack([np.flatnonzero(labels == label)[:500] for label in range(10)])
+    return data.train.take(np.sort(firsts[:, :400], None)), data.train.take(
+        np.sort(firsts[:, 400:], None)
+    )
+
+
+# --- training apart ---------------------------------------------------------------------------------
+
+RATE, BATCH, DECAY = 0.01, 32, 1e-6
+START_DEVIATION, START_BIAS = 0.1, 0.1
+
+
+def fresh(layout: str, seed: int) -> nn.Sequential:
+    """A ReLU network with the paper's starting values: weights N(0, 0.1²), biases 0.1."""
+    module = mlp(layout, activation="relu", output="none")
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, value in module.named_parameters():
+            if name.endswith("bias"):
+                value.fill_(START_BIAS)
+            else:
+                value.normal_(0, START_DEVIATION, generator=generator)
+    return module
+
+
+def train(
+    module: nn.Sequential,
+    share: Share,
+    *,
+    epochs: int,
+    seed: int,
+    targets: Tensor | None = None,
+    proximal: float = 0.0,
+) -> nn.Sequential:
+    """Train in place with Adam (amsgrad) in batches of 32.
+
+    targets
+        Class probabilities to imitate instead of the labels (distillation).
+    proximal
+        FedProx's pull towards the starting values.
+    """
+    parameters = list(module.parameters())
+    start = [value.detach().clone() for value in parameters] if proximal else []
+    optimizer = torch.optim.Adam(parameters, RATE, weight_decay=DECAY, amsgrad=True, fused=True)
+    generator = torch.Generator().manual_seed(seed)
+    wanted = share.y if targets is None else targets
+    for _ in range(epochs):
+        order = torch.randperm(len(share.y), generator=generator)
+        for batch in order.split(BATCH):
+            loss = F.cross_entropy(module(share.x[batch]), wanted[batch])
+            if proximal:
+                loss = loss + proximal / 2 * sum(
+                    (value - first).square().sum()
+                    for value, first in zip(parameters, start, strict=True)
+                )
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+    return module
+
+
+def chain_of(module: nn.Module, name: str = "the network") -> Chain:
+    """The network as arrays."""
+    return Chain.read({key: value.numpy() for key, value in module.state_dict().items()}, name)
+
+
+# --- baselines: averages, ensembles, distillation, clusters -----------------------------------------
+
+DISTILLED_WIDTH = 500
+"""Cells per hidden part of a distilled network, as in the paper."""
+
+
+def average(chains: Sequence[Chain], weights: np.ndarray) -> Chain:
+    """One-shot FedAvg: cell k with cell k, peers weighted by their samples."""
+    share = weights / weights.sum()
+
+    def mean(values: Sequence[np.ndarray]) -> np.ndarray:
+        return np.tensordot(share, np.stack(values), axes=1)
+
+    return Chain(
+        tuple(
+            replace(
+                layer,
+                weight=mean([chain.layers[index].weight for chain in chains]),
+                own={n: mean([chain.layers[index].own[n] for chain in chains]) for n in layer.own},
+            )
+            for index, layer in enumerate(chains[0].layers)
+        )
+    )
+
+
+def answers(chains: Sequence[Chain], x: Tensor, counts: np.ndarray | None = None) -> Tensor:
+    """An ensemble's class probabilities; `counts` [peers, classes] weight a peer class by class."""
+    each = torch.stack([torch.softmax(logits(chain, x), dim=1) for chain in chains])
+    if counts is None:
+        return each.mean(dim=0)
+    total = counts.sum(axis=0)
+    shares = torch.from_numpy(counts / np.where(total > 0, total, 1))
+    return (each * shares[:, None]).sum(dim=0)
+
+
+def distill(
+    chains: Sequence[Chain], shares: Sequence[Share], layout: str, *, epochs: int, seed: int
+) -> Chain:
+    """A new network that learns the ensemble's answers on all peers' samples, pooled."""
+    pooled = Share(torch.cat([s.x for s in shares]), torch.cat([s.y for s in shares]))
+    targets = answers(chains, pooled.x).to(pooled.x.dtype)
+    return chain_of(train(fresh(layout, seed), pooled, epochs=epochs, seed=seed, targets=targets))
+
+
+def dp_means(
+    chains: Sequence[Chain], counts: np.ndarray, *, limit: int = 700, passes: int = 20
+) -> Chain:
+    """Cluster all peers' cells without minding who they come from (one hidden part).
+
+    A cell farther from every centre than the penalty makes a new one. The penalty is the distance at
+    which as many centres as a peer has cells, each taken as far from the others as possible, reach all
+    cells. Outputs are averaged by the peers' shares of each class, as in matching.
+    """
+    if chains[0].hidden != 1:
+        raise ValueError("clusters of cells are defined for one hidden part")
+    first, last = chains[0].layers
+    inputs, own = first.weight.shape[1], list(first.own)
+    rows = np.concatenate([_rows(chain) for chain in chains])
+    peer = np.repeat(np.arange(len(chains)), [chain.widths[1] for chain in chains])
+    total = counts.sum(axis=0)
+    shares = np.where(total > 0, counts / np.where(total > 0, total, 1), 1 / len(chains))
+    penalty = _farthest_first(rows, chains[0].widths[1])
+    centres = rows.mean(axis=0, keepdims=True)
+    label = np.zeros(len(rows), dtype=np.int64)
+    for _ in range(passes):
+        distance = _distances(rows, centres)
+        while (far := int(distance.min(axis=1).argmax())) is not None:
+            if distance[far].min() <= penalty or len(centres) >= limit:
+                break
+            centres = np.vstack([centres, rows[far]])
+            distance = np.hstack([distance, _distances(rows, rows[far][None])])
+        kept, new = np.unique(distance.argmin(axis=1), return_inverse=True)
+        settled = len(kept) == len(centres) and np.array_equal(new, label)
+        label = new
+        members = np.zeros((len(kept), len(rows)))
+        members[label, np.arange(len(rows))] = 1
+        centres = members @ rows / members.sum(axis=1, keepdims=True)
+        if settled:
+            break
+    members = np.zeros((centres.shape[0], len(rows)))
+    members[label, np.arange(len(rows))] = 1
+    weight = shares[peer]
+    amount = members @ weight
+    out = members @ (rows[:, -weight.shape[1] :] * weight) / np.where(amount > 0, amount, 1)
+    hidden = replace(
+        first,
+        weight=centres[:, :inputs],
+        own={name: centres[:, inputs + index] for index, name in enumerate(own)},
+    )
+    tops = {
+        name: np.einsum("jk,jk->k", shares, np.stack([c.layers[1].own[name] for c in chains]))
+        for name in last.own
+    }
+    return Chain((hidden, Layer(out.T, tops, last.weight_name)))
+
+
+def _rows(chain: Chain) -> np.ndarray:
+    first, last = chain.layers
+    own = [value[:, None] for value in first.own.values()]
+    return np.hstack([first.weight, *own, last.weight.T])
+
+
+def _farthest_first(rows: np.ndarray, count: int) -> float:
+    """Squared distance that `count` centres leave, each the point farthest from those before."""
+    nearest = _distances(rows, rows.mean(axis=0, keepdims=True))[:, 0]
+    for _ in range(count):
+        chosen = rows[int(nearest.argmax())]
+        nearest = np.minimum(nearest, _distances(rows, chosen[None])[:, 0])
+    return float(nearest.max())
+
+
+def _distances(rows: np.ndarray, centres: np.ndarray) -> np.ndarray:
+    squared = (rows**2).sum(axis=1)[:, None] + (centres**2).sum(axis=1) - 2 * rows @ centres.T
+    return np.maximum(squared, 0)
+
+
+# --- every method on one setting --------------------------------------------------------------------
+
+SWEEPS = 5
+PROXIMAL = 0.01
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Accuracy on the common test samples; hidden cells and parameters of what answers."""
+
+    accuracy: float
+    cells: int
+    parameters: int
+
+
+class Peers:
+    """A setting's peers. Networks are trained when a method first asks for them, and kept."""
+
+    def __init__(self, setting: Setting):
+        self.setting = setting
+
+    @cached_property
+    def dealt(self) -> Dealt:
+        """Who has which samples."""
+        return deal(self.setting)
+
+    @cached_property
+    def own(self) -> list[Chain]:
+        """Trained from starts of their own."""
+        return self._trained("own")
+
+    @cached_property
+    def own_wide(self) -> list[Chain]:
+        """The same at the width that FedAvg is given."""
+        return self._trained("own", self.setting.average_width)
+
+    @cached_property
+    def shared(self) -> list[Chain]:
+        """Trained from one common start."""
+        return self._trained("shared", self.setting.average_width)
+
+    @cached_property
+    def proximal(self) -> list[Chain]:
+        """Trained from one common start and pulled back to it (FedProx)."""
+        return self._trained("shared", self.setting.average_width, PROXIMAL)
+
+    def _trained(self, start: str, width: int | None = None, proximal: float = 0.0) -> list[Chain]:
+        if start == "own" and width in (None, self.setting.width) and "own" in self.__dict__:
+            return self.own
+        setting, found = self.setting, []
+        for peer, share in enumerate(self.dealt.shares):
+            begin = self._seed("start", *(["all"] if start == "shared" else [peer]))
+            module = fresh(setting.layout(width), begin)
+            order = self._seed("order", peer)
+            train(module, share, epochs=setting.epochs, seed=order, proximal=proximal)
+            found.append(chain_of(module, f"peer {peer}"))
+        return found
+
+    def _seed(self, *names: object) -> int:
+        return int(stream(self.setting.seed, "matching", *names).integers(2**31))
+
+    def outcome(self, outputs: Tensor, cells: int, parameters: int) -> Outcome:
+        """Score answers to the test samples."""
+        return Outcome(accuracy(outputs, self.dealt.test_y), cells, parameters)
+
+    def score(self, chain: Chain) -> Outcome:
+        """Score a network."""
+        return self.outcome(logits(chain, self.dealt.test_x), sum(chain.widths[1:-1]), chain.size)
+
+    def fused(self, options: MatchOptions) -> Outcome:
+        """Match and score. The order of sweeps is the same for all options: comparisons are paired."""
+        found = fuse(
+            self.own,
+            options,
+            counts=self.dealt.counts,
+            bias_mean=START_BIAS,
+            seed=self._seed("sweeps"),
+        )
+        return self.score(found.chain)
+
+    def ensemble(self, counts: np.ndarray | None) -> Outcome:
+        """Score the ensemble, weighted by class if `counts` are given."""
+        outputs = answers(self.own, self.dealt.test_x, counts)
+        cells = sum(sum(chain.widths[1:-1]) for chain in self.own)
+        return self.outcome(outputs, cells, sum(chain.size for chain in self.own))
+
+
+def _local(peers: Peers) -> Outcome:
+    each = [peers.score(chain) for chain in peers.own]
+    return Outcome(
+        float(np.mean([one.accuracy for one in each])), each[0].cells, each[0].parameters
+    )
+
+
+def _averaged(which: str) -> Callable[[Peers], Outcome]:
+    def run(peers: Peers) -> Outcome:
+        samples = peers.dealt.counts.sum(axis=1)
+        return peers.score(average(getattr(peers, which), samples))
+
+    return run
+
+
+def _matched(**options: object) -> Callable[[Peers], Outcome]:
+    chosen = MatchOptions(**{"sweeps": SWEEPS, **options})  # type: ignore[arg-type]
+    return lambda peers: peers.fused(chosen)
+
+
+def _distilled(peers: Peers) -> Outcome:
+    setting = peers.setting
+    layout = setting.layout(DISTILLED_WIDTH)
+    seed = stream(setting.seed, "matching", "distil").integers(2**31)
+    return peers.score(
+        distill(peers.own, peers.dealt.shares, layout, epochs=setting.epochs, seed=int(seed))
+    )
+
+
+LAMBDAS = (0.0, MAGI, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
+
+
+def magi(value: float, variance: float = 1.0) -> str:
+    """The name of MAGI with one λ (and a σ², if not 1); at λ = 0 it is PFNM."""
+    spread = "" if variance == 1 else f" σ²={variance:g}"
+    return f"MAGI{spread} λ={value:g}" if value else f"PFNM{spread}"
+
+
+METHODS: Mapping[str, Callable[[Peers], Outcome]] = MappingProxyType(
+    {
+        "local": _local,
+        "FedAvg, own starts": _averaged("own_wide"),
+        "FedAvg, shared start": _averaged("shared"),
+        "FedProx, shared start": _averaged("proximal"),
+        "DP-means": lambda peers: peers.score(dp_means(peers.own, peers.dealt.counts)),
+        "PFNM": _matched(),
+        "PFNM γ0=1e-5": _matched(mass=1e-5),
+        "PFNM σ²=0.1": _matched(variance=0.1, limit=None),
+        **{magi(value): _matched(kl=value) for value in LAMBDAS[1:]},
+        **{magi(value, 0.1): _matched(kl=value, variance=0.1, limit=None) for value in LAMBDAS[1:]},
+        "ensemble": lambda peers: peers.ensemble(None),
+        "weighted ensemble": lambda peers: peers.ensemble(peers.dealt.counts),
+        "distillation": _distilled,
+    }
+)
+
+
+# --- PFNM's streaming experiment: samples come in steps, a posterior is the next step's prior --------
+
+NEW_CELLS = 1  # γ0 of the paper: cells of a peer's next network that start without a model
+NOISE = 0.05
+
+
+def run_stream(setting: Setting, steps: int) -> dict[int, dict[str, Outcome]]:
+    """Outcomes by step and method. Ensembles go on training the networks that they have."""
+    if setting.layers != 1:
+        raise ValueError("the streaming experiment has one hidden part")
+    dealt = deal(setting)
+    rng = stream(setting.seed, "matching", "stream")
+    pieces = [np.array_split(rng.permutation(len(share.y)), steps) for share in dealt.shares]
+    modules = [_start(setting, rng) for _ in dealt.shares]
+    kept = [_start(setting, rng) for _ in dealt.shares]
+    seen = np.zeros_like(dealt.counts)
+    fused, past = None, None
+    found: dict[int, dict[str, Outcome]] = {}
+    for step in range(steps):
+        shares = [
+            Share(share.x[mine[step]], share.y[mine[step]])
+            for share, mine in zip(dealt.shares, pieces, strict=True)
+        ]
+        counts = np.stack([share.counts for share in shares])
+        seen += counts
+        if fused is not None:
+            modules = [_next(setting, fused, peer, rng) for peer in range(setting.peers)]
+        for module, other, share in zip(modules, kept, shares, strict=True):
+            seed = int(rng.integers(2**31))
+            for each in (module, other):
+                if len(share.y):
+                    train(each, share, epochs=setting.epochs, seed=seed)
+        fused, past = _fuse([chain_of(module) for module in modules], counts, past, rng)
+        ensemble = [chain_of(module) for module in kept]
+        size = sum(chain.size for chain in ensemble)
+        cells = sum(chain.widths[1] for chain in ensemble)
+        x, y = dealt.test_x, dealt.test_y
+        found[step + 1] = {
+            "PFNM streaming": Outcome(
+                accuracy(logits(fused.chain, x), y), fused.chain.widths[1], fused.chain.size
+            ),
+            "ensemble": Outcome(accuracy(answers(ensemble, x), y), cells, size),
+            "weighted ensemble": Outcome(accuracy(answers(ensemble, x, seen), y), cells, size),
+            "local": Outcome(
+                float(np.mean([accuracy(logits(chain, x), y) for chain in ensemble])),
+                ensemble[0].widths[1],
+                ensemble[0].size,
+            ),
+        }
+    return found
+
+
+def _fuse(
+    chains: list[Chain], counts: np.ndarray, past: Past | None, rng: np.random.Generator
+) -> tuple[Fusion, Past]:
+    options = MatchOptions(sweeps=SWEEPS)
+    seed = int(rng.integers(2**31))
+    found = fuse(chains, options, counts=counts, bias_mean=START_BIAS, past=past, seed=seed)
+    return found, found.past
+
+
+def _start(setting: Setting, rng: np.random.Generator) -> nn.Sequential:
+    return fresh(setting.layout(), int(rng.integers(2**31)))
+
+
+def _next(setting: Setting, fused: Fusion, peer: int, rng: np.random.Generator) -> nn.Sequential:
+    """A peer's next start: fused cells drawn by how often it used them, a new one, some noise."""
+    _, uses = fused.past.parts[0]
+    weights = uses[peer] + 1e-9  # those that it never used come last
+    count = setting.width - NEW_CELLS
+    chosen = rng.choice(uses.shape[1], size=count, replace=False, p=weights / weights.sum())
+    first, last = fused.chain.layers
+
+    def grown(values: np.ndarray) -> np.ndarray:
+        empty = np.zeros((NEW_CELLS, *values.shape[1:]))
+        return np.concatenate([values[chosen], empty])
+
+    chain = Chain(
+        (
+            replace(
+                first,
+                weight=grown(first.weight),
+                own={name: grown(value) for name, value in first.own.items()},
+            ),
+            replace(last, weight=grown(last.weight.T).T),
+        )
+    )
+    module = _start(setting, rng)
+    state = {
+        name: torch.from_numpy(value + NOISE * rng.normal(size=value.shape)).float()
+        for name, value in chain.state(np.float64).items()
+    }
+    module.load_state_dict(state)
+    return module
