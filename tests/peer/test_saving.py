@@ -204,7 +204,7 @@ def forced(monkeypatch) -> list[str]:
     def sync(file: int) -> None:
         kinds.append("folder" if stat.S_ISDIR(os.fstat(file).st_mode) else "file")
 
-    monkeypatch.setattr(checkpoint.os, "fsync", sync)
+    monkeypatch.setattr("gossamer.files.os.fsync", sync)
     return kinds
 
 
