@@ -42,8 +42,9 @@ def test_a_fault_that_is_put_back_is_caught(mutant):
     jobs = str(os.cpu_count() or 1)
     laws = ",".join(mutant.laws)
     done = lives(
-        "--seeds", "0-299", "--mutant", mutant.name, "--laws", laws, "--stop", "--jobs", jobs
-    )
+        "--seeds", f"{mutant.seed},0-299", "--mutant", mutant.name, "--laws", laws, "--stop",
+        "--jobs", jobs,
+    )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
     assert any(f"law {law}" in done.stdout for law in mutant.laws)
 
