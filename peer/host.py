@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 
 from gossamer.entry import call_entry
 from gossamer.errors import GossamerError
+from gossamer.files import replacing, write_whole
 
 from ..gossip import (
     Hook,
@@ -194,14 +195,10 @@ def finished_report(folder: Path, name: str) -> Report | None:
 def _leave_behind(folder: Path, name: str, learner: Learner, report: Report) -> None:
     """Write what a peer takes home; reports of its former sessions keep files of their own."""
     try:
-        network = folder / f"{name}.safetensors"
-        part = network.with_name(network.name + ".part")
-        learner.network.save(part)
-        part.replace(network)
+        with replacing(folder / f"{name}.safetensors") as part:
+            learner.network.save(part)
         _keep_former_report(folder / f"{name}.report.json", report.session)
-        part = folder / f"{name}.report.json.part"
-        part.write_text(json.dumps(asdict(report)), encoding="utf-8")
-        part.replace(folder / f"{name}.report.json")
+        write_whole(folder / f"{name}.report.json", json.dumps(asdict(report)))
     except (OSError, SafetensorError) as error:
         raise PeerError(
             f"peer {name}: cannot write what it learnt to {folder}: {error}; make room, and start it again: "

@@ -17,7 +17,7 @@ from gossamer.logs import is_milestone
 
 from ..gossip import SchemaEntry, schema_difference
 from ..gossip.trust import Death, TrustError
-from .cards import Card, Phase, State, Statement, Status, read_card, read_status
+from .cards import Card, Goodbye, Phase, State, Statement, Status, read_card, read_status
 
 __all__ = [
     "Card",
@@ -346,10 +346,7 @@ class Roster:
             if former is None or former.session != known:
                 events.append(Gone(peer, known, None))
             entry.former = known
-        # It may have said goodbye while we were away; its new status has taken that one's place.
-        if known == status.session or former is None:
-            pass
-        elif former.session == known or former.names(self.peer):
+        if former is not None and known != status.session and self._concerns(former, known):
             events.append(Gone(peer, former.session, former.statement, former.reclaimed))
         entry.announced = status.session
         shared = self._shared(peer, card)
@@ -366,6 +363,10 @@ class Roster:
             card.starts,
         )
         return [*events, online]
+
+    def _concerns(self, former: Goodbye, known: str | None) -> bool:
+        """Return whether a goodbye that a new session's status has replaced at the broker is news to us."""
+        return former.session == known or former.names(self.peer)
 
     def _shared(self, peer: str, card: Card) -> tuple[str, ...]:
         """Return the partial models that are the same here and there; tell of those that are not."""

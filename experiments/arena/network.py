@@ -13,12 +13,13 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, TypeAlias
 
 import networkx as nx
 import numpy as np
 from scipy import special
+
+from gossamer.names import hint
 
 from ...gossip import Partition
 from ...topology import Event, churn
@@ -164,9 +165,7 @@ def parse(spec: str | Mapping[str, Any] | float, what: str = "duration") -> Dist
 def _known(name: str, names: Mapping[str, Any], problem: str, otherwise: str) -> Any:
     if name in names:
         return names[name]
-    near = get_close_matches(name, names, 1, 0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(names)}"
-    raise TimeError(f"{problem}; {hint}")
+    raise TimeError(f"{problem}; {hint(name, names, are=otherwise)}")
 
 
 def _positive(value: Any, what: str) -> float:

@@ -12,7 +12,6 @@ from .memory import combine as combine
 from .memory import estimate as estimate
 from .memory import free_memory as free_memory
 from .memory import needs_of as needs_of
-from .memory import peak_memory as peak_memory
 from .plan import Workers as Workers
 from .plan import processors as processors
 from .stack import Alone as Alone

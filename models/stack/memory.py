@@ -205,12 +205,3 @@ def _control_group() -> int | None:
     except (OSError, ValueError):
         return None
     return None if most == "max" else max(int(most) - used + cached, 0)
-
-
-def peak_memory() -> int | None:
-    """Return the most bytes that this process has held at once; None where it cannot be told."""
-    try:
-        import resource
-    except ImportError:
-        return None
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
