@@ -157,6 +157,7 @@ from test_study import STUDY, in_worker, interrupt, kill_parent, kill_worker, re
 from gossamer.experiments.study import run_study
 
 if __name__ == "__main__":
+    print("parent", os.getpid(), flush=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     run = dict(plain=in_worker, interrupt=interrupt, parent=kill_parent, worker=kill_worker)[sys.argv[1]]
     try:
@@ -206,7 +207,8 @@ def test_workers_get_the_same_numbers(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     found = list(read_records(find_run(tmp_path / "out") / "runs.jsonl"))
     assert {(r["key"], r["square"]) for r in found} == {(c.key, c.x**2) for c in CELLS}
-    assert len({r["process"] for r in found}) == 2
+    parent = int(ran.stdout.split()[1])
+    assert parent not in {r["process"] for r in found}  # one quick worker may have run all
 
 
 @pytest.mark.parametrize(
