@@ -2,7 +2,7 @@
 
 A partial model is waiting until the peer's weight counts in it. The peer decides from what others publish:
 
-- somebody who counts can be heard: wait for the first value, and add the own weight at that value;
+- somebody who counts was heard live: wait for the first value, and add the own weight at that value;
 - nobody who counts is known: found the model at the peer's own values. With equal starts all who wait do so
   at once; else the one that came first does, and the others then hear from it, or do so themselves if it
   takes too long. So nobody waits for ever for somebody who waits.
@@ -40,9 +40,9 @@ WARN_AFTER = 10.0
 
 
 FIRST_FOUNDER = 1.5
-"""After so many times `silence` a peer founds a model, even if another one that waits came first: that one
-may have died while the broker was down, and its retained status says that it is online for as long as its
-lease lasts."""
+"""After so many times `silence` a peer founds a model, whatever the broker has stored of others: they may
+have died while it was down, and their statuses say that they are online for as long as their lease lasts.
+Whoever lives and counts answers a peer that waits with a new status."""
 
 
 class Others:
@@ -108,6 +108,7 @@ class Bootstrap:
         self._starts = {v: digest(self._store.read(v)) for v in gossiper.vectors}
         self.waiting = {v for v in gossiper.vectors if not gossiper.injected(v)}
         self._begun = self._complete = False
+        self._quiet_since.clear()
         self._warned.clear()
         return dict(self._starts)
 
@@ -116,8 +117,8 @@ class Bootstrap:
 
         found: let the peer's weight count at once, at its own values.
         """
-        self._begun, self._complete = True, complete
-        self.restart_silence(now)
+        self._begun, self._complete, self._began = True, complete, now
+        self._quiet_since = dict.fromkeys(self._starts, now) | self._quiet_since
         # A network of its own is matched first, if somebody was quicker and gave it something to match.
         if found and not (self._store.apart and any(map(gossiper.weight, self.waiting))):
             self._count(gossiper, lambda _: True)
@@ -129,11 +130,11 @@ class Bootstrap:
 
     def look(self, gossiper: Gossiper, others: Others, now: float) -> None:
         """Decide what can be decided; called in every turn."""
+        for model in self.waiting:
+            if any(model in other.counts and other.heard_live for other in others.online(model)):
+                self._quiet_since[model] = now
         if not self._begun or not self.waiting:
             return
-        for model in self.waiting:
-            if any(model in other.counts for other in others.online(model)):
-                self._quiet_since[model] = now
         self._count(gossiper, lambda model: self._may_found(model, others, now))
         for model in sorted(self.waiting - self._warned):
             if now - self._began >= WARN_AFTER:
@@ -146,14 +147,15 @@ class Bootstrap:
 
     def _may_found(self, model: str, others: Others, now: float) -> bool:
         """Return whether to count at the peer's own values, because nobody known does."""
+        quiet = now - self._quiet_since[model]
+        if quiet >= FIRST_FOUNDER * self._settings.silence:
+            return True
         online = others.online(model)
         if any(model in other.counts for other in online):
             return False
-        silent = now - self._quiet_since[model] >= self._settings.silence
+        silent = quiet >= self._settings.silence
         if not silent and (self._settings.founder is False or not self._complete):
             return False
-        if now - self._quiet_since[model] >= FIRST_FOUNDER * self._settings.silence:
-            return True
         start, me = self._starts[model], (self._since, self._name)
         return all(other.starts.get(model) == start for other in online) or all(
             me < (other.since, other.peer) for other in online

@@ -13,6 +13,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from gossamer.errors import GossamerError
@@ -26,7 +27,7 @@ from .errors import PeerError, Replaced
 from .machine import Machine
 from .outgoing import MAX_PIECES, Outgoing
 from .own_card import OwnCard
-from .presence import STATUSES_PER_LEASE, Event, Gone, Roster
+from .presence import STATUSES_PER_LEASE, Event, Gone, Online, Roster
 from .settings import Settings
 from .worker import Worker
 
@@ -41,6 +42,10 @@ either side; lower this when large packets hold up other traffic on a slow link.
 MAX_PENDING = 2 * MAX_PIECES
 """Packets that may wait for a busy peer; more, or more bytes than its models make likely (see Room), are
 dropped and counted: their senders repeat them. A message in many small packets finds room as a whole."""
+
+
+ANSWER_PAUSE = 1.0
+"""Seconds between two statuses that are published because others wait for one, at the least."""
 
 
 class SessionOver(GossamerError):
@@ -110,6 +115,7 @@ class Link:
         self._starts: dict[str, str] = {}
         self._former = engine.former
         self._told_counts: dict[str, int] = {}
+        self._asked, self._answered = False, -inf
         self._wake = asyncio.Event()
         self._turned = asyncio.Condition()
         self._status_due = asyncio.Event()
@@ -275,6 +281,23 @@ class Link:
         if coarse(dict(self.view.counts)) != coarse(self._told_counts):
             self._status_due.set()
 
+    def _answer(self, events: list[Event]) -> None:
+        """Publish the status again for neighbours that wait to hear from somebody who counts.
+
+        All that they know of us may be a status that the broker had stored, and dead peers have those too.
+        Not in a turn: there is none while a round is trained, which may take long.
+        """
+        self._asked = self._asked or any(
+            isinstance(event, Online)
+            and not event.leaving
+            and any(m in self.view.counts and m not in event.counts for m in event.heard)
+            for event in events
+        )
+        now = self.machine.monotonic()
+        if self._asked and now >= self._answered + ANSWER_PAUSE:
+            self._asked, self._answered = False, now
+            self._status_due.set()
+
     async def publish_record(self, values: Record) -> None:
         """Hand a metrics record on, and tell whoever watches the swarm."""
         view = self.view
@@ -320,6 +343,7 @@ class Link:
         while True:
             await asyncio.sleep(min(1.0, self.settings.lease / 8))
             self.check_lease()
+            self._answer([])  # what came too soon after another one
             if self.transport.connection.state == "connected":
                 self.in_touch = self.machine.uptime()
                 if self.machine.monotonic() >= said + rest:
@@ -449,13 +473,13 @@ class Link:
 
     async def receive(self) -> None:
         """Sort what arrives: gossip waits for the next turn, cards and statuses go to the roster."""
-        async for topic, payload, _ in self.transport.messages():
+        async for topic, payload, stored in self.transport.messages():
             try:
                 if topics.is_gossip(topic):
                     self._queue(topics.parse(topic), payload)
                 else:
                     self._hear_own_topic(topic, bytes(payload))
-                    self._take_heard(self.trust.hear(topic, bytes(payload)))
+                    self._take_heard(self.trust.hear(topic, bytes(payload)), stored=stored)
             except topics.TopicError:
                 self.dropped["topic"] += 1
                 continue
@@ -486,8 +510,9 @@ class Link:
         elif topic == self.topic("status") and not payload and self.born:
             self._status_due.set()
 
-    def _take_heard(self, heard: list[Heard]) -> None:
+    def _take_heard(self, heard: list[Heard], *, stored: bool = False) -> None:
         """Tell the roster what trust believes."""
+        known = len(self._events)
         for each in heard:
             own = each.peer == self.name
             match each.kind:
@@ -499,7 +524,7 @@ class Link:
                     if own:
                         self._hear_own_status(each.body)
                     now = self.machine.monotonic()
-                    self._events += self.roster.status(each.peer, each.body, now)
+                    self._events += self.roster.status(each.peer, each.body, now, stored=stored)
                 case "death":
                     if own:
                         self._hear_own_death(each.body)
@@ -516,6 +541,7 @@ class Link:
                     self._status_due.set()
                 case "former":
                     self._hear_former_status(each.body)
+        self._answer(self._events[known:])
 
     def _hear_own_status(self, payload: bytes) -> None:
         """Learn from our own status topic whether somebody else has our name."""

@@ -53,6 +53,7 @@ class Online:
     vectors: the partial models that may be pushed to it. heard: those that it may push to us.
     counts: the models in which its own weight counts, and for how many rounds.
     since, starts: as on its card.
+    heard_live: whether it spoke since we are connected; a status that the broker had stored proves little.
     """
 
     peer: str
@@ -63,6 +64,7 @@ class Online:
     counts: Mapping[str, int] = field(default_factory=dict)
     since: float = 0.0
     starts: Mapping[str, str] = field(default_factory=dict)
+    heard_live: bool = True
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,8 @@ class _Entry:
     """The session of which a death notice was last read."""
     heard: float = -inf
     """When its status was last heard."""
+    heard_live: bool = False
+    """Whether it published one since we are connected; else the broker had stored what we heard."""
     phase: Phase = "starting"
     """How far it was when it was last online."""
 
@@ -161,8 +165,11 @@ class Roster:
         entry.card = card
         return self._announce(peer)
 
-    def status(self, peer: str, payload: bytes, now: float) -> list[Event]:
-        """Take in a status."""
+    def status(self, peer: str, payload: bytes, now: float, *, stored: bool = False) -> list[Event]:
+        """Take in a status.
+
+        stored: the broker kept it from before we subscribed.
+        """
         if peer == self.peer or not payload:
             return []
         status = read_status(payload)
@@ -173,6 +180,7 @@ class Roster:
         if _is_late(status, before, entry) or _is_replaced(status, entry):
             return []  # and no sign of life: a living peer contradicts it
         entry.doubted_since, entry.heard, entry.status = None, now, status
+        entry.heard_live = entry.heard_live or not stored
         if status.state == "online":
             if entry.offline_since is not None and entry.announced == status.session:
                 # After a restart of our own it is we who were away.
@@ -231,6 +239,7 @@ class Roster:
         """
         self._connected_since = now
         for entry in self._entries.values():
+            entry.heard_live = entry.heard_live and entry.heard >= since
             if entry.announced and entry.offline_since is None and entry.heard < since:
                 entry.doubted_since = now
 
@@ -361,6 +370,7 @@ class Roster:
             status.counts,
             card.since,
             card.starts,
+            entry.heard_live,
         )
         return [*events, online]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -76,3 +77,20 @@ def test_in_whatever_order_peers_come_and_one_is_killed_all_count(gap):
         seen = look(made, (at if for_good else at + 1.0) + WITHIN)
         online = set(MODELS) - {victim} if for_good else set(MODELS)
         assert seen == members_of(online), (order, str(kill))
+
+
+@pytest.mark.parametrize("equal", [False, True])
+def test_a_newcomer_counts_where_only_the_stored_statuses_of_dead_peers_are_left(equal):
+    """All die while the broker is down, which then says of each that it is online and counts."""
+    dead = set(MODELS) - {"dan"}
+    events = (
+        Event(12.0, "broker", "", 2.0),
+        *(Event(12.1, "kill", name, float("inf")) for name in sorted(dead)),
+    )
+    arrival = 20.0
+    made = plan(tuple(MODELS), 0.0, equal=equal, events=events)
+    members = tuple(
+        replace(each, start=arrival) if each.name == "dan" else each for each in made.members
+    )
+    seen = look(replace(made, members=members), arrival + WITHIN)
+    assert seen == members_of({"dan"})
