@@ -68,6 +68,10 @@ class Event:
         return " ".join(word for word in words if word)
 
 
+LEAVE_TIMEOUT = 10.0
+"""Seconds that a peer has for leaving, in all histories."""
+
+
 @dataclass(frozen=True)
 class Member:
     """One device of a plan."""
@@ -153,7 +157,8 @@ def draw(seed: int) -> Plan:
     )
     silent_death = _silent_death(random.Random(f"{seed}/silent death"), plan)
     power_cut = _power_cut(random.Random(f"{seed}/power cut"), plan)
-    return replace(plan, events=(*_events(rng, plan), *silent_death, *power_cut))
+    together = _leave_together(random.Random(f"{seed}/leave together"), plan)
+    return replace(plan, events=(*_events(rng, plan), *silent_death, *power_cut, *together))
 
 
 def _network(rng: random.Random, mode: Mode) -> Network:
@@ -284,6 +289,19 @@ def _power_cut(rng: random.Random, plan: Plan) -> Iterator[Event]:
     yield Event(at, "power", first, 0.3)
     for other in others:
         yield Event(at, "kill", other, rng.uniform(3.0, 5.0))
+
+
+def _leave_together(rng: random.Random, plan: Plan) -> Iterator[Event]:
+    """Ask all to leave while the broker is away, which comes back when they say goodbye.
+
+    Each takes back what it gave the others, not knowing whether it arrived: their goodbyes must settle that.
+    """
+    if plan.mode != "async" or rng.random() > 0.1:
+        return
+    at = rng.uniform(1.0, plan.rounds * plan.members[0].step + 4.0)
+    yield Event(at, "broker", "", LEAVE_TIMEOUT * rng.uniform(0.5, 0.9))
+    for member in plan.members:
+        yield Event(at + rng.uniform(0.0, 0.5), "leave", member.name)
 
 
 # --- learners and keys -------------------------------------------------------------------------------
@@ -865,7 +883,7 @@ class Stage:
         first = [names[m.name] for m in plan.members if not m.late]
         settings = Settings(
             swarm=SWARM, mode=plan.mode, rounds=plan.rounds, tick=0.25, lease=member.lease,
-            settle_tolerance=1e-3, settle_timeout=15.0, start_timeout=120.0, leave_timeout=10.0,
+            settle_tolerance=1e-3, settle_timeout=15.0, start_timeout=120.0, leave_timeout=LEAVE_TIMEOUT,
             save_every=3.0, test_every=4, silence=SILENCE,
             expect=() if plan.start == "none" else tuple(first),
             founder=True if plan.start == "founder" else None, replace=replaces or restarted,

@@ -228,8 +228,9 @@ MUTANTS = {
         Mutant(
             "end-without-listening",
             "peers that end at once do not agree on the transfers between them",
-            (),  # in none of the first 300 histories do two peers end at once with a transfer between them
+            ("conserved",),
             _end_without_listening,
+            seed=173,
         ),
         Mutant(
             "one-lease-for-all",
