@@ -441,7 +441,8 @@ class Peer:
         assert ending is not None
         within = self.settings.leave_timeout * (1.0 - HAND_OVER_SHARE if asked else 1.0)
         why, earlier = await say_goodbye(link, goodbye_of(ending, link.generation), within)
-        if await run(engine.amend, earlier):
+        # Once it was taken, others have acted on it: what they said since does not change it any more.
+        if not ending.told and await run(engine.amend, earlier):
             await link.save()
             ending = engine.ending
             assert ending is not None
@@ -463,8 +464,8 @@ class Peer:
             life.fire(Event.GOODBYE_TAKEN)
             _log.info("peer %s left swarm %s: %s", self.name, self.settings.swarm, ending.reason)
             await run(engine.ended)
+            await link.save()  # before the report: a restart must write the same one
         if failure is not None:
-            await link.save()
             raise failure
         report = Report(**ending.report)
         self._tell_losses(report)
