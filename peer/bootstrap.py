@@ -29,9 +29,9 @@ from ..gossip import Array, Give, Gossiper, Mass, absorb
 from ..gossip.trust import Guards
 from ..models import Learner, ModelError, SlicedNetwork
 from .errors import PeerError
-from .matched_store import MatchedStore
 from .presence import Event, Gone, Offline, Online
 from .settings import Settings
+from .store import MatchedStore
 
 _log = logging.getLogger(__name__)
 

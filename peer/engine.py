@@ -20,13 +20,11 @@ from ..gossip import ONE, Buffer, Give, Gossiper, Message, PacedMode, RoundsMode
 from ..gossip.trust import FirstOpinion, Intake, NoTrust, Trusting
 from ..models import Learner, Metrics, PeerCounting, Weighted
 from .agreement import Agreement
-from .allocator import give_back
 from .bootstrap import Bootstrap, Others, PeerGuards
 from .cards import Goodbye, Phase, Statement
 from .compression import Compression
 from .errors import PeerError
-from .machine import Machine, RealMachine, mark
-from .matched_store import MatchedStore
+from .machine import Machine, RealMachine, mark, trim_heap
 from .outgoing import Dispatch, Outgoing
 from .presence import Event, Gone, Offline, Online
 from .privacy import Privacy
@@ -34,7 +32,7 @@ from .room import Room
 from .saving import Saver
 from .sessions import Sessions
 from .settings import Settings
-from .store import schema_hashes
+from .store import MatchedStore, schema_hashes
 
 _log = logging.getLogger(__name__)
 
@@ -363,7 +361,7 @@ class Engine:
         In async mode the pushes are made here and now: mass that arrived while we trained must stay
         for the next round. Passed on at once it would travel for ever without learning anything.
         """
-        give_back()  # what the gossip before has freed
+        trim_heap()  # what the gossip before has freed
         before = self._privacy.before(self.network)
         metrics = self.learner.train(self.settings.every)
         self._privacy.release(self.network, before)

@@ -39,7 +39,7 @@ from ..models import Learner
 from .bootstrap import load_trained
 from .errors import ExitCode, PeerError
 from .peer import Connect, Peer, Report
-from .record_file import RecordFile
+from .records import RecordFile
 from .settings import Settings
 from .signals import stop_signals
 

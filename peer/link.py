@@ -21,15 +21,13 @@ from gossamer.logs import is_milestone
 
 from ..gossip import HEADER_BYTES, MIN_LIMIT, SchemaEntry, Transport, topics
 from ..gossip.trust import Death, Heard, TrustError, Trusting
-from .cards import Card, Phase, Status, read_card, read_status
+from .cards import Card, OwnCard, Phase, Status, read_card, read_status
 from .engine import Engine, View
 from .errors import PeerError, Replaced
-from .machine import Machine
+from .machine import Machine, Worker
 from .outgoing import MAX_PIECES, Outgoing
-from .own_card import OwnCard
 from .presence import STATUSES_PER_LEASE, Event, Gone, Online, Roster
 from .settings import Settings
-from .worker import Worker
 
 _log = logging.getLogger(__name__)
 

@@ -1,19 +1,59 @@
-"""What a peer asks of the machine it runs on: clocks, names of new sessions, files, and a thread.
+"""What a peer asks of the machine it runs on: clocks, names of new sessions, files, a thread, and memory.
 
 A simulation hands in a machine of its own, so that one seed gives one history.
 """
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import secrets
+import sys
+import threading
 import time
-from functools import cache
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from math import inf
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
-from .checkpoint import load_checkpoint, save_checkpoint
-from .lock import CheckpointLock
-from .worker import ThreadWorker, Worker
+from .checkpoint import CheckpointLock, load_checkpoint, save_checkpoint
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Worker(Protocol):
+    """`await worker.run(function, …)` runs a function on the peer's own thread; an async context."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `function` after everything that was asked for before it."""
+        ...
+
+
+class ThreadWorker:
+    """A worker that is a real thread."""
+
+    def __init__(self, name: str):
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"peer-{name}")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        # A round of training may still run, and other peers share this event loop.
+        await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """See Worker."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, lambda: function(*args, **kwargs))
+
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -156,3 +196,48 @@ def moment(machine: Machine, then: dict[str, Any]) -> float | None:
     now = machine.uptime()
     at = then["clock"] if machine.boot() is not None else now - (machine.wall() - then["wall"])
     return min(at, now) if at <= now + 1.0 else None
+
+
+class HeapTrimmer:
+    """Returns freed memory to the system, at most once per `pause` seconds. Any thread may call it.
+
+    A peer allocates and frees megabytes with every message. glibc keeps what is freed, scattered over the
+    heap, so that after a burst of gossip a process holds many copies of its networks.
+
+    trim: gives all free memory back; None where malloc cannot do that.
+    pause: what is given back has to be asked for again, page by page, so not more often than this.
+    """
+
+    def __init__(
+        self,
+        trim: Callable[[], object] | None,
+        *,
+        pause: float = 0.5,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._trim, self._pause, self._clock = trim, pause, clock
+        self._guard, self._last = threading.Lock(), -inf
+
+    def __call__(self) -> bool:
+        """Trim the heap, unless that was done a moment ago; True if it was done now."""
+        if self._trim is None:
+            return False
+        with self._guard:
+            now = self._clock()
+            if now - self._last < self._pause:
+                return False
+            self._last = now
+        self._trim()
+        return True
+
+
+def _malloc_trim() -> Callable[[], object] | None:
+    """Return glibc's function that gives free memory back; None where malloc is not glibc's."""
+    if not sys.platform.startswith("linux"):
+        return None
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return None if trim is None else partial(trim, 0)
+
+
+trim_heap = HeapTrimmer(_malloc_trim())
+"""The one of this process, which has one heap."""

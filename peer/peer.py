@@ -26,10 +26,9 @@ from .errors import NotHandedIn, NotSaved, PeerError, Replaced
 from .joining import claim_name, goodbye_of, wait_for_others
 from .lifecycle import FINAL, PHASES, Event, Lifecycle, State
 from .link import Link, Record, SessionOver
-from .machine import Machine, RealMachine
+from .machine import Machine, RealMachine, Worker
 from .settings import Settings
 from .shutdown import HAND_OVER_SHARE, Settling, hand_over, say_goodbye
-from .worker import Worker
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,7 @@
-"""How one peer behaves in its swarm."""
+"""Settings of a peer by concern, each knob declared once: `Settings` and the readers of files inherit them.
+
+Nothing here loads torch, so that a mistake in a config is told at once.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,107 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from ..gossip import GossipSettings, SettingsTable, table_of
+from pydantic import Field
+
+from ..gossip import Count, GossipSettings, Names, Positive, ReleasePlan, SettingsTable, table_of
 from ..gossip.trust import GuardSettings
 from ..models import Start
-from .tables import (
-    CredentialSettings,
-    LifeSettings,
-    PlaceSettings,
-    ProtectionSettings,
-    ScheduleSettings,
-    TrustKind,
-)
 
-__all__ = [
-    "CredentialSettings",
-    "GossipSettings",
-    "LifeSettings",
-    "Matching",
-    "MatchingSettings",
-    "PlaceSettings",
-    "ProtectionSettings",
-    "ScheduleSettings",
-    "Settings",
-]
+TrustKind = Literal["none", "swarm"]
+"""none: whoever reaches the broker is believed, and can read everything. swarm: only peers that the
+swarm's owner invited take part, and what they send is sealed; see SECURITY.md."""
+
+
+class ScheduleSettings(SettingsTable):
+    """How long peers train, and how much each of them counts; the top of a config."""
+
+    rounds: Count = 30
+    """How often a peer trains and then averages (or pushes, in async mode)."""
+    every: Count = 1
+    """Stretches trained between two averagings."""
+    test_every: Count = 1
+    """Rounds between two tests; the last round is always tested. Raise it when testing takes longer than
+    training."""
+    weights: Literal["peers", "samples"] = "peers"
+    """Whether every peer counts the same in the average, or by its number of samples."""
+
+
+class LifeSettings(SettingsTable):
+    """How long a live peer waits for whom, and what it saves."""
+
+    lease: Annotated[float, Field(gt=0)] = 600.0
+    """A peer that was away for longer than this many seconds is given up for good: mass on its way to
+    it is taken back, and if it returns, it returns as a newcomer. Raise it for devices that sleep."""
+    silence: Positive = 5.0
+    """Seconds without word from anybody who counts in a partial model before a peer founds it at its own
+    values."""
+    start_timeout: Positive = 120.0
+    """Seconds to wait for the peers of `expect` before training. Raise it when many processes start on a slow
+    machine."""
+    settle_tolerance: Annotated[float, Field(gt=0)] = 1e-4
+    """async: after training, gossip goes on until received values differ by less than this (relative)."""
+    settle_timeout: Positive = 30.0
+    """async: seconds after which a peer stops settling, whatever it sees; they count while no neighbour that
+    is online still trains. Raise it on slow links and busy machines."""
+    leave_timeout: Positive = 15.0
+    """Seconds that a leaving peer has to hand over its mass and say goodbye; then it goes anyway."""
+    checkpoint: bool = True
+    """Whether peers survive a crash. Without it a crash loses the mass that the peer held."""
+    save_every: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
+    """Seconds of training that a crash may cost a peer with a checkpoint while nobody hears from it; less,
+    while it gossips. Large models are saved less often, so that it takes a twentieth of the time at most."""
+    tick: Positive = 0.05
+    """Seconds between two looks at what must be repeated or recalled when nothing arrives."""
+
+
+class PlaceSettings(SettingsTable):
+    """A peer's place among the others: `gossamer swarm` and a device that joins with a config compute it from
+    the config's graph and names, a device without one states it in its file."""
+
+    exchanges: Count = 2
+    """async: neighbours that a peer pushes to after every round of training; rounds: exchanges per
+    averaging. Raise it if peers disagree too much while training, at that many more messages."""
+    neighbours: Names | None = None
+    """Peers to talk to; everybody who implements the same model if left out."""
+    sources: Names | None = None
+    """rounds mode on a directed graph: peers to hear from, where they are not the neighbours."""
+    turns: Annotated[tuple[Names, ...], Field(strict=False)] = ()
+    """async, on a graph that changes over time: the neighbours of one push after the other, in turn."""
+    servers: Mapping[str, str] = {}
+    """server mode: the peer that averages each partial model."""
+    expect: Names = ()
+    """Peers that must be online before training starts."""
+    founder: bool | None = None
+    """true: own weight counts from the start. false: wait to hear from somebody who counts, for `silence`
+    seconds at least. Left out: where somebody who shares a model counts, take over its values first; where
+    nobody does, found it at once if all of `expect` are there, else after `silence` seconds."""
+
+
+class ProtectionSettings(SettingsTable):
+    """Bounds on what others may send, and what a peer keeps to itself; with the kind of trust, the keys of a
+    config's `[trust]`."""
+
+    guards: Annotated[GuardSettings | Literal["off"] | None, table_of(GuardSettings)] = None
+    """Bounds on what others may send, as in `{distance = 2.0}`: see gossip/trust/guards.py for all keys.
+    If left out, the usual ones with trust (but not with `private`, whose masks look like attacks), and none
+    without it; "off" for none."""
+    private: Mapping[str, float] = {}
+    """Lockstep modes with trust: partial models whose values are masked while they are averaged, and the
+    masks' scale, a power of two well above the values: `{global = 64.0}`. Raise `exchanges` with it."""
+    dp: Annotated[ReleasePlan | None, table_of(ReleasePlan)] = None
+    """Differential privacy of everything that is trained, `{clip = 1.0, noise = 1.0}`: see gossip/privacy.py.
+    The report then states epsilon."""
+
+
+class CredentialSettings(SettingsTable):
+    """What a peer proves itself with in a swarm with trust; a device's file has paths relative to itself."""
+
+    identity: str | None = None
+    """trust: the peer's key file (`gossamer keygen`)."""
+    invitation: str | None = None
+    """trust: the invitation or ticket that lets it in (`gossamer invite`)."""
+    owner: str | None = None
+    """trust: the public key of the swarm's owner, `gossamer-ed25519:…`, as `gossamer invite` printed it."""
 
 
 @dataclass(frozen=True)

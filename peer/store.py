@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from ..gossip import SchemaEntry, schema_hash
-from ..models import SlicedNetwork
+from ..models import Learner, ModelError, SlicedNetwork
+from .settings import Matching
 
-if TYPE_CHECKING:  # matching loads scipy: only for those who match
+if TYPE_CHECKING:
     from ..models.matching import CommonWidth
 
 
@@ -56,3 +58,221 @@ def schema_entries(
 def schema_hashes(network: SlicedNetwork, common: CommonWidth | None = None) -> dict[str, str]:
     """The hash that messages about each owner carry."""
     return {owner: schema_hash(schema_entries(network, owner, common)) for owner in network.owners}
+
+
+Array = np.ndarray[Any, Any]
+
+
+class MatchedStore:
+    """The vectors of one peer, for its gossiper.
+
+    matching: per partial model; without any, vectors are the network's own.
+    trained: whether the network brings values of its own; else, in models of a common width, it starts
+        from the common values.
+    """
+
+    def __init__(
+        self, network: SlicedNetwork, matching: Mapping[str, Matching], *, trained: bool = False
+    ):
+        self._network, self._own = network, NetworkStore(network)
+        _check(network, matching)
+        self._aligned = [model for model, how in matching.items() if how.kind == "align"]
+        fused = {model: how for model, how in matching.items() if how.kind == "fuse"}
+        self.common: CommonWidth | None = _common_width(network, fused) if fused else None
+        self._wide: dict[str, Array] = {}
+        """Vectors of the common width, as they were written last."""
+        self._heard: dict[str, Array] | None = None
+        self._last: Array | None = None
+        if self.common is not None:
+            dtype = self._own.read(self.common.owners[0]).dtype
+            if trained:
+                self._wide = {o: np.zeros(self.common.size(o), dtype) for o in self.common.owners}
+            else:
+                for owner, value in _starts(network, self.common, fused).items():
+                    self.write(owner, value.astype(dtype))
+
+    @property
+    def apart(self) -> bool:
+        """Whether what is heard is kept beside the network, which is not in order yet."""
+        return self._heard is not None
+
+    def entries(self, name: str) -> list[SchemaEntry]:
+        """What a vector is made of."""
+        return schema_entries(self._network, name, self.common)
+
+    def names(self) -> Iterable[str]:
+        """The owners: partial models, and pairs with cross-model averaging."""
+        return self._own.names()
+
+    def read(self, name: str) -> Array:
+        """The vector that is averaged: what was heard while apart, else the network's own values."""
+        self._last = self._read(name)
+        return self._last
+
+    def write(self, name: str, value: Array) -> None:
+        """Take over an averaged vector; while apart, the network does not see it."""
+        if self._heard is not None:
+            self._heard[name] = value
+        elif self.common is not None and name in self.common.owners:
+            self._wide[name] = value
+            self._own.write(name, self.common.lower(name, value))
+        else:
+            self._own.write(name, value)
+
+    def forget(self) -> Array | None:
+        """Return what was read last, once: gathering a vector again is not cheap."""
+        last, self._last = self._last, None
+        return last
+
+    def keep_apart(self) -> None:
+        """From now on hold what is heard beside the network, until `put_in_order`."""
+        self._heard = {}
+
+    def put_in_order(self, learner: Learner) -> int:
+        """Match the network's cells against what was heard, and be one with the network again.
+
+        Vectors then have the network's own values, in the neighbours' order. Returns how many cells
+        changed their places, or, in models of a common width, how many took free ones.
+        """
+        heard, self._heard = self._heard or {}, None
+        moved = self._align(learner, heard)
+        if self.common is None:
+            return moved
+        known = {owner: heard[owner] for owner in self.common.owners if owner in heard}
+        if known:
+            from ..models.matching import find_places
+
+            before = self._wide | known
+            self.common = find_places(self._network, self.common, before)
+            self._wide = before
+            moved += _taken(self.common, known)
+        return moved
+
+    def _align(self, learner: Learner, heard: Mapping[str, Array]) -> int:
+        models = [model for model in self._aligned if model in heard]
+        if not models:
+            return 0
+        from ..models.matching import align, permute_optimizer
+
+        wide = () if self.common is None else self.common.owners
+        reference = {owner: value for owner, value in heard.items() if owner not in wide}
+        found = align(self._network, reference, models=models)
+        found.apply(self._network)
+        optimizer = getattr(learner, "optimizer", None)
+        if isinstance(optimizer, torch.optim.Optimizer):
+            permute_optimizer(optimizer, self._network, found)
+        return found.moved
+
+    # --- checkpoints ----------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """What the network does not hold, of the same moment as the network."""
+        places = {} if self.common is None else self.common.places
+        return {
+            "wide": dict(self._wide),
+            "heard": None if self._heard is None else dict(self._heard),
+            "places": {model: list(parts) for model, parts in places.items()},
+        }
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Go on from a snapshot; the network's own values are restored elsewhere."""
+        self._wide = dict(data["wide"])
+        self._heard = None if data["heard"] is None else dict(data["heard"])
+        if self.common is not None:
+            from ..models.matching import CommonWidth
+
+            layouts = {model: self.common.common.layout(model) for model in self.common.models}
+            self.common = CommonWidth(self._network.slicing, layouts, data["places"])
+
+    def _read(self, name: str) -> Array:
+        if self._heard is not None and name in self._heard:
+            return self._heard[name]
+        own = self._own.read(name)
+        if self.common is None or name not in self.common.owners:
+            return own
+        return self.common.lift(name, own, self._wide[name])
+
+
+def _check(network: SlicedNetwork, matching: Mapping[str, Matching]) -> None:
+    for model, how in matching.items():
+        if model not in network.models:
+            raise ModelError(
+                f"peer {network.peer!r}, matching: there is no model {model!r} here; models are "
+                f"{', '.join(network.models)}"
+            )
+        if how.kind not in ("align", "fuse"):
+            raise ModelError(
+                f"peer {network.peer!r}, matching of {model!r}: {how.kind!r} is unknown; there are align, "
+                "fuse"
+            )
+
+
+def _common_width(network: SlicedNetwork, fused: Mapping[str, Matching]) -> CommonWidth:
+    """The peer's first places in vectors as wide as the models may become."""
+    from ..models.matching import CommonWidth
+
+    slicing = network.slicing
+    where = f"peer {network.peer!r}, matching"
+    if slicing.cross:
+        raise ModelError(
+            f"{where}: fuse does not go with cross-model averaging, whose weights have no common width; "
+            "use align, or leave out cross"
+        )
+    for model in slicing.models:
+        for other in slicing.graph.dependencies(model):
+            if (model in fused) != (other in fused):
+                lacking = other if model in fused else model
+                raise ModelError(
+                    f"{where}: {model!r} depends on {other!r}, so weights between them are averaged at the "
+                    f"width of both; fuse {lacking!r} as well, or neither"
+                )
+    bounds = {}
+    for model, how in fused.items():
+        bound = how.bound or how.width
+        if bound is None:
+            raise ModelError(
+                f"{where}: {model!r} is fused, which needs its common width: a layout at least as wide as "
+                "the widest peer's slice, such as 64-100-10"
+            )
+        bounds[model] = bound
+    return CommonWidth(slicing, bounds)
+
+
+def _starts(
+    network: SlicedNetwork, common: CommonWidth, fused: Mapping[str, Matching]
+) -> dict[str, Array]:
+    """Common starting values; cells between the width and the bound are free, which is zero."""
+    from ..models.matching import CommonWidth
+
+    if lacking := sorted(model for model, how in fused.items() if how.width is None):
+        raise ModelError(
+            f"peer {network.peer!r}, matching: {lacking[0]!r} has a bound but no width to start from; "
+            "give both"
+        )
+    widths = {model: how.width for model, how in fused.items() if how.width is not None}
+    start = CommonWidth(network.slicing, widths)
+    bounds = {model: common.common.layout(model) for model in fused}
+    inside = CommonWidth(start.common, bounds)
+    return {
+        owner: inside.lift(owner, start.start(fused[owner].seed, fused[owner].start)[owner])
+        for owner in start.owners
+    }
+
+
+def _taken(common: CommonWidth, heard: Mapping[str, Array]) -> int:
+    """How many of the peer's cells are at places that were free: all zero in what was heard."""
+    anatomy = common.common.anatomy
+    used = np.zeros(int(anatomy.firsts[-1]), dtype=bool)
+    flat = common.flat(heard)
+    for parameter in anatomy.parameters:
+        first = anatomy.offsets[parameter.name]
+        where = np.nonzero(flat[first : first + parameter.size].reshape(parameter.shape))
+        for axis, cells in zip(where, parameter.axes, strict=True):
+            if cells is not None:
+                used[cells[axis]] = True
+    return sum(
+        int((~used[anatomy.firsts[part] + common.common.cells[model][part][places]]).sum())
+        for model in common.models
+        for part, places in enumerate(common.places[model])
+        if 0 < part < len(anatomy.parts) - 1
+    )

@@ -29,11 +29,10 @@ from gossamer.peer.checkpoint import load_checkpoint, save_checkpoint
 from gossamer.peer.engine import Engine, View
 from gossamer.peer.lifecycle import State
 from gossamer.peer.link import Link
-from gossamer.peer.machine import RealMachine
+from gossamer.peer.machine import RealMachine, ThreadWorker
 from gossamer.peer.peer import Peer, Report
 from gossamer.peer.room import Room
 from gossamer.peer.settings import Settings
-from gossamer.peer.worker import ThreadWorker
 
 GLOBAL: dict[str, str] = {"global": "4-4-2"}
 

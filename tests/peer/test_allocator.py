@@ -1,33 +1,21 @@
-"""Memory is given back, and not more often than allowed."""
+"""Memory is given back to the system, and not more often than allowed."""
 
-import sys
-import threading
-
-import pytest
-
-from gossamer.peer import allocator
+from gossamer.peer.machine import HeapTrimmer, trim_heap
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only glibc can be asked")
-def test_memory_is_given_back_once_in_a_while(monkeypatch):
-    asked = []
-
-    class Library:
-        def malloc_trim(self, kept: int) -> None:
-            asked.append(kept)
-
-    now = 100.0
-    monkeypatch.setattr(allocator, "_glibc", Library)
-    monkeypatch.setattr(allocator, "_last", float("-inf"))
-    monkeypatch.setattr(allocator, "_guard", threading.Lock())
-    monkeypatch.setattr(allocator.time, "monotonic", lambda: now)
-    assert allocator.give_back()
-    assert not allocator.give_back()
-    now += allocator.SECONDS_BETWEEN
-    assert allocator.give_back()
-    assert asked == [0, 0]
+def test_memory_is_given_back_once_in_a_while():
+    trimmed, now = [], 100.0
+    trim = HeapTrimmer(lambda: trimmed.append(now), pause=0.5, clock=lambda: now)
+    assert trim()
+    assert not trim()
+    now += 0.5
+    assert trim()
+    assert trimmed == [100.0, 100.5]
 
 
-def test_without_glibc_nothing_happens(monkeypatch):
-    monkeypatch.setattr(allocator, "_glibc", lambda: None)
-    assert not allocator.give_back()
+def test_without_glibc_nothing_happens():
+    assert not HeapTrimmer(None)()
+
+
+def test_the_trimmer_of_this_process_can_be_called():
+    assert trim_heap() in (True, False)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gossamer.gossip import ONE, Gossiper
 from gossamer.models import ModelError, ModelGraph, SgdLearner, SlicedNetwork, mlp
 from gossamer.peer import Matching
-from gossamer.peer.matched_store import MatchedStore
+from gossamer.peer.store import MatchedStore
 
 
 def network(width: int, peer: str = "a", seed: int | None = 0) -> SlicedNetwork:

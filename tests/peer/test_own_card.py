@@ -10,8 +10,7 @@ from papers_kit import Papers
 from peer_kit import Gate, Nest, Still, held, injected, make_learner, quick, wait_for
 
 from gossamer.gossip import topics
-from gossamer.peer.cards import Card, Status, read_card
-from gossamer.peer.own_card import FIRST_PAUSE, LONGEST_PAUSE, OwnCard
+from gossamer.peer.cards import FIRST_PAUSE, LONGEST_PAUSE, Card, OwnCard, Status, read_card
 
 FOREIGN = Card("other", 0.0, 1, {}).encode()
 

@@ -17,8 +17,8 @@ from gossamer.peer import Matching
 from gossamer.peer.bootstrap import Bootstrap, load_trained
 from gossamer.peer.engine import Engine
 from gossamer.peer.errors import PeerError
-from gossamer.peer.matched_store import MatchedStore
 from gossamer.peer.presence import Online
+from gossamer.peer.store import MatchedStore
 
 ALIGN = {"global": Matching("align")}
 

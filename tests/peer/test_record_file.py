@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from disk_kit import largest_file
 
-from gossamer.peer.record_file import RecordFile
+from gossamer.peer.records import RecordFile
 
 
 def test_records_are_lines_and_an_old_file_is_gone_on_with(tmp_path):
