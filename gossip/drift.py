@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from .compress.traffic import Traffic
+from .compress.links import Traffic
 from .pushsum import Array
 
 
