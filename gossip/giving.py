@@ -15,10 +15,10 @@ import numpy as np
 from gossamer.logs import is_milestone
 
 from .compress import Packed
-from .delays import Delays, DelaysBySize, Patience
 from .ledger import Edge, Transfer, is_line
 from .messages import Ack, Give, Recall, Tag
 from .pushsum import Array
+from .retry import Delays, DelaysBySize, Patience
 from .state import State
 from .wire import WireError
 

@@ -27,17 +27,17 @@ from typing import Any
 
 import numpy as np
 
+from .balances import Vault
 from .compress import Links
-from .delays import Patience
 from .giving import Giving
 from .ledger import Ledger
 from .messages import Ack, Give, Message, Tag
 from .modes import ManualMode, Mode
 from .pushsum import Array
 from .receiving import Receiving
+from .retry import Patience
 from .state import State
 from .store import Store
-from .vault import Vault
 
 _log = logging.getLogger(__name__)
 

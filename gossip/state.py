@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from .balances import Vault
 from .compress import Links
 from .ledger import Ledger
 from .messages import Message
 from .modes import Mode
 from .neighbours import Neighbours
 from .pushsum import is_finite
-from .vault import Vault
 
 _log = logging.getLogger(__name__)
 

@@ -95,7 +95,7 @@ class ProtectionSettings(SettingsTable):
     """Lockstep modes with trust: partial models whose values are masked while they are averaged, and the
     masks' scale, a power of two well above the values: `{global = 64.0}`. Raise `exchanges` with it."""
     dp: Annotated[ReleasePlan | None, table_of(ReleasePlan)] = None
-    """Differential privacy of everything that is trained, `{clip = 1.0, noise = 1.0}`: see gossip/privacy.py.
+    """Differential privacy of everything that is trained, `{clip = 1.0, noise = 1.0}`: see gossip/dp.py.
     The report then states epsilon."""
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..balances import Vault
 from ..gossiper import Gossiper
 from ..messages import Give
-from ..vault import Vault
 from .guards import Guards
 
 

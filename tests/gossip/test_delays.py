@@ -5,11 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gossamer.gossip.delays import LARGE, MAX_HOPELESS, Delays, DelaysBySize, Patience
-from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.messages import Ack, Give, Recall
-from gossamer.gossip.pushsum import ONE
-from gossamer.gossip.store import DictStore
+from gossamer.gossip import ONE, Ack, Delays, DictStore, Give, Gossiper, Patience, Recall
+from gossamer.gossip.retry import LARGE, MAX_HOPELESS, DelaysBySize
 
 
 def test_what_is_large_may_take_its_time() -> None:

@@ -8,16 +8,24 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gossamer.gossip.delays import Patience
-from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.memory import FaultPlan, MemoryNetwork, introduce, run
-from gossamer.gossip.messages import Give
-from gossamer.gossip.modes import Mode
-from gossamer.gossip.modes_rounds import RoundsMode
-from gossamer.gossip.modes_server import ServerMode
-from gossamer.gossip.pushsum import ONE
-from gossamer.gossip.store import DictStore
-from gossamer.gossip.wire import as_sent, decode, encode, wide_enough
+from gossamer.gossip import (
+    ONE,
+    DictStore,
+    FaultPlan,
+    Give,
+    Gossiper,
+    MemoryNetwork,
+    Mode,
+    Patience,
+    RoundsMode,
+    ServerMode,
+    as_sent,
+    decode,
+    encode,
+    introduce,
+    run,
+    wide_enough,
+)
 
 NAMES = ["a", "b", "c", "d"]
 FAULTY = FaultPlan(loss=0.2, duplicate=0.2, reorder=0.3, delay=(0.0, 0.03))

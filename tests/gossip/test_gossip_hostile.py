@@ -8,14 +8,21 @@ import msgpack
 import numpy as np
 import pytest
 
-from gossamer.gossip.compress import Packed, unpack
-from gossamer.gossip.compress.packed import PackError
-from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.memory import introduce
-from gossamer.gossip.messages import Ack, Give
-from gossamer.gossip.pushsum import MAX_WEIGHT, ONE
-from gossamer.gossip.store import DictStore
-from gossamer.gossip.wire import _PREFIX, MAGIC, VERSION, WireError, as_sent, decode, encode
+from gossamer.gossip import (
+    ONE,
+    Ack,
+    DictStore,
+    Give,
+    Gossiper,
+    WireError,
+    as_sent,
+    decode,
+    encode,
+    introduce,
+)
+from gossamer.gossip.compress import Packed, PackError, unpack
+from gossamer.gossip.pushsum import MAX_WEIGHT
+from gossamer.gossip.wire import _PREFIX, MAGIC, VERSION
 
 
 def make(name: str, value: float = 0.0, weight: int = ONE, **options) -> Gossiper:

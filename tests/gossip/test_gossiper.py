@@ -7,13 +7,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gossamer.gossip.delays import Patience
-from gossamer.gossip.gossiper import Gossiper, new_session
-from gossamer.gossip.memory import FaultPlan, MemoryNetwork, Partition, introduce, run
-from gossamer.gossip.messages import Ack, Give, Recall
-from gossamer.gossip.modes import AsyncMode
-from gossamer.gossip.pushsum import FLOOR, MAX_WEIGHT, ONE
-from gossamer.gossip.store import DictStore
+from gossamer.gossip import (
+    FLOOR,
+    ONE,
+    Ack,
+    AsyncMode,
+    DictStore,
+    FaultPlan,
+    Give,
+    Gossiper,
+    MemoryNetwork,
+    Partition,
+    Patience,
+    Recall,
+    introduce,
+    new_session,
+    run,
+)
+from gossamer.gossip.pushsum import MAX_WEIGHT
 
 
 def make(name: str, value: float = 0.0, weight: int = ONE, **options) -> Gossiper:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gossamer.gossip.delays import Delays, Patience
-from gossamer.gossip.ledger import SESSIONS_KEPT, Ledger
+from gossamer.gossip import Delays, Ledger, Patience
+from gossamer.gossip.ledger import SESSIONS_KEPT
 
 
 def test_sequences_rise_per_edge_and_only_one_is_open() -> None:

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.memory import introduce
-from gossamer.gossip.messages import Give
-from gossamer.gossip.modes_paced import PacedMode
-from gossamer.gossip.pushsum import FLOOR, ONE
-from gossamer.gossip.store import DictStore
+from gossamer.gossip import FLOOR, ONE, DictStore, Give, Gossiper, PacedMode, introduce
 
 
 def peers(turns: dict[str, list[list[str]]], values: dict[str, float]) -> dict[str, Gossiper]:

@@ -7,19 +7,23 @@ import hashlib
 import numpy as np
 import pytest
 
-from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.memory import MemoryNetwork, introduce, run
-from gossamer.gossip.modes_rounds import RoundsMode
-from gossamer.gossip.private import (
+from gossamer.gossip import (
+    ONE,
+    DictStore,
+    Gossiper,
     MaskPlan,
+    Mass,
+    MemoryNetwork,
     PrivateRound,
+    RoundsMode,
     enter_round,
-    extra_exchanges,
+    introduce,
     leave_round,
     mask,
+    run,
+    total,
 )
-from gossamer.gossip.pushsum import ONE, Mass, total
-from gossamer.gossip.store import DictStore
+from gossamer.gossip.masking import extra_exchanges
 
 NAMES = [f"p{i}" for i in range(8)]
 LENGTH = 400

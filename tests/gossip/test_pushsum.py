@@ -9,17 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.gossip.pushsum import (
-    MAX_WEIGHT,
-    ONE,
-    Mass,
-    absorb,
-    estimate,
-    is_finite,
-    portion,
-    split,
-    total,
-)
+from gossamer.gossip import ONE, Mass, absorb, estimate, is_finite, split, total
+from gossamer.gossip.pushsum import MAX_WEIGHT, portion
 
 fractions = st.fractions(min_value=-1000, max_value=1000, max_denominator=1000)
 vectors = st.lists(fractions, min_size=2, max_size=2).map(lambda v: np.array(v, dtype=object))

@@ -6,12 +6,18 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from gossamer.gossip.delays import Patience
-from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.memory import FaultPlan, MemoryNetwork, introduce, run
-from gossamer.gossip.modes_rounds import RoundsMode, exchanges_for
-from gossamer.gossip.pushsum import ONE
-from gossamer.gossip.store import DictStore
+from gossamer.gossip import (
+    ONE,
+    DictStore,
+    FaultPlan,
+    Gossiper,
+    MemoryNetwork,
+    Patience,
+    RoundsMode,
+    exchanges_for,
+    introduce,
+    run,
+)
 
 FINE = ONE << 20  # a thousandth of a unit matters at 1e-12, so weights get more of them
 QUICK = Patience(first=0.05)

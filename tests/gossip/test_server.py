@@ -9,13 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.gossip.delays import Patience
-from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.memory import FaultPlan, MemoryNetwork, introduce, run
-from gossamer.gossip.messages import Give
-from gossamer.gossip.modes_server import ServerMode
-from gossamer.gossip.pushsum import ONE
-from gossamer.gossip.store import DictStore
+from gossamer.gossip import (
+    ONE,
+    DictStore,
+    FaultPlan,
+    Give,
+    Gossiper,
+    MemoryNetwork,
+    Patience,
+    ServerMode,
+    introduce,
+    run,
+)
 
 SERVERS = {"a": "p0", "b": "p1"}
 FAULTY = FaultPlan(loss=0.2, duplicate=0.2, reorder=0.3, delay=(0.0, 0.03))

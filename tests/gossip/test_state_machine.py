@@ -22,12 +22,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from gossamer.gossip import ONE, Ack, DictStore, Give, Gossiper, Message, Patience
 from gossamer.gossip.compress import Links, parse
-from gossamer.gossip.delays import Patience
-from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.messages import Ack, Give, Message
-from gossamer.gossip.pushsum import ONE, portion
-from gossamer.gossip.store import DictStore
+from gossamer.gossip.pushsum import portion
 
 VECTOR = "v"
 LENGTH = 2

@@ -7,12 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gossamer.gossip import ONE, DictStore, Give, Gossiper, Message, decode, encode
 from gossamer.gossip.compress import Links, Packed, parse
-from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.messages import Give, Message
-from gossamer.gossip.pushsum import ONE
-from gossamer.gossip.store import DictStore
-from gossamer.gossip.wire import decode, encode
 
 SIZE = 600
 SHAPES = {"v": [(20, 30)]}

@@ -11,7 +11,7 @@ import pytest
 from gossamer.gossip.gossiper import Gossiper
 from gossamer.gossip.memory import MemoryNetwork, introduce, run
 from gossamer.gossip.messages import Give
-from gossamer.gossip.modes_rounds import RoundsMode
+from gossamer.gossip.modes import RoundsMode
 from gossamer.gossip.pushsum import ONE, total
 from gossamer.gossip.store import DictStore
 from gossamer.gossip.trust import Guards, GuardSettings
