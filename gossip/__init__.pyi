@@ -1,5 +1,7 @@
 from . import topics as topics
-from .balances import Vault as Vault
+from .balances import Balances as Balances
+from .balances import DictStore as DictStore
+from .balances import Store as Store
 from .chunks import HEADER_BYTES as HEADER_BYTES
 from .chunks import MIN_LIMIT as MIN_LIMIT
 from .chunks import Chunker as Chunker
@@ -45,7 +47,7 @@ from .pushsum import is_finite as is_finite
 from .pushsum import split as split
 from .pushsum import total as total
 from .retry import Delays as Delays
-from .retry import Patience as Patience
+from .retry import RetryPolicy as RetryPolicy
 from .settings import Count as Count
 from .settings import GossipSettings as GossipSettings
 from .settings import Names as Names
@@ -55,8 +57,6 @@ from .settings import checked as checked
 from .settings import either as either
 from .settings import sentence as sentence
 from .settings import table_of as table_of
-from .store import DictStore as DictStore
-from .store import Store as Store
 from .topics import ROOT as ROOT
 from .topics import TopicError as TopicError
 from .topics import check_name as check_name

@@ -158,8 +158,8 @@ def enter_round(
     for vector, plan in plans.items():
         secrets = {other: secret_with(other) for other in gossiper.neighbours(vector)}
         private = PrivateRound(gossiper.peer, vector, number, secrets, plan)
-        vault = gossiper._vault
-        vault._set(vector, private.enter(vault._mass(vector)))
+        mass = private.enter(Mass(gossiper.value(vector), gossiper.weight(vector)))
+        gossiper.set_value(vector, mass.value)
         rounds[vector] = private
     return rounds
 
@@ -170,8 +170,8 @@ def leave_round(gossiper: Gossiper, rounds: Mapping[str, PrivateRound], neighbou
     Right only if it had given nothing away in this round: see `PrivateRound.cancel`.
     """
     for vector, private in rounds.items():
-        vault = gossiper._vault
-        vault._set(vector, private.cancel(neighbour, vault._mass(vector)))
+        mass = private.cancel(neighbour, Mass(gossiper.value(vector), gossiper.weight(vector)))
+        gossiper.set_value(vector, mass.value)
 
 
 def extra_exchanges(scale: float, neighbours: int, spread: float, rate: float) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,14 +65,20 @@ class Neighbours:
         """Return the session of every neighbour."""
         return {peer: known.session for peer, known in self._known.items()}
 
-    def snapshot(self) -> list[list[Any]]:
-        """Return the neighbours as plain rows."""
-        return [[peer, n.session, sorted(n.vectors)] for peer, n in self._known.items()]
+    def snapshot(self) -> dict[str, Any]:
+        """Return the neighbours and the sessions that are gone as plain rows."""
+        return {
+            "gone": sorted(map(list, self.gone)),
+            "left": sorted(map(list, self.left)),
+            "neighbours": [[peer, n.session, sorted(n.vectors)] for peer, n in self._known.items()],
+        }
 
-    def restore(self, rows: Iterable[Iterable[Any]]) -> None:
-        """Take over the neighbours of a snapshot; whether they are online must be heard again."""
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Take over the rows of a snapshot; whether neighbours are online must be heard again."""
         self._sharing.clear()
-        for peer, session, vectors in rows:
+        self.gone = {(peer, session) for peer, session in data["gone"]}
+        self.left = {(peer, session) for peer, session in data["left"]}
+        for peer, session, vectors in data.get("neighbours", []):
             self._known[peer] = Neighbour(session, frozenset(vectors), online=False)
 
     def reachable(self, peer: str) -> bool:

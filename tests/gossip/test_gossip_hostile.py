@@ -97,7 +97,7 @@ def test_an_own_value_beyond_float16_is_counted_told_once_and_not_pushed(caplog)
     assert told == ["1 so far)", "2 so far)", "4 so far)"]
     assert "peer a cannot share model v" in caplog.text
     assert "largest magnitude is 70000: use dtype float32" in caplog.text
-    a._vault.store.write("v", np.ones(3, np.float32))
+    a.set_value("v", np.ones(3, np.float32))
     a.leaving = False
     assert a.push("v", {"b": ONE // 2}, 0.0)
 

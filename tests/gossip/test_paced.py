@@ -49,7 +49,7 @@ def test_one_peer_exponential_averages_exactly_after_two_pushes_of_four() -> Non
     for step in range(2):
         push_all(swarm, float(step))
     for peer in swarm.values():
-        np.testing.assert_allclose(peer._vault.store.read("v"), 6.0, rtol=1e-12)
+        np.testing.assert_allclose(peer.value("v"), 6.0, rtol=1e-12)
         assert peer.weight("v") == ONE
 
 

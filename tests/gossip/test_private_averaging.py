@@ -211,10 +211,10 @@ def swarm(exchanges, private, vanish=None):
 def test_gossip_with_masks_ends_at_the_same_average(vanish):
     gossipers, wanted = swarm(12, private=True, vanish=vanish)
     for gossiper in gossipers.values():
-        np.testing.assert_allclose(gossiper._vault.store.read("v"), wanted, atol=1e-6)
+        np.testing.assert_allclose(gossiper.value("v"), wanted, atol=1e-6)
 
 
 def test_plain_gossip_ends_there_too():
     gossipers, wanted = swarm(12, private=False)
     for gossiper in gossipers.values():
-        np.testing.assert_allclose(gossiper._vault.store.read("v"), wanted, atol=1e-6)
+        np.testing.assert_allclose(gossiper.value("v"), wanted, atol=1e-6)
