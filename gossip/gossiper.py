@@ -263,17 +263,15 @@ class Gossiper:
 
     def reachable_neighbours(self, model: str) -> list[str]:
         """Return the neighbours that a model may be pushed to and that are online now."""
-        reachable = self._neighbours.reachable
-        return [peer for peer in self._neighbours.sharing(model) if reachable(peer)]
+        return self._neighbours.sharing(model, online_only=True)
 
     def free_neighbours(self, model: str, *, online_only: bool = True) -> list[str]:
         """Return the neighbours to which no transfer of this model is open."""
-        reachable = self._neighbours.reachable
-        return [
-            peer
-            for peer in self._neighbours.sharing(model)
-            if self._is_free(peer, model) and (reachable(peer) or not online_only)
-        ]
+        peers = self._neighbours.sharing(model, online_only=online_only)
+        if self._neighbours.muted or self.ledger.reclaimed:
+            return [peer for peer in peers if self._is_free(peer, model)]
+        open_transfers = self.ledger.open
+        return [peer for peer in peers if (peer, model) not in open_transfers]
 
     def heirs(self, model: str) -> list[str]:
         """Return the neighbours, online or not, that a leaver may leave a model's mass to."""

@@ -194,6 +194,6 @@ def _shifted(mass: Mass, change: Array) -> Mass:
         raise ValueError("private averaging: a mask cannot be taken out of mass without weight")
     with np.errstate(over="ignore"):
         value = (mass.value + change * (ONE / mass.weight)).astype(mass.value.dtype)
-    if not np.isfinite(value).all():
+    if not is_finite(value):
         raise ValueError(f"private averaging: masks overflow {mass.value.dtype}; lower the scale")
     return Mass(value, mass.weight)

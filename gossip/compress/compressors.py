@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Final, Self, TypeAlias, TypeVar
 
 import numpy as np
 
+from ..pushsum import is_finite
 from .packed import (
     MAX_BLOCKS,
     MAX_STAGES,
@@ -574,7 +575,7 @@ def unpack(packed: Packed, length: int) -> Array:
     reader.end()
     for expand in reversed(expands):
         values = expand(values)
-    if not np.isfinite(values).all():
+    if not is_finite(values):
         raise PackError("non-finite", "a compressed value holds a NaN or an infinity")
     return values
 

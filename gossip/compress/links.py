@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..pushsum import is_finite
 from .compressors import Pipeline, distortion, unpack
 from .packed import Array, Packed, PackError, Shapes
 
@@ -172,7 +173,7 @@ class Links:
             known = None
         with np.errstate(over="ignore", invalid="ignore"):
             change = plain if known is None else plain - known.value
-            if not np.isfinite(change).all():
+            if not is_finite(change):
                 return None
             if known is None:
                 packed = self.pipeline.dense.pack(change, rng)
@@ -271,7 +272,7 @@ class Links:
         with np.errstate(over="ignore", invalid="ignore"):
             total = values if gain == 1 else values * np.float32(gain)
             total = total if known is None else total + known
-        if not np.isfinite(total).all():
+        if not is_finite(total):
             raise PackError("non-finite", "a compressed difference leads beyond float32")
         return total
 
