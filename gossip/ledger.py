@@ -139,6 +139,17 @@ class Ledger:
             del self.reclaimed[:-RECLAIMED_KEPT]
         return transfer
 
+    def settle_reclaimed(self, receiver: str, session: str) -> list[tuple[str, int, int]]:
+        """Strike off what was reclaimed from a receiver that says now what it credited.
+
+        Returns rows of vector, sequence, weight.
+        """
+        rows = [row for row in self.reclaimed if row[:2] == [receiver, session]]
+        for row in rows:
+            self.reclaimed.remove(row)
+            self.revision += 1
+        return [(vector, sequence, weight) for _, _, vector, sequence, weight in rows]
+
     def given(self, receiver: str, vector: str) -> int:
         """Return the last sequence that was given on an edge; 0 if none was."""
         return self._sequences.get((receiver, vector), 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,8 +25,8 @@ class Neighbours:
 
     def __init__(self) -> None:
         self._known: dict[str, Neighbour] = {}
-        self._sharing: dict[str, list[str]] = {}
-        """What `sharing` returned last, until a neighbour comes or goes: it is asked at every turn."""
+        self._lists: dict[tuple[str, bool], list[str]] = {}
+        """What `sharing` returned, until a neighbour comes or goes: it is asked at every turn."""
         self.gone: set[tuple[str, str]] = set()
         self.left: set[tuple[str, str]] = set()
         """Those of them that said goodbye; the others were given up, and may live after all."""
@@ -43,17 +43,18 @@ class Neighbours:
         self, peer: str, session: str, vectors: Iterable[str], *, leaving: bool = False
     ) -> None:
         """Note a neighbour that is online."""
-        self._sharing.clear()
+        self._lists.clear()
         self._known[peer] = Neighbour(session, frozenset(vectors), leaving=leaving)
 
     def offline(self, peer: str) -> None:
         """Note that a neighbour, if it is known, cannot be reached for now."""
         if peer in self._known:
+            self._lists.clear()
             self._known[peer] = replace(self._known[peer], online=False)
 
     def retire(self, peer: str, session: str, *, left: bool) -> None:
         """Note that a session will never come back; left: it said so itself."""
-        self._sharing.clear()
+        self._lists.clear()
         self.gone.add((peer, session))
         if left:
             self.left.add((peer, session))
@@ -65,14 +66,20 @@ class Neighbours:
         """Return the session of every neighbour."""
         return {peer: known.session for peer, known in self._known.items()}
 
-    def snapshot(self) -> list[list[Any]]:
-        """Return the neighbours as plain rows."""
-        return [[peer, n.session, sorted(n.vectors)] for peer, n in self._known.items()]
+    def snapshot(self) -> dict[str, Any]:
+        """Return the neighbours and the sessions that are gone as plain rows."""
+        return {
+            "gone": sorted(map(list, self.gone)),
+            "left": sorted(map(list, self.left)),
+            "neighbours": [[peer, n.session, sorted(n.vectors)] for peer, n in self._known.items()],
+        }
 
-    def restore(self, rows: Iterable[Iterable[Any]]) -> None:
-        """Take over the neighbours of a snapshot; whether they are online must be heard again."""
-        self._sharing.clear()
-        for peer, session, vectors in rows:
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Take over the rows of a snapshot; whether neighbours are online must be heard again."""
+        self._lists.clear()
+        self.gone = {(peer, session) for peer, session in data["gone"]}
+        self.left = {(peer, session) for peer, session in data["left"]}
+        for peer, session, vectors in data.get("neighbours", []):
             self._known[peer] = Neighbour(session, frozenset(vectors), online=False)
 
     def reachable(self, peer: str) -> bool:
@@ -80,11 +87,16 @@ class Neighbours:
         known = self._known.get(peer)
         return known is None or known.online
 
-    def sharing(self, vector: str) -> list[str]:
-        """Return the neighbours, online or not, that a vector may be pushed to, sorted by name."""
-        if vector not in self._sharing:
-            self._sharing[vector] = sorted(p for p in self._known if self.shares(p, vector))
-        return list(self._sharing[vector])
+    def sharing(self, vector: str, *, online_only: bool = False) -> list[str]:
+        """Return the neighbours that a vector may be pushed to, sorted by name."""
+        at = vector, online_only
+        if at not in self._lists:
+            self._lists[at] = sorted(
+                peer
+                for peer, known in self._known.items()
+                if vector in known.vectors and (known.online or not online_only)
+            )
+        return list(self._lists[at])
 
     def shares(self, peer: str, vector: str) -> bool:
         """Return whether a vector may be pushed to a peer, online or not."""

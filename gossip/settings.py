@@ -26,7 +26,7 @@ from pydantic_core import PydanticCustomError
 from gossamer.names import hint
 
 from .compress import parse as parse_compressor
-from .drift import check_drift
+from .modes import check_drift
 
 
 class SettingsTable(BaseModel):

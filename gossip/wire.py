@@ -32,6 +32,7 @@ from gossamer.errors import GossamerError
 
 from .compress.packed import Packed, PackError, in_short
 from .messages import Ack, Give, Message, Recall
+from .pushsum import is_finite
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 WireDtype: TypeAlias = Literal["float32", "float64", "float16"]
@@ -144,7 +145,7 @@ def as_sent(value: np.ndarray[Any, Any], dtype: WireDtype = "float32") -> np.nda
     target = _wire_dtype(dtype)
     with np.errstate(over="ignore"):
         sent = np.ascontiguousarray(value, dtype=target)
-    if target.itemsize < value.dtype.itemsize and not np.isfinite(sent).all():
+    if target.itemsize < value.dtype.itemsize and not is_finite(sent):
         raise WireError(
             "overflow",
             f"a value does not fit {dtype} (or was not finite before); largest magnitude is "
@@ -290,7 +291,7 @@ def _read_value(body: memoryview, dtype: str, length: int) -> np.ndarray[Any, An
         cause = "truncated" if len(body) < expected else "trailing"
         raise WireError(cause, f"{len(body)} bytes of value, but {length} {dtype} need {expected}")
     value = np.frombuffer(body, dtype=_DTYPES[dtype])
-    if not np.isfinite(value).all():
+    if not is_finite(value):
         raise WireError("non-finite", "the value holds a NaN or an infinity")
     return value
 

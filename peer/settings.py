@@ -26,7 +26,7 @@ class ScheduleSettings(SettingsTable):
     rounds: Count = 30
     """How often a peer trains and then averages (or pushes, in async mode)."""
     every: Count = 1
-    """Stretches trained between two averagings."""
+    """How often `local_samples` are trained between two averagings."""
     test_every: Count = 1
     """Rounds between two tests; the last round is always tested. Raise it when testing takes longer than
     training."""
@@ -97,7 +97,7 @@ class ProtectionSettings(SettingsTable):
     """Lockstep modes with trust: partial models whose values are masked while they are averaged, and the
     masks' scale, a power of two well above the values: `{global = 64.0}`. Raise `exchanges` with it."""
     dp: Annotated[ReleasePlan | None, table_of(ReleasePlan)] = None
-    """Differential privacy of everything that is trained, `{clip = 1.0, noise = 1.0}`: see gossip/privacy.py.
+    """Differential privacy of everything that is trained, `{clip = 1.0, noise = 1.0}`: see gossip/dp.py.
     The report then states epsilon."""
 
 

@@ -30,14 +30,14 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..pushsum import is_finite
+from .compressors import Pipeline, distortion, unpack
 from .packed import Array, Packed, PackError, Shapes
-from .pipeline import Pipeline, distortion, unpack
-from .traffic import Traffic
 
 if TYPE_CHECKING:
     from ..messages import Give
@@ -47,6 +47,61 @@ ROOM = 256 << 20
 _NEARLY_ALL = 0.99
 SENT_KEPT = 2
 """Own values remembered per edge: the neighbour may name the last but one while the last is on its way."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Counts of one vector at one peer. They add with `+`."""
+
+    messages: int = 0
+    """Compressed messages that left, repeats included."""
+    bytes: int = 0
+    """Their bytes, headers included."""
+    plain_bytes: int = 0
+    """What they would have taken uncompressed."""
+    packed: int = 0
+    """Values compressed: each counts once for its distortion."""
+    distortion: float = 0.0
+    """The sum of their relative distortions, ‖value − what the receiver reads‖ / ‖value‖."""
+    worst: float = 0.0
+    """The largest of them."""
+    skipped: int = 0
+    """Messages not sent because the vector had hardly moved."""
+    skipped_bytes: int = 0
+    """What they would have taken uncompressed."""
+
+    def packed_one(self, distortion: float) -> None:
+        """Count a value that was compressed."""
+        self.packed += 1
+        self.distortion += distortion
+        self.worst = max(self.worst, distortion)
+
+    def sent(self, size: int, plain: int) -> None:
+        """Count a message that left."""
+        self.messages += 1
+        self.bytes += size
+        self.plain_bytes += plain
+
+    def skip(self, messages: int, plain: int) -> None:
+        """Count messages that were not sent."""
+        self.skipped += messages
+        self.skipped_bytes += plain
+
+    @property
+    def saved(self) -> int:
+        """Bytes that an uncompressed twin, which skips nothing, would have sent on top."""
+        return self.plain_bytes - self.bytes + self.skipped_bytes
+
+    @property
+    def mean_distortion(self) -> float:
+        """The mean relative distortion of a message; 0 if there was none."""
+        return self.distortion / self.packed if self.packed else 0.0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        mine, theirs = asdict(self), asdict(other)
+        total = Traffic(**{name: mine[name] + theirs[name] for name in mine})
+        total.worst = max(self.worst, other.worst)
+        return total
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +173,7 @@ class Links:
             known = None
         with np.errstate(over="ignore", invalid="ignore"):
             change = plain if known is None else plain - known.value
-            if not np.isfinite(change).all():
+            if not is_finite(change):
                 return None
             if known is None:
                 packed = self.pipeline.dense.pack(change, rng)
@@ -217,7 +272,7 @@ class Links:
         with np.errstate(over="ignore", invalid="ignore"):
             total = values if gain == 1 else values * np.float32(gain)
             total = total if known is None else total + known
-        if not np.isfinite(total).all():
+        if not is_finite(total):
             raise PackError("non-finite", "a compressed difference leads beyond float32")
         return total
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.gossip.chunks import HEADER_BYTES, MIN_LIMIT, Chunker, Reassembler
-from gossamer.gossip.wire import WireError
+from gossamer.gossip import HEADER_BYTES, MIN_LIMIT, Chunker, Reassembler, WireError
 
 LIMIT = MIN_LIMIT
 

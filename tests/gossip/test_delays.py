@@ -5,41 +5,38 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gossamer.gossip.delays import LARGE, MAX_HOPELESS, Delays, DelaysBySize, Patience
-from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.messages import Ack, Give, Recall
-from gossamer.gossip.pushsum import ONE
-from gossamer.gossip.store import DictStore
+from gossamer.gossip import ONE, Ack, Delays, DictStore, Give, Gossiper, Recall, RetryPolicy
+from gossamer.gossip.retry import LARGE, MAX_HOPELESS, DelaysBySize
 
 
 def test_what_is_large_may_take_its_time() -> None:
-    patience = Patience(first=1.0, rate=1e6)
-    delays = DelaysBySize(patience)
+    retry = RetryPolicy(first=1.0, rate=1e6)
+    delays = DelaysBySize(retry)
     for _ in range(50):
         delays.of(100).acknowledged(0.01, 1)
-    assert delays.of(LARGE - 1).recall_after() == pytest.approx(0.4)
-    assert delays.of(40_000_000).recall_after() == pytest.approx(20 * 41.0)
+    assert delays.of(LARGE - 1).transfer_timeout() == pytest.approx(0.4)
+    assert delays.of(40_000_000).transfer_timeout() == pytest.approx(20 * 41.0)
     delays.of(40_000_000).acknowledged(5.0, 1)
-    assert delays.of(41_000_000).recall_after() == pytest.approx(100.0)
-    assert delays.of(LARGE - 1).recall_after() == pytest.approx(0.4)
+    assert delays.of(41_000_000).transfer_timeout() == pytest.approx(100.0)
+    assert delays.of(LARGE - 1).transfer_timeout() == pytest.approx(0.4)
 
 
 def test_a_recall_that_came_too_early_makes_the_next_wait_longer() -> None:
-    delays = Delays(Patience(first=1.0, recall_factor=10.0, backoff=2.0))
+    delays = Delays(RetryPolicy(first=1.0, recall_factor=10.0, backoff=2.0))
     for wait in (20.0, 40.0):
         delays.recalled(arrived=False)
-        assert delays.recall_after() == pytest.approx(wait)
+        assert delays.transfer_timeout() == pytest.approx(wait)
     for _ in range(100):
         delays.recalled(arrived=False)
-    assert delays.recall_after() == pytest.approx(10.0 * 2.0**MAX_HOPELESS)
+    assert delays.transfer_timeout() == pytest.approx(10.0 * 2.0**MAX_HOPELESS)
     delays.recalled(arrived=True)
-    assert delays.recall_after() == pytest.approx(10.0)
+    assert delays.transfer_timeout() == pytest.approx(10.0)
 
 
 def test_a_transfer_slower_than_the_first_recall_passes_in_the_end() -> None:
     """The link takes 70 s for every transfer, and carries small messages at once."""
-    patience = Patience(first=1.0, recall_factor=20.0)
-    gossiper = Gossiper("a", "sa", DictStore({"v": np.zeros(2)}), patience=patience)
+    retry = RetryPolicy(first=1.0, recall_factor=20.0)
+    gossiper = Gossiper("a", "sa", DictStore({"v": np.zeros(2)}), retry=retry)
     gossiper.inject("v", ONE)
     gossiper.peer_online("b", "sb", ["v"])
     now, recalls, credited = 0.0, 0, False
@@ -61,8 +58,8 @@ def test_a_transfer_slower_than_the_first_recall_passes_in_the_end() -> None:
 
 
 def test_nobody_waits_for_what_is_late_though_it_is_not_asked_back_yet() -> None:
-    patience = Patience(first=1.0, recall_factor=20.0)
-    gossiper = Gossiper("a", "sa", DictStore({"v": np.zeros(2)}), patience=patience)
+    retry = RetryPolicy(first=1.0, recall_factor=20.0)
+    gossiper = Gossiper("a", "sa", DictStore({"v": np.zeros(2)}), retry=retry)
     gossiper.inject("v", ONE)
     gossiper.peer_online("b", "sb", ["v"])
     gossiper.push("v", {"b": ONE // 4}, 0.0)

@@ -7,12 +7,8 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
+from gossamer.gossip import ONE, DictStore, Drift, Gossiper, PacedMode
 from gossamer.gossip.compress import Traffic
-from gossamer.gossip.drift import Drift
-from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.modes_paced import PacedMode
-from gossamer.gossip.pushsum import ONE
-from gossamer.gossip.store import DictStore
 
 
 def peer(bound):

@@ -8,11 +8,7 @@ import logging
 import numpy as np
 import pytest
 
-from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.messages import Ack, Give, Recall
-from gossamer.gossip.pushsum import ONE
-from gossamer.gossip.store import DictStore
-from gossamer.gossip.wire import decode, encode
+from gossamer.gossip import ONE, Ack, DictStore, Give, Gossiper, Recall, decode, encode
 
 HALF = ONE // 2
 

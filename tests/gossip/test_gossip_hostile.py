@@ -8,14 +8,21 @@ import msgpack
 import numpy as np
 import pytest
 
-from gossamer.gossip.compress import Packed, unpack
-from gossamer.gossip.compress.packed import PackError
-from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.memory import introduce
-from gossamer.gossip.messages import Ack, Give
-from gossamer.gossip.pushsum import MAX_WEIGHT, ONE
-from gossamer.gossip.store import DictStore
-from gossamer.gossip.wire import _PREFIX, MAGIC, VERSION, WireError, as_sent, decode, encode
+from gossamer.gossip import (
+    ONE,
+    Ack,
+    DictStore,
+    Give,
+    Gossiper,
+    WireError,
+    as_sent,
+    decode,
+    encode,
+    introduce,
+)
+from gossamer.gossip.compress import Packed, PackError, unpack
+from gossamer.gossip.pushsum import MAX_WEIGHT
+from gossamer.gossip.wire import _PREFIX, MAGIC, VERSION
 
 
 def make(name: str, value: float = 0.0, weight: int = ONE, **options) -> Gossiper:
@@ -90,7 +97,7 @@ def test_an_own_value_beyond_float16_is_counted_told_once_and_not_pushed(caplog)
     assert told == ["1 so far)", "2 so far)", "4 so far)"]
     assert "peer a cannot share model v" in caplog.text
     assert "largest magnitude is 70000: use dtype float32" in caplog.text
-    a._vault.store.write("v", np.ones(3, np.float32))
+    a.set_value("v", np.ones(3, np.float32))
     a.leaving = False
     assert a.push("v", {"b": ONE // 2}, 0.0)
 

@@ -7,13 +7,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gossamer.gossip.delays import Patience
-from gossamer.gossip.gossiper import Gossiper, new_session
-from gossamer.gossip.memory import FaultPlan, MemoryNetwork, Partition, introduce, run
-from gossamer.gossip.messages import Ack, Give, Recall
-from gossamer.gossip.modes import AsyncMode
-from gossamer.gossip.pushsum import FLOOR, MAX_WEIGHT, ONE
-from gossamer.gossip.store import DictStore
+from gossamer.gossip import (
+    FLOOR,
+    ONE,
+    Ack,
+    AsyncMode,
+    DictStore,
+    FaultPlan,
+    Give,
+    Gossiper,
+    MemoryNetwork,
+    Partition,
+    Recall,
+    RetryPolicy,
+    introduce,
+    new_session,
+    run,
+)
+from gossamer.gossip.pushsum import MAX_WEIGHT
 
 
 def make(name: str, value: float = 0.0, weight: int = ONE, **options) -> Gossiper:
@@ -31,7 +42,7 @@ def pair(**options) -> tuple[Gossiper, Gossiper]:
 
 
 def read(peer: Gossiper) -> np.ndarray:
-    return peer._vault.store.read("v")
+    return peer.value("v")
 
 
 def is_busy(peer: Gossiper) -> bool:
@@ -138,7 +149,7 @@ def test_strange_messages_change_nothing() -> None:
 
 def test_own_values_that_are_not_finite_are_not_pushed() -> None:
     a, _ = pair()
-    a._vault.store.write("v", np.array([1, np.inf, 2], dtype=np.float32))
+    a.set_value("v", np.array([1, np.inf, 2], dtype=np.float32))
     assert not a.push("v", {"b": 5}, 0.0)
     assert a.counters["own-value-not-finite"] == 1
     assert a.weight("v") == ONE
@@ -152,7 +163,7 @@ def test_mistakes_of_the_driver_are_named() -> None:
         a.push("v", {"b": 0}, 0.0)
     with pytest.raises(ValueError, match="cannot take"):
         a.push("v", {"b": 2 * ONE}, 0.0)
-    with pytest.raises(ValueError, match=r"'a' has no vector 'w', only \['v'\]"):
+    with pytest.raises(ValueError, match=r"'a' has no partial model 'w', only \['v'\]"):
         a.weight("w")
     with pytest.raises(ValueError, match="out of range"):
         a.inject("v", 0)
@@ -192,7 +203,7 @@ def test_a_recall_that_comes_too_late_is_answered_credited() -> None:
 
 
 def test_repeats_back_off_then_the_transfer_is_recalled() -> None:
-    a, _ = pair(patience=Patience(first=1.0, resend_factor=1.0, backoff=2.0, recall_factor=20.0))
+    a, _ = pair(retry=RetryPolicy(first=1.0, resend_factor=1.0, backoff=2.0, recall_factor=20.0))
     pushed(a)
     sent = []
     for tick in range(1, 300):
@@ -323,7 +334,7 @@ def test_one_push_shares_one_read_only_value() -> None:
     first, second = (m for m in a.poll() if isinstance(m, Give))
     assert first.value is second.value
     assert not first.value.flags.writeable
-    a._vault.store.read("v")[:] = 9  # training goes on
+    a.value("v")[:] = 9  # training goes on
     assert list(first.value) == [0.0] * 3
 
 
@@ -358,7 +369,7 @@ def test_a_snapshot_is_plain_data_and_restores_the_whole_state() -> None:
 
 def test_snapshots_that_do_not_fit_are_refused() -> None:
     snapshot = make("a").snapshot()
-    with pytest.raises(ValueError, match=r"vectors \['v'\], the store \['w'\]"):
+    with pytest.raises(ValueError, match=r"partial models \['v'\], the store \['w'\]"):
         Gossiper.restore(snapshot, DictStore({"w": np.zeros(3)}))
     with pytest.raises(ValueError, match="'v' has 3 values, the store's 4"):
         Gossiper.restore(snapshot, DictStore({"v": np.zeros(4)}))
@@ -380,7 +391,7 @@ def test_async_gossip_agrees_on_the_weighted_mean_through_faults(samples: list[i
     for i, count in enumerate(samples):
         store = DictStore({"v": np.full(2, float(i)), "w": np.full(2, -float(i * i))})
         mode = AsyncMode(0.1)
-        peer = Gossiper(f"p{i}", f"s{i}", store, mode=mode, patience=Patience(first=0.1), seed=i)
+        peer = Gossiper(f"p{i}", f"s{i}", store, mode=mode, retry=RetryPolicy(first=0.1), seed=i)
         for vector in ("v", "w"):
             peer.inject(vector, ONE * count)
         peers[peer.peer] = peer
@@ -390,7 +401,7 @@ def test_async_gossip_agrees_on_the_weighted_mean_through_faults(samples: list[i
     for vector, start in (("v", [0, 1, 2, 3, 4]), ("w", [0, -1, -4, -9, -16])):
         mean = np.average(start, weights=samples)
         for peer in peers.values():
-            np.testing.assert_allclose(peer._vault.store.read(vector), mean, rtol=1e-6)
+            np.testing.assert_allclose(peer.value(vector), mean, rtol=1e-6)
             peer.mode = AsyncMode(1e9)
     run(peers, network, start=41.0, seconds=40, until=lambda: not any(map(is_busy, peers.values())))
     for vector in ("v", "w"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gossamer.gossip.delays import Delays, Patience
-from gossamer.gossip.ledger import SESSIONS_KEPT, Ledger
+from gossamer.gossip import Delays, Ledger, RetryPolicy
+from gossamer.gossip.ledger import SESSIONS_KEPT
 
 
 def test_sequences_rise_per_edge_and_only_one_is_open() -> None:
@@ -48,23 +48,23 @@ def test_sessions_of_one_sender_are_bounded() -> None:
 
 
 def test_waiting_follows_the_delays_seen() -> None:
-    patience = Patience(first=1.0, resend_factor=2.0, backoff=3.0, recall_factor=10.0, longest=50.0)
-    delays = Delays(patience)
-    assert delays.resend_after(1) == pytest.approx(2.0)
+    retry = RetryPolicy(first=1.0, resend_factor=2.0, backoff=3.0, recall_factor=10.0, longest=50.0)
+    delays = Delays(retry)
+    assert delays.ack_timeout(1) == pytest.approx(2.0)
     for _ in range(100):
         delays.acknowledged(0.1, 1)
-    assert delays.resend_after(1) == pytest.approx(0.2)
-    assert delays.resend_after(2) == pytest.approx(0.6)
-    assert delays.resend_after(99) == patience.longest
-    assert delays.recall_after() == pytest.approx(1.0)
-    for _ in range(patience.remembered):
+    assert delays.ack_timeout(1) == pytest.approx(0.2)
+    assert delays.ack_timeout(2) == pytest.approx(0.6)
+    assert delays.ack_timeout(99) == retry.longest
+    assert delays.transfer_timeout() == pytest.approx(1.0)
+    for _ in range(retry.remembered):
         delays.acknowledged(2.0, 1)
-    assert delays.recall_after() == pytest.approx(20.0)
+    assert delays.transfer_timeout() == pytest.approx(20.0)
 
 
 def test_an_ambiguous_delay_is_not_learnt_but_the_backoff_stays_until_a_clear_one() -> None:
-    delays = Delays(Patience(first=1.0, resend_factor=1.0, backoff=2.0))
+    delays = Delays(RetryPolicy(first=1.0, resend_factor=1.0, backoff=2.0))
     delays.acknowledged(40.0, 3)
-    assert delays.resend_after(1) == pytest.approx(4.0)
+    assert delays.ack_timeout(1) == pytest.approx(4.0)
     delays.acknowledged(3.0, 1)
-    assert delays.resend_after(1) == pytest.approx(3.0)
+    assert delays.ack_timeout(1) == pytest.approx(3.0)

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.memory import introduce
-from gossamer.gossip.messages import Give
-from gossamer.gossip.modes_paced import PacedMode
-from gossamer.gossip.pushsum import FLOOR, ONE
-from gossamer.gossip.store import DictStore
+from gossamer.gossip import FLOOR, ONE, DictStore, Give, Gossiper, PacedMode, introduce
 
 
 def peers(turns: dict[str, list[list[str]]], values: dict[str, float]) -> dict[str, Gossiper]:
@@ -54,7 +49,7 @@ def test_one_peer_exponential_averages_exactly_after_two_pushes_of_four() -> Non
     for step in range(2):
         push_all(swarm, float(step))
     for peer in swarm.values():
-        np.testing.assert_allclose(peer._vault.store.read("v"), 6.0, rtol=1e-12)
+        np.testing.assert_allclose(peer.value("v"), 6.0, rtol=1e-12)
         assert peer.weight("v") == ONE
 
 

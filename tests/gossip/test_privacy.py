@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from gossamer.gossip.privacy import PrivacyError, ReleasePlan, Releases
+from gossamer.gossip import PrivacyError, ReleasePlan, Releases
 
 BEFORE = np.linspace(-1, 1, 2000).astype(np.float32)
 

@@ -7,19 +7,23 @@ import hashlib
 import numpy as np
 import pytest
 
-from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.memory import MemoryNetwork, introduce, run
-from gossamer.gossip.modes_rounds import RoundsMode
-from gossamer.gossip.private import (
+from gossamer.gossip import (
+    ONE,
+    DictStore,
+    Gossiper,
     MaskPlan,
+    Mass,
+    MemoryNetwork,
     PrivateRound,
+    RoundsMode,
     enter_round,
-    extra_exchanges,
+    introduce,
     leave_round,
     mask,
+    run,
+    total,
 )
-from gossamer.gossip.pushsum import ONE, Mass, total
-from gossamer.gossip.store import DictStore
+from gossamer.gossip.masking import extra_exchanges
 
 NAMES = [f"p{i}" for i in range(8)]
 LENGTH = 400
@@ -207,10 +211,10 @@ def swarm(exchanges, private, vanish=None):
 def test_gossip_with_masks_ends_at_the_same_average(vanish):
     gossipers, wanted = swarm(12, private=True, vanish=vanish)
     for gossiper in gossipers.values():
-        np.testing.assert_allclose(gossiper._vault.store.read("v"), wanted, atol=1e-6)
+        np.testing.assert_allclose(gossiper.value("v"), wanted, atol=1e-6)
 
 
 def test_plain_gossip_ends_there_too():
     gossipers, wanted = swarm(12, private=False)
     for gossiper in gossipers.values():
-        np.testing.assert_allclose(gossiper._vault.store.read("v"), wanted, atol=1e-6)
+        np.testing.assert_allclose(gossiper.value("v"), wanted, atol=1e-6)

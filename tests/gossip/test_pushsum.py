@@ -9,17 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.gossip.pushsum import (
-    MAX_WEIGHT,
-    ONE,
-    Mass,
-    absorb,
-    estimate,
-    is_finite,
-    portion,
-    split,
-    total,
-)
+from gossamer.gossip import ONE, Mass, absorb, estimate, is_finite, split, total
+from gossamer.gossip.pushsum import MAX_WEIGHT, portion
 
 fractions = st.fractions(min_value=-1000, max_value=1000, max_denominator=1000)
 vectors = st.lists(fractions, min_size=2, max_size=2).map(lambda v: np.array(v, dtype=object))
@@ -94,3 +85,14 @@ def test_portions_round_down_and_finiteness_knows_exact_numbers() -> None:
     assert portion((1 << 60) + 1, 1.0) == (1 << 60) + 1
     assert is_finite(np.array([Fraction(1)], dtype=object))
     assert not is_finite(np.array([1.0, np.inf]))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f4"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_one_value_that_is_not_finite_is_found_among_the_largest_there_are(
+    dtype: str, bad: float
+) -> None:
+    values = np.full(1000, np.finfo(dtype).max, dtype)
+    assert is_finite(values)  # without a warning, though their squares are too large
+    values[777] = bad
+    assert not is_finite(values)

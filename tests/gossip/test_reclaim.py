@@ -5,11 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gossamer.gossip.gossiper import Gossiper
+from gossamer.gossip import ONE, DictStore, Give, Gossiper, Message
 from gossamer.gossip.ledger import RECLAIMED_KEPT
-from gossamer.gossip.messages import Give, Message
-from gossamer.gossip.pushsum import ONE
-from gossamer.gossip.store import DictStore
 
 HALF = ONE // 2
 

@@ -6,15 +6,21 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from gossamer.gossip.delays import Patience
-from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.memory import FaultPlan, MemoryNetwork, introduce, run
-from gossamer.gossip.modes_rounds import RoundsMode, exchanges_for
-from gossamer.gossip.pushsum import ONE
-from gossamer.gossip.store import DictStore
+from gossamer.gossip import (
+    ONE,
+    DictStore,
+    FaultPlan,
+    Gossiper,
+    MemoryNetwork,
+    RetryPolicy,
+    RoundsMode,
+    exchanges_for,
+    introduce,
+    run,
+)
 
 FINE = ONE << 20  # a thousandth of a unit matters at 1e-12, so weights get more of them
-QUICK = Patience(first=0.05)
+QUICK = RetryPolicy(first=0.05)
 
 
 def directed() -> nx.DiGraph:
@@ -61,14 +67,14 @@ class World:
         for node in sorted(self.graph):
             mode = RoundsMode(exchanges, sources={"v": [f"{p}" for p in self.graph.pred[node]]})
             store = DictStore({"v": self.start[node]})
-            peer = Gossiper(f"{node}", f"s{node}", store, mode=mode, patience=QUICK)
+            peer = Gossiper(f"{node}", f"s{node}", store, mode=mode, retry=QUICK)
             peer.inject("v", FINE * self.weights[node])
             self.peers[peer.peer], self.modes[peer.peer] = peer, mode
         introduce(self.peers.values(), {(f"{a}", f"{b}") for a, b in self.graph.edges})
         self.now = 0.0
 
     def values(self) -> np.ndarray:
-        rows = [self.peers[f"{n}"]._vault.store.read("v") for n in sorted(self.graph)]
+        rows = [self.peers[f"{n}"].value("v") for n in sorted(self.graph)]
         return np.array(rows)
 
     def round(self, number: int, seconds: float = 100.0) -> None:
@@ -160,7 +166,7 @@ def test_later_exchanges_are_held_and_a_crash_resumes_the_round() -> None:
         snapshot = old.snapshot()
         mode = RoundsMode(4, sources={"v": ["1", "3"]})
         store = DictStore({"v": np.zeros(3)})
-        new = Gossiper.restore(snapshot, store, mode=mode, patience=QUICK)
+        new = Gossiper.restore(snapshot, store, mode=mode, retry=QUICK)
         world.peers["0"], world.modes["0"] = new, mode
         for other in ("1", "3"):
             new.peer_online(other, f"s{other}", ["v"])
@@ -210,7 +216,7 @@ def test_exchanges_for_a_tolerance() -> None:
 @pytest.mark.parametrize("delay", [(0.0, 0.0), (0.0, 0.08)], ids=["prompt", "slow"])
 def test_a_refused_transfer_does_not_hold_up_its_round(delay: tuple[float, float]) -> None:
     world = World(nx.complete_graph(4), 3, faults=FaultPlan(delay=delay))
-    odd = Gossiper("3", "s3", DictStore({"v": np.ones(5)}), mode=world.modes["3"], patience=QUICK)
+    odd = Gossiper("3", "s3", DictStore({"v": np.ones(5)}), mode=world.modes["3"], retry=QUICK)
     odd.inject("v", FINE)
     world.peers["3"] = odd  # five values where the others have three: nobody can take them
     introduce(world.peers.values())
@@ -221,5 +227,5 @@ def test_a_refused_transfer_does_not_hold_up_its_round(delay: tuple[float, float
         assert peer.counters["refused-wrong-length"] >= 6
     assert sum(peer.weight("v") for peer in world.peers.values()) == 4 * FINE
     mean = world.start[:3].mean(axis=0)
-    near = np.array([world.peers[f"{n}"]._vault.store.read("v") for n in range(3)])
+    near = np.array([world.peers[f"{n}"].value("v") for n in range(3)])
     assert np.abs(near - mean).max() < np.abs(world.start[:3] - mean).max()

@@ -9,13 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.gossip.delays import Patience
-from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.memory import FaultPlan, MemoryNetwork, introduce, run
-from gossamer.gossip.messages import Give
-from gossamer.gossip.modes_server import ServerMode
-from gossamer.gossip.pushsum import ONE
-from gossamer.gossip.store import DictStore
+from gossamer.gossip import (
+    ONE,
+    DictStore,
+    FaultPlan,
+    Give,
+    Gossiper,
+    MemoryNetwork,
+    RetryPolicy,
+    ServerMode,
+    introduce,
+    run,
+)
 
 SERVERS = {"a": "p0", "b": "p1"}
 FAULTY = FaultPlan(loss=0.2, duplicate=0.2, reorder=0.3, delay=(0.0, 0.03))
@@ -31,7 +36,7 @@ class World:
         for name, values in self.start.items():
             store = DictStore({v: np.array([x], dtype=object) for v, x in values.items()})
             mode = ServerMode(name, SERVERS)
-            peer = Gossiper(name, f"s{name}", store, mode=mode, patience=Patience(first=0.05))
+            peer = Gossiper(name, f"s{name}", store, mode=mode, retry=RetryPolicy(first=0.05))
             for vector in values:
                 peer.inject(vector, ONE * self.samples[name])
             self.peers[name], self.modes[name] = peer, mode
@@ -58,7 +63,7 @@ class World:
         ) / Fraction(weights)
 
     def value(self, name: str, vector: str) -> Fraction:
-        return self.peers[name]._vault.store.read(vector)[0]
+        return self.peers[name].value(vector)[0]
 
 
 @pytest.mark.parametrize("faults", [FaultPlan(), FAULTY], ids=["clean", "faulty"])
@@ -77,8 +82,7 @@ def test_rounds_follow_each_other_and_training_counts() -> None:
     world = World(FAULTY)
     for number in range(3):
         for peer in world.peers.values():
-            store = peer._vault.store
-            store.write("a", store.read("a") + Fraction(peer.weight("a"), ONE))
+            peer.set_value("a", peer.value("a") + Fraction(peer.weight("a"), ONE))
         world.begin(number)
         assert world.run(number)
     # every round adds the sample-weighted mean of the samples themselves: (1+4+9+16)/10
@@ -126,7 +130,7 @@ def revive(world: World, name: str, session: str) -> None:
     """A new life of a peer that is gone, with weight of its own."""
     store = DictStore({v: np.array([Fraction(0)], dtype=object) for v in SERVERS})
     mode = ServerMode(name, SERVERS)
-    peer = Gossiper(name, session, store, mode=mode, patience=Patience(first=0.05))
+    peer = Gossiper(name, session, store, mode=mode, retry=RetryPolicy(first=0.05))
     for vector in SERVERS:
         peer.inject(vector, ONE)
     world.peers[name], world.modes[name] = peer, mode
@@ -146,7 +150,7 @@ def test_a_server_that_goes_while_its_clients_train_is_not_waited_for(restart: b
     if restart:
         for name in clients:
             mode = ServerMode(name, SERVERS)
-            store = world.peers[name]._vault.store
+            store = DictStore({v: world.peers[name].value(v) for v in SERVERS})
             peer = Gossiper.restore(world.peers[name].snapshot(), store, mode=mode)
             world.peers[name], world.modes[name] = peer, mode
     for number in range(2):
@@ -266,7 +270,7 @@ def test_servers_survive_restarts_in_the_middle_of_a_round() -> None:
             mode = ServerMode(name, SERVERS)
             store = DictStore({v: np.array([Fraction(0)], dtype=object) for v in SERVERS})
             world.peers[name] = Gossiper.restore(
-                world.peers[name].snapshot(), store, mode=mode, patience=Patience(first=0.05)
+                world.peers[name].snapshot(), store, mode=mode, retry=RetryPolicy(first=0.05)
             )
             world.modes[name] = mode
             for other in world.start:
@@ -297,14 +301,11 @@ def test_a_refused_client_is_not_left_waiting() -> None:
 
 def refuse(world: World, receiver: str, sender: str, vector: str) -> None:
     """Let one peer find something wrong with whatever another gives it."""
-    vault = world.peers[receiver]._vault
-    examine = vault.defect
 
-    def defect(give: Give) -> str | None:
-        wrong = (give.sender, give.vector) == (sender, vector)
-        return "weight" if wrong else examine(give)
+    def admit(give: Give) -> Give | str:
+        return "weight" if (give.sender, give.vector) == (sender, vector) else give
 
-    vault.defect = defect
+    world.peers[receiver].admit = admit
 
 
 def test_a_server_averages_without_a_client_that_it_refuses() -> None:
@@ -322,15 +323,13 @@ def test_a_server_averages_without_a_client_that_it_refuses() -> None:
 
 def test_a_client_that_refuses_the_mean_goes_on_and_gets_its_weight_back() -> None:
     world = World()
-    vault = world.peers["p3"]._vault
-    examine = vault.defect
     refuse(world, "p3", "p0", "a")
     world.begin(0)
     assert world.run(0, seconds=10)
     world.now = run(world.peers, world.network, start=world.now, seconds=1)
     assert world.peers["p3"].weight("a") == 0
     assert world.peers["p0"].weight("a") == ONE * (1 + 4)
-    vault.defect = examine
+    world.peers["p3"].admit = None
     world.begin(1)
     assert world.run(1, seconds=10)
     world.now = run(world.peers, world.network, start=world.now, seconds=1)

@@ -22,16 +22,13 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from gossamer.gossip import ONE, Ack, DictStore, Give, Gossiper, Message, RetryPolicy
 from gossamer.gossip.compress import Links, parse
-from gossamer.gossip.delays import Patience
-from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.messages import Ack, Give, Message
-from gossamer.gossip.pushsum import ONE, portion
-from gossamer.gossip.store import DictStore
+from gossamer.gossip.pushsum import portion
 
 VECTOR = "v"
 LENGTH = 2
-PATIENCE = Patience(first=1.0, recall_factor=20.0)
+RETRY = RetryPolicy(first=1.0, recall_factor=20.0)
 LOSSY_PEER = "p1"
 COMPRESSORS = {
     "p0": "int3",
@@ -134,7 +131,7 @@ class Swarm(RuleBasedStateMachine):
         session = f"{name}-life-{self.births}"
         gossiper = Gossiper(
             name, session, store,
-            patience=PATIENCE, lossy=self.lossy(name), links=links(name), seed=self.births,
+            retry=RETRY, lossy=self.lossy(name), links=links(name), seed=self.births,
         )  # fmt: skip
         self.live[name] = gossiper
         self.unsaved[name] = Amount()
@@ -142,7 +139,7 @@ class Swarm(RuleBasedStateMachine):
         return gossiper
 
     def value(self, gossiper: Gossiper) -> np.ndarray:
-        return gossiper._vault.store.read(VECTOR)
+        return gossiper.value(VECTOR)
 
     def held(self, gossiper: Gossiper) -> Amount:
         """What a peer's books say that it holds; what it owes is not its own."""
@@ -174,7 +171,9 @@ class Swarm(RuleBasedStateMachine):
 
     def residue(self, gossiper: Gossiper) -> Amount:
         """What compressors left behind: a sum that waits for weight."""
-        return Amount(0, exact([0] * LENGTH) + gossiper._vault.residue.get(VECTOR, 0))
+        return Amount(
+            0, exact([0] * LENGTH) + gossiper.snapshot()["vault"]["residue"].get(VECTOR, 0)
+        )
 
     def credited_at(self, give: Give, keepers: list[Gossiper]) -> bool:
         for keeper in keepers:
@@ -235,7 +234,7 @@ class Swarm(RuleBasedStateMachine):
         self.live[name] = Gossiper.restore(
             self.saved[name],
             DictStore({VECTOR: exact([0] * LENGTH)}),
-            patience=PATIENCE,
+            retry=RETRY,
             lossy=self.lossy(name),
             links=links(name),
             seed=7,
@@ -282,7 +281,7 @@ class Swarm(RuleBasedStateMachine):
     def train(self, who: int, delta: int) -> None:
         gossiper = self.pick(who)
         before = self.held(gossiper)
-        gossiper._vault.store.write(VECTOR, self.value(gossiper) + Fraction(delta, 3))
+        gossiper.set_value(VECTOR, self.value(gossiper) + Fraction(delta, 3))
         self.grow(gossiper, self.held(gossiper) - before)
 
     @rule(who=st.integers(0, 99), to=st.integers(0, 99), part=st.sampled_from([0.5, 0.25, 1.0]))
@@ -517,12 +516,15 @@ class Swarm(RuleBasedStateMachine):
         spread = max(1.0, *(np.abs(self.value(g).astype(float)).max() for g in self.live.values()))
         names = sorted(self.live)
         injected = {n: self.live[n].account(VECTOR).injected for n in names}
-        for g in self.live.values():
-            g._giving.lossy = None
-            g.links.pipeline = None
-            g._vault.settle(VECTOR)
-            g._vault.store.write(VECTOR, self.value(g).astype(float))
-            g._vault.residue = {v: each.astype(float) for v, each in g._vault.residue.items()}
+        for name in names:  # from now on in floats, and over a wire that loses nothing
+            snapshot = self.live[name].snapshot()
+            for values in (snapshot["vault"]["values"], snapshot["vault"]["residue"]):
+                values.update({model: value.astype(float) for model, value in values.items()})
+            store = DictStore({VECTOR: np.zeros(LENGTH)})
+            self.live[name] = Gossiper.restore(snapshot, store, retry=RETRY)
+        for gossiper in self.live.values():
+            for name in names:
+                self.learn(gossiper, name)
         for _ in range(30):
             for g in self.live.values():
                 for to in g.free_neighbours(VECTOR):

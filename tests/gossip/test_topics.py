@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.gossip import topics
-from gossamer.gossip.topics import Topic, TopicError
+from gossamer.gossip import TopicError, topics
+from gossamer.gossip.topics import Topic
 
 names = st.from_regex(r"[A-Za-z0-9._&@-]{1,64}", fullmatch=True)
 

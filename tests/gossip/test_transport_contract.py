@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.gossip.chunks import Chunker, Reassembler
+from gossamer.gossip import Chunker, Reassembler
 from gossamer.gossip.transport import Connection, TransportError, Will
 
 _fresh = itertools.count()

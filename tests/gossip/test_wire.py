@@ -10,9 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gossamer.gossip import wire
-from gossamer.gossip.messages import Ack, Give, Recall
-from gossamer.gossip.wire import WireError, decode, encode
+from gossamer.gossip import Ack, Give, Recall, WireError, decode, encode, wire
 
 GIVE = Give(
     vector="global",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from gossamer.gossip import Gossiper, Ledger, Vault
+from gossamer.gossip import Balances, Gossiper, Ledger
 from gossamer.gossip.trust import FirstOpinion, trust
 from gossamer.peer import Bootstrap, Engine, Link, Others, PeerGuards, Roster, Saver, presence
 
@@ -128,7 +128,7 @@ def _leave_open() -> Any:
 
 def _keep_what_was_taken_back() -> Any:
     """A receiver that keeps what its sender has taken back."""
-    return mock.patch.object(Vault, "give_up", return_value=None)
+    return mock.patch.object(Balances, "give_up", return_value=None)
 
 
 def _end_without_listening() -> Any:

@@ -64,7 +64,7 @@ def test_a_peer_that_does_not_compress_understands_one_that_does(run):
 
 def test_what_does_not_move_is_not_pushed(run, monkeypatch):
     # Nor asked back after a stall: a push that finds its neighbour busy is neither sent nor skipped.
-    monkeypatch.setattr(Delays, "recall_after", lambda _: float("inf"))
+    monkeypatch.setattr(Delays, "transfer_timeout", lambda _: float("inf"))
 
     async def scenario():
         settings = quick(founder=True, expect=("p0", "p1"), drift=0.5, rounds=10)

@@ -38,7 +38,7 @@ def _ask_back_soon(monkeypatch):
     They do when they ask their mass back: after twenty times the longest delay they have seen, which on
     a slow machine is longer than any test may take.
     """
-    monkeypatch.setattr(Delays, "recall_after", lambda _: 0.5)
+    monkeypatch.setattr(Delays, "transfer_timeout", lambda _: 0.5)
 
 
 class Paced:

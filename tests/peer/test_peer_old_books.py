@@ -30,7 +30,7 @@ PAIR = ("a", "b")
 @pytest.fixture(autouse=True)
 def _ask_back_soon(monkeypatch):
     """After the longest delay that was seen, times twenty, a slow machine's test would be over."""
-    monkeypatch.setattr(Delays, "recall_after", lambda _: 0.5)
+    monkeypatch.setattr(Delays, "transfer_timeout", lambda _: 0.5)
 
 
 def one_life(path, machine=None, **settings) -> Engine:

@@ -7,12 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gossamer.gossip import ONE, DictStore, Give, Gossiper, Message, decode, encode
 from gossamer.gossip.compress import Links, Packed, parse
-from gossamer.gossip.gossiper import Gossiper
-from gossamer.gossip.messages import Give, Message
-from gossamer.gossip.pushsum import ONE
-from gossamer.gossip.store import DictStore
-from gossamer.gossip.wire import decode, encode
 
 SIZE = 600
 SHAPES = {"v": [(20, 30)]}
@@ -49,7 +45,7 @@ def deliver(*peers: Gossiper) -> list[Give]:
 
 def total(*peers: Gossiper) -> np.ndarray:
     held = [p.value("v") * (p.weight("v") / ONE) for p in peers]
-    left = [p._vault.residue.get("v", np.zeros(SIZE)) / ONE for p in peers]
+    left = [p.snapshot()["vault"]["residue"].get("v", np.zeros(SIZE)) / ONE for p in peers]
     return np.sum([*held, *left], axis=0)
 
 
@@ -97,10 +93,10 @@ def test_a_push_of_everything_leaves_a_residue_that_comes_home():
     a.push("v", {"b": ONE}, 0.0, whole=True)
     deliver(a, b)
     assert a.weight("v") == 0
-    assert np.abs(a._vault.residue["v"]).max() > 0
+    assert np.abs(a.snapshot()["vault"]["residue"]["v"]).max() > 0
     np.testing.assert_allclose(total(a, b), before, atol=1e-12)
     exchange(b, a)
-    assert not a._vault.residue
+    assert not a.snapshot()["vault"]["residue"]
     np.testing.assert_allclose(total(a, b), before, atol=1e-12)
 
 
@@ -112,7 +108,7 @@ def test_a_leaver_takes_no_residue_along():
     a.hand_over(0.0)
     deliver(a, b)
     assert a.drained()
-    assert not a._vault.residue
+    assert not a.snapshot()["vault"]["residue"]
     np.testing.assert_allclose(total(b), before, atol=1e-12)
 
 
@@ -239,7 +235,7 @@ def test_shares_shrink_with_what_comes_through():
     a, b = make("a", "mask:0.1"), make("b", None)
     acquaint(a, b)
     exchange(a, b)
-    a._vault.store.write("v", a.value("v") + np.random.default_rng(9).standard_normal(SIZE))
+    a.set_value("v", a.value("v") + np.random.default_rng(9).standard_normal(SIZE))
     held = a.weight("v")
     (give,) = exchange(a, b)
     assert 0.2 < give.weight / (held // 2) < 0.45  # a tenth of the values: cos is about √0.1

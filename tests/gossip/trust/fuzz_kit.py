@@ -8,12 +8,11 @@ import msgpack
 import numpy as np
 from trust_kit import OWNER, SCHEMA, SWARM, Person, group, person
 
-from gossamer.gossip import topics
+from gossamer.gossip import DictStore, topics
 from gossamer.gossip.chunks import Chunker
 from gossamer.gossip.gossiper import Gossiper
 from gossamer.gossip.messages import Ack, Recall
 from gossamer.gossip.pushsum import ONE
-from gossamer.gossip.store import DictStore
 from gossamer.gossip.trust import (
     Death,
     Guards,
@@ -112,8 +111,8 @@ class Target:
         trust = self.ben.trust
         key = trust.keyring._models["global"]
         return (
-            self.gossiper._vault.store.read("global").tobytes(),
-            dict(self.gossiper._vault.weights),
+            self.gossiper.value("global").tobytes(),
+            {v: self.gossiper.weight(v) for v in self.gossiper.vectors},
             repr(sorted(self.gossiper.ledger.lines())),
             dict(trust.register.members),
             trust.register.revocations,

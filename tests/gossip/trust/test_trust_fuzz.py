@@ -60,7 +60,7 @@ def peak() -> int:
 
 def check_sound(target: Target) -> None:
     """A member can be credited; what it cannot do is make values that are not, or a broken book."""
-    value = target.gossiper._vault.store.read("global")
+    value = target.gossiper.value("global")
     assert np.isfinite(value).all()
     assert 0 < target.gossiper.weight("global") <= MAX_WEIGHT
     assert set(target.ben.trust.register.members) == {target.anna.name, target.carl.name}

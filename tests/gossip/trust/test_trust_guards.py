@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gossamer.gossip import DictStore
 from gossamer.gossip.gossiper import Gossiper
 from gossamer.gossip.memory import MemoryNetwork, introduce, run
 from gossamer.gossip.messages import Give
-from gossamer.gossip.modes_rounds import RoundsMode
-from gossamer.gossip.pushsum import ONE, total
-from gossamer.gossip.store import DictStore
+from gossamer.gossip.modes import RoundsMode
+from gossamer.gossip.pushsum import ONE, Mass, total
 from gossamer.gossip.trust import Guards, GuardSettings
 from gossamer.gossip.trust.guarded import guard
 
@@ -129,7 +129,7 @@ def test_a_peer_that_does_not_count_yet_strikes_nobody():
     assert guards.quarantined(0.0) == ["eve"]
 
 
-def test_a_newcomers_vault_strikes_nobody_before_it_counts():
+def test_a_newcomer_strikes_nobody_before_it_counts():
     newcomer = Gossiper("new", "s-new", DictStore({"v": OWN.astype(np.float64)}), seed=1)
     newcomer.inject("v", ONE, after_hearing=True)
     guards = Guards(GuardSettings(strikes=2))
@@ -173,7 +173,7 @@ def test_settings_without_sense_are_refused(wrong):
         GuardSettings(**wrong)
 
 
-# --- between gossiper and vault ----------------------------------------------------------------------
+# --- between gossiper and balances -------------------------------------------------------------------
 
 
 def pair(**settings):
@@ -191,7 +191,7 @@ def pair(**settings):
 
 
 def held(*gossipers):
-    masses = [g._vault._mass("v") for g in gossipers]
+    masses = [Mass(g.value("v"), g.weight("v")) for g in gossipers]
     return total(masses)
 
 
@@ -201,7 +201,7 @@ def exchange(anna, eve):
 
 def test_a_refused_transfer_goes_back_to_its_sender():
     anna, eve, guards = pair()
-    eve._vault.store.write("v", -OWN.astype(np.float64))
+    eve.set_value("v", -OWN.astype(np.float64))
     flipped, weight = held(anna, eve)
     eve.push("v", {"anna": ONE // 2}, 0.0)
     exchange(anna, eve)
@@ -212,7 +212,7 @@ def test_a_refused_transfer_goes_back_to_its_sender():
     after, same = held(anna, eve)
     assert same == weight
     np.testing.assert_allclose(after, flipped)
-    np.testing.assert_allclose(anna._vault.store.read("v"), OWN.astype(np.float64))
+    np.testing.assert_allclose(anna.value("v"), OWN.astype(np.float64))
 
 
 def test_an_honest_transfer_is_credited_exactly():
@@ -229,17 +229,17 @@ def test_an_honest_transfer_is_credited_exactly():
 def test_a_clipped_transfer_is_credited_at_the_clipped_value():
     anna, eve, guards = pair(beyond="clip", distance=0.5)
     own = OWN.astype(np.float64)
-    eve._vault.store.write("v", -own)
+    eve.set_value("v", -own)
     eve.push("v", {"anna": ONE // 2}, 0.0)
     exchange(anna, eve)
     assert guards.counters == {"clipped-distance": 1}
-    np.testing.assert_allclose(anna._vault.store.read("v"), own + (0.5 / 1.5) * (0.5 * own - own))
+    np.testing.assert_allclose(anna.value("v"), own + (0.5 / 1.5) * (0.5 * own - own))
     assert eve.counters["acknowledged-credited"] == 1
 
 
 def test_duplicates_of_a_refused_transfer_get_the_same_answer():
     anna, eve, guards = pair()
-    eve._vault.store.write("v", -OWN.astype(np.float64))
+    eve.set_value("v", -OWN.astype(np.float64))
     eve.push("v", {"anna": ONE // 2}, 0.0)
     (message,) = eve.poll()
     for _ in range(3):
@@ -278,11 +278,11 @@ def test_a_refused_sender_in_rounds_is_not_waited_for():
     introduce(gossipers.values())
     for name in ("anna", "ben"):
         guard(gossipers[name], Guards(), lambda: 0.0)
-    gossipers["eve"]._vault.store.write("v", -OWN.astype(np.float64))
+    gossipers["eve"].set_value("v", -OWN.astype(np.float64))
     for gossiper in gossipers.values():
         gossiper.mode.begin_round(gossiper, 0)
     run(gossipers, MemoryNetwork(0), seconds=5)
     for name in ("anna", "ben"):
         assert gossipers[name].mode.finished(0)
         assert gossipers[name].counters["refused-distance"] > 0
-        np.testing.assert_allclose(gossipers[name]._vault.store.read("v"), OWN.astype(np.float64))
+        np.testing.assert_allclose(gossipers[name].value("v"), OWN.astype(np.float64))

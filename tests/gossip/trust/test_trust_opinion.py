@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gossamer.gossip import DictStore
 from gossamer.gossip.gossiper import Gossiper
 from gossamer.gossip.memory import introduce
 from gossamer.gossip.messages import Give
 from gossamer.gossip.pushsum import ONE
-from gossamer.gossip.store import DictStore
 from gossamer.gossip.trust import FirstOpinion, Guards, GuardSettings
 from gossamer.gossip.trust.guarded import guard
 
@@ -115,14 +115,14 @@ def join(newcomer, elders, opinion):
         for message in elder.poll():
             assert opinion.hold(message, 0.0)
     formed = opinion.form("v", len(elders), 0.0)
-    newcomer._vault.store.write("v", formed.value)
+    newcomer.set_value("v", formed.value)
     newcomer.inject("v", ONE)
     for message in formed.gives:
         newcomer.handle(message, 0.0)
     by_name = {elder.peer: elder for elder in elders}
     for answer in newcomer.poll():
         by_name[answer.receiver].handle(answer, 0.0)
-    return newcomer._vault.store.read("v")
+    return newcomer.value("v")
 
 
 def test_elders_far_from_the_start_are_followed_and_none_is_quarantined():

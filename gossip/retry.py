@@ -13,7 +13,7 @@ LARGE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryPolicy:
     """When to repeat an unacknowledged transfer, and when to ask for it back.
 
     Waiting times follow the acknowledgement delays that were seen, not fixed constants.
@@ -53,9 +53,9 @@ class Delays:
     size: bytes of the values that they are about.
     """
 
-    def __init__(self, patience: Patience, size: int = 0) -> None:
-        self._patience = patience
-        self._first = patience.first + (size / patience.rate if size >= LARGE else 0.0)
+    def __init__(self, retry: RetryPolicy, size: int = 0) -> None:
+        self._policy = retry
+        self._first = retry.first + (size / retry.rate if size >= LARGE else 0.0)
         self._hopeless = 0
         """Recalls in a row of what had not arrived."""
         self._seen: deque[float] = deque()
@@ -72,7 +72,7 @@ class Delays:
             self._remember(max(0.0, delay))
             self._scale = 1.0
         else:
-            self._scale = max(self._scale, self._patience.backoff ** (attempts - 1))
+            self._scale = max(self._scale, self._policy.backoff ** (attempts - 1))
 
     def recalled(self, arrived: bool) -> None:
         """Learn from an answer to a recall: had the transfer arrived, or was it asked back too early?
@@ -81,26 +81,26 @@ class Delays:
         """
         self._hopeless = 0 if arrived else min(self._hopeless + 1, MAX_HOPELESS)
 
-    def resend_after(self, attempts: int) -> float:
+    def ack_timeout(self, attempts: int) -> float:
         """Return how long to wait for an answer to the latest of `attempts` copies."""
-        p = self._patience
+        p = self._policy
         base = p.resend_factor * self._quantile(p.resend_quantile)
         scale = max(self._scale, p.backoff ** min(max(attempts - 1, 0), 64))
         return min(max(base, p.shortest) * scale, p.longest)
 
-    def recall_after(self) -> float:
+    def transfer_timeout(self) -> float:
         """Return the age at which an open transfer is asked back."""
-        return self.late_after() * self._patience.backoff**self._hopeless
+        return self.silence_timeout() * self._policy.backoff**self._hopeless
 
-    def late_after(self) -> float:
+    def silence_timeout(self) -> float:
         """Return the age at which an open transfer is one that nobody should wait for."""
-        p = self._patience
+        p = self._policy
         return p.recall_factor * max(self._quantile(p.recall_quantile), p.shortest)
 
     def _remember(self, delay: float) -> None:
         self._seen.append(delay)
         insort(self._sorted, delay)
-        if len(self._seen) > self._patience.remembered:
+        if len(self._seen) > self._policy.remembered:
             del self._sorted[bisect_left(self._sorted, self._seen.popleft())]
 
     def _quantile(self, q: float) -> float:
@@ -119,13 +119,13 @@ class DelaysBySize:
     All small ones have theirs in common; of large ones, those that differ by less than a factor of two.
     """
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+    def __init__(self, retry: RetryPolicy) -> None:
+        self._policy = retry
         self._classes: dict[int, Delays] = {}
 
     def of(self, size: int) -> Delays:
         """The delays of values of so many bytes."""
         at = (size // LARGE).bit_length()
         if at not in self._classes:
-            self._classes[at] = Delays(self._patience, size)
+            self._classes[at] = Delays(self._policy, size)
         return self._classes[at]

@@ -158,8 +158,8 @@ def enter_round(
     for vector, plan in plans.items():
         secrets = {other: secret_with(other) for other in gossiper.neighbours(vector)}
         private = PrivateRound(gossiper.peer, vector, number, secrets, plan)
-        vault = gossiper._vault
-        vault._set(vector, private.enter(vault._mass(vector)))
+        mass = private.enter(Mass(gossiper.value(vector), gossiper.weight(vector)))
+        gossiper.set_value(vector, mass.value)
         rounds[vector] = private
     return rounds
 
@@ -170,8 +170,8 @@ def leave_round(gossiper: Gossiper, rounds: Mapping[str, PrivateRound], neighbou
     Right only if it had given nothing away in this round: see `PrivateRound.cancel`.
     """
     for vector, private in rounds.items():
-        vault = gossiper._vault
-        vault._set(vector, private.cancel(neighbour, vault._mass(vector)))
+        mass = private.cancel(neighbour, Mass(gossiper.value(vector), gossiper.weight(vector)))
+        gossiper.set_value(vector, mass.value)
 
 
 def extra_exchanges(scale: float, neighbours: int, spread: float, rate: float) -> int:
@@ -194,6 +194,6 @@ def _shifted(mass: Mass, change: Array) -> Mass:
         raise ValueError("private averaging: a mask cannot be taken out of mass without weight")
     with np.errstate(over="ignore"):
         value = (mass.value + change * (ONE / mass.weight)).astype(mass.value.dtype)
-    if not np.isfinite(value).all():
+    if not is_finite(value):
         raise ValueError(f"private averaging: masks overflow {mass.value.dtype}; lower the scale")
     return Mass(value, mass.weight)
