@@ -73,9 +73,9 @@ class Work:
         """The peers as the arena takes them."""
         return [
             SgdLearner(
-                SlicedNetwork(mlp(self.layout), self.slices, peer=str(index), seed=1),
+                SlicedNetwork(mlp(self.layout, activation="sigmoid", output="sigmoid"), self.slices, peer=str(index), seed=1),
                 own, own, stretch=self.batch * self.steps, batch=self.batch,
-                reduction=self.reduction, rate=0.1, seed=index,
+                reduction=self.reduction, loss="squared", rate=0.1, seed=index,
             )
             for index, own in enumerate(data)
         ]  # fmt: skip
@@ -132,7 +132,7 @@ class Loop:
         """Modules that start where the networks are, with data of their own."""
         peers = []
         for network, (inputs, labels) in zip(networks, data, strict=True):
-            module = mlp(work.layout)
+            module = mlp(work.layout, activation="sigmoid", output="sigmoid")
             module.load_state_dict(network.module.state_dict())
             optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
             peers.append(PlainPeer(module, optimizer, inputs.clone(), labels.clone()))

@@ -115,10 +115,13 @@ def _learners(
     starts = [index * OWN % (len(labels) - OWN + 1) for index in range(peers)]
     return [
         SgdLearner(
-            SlicedNetwork(mlp(layout), slices, peer=str(index), seed=1),
+            SlicedNetwork(
+                mlp(layout, activation="sigmoid", output="sigmoid"), slices, peer=str(index), seed=1
+            ),
             (inputs[start : start + OWN], labels[start : start + OWN]),
             held,
             seed=index,
+            loss="squared",
             **settings,  # type: ignore[arg-type]
         )
         for index, start in enumerate(starts)
@@ -231,8 +234,8 @@ def learning(peers: int = LEARNERS, rounds: int = 4, repeats: int = 5) -> Row:
         "rounds": rounds,
         "topology": "regular:4",
         "data": {"samples": 5},
-        "network": {"layout": "64=32=10"},
-        "training": {"stretch": 200, "rate": 0.1},
+        "network": {"layout": "64=32=10", "activation": "sigmoid", "output": "sigmoid"},
+        "training": {"stretch": 200, "rate": 0.1, "loss": "squared", "reduction": "sum"},
         "models": [{"name": "global", "layout": "64-32-0"}],
         "time": {"training": "lognormal:1:0.3", "delay": "exponential:0.2", "loss": 0.1},
     }

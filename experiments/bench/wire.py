@@ -130,4 +130,13 @@ def _learner() -> SgdLearner:
     data = torch.rand(STRETCH, 784, generator=generator)
     labels = torch.randint(10, (STRETCH,), generator=generator)
     samples = (data, labels)
-    return SgdLearner(idle_network("anna"), samples, samples, stretch=STRETCH, rate=0.1, seed=0)
+    return SgdLearner(
+        idle_network("anna"),
+        samples,
+        samples,
+        stretch=STRETCH,
+        rate=0.1,
+        loss="squared",
+        reduction="sum",
+        seed=0,
+    )

@@ -104,7 +104,7 @@ def _learners(peers: int, learning: Learning) -> list[SgdLearner]:
     learners = []
     for peer, share in enumerate(shares):
         network = SlicedNetwork(
-            mlp(LAYOUT),
+            mlp(LAYOUT, activation="sigmoid", output="sigmoid"),
             {"everybody": LAYOUT.replace("=", "-")},
             peer=str(peer),
             seed=learning.seed,
@@ -117,6 +117,8 @@ def _learners(peers: int, learning: Learning) -> list[SgdLearner]:
                 held,
                 stretch=learning.stretch,
                 rate=learning.rate,
+                loss="squared",
+                reduction="sum",
                 seed=int(stream(learning.seed, "order", peer).integers(2**31)),
             )
         )

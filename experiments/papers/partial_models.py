@@ -112,12 +112,12 @@ def _network(quick: bool) -> Network:
     """
     if quick:
         return Network(layout="64=300=100=10", activation="tanh", output="sigmoid")
-    return Network(layout="784=300=100=10", activation="sigmoid")
+    return Network(layout="784=300=100=10", activation="sigmoid", output="sigmoid")
 
 
 def _training(quick: bool, size: int) -> Training:
     """Mini-batches of `size` samples at the paper's rate; tanh cells want half of it."""
-    return Training(stretch=size, rate=0.05 if quick else 0.1)
+    return Training(stretch=size, rate=0.05 if quick else 0.1, loss="squared", reduction="sum")
 
 
 def _level(inputs: int, level: int, outputs: int = 10) -> list[Model]:
