@@ -23,7 +23,7 @@ TABLE: dict[str, Any] = {
     "data": {"partition": "dirichlet", "alpha": 0.5, "test": 50},
     "tasks": [{"kind": "swap", "labels": [8, 9], "peers": 2}],
     "network": {"layout": "64=8=10", "activation": "tanh", "output": "sigmoid"},
-    "training": {"stretch": 60},
+    "training": {"stretch": 60, "loss": "squared", "reduction": "sum"},
     "models": [
         {"name": "global", "layout": "64-4-5"},
         {"name": "{task}", "layout": "0-2-5", "depends": ["global"]},
@@ -155,7 +155,7 @@ def test_partial_models_beat_averaging_everything() -> None:
                 "data": {"samples": 60},
                 "tasks": [{"kind": "swaps"}],
                 "network": {"layout": "64=40=10", "activation": "tanh", "output": "sigmoid"},
-                "training": {"stretch": 60, "rate": 0.1},
+                "training": {"stretch": 60, "rate": 0.1, "loss": "squared", "reduction": "sum"},
                 "models": models,
             }
         )

@@ -123,7 +123,7 @@ def test_perceptrons_are_those_of_section_v1(name: str) -> None:
         assert (network.layout, network.activation, network.output) == (
             "784=300=100=10",
             "sigmoid",
-            None,
+            "sigmoid",
         )
         assert (training.rate, training.loss, training.reduction) == (0.1, "squared", "sum")
         assert (training.optimizer, cell.config.cross) == ("sgd", False)

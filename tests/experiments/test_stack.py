@@ -24,11 +24,15 @@ def test_a_perceptron_after_a_hundred_steps(optimizer: str) -> None:
 @pytest.mark.parametrize("loss", ["squared", "cross-entropy"])
 @pytest.mark.parametrize(
     ("activation", "output"),
-    [("sigmoid", None), ("tanh", "none"), ("relu", "none"), ("prelu", "none"), ("none", "prelu")],
+    [
+        ("sigmoid", "sigmoid"),
+        ("tanh", "none"),
+        ("relu", "none"),
+        ("prelu", "none"),
+        ("none", "prelu"),
+    ],
 )
-def test_every_activation_and_loss(
-    activation: str, output: str | None, loss: str, reduction: str
-) -> None:
+def test_every_activation_and_loss(activation: str, output: str, loss: str, reduction: str) -> None:
     assert_same(
         lambda: perceptrons(
             3, activation=activation, output=output, loss=loss, reduction=reduction, rate=0.05

@@ -35,12 +35,12 @@ def table(**changed: Any) -> dict[str, Any]:
         "test_every": 2,
         "data": {"samples": 60, "test": 60},
         "tasks": [{"kind": "swap", "labels": [8, 9], "peers": 2}],
-        "network": {"layout": "64=12=10"},
+        "network": {"layout": "64=12=10", "activation": "sigmoid", "output": "sigmoid"},
         "models": [
             {"name": "global", "layout": "64-10-10"},
             {"name": "pair", "layout": "0-1-0", "peers": [0, 1], "depends": ["global"]},
         ],
-        "training": {"stretch": 60, "rate": 0.3},
+        "training": {"stretch": 60, "rate": 0.3, "loss": "squared", "reduction": "sum"},
         "time": TIME,
     }
     return base | changed

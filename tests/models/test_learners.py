@@ -23,8 +23,16 @@ def data(n=40):
 
 
 def learner(**options):
-    network = SlicedNetwork(mlp("4=5=3"), {"g": "4-5-3"}, seed=0)
-    options = {"stretch": 20, "batch": 5, "rate": 0.1} | options
+    network = SlicedNetwork(
+        mlp("4=5=3", activation="sigmoid", output="sigmoid"), {"g": "4-5-3"}, seed=0
+    )
+    options = {
+        "stretch": 20,
+        "batch": 5,
+        "rate": 0.1,
+        "loss": "squared",
+        "reduction": "sum",
+    } | options
     return SgdLearner(network, data(), data(), **options)
 
 
@@ -81,8 +89,12 @@ def test_any_optimizer_and_cross_entropy():
 def test_one_output_is_a_binary_classifier(loss, output):
     x = torch.linspace(-1, 1, 40)[:, None]
     y = (x[:, 0] > 0.3).long()
-    network = SlicedNetwork(mlp("1=4=1", output=output), {"g": "1-4-1"}, seed=0)
-    mine = SgdLearner(network, (x, y), (x, y), stretch=40, batch=4, rate=1.0, loss=loss)
+    network = SlicedNetwork(
+        mlp("1=4=1", activation="sigmoid", output=output), {"g": "1-4-1"}, seed=0
+    )
+    mine = SgdLearner(
+        network, (x, y), (x, y), stretch=40, batch=4, rate=1.0, loss=loss, reduction="sum"
+    )
     mine.train(60)
     assert mine.test().accuracy > 0.9
 
@@ -124,7 +136,7 @@ def test_bad_input_is_refused():
     with pytest.raises(ModelError, match="must be at least 1"):
         SgdLearner(network, data(), data(), batch=0)
     with pytest.raises(ModelError, match="unknown activation 'swish'"):
-        mlp("2=2", activation="swish")
+        mlp("2=2", output="swish")
 
 
 def associative(**options):
