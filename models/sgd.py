@@ -89,12 +89,13 @@ class SgdLearner:
         Samples per gradient step. 1 is the paper's per-sample descent; 10 with `reduction="sum"` learns
         alike in a tenth of the steps.
     reduction
-        `sum` (the paper's meaning: a step as long as its samples' own steps together) or `mean`.
+        Of a batch's losses: `mean`, or `sum` (the paper's meaning: a step as long as its samples' own steps
+        together).
     rate, optimizer
         Plain SGD at `rate`, or any torch optimizer: `optimizer=lambda p: torch.optim.Adam(p, 1e-3)`.
         Rate 0 learns nothing: a control.
     loss
-        `squared`, `cross-entropy`, or a function of (outputs, labels) giving one number per sample.
+        `cross-entropy` (the outputs are logits), `squared`, or a function of (outputs, labels) giving one number per sample.
     right
         A function of (outputs, labels) that says of each sample whether it is right, for accuracy. If left
         out, the most active output counts; a single one says yes above one half, or above 0 with
@@ -112,10 +113,10 @@ class SgdLearner:
         *,
         stretch: int = 500,
         batch: int = 10,
-        reduction: Literal["sum", "mean"] = "sum",
+        reduction: Literal["sum", "mean"] = "mean",
         rate: float = 0.1,
         optimizer: OptimizerFactory | None = None,
-        loss: str | Loss = "squared",
+        loss: str | Loss = "cross-entropy",
         right: Right | None = None,
         seed: int = 0,
     ):

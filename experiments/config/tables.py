@@ -197,9 +197,10 @@ class Network(SettingsTable):
     buffers: Literal["average", "local", "recompute"] = "average"
     """Batch norm's statistics: averaged with their cells; kept, with gains and biases (FedBN); or the peer's
     own, taken anew before every test. Prefer the last two where cells are shared in part."""
-    activation: Literal["sigmoid", "tanh", "relu", "prelu"] = "sigmoid"
-    output: Literal["sigmoid", "tanh", "relu", "none"] | None = None
-    """The last layer's activation; the hidden one's if left out."""
+    activation: Literal["sigmoid", "tanh", "relu", "prelu"] = "relu"
+    """Of a perceptron's hidden cells; the paper's is sigmoid."""
+    output: Literal["sigmoid", "tanh", "relu", "none"] = "none"
+    """The last layer's activation. Keep none with cross-entropy, which reads logits."""
     start: Literal["normal", "uniform"] | None = None
     """The distribution of starting weights; normal for a perceptron, uniform for associative."""
     gain: Annotated[float, Field(gt=0)] = 1.0
@@ -281,14 +282,17 @@ class Training(SettingsTable):
     """Samples between two averagings: what the paper calls the mini-batch size."""
     batch: Count = 10
     """Samples per gradient step."""
-    reduction: Literal["sum", "mean"] = "sum"
+    reduction: Literal["sum", "mean"] = "mean"
+    """Of a batch's losses. `sum` is the paper's: a step as long as its samples' own steps together, so divide
+    `rate` by `batch` for a like one."""
     rate: Annotated[float, Field(gt=0)] = 0.1
     optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
     momentum: Annotated[float, Field(gt=0, lt=1)] | None = None
     """For the optimizer `momentum`: the share of the last step that is taken again; 0.9 if left out."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Pulls every parameter towards 0, as in torch: the gradient of half its square, times this."""
-    loss: Literal["squared", "cross-entropy"] = "squared"
+    loss: Literal["cross-entropy", "squared"] = "cross-entropy"
+    """squared: half the squared distance to the one-hot label, the paper's."""
     proximal: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """FedProx's μ: a pull towards the values that the last averaging gave. Raise it when peers' data
     differ and they drift apart between averagings."""

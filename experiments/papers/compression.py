@@ -44,7 +44,7 @@ class Cell:
     @property
     def key(self) -> str:
         """Names the run by its config."""
-        return key_of(study_config(self).model_dump_json(exclude_defaults=True))
+        return key_of(study_config(self).model_dump_json())
 
 
 def compression(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:

@@ -24,7 +24,7 @@ class Cell:
     @property
     def key(self) -> str:
         """Names the run by its place and config."""
-        return key_of(f"{self.line}|{self.x}|{self.config.model_dump_json(exclude_defaults=True)}")
+        return key_of(f"{self.line}|{self.x}|{self.config.model_dump_json()}")
 
 
 def figure_study(
