@@ -165,7 +165,7 @@ class Swarm:
                 network,
                 (self._inputs(train), task.apply(train.y)),
                 (self._inputs(test), task.apply(test.y)),
-                stretch=config.training.stretch,
+                local_samples=config.training.local_samples,
                 batch=config.training.batch,
                 reduction=config.training.reduction,
                 rate=config.training.rate,
@@ -209,7 +209,7 @@ class Swarm:
         _, partial, expected = sparse_vectors(1000, tests, bits=bits, modified=modified)
         learner = AssociativeLearner(
             network, whole, (partial, expected),
-            stretch=config.training.stretch, rate=config.training.rate,
+            local_samples=config.training.local_samples, rate=config.training.rate,
         )  # fmt: skip
         return Member(str(index), self.task_name(index), count, learner)
 

@@ -24,7 +24,7 @@ class ScheduleSettings(SettingsTable):
     rounds: Count = 30
     """How often a peer trains and then averages (or pushes, in async mode)."""
     every: Count = 1
-    """Stretches trained between two averagings."""
+    """How often `local_samples` are trained between two averagings."""
     test_every: Count = 1
     """Rounds between two tests; the last round is always tested. Raise it when testing takes longer than
     training."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
@@ -278,7 +278,9 @@ class Model(SettingsTable):
 class Training(SettingsTable):
     """How a peer learns between two averagings."""
 
-    stretch: Count = 100
+    RENAMED: ClassVar = {"stretch": "it is called local_samples now"}
+
+    local_samples: Count = 100
     """Samples between two averagings: what the paper calls the mini-batch size."""
     batch: Count = 10
     """Samples per gradient step."""
@@ -366,15 +368,15 @@ class Time(SettingsTable):
     """
 
     training: Duration = "lognormal:1:0.3"
-    """How long one stretch takes."""
+    """How long training between two averagings takes."""
     delay: Duration = "exponential:0.1"
     """How long a message is on its way, one way."""
     seconds: Positive | None = None
-    """When to stop; if left out, after as long as `rounds` stretches take on average."""
+    """When to stop; if left out, after as long as `rounds` of training take on average."""
     stragglers: Chance = 0.0
     """The share of peers that are slow."""
     slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 10.0
-    """How many times longer a stretch takes them."""
+    """How many times longer training takes them."""
     loss: Chance = 0.0
     """The probability that a message, or its answer, is lost."""
     timeout: Positive | None = None

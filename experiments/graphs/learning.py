@@ -23,11 +23,11 @@ class Learning:
     """A swarm of perceptrons on the built-in digits.
 
     Peers start equal and hold few labels each (`shards` of the sorted digits), so that whoever mixes
-    badly knows less. Raise `rounds` for a longer run, `stretch` for more drift between exchanges.
+    badly knows less. Raise `rounds` for a longer run, `local_samples` for more drift between exchanges.
     """
 
     rounds: int = 40
-    stretch: int = 80
+    local_samples: int = 80
     rate: float = 0.3
     shards: int = 2
     seed: int = 0
@@ -115,7 +115,7 @@ def _learners(peers: int, learning: Learning) -> list[SgdLearner]:
                 network,
                 (own.flat(), own.y),
                 held,
-                stretch=learning.stretch,
+                local_samples=learning.local_samples,
                 rate=learning.rate,
                 loss="squared",
                 reduction="sum",

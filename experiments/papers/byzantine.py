@@ -58,7 +58,9 @@ class Setting:
             data=Data(set="digits", samples=50),
             network=Network(layout="64=30=10", activation="sigmoid", output="sigmoid"),
             models=[Model(name="global", layout="64-30-10")],
-            training=Training(stretch=80, batch=10, rate=0.3, loss="squared", reduction="sum"),
+            training=Training(
+                local_samples=80, batch=10, rate=0.3, loss="squared", reduction="sum"
+            ),
         )
 
 

@@ -86,7 +86,7 @@ def study_config(cell: Cell) -> Config:
         tasks=[TaskEntry(kind="swaps")],
         network=Network(layout="64=200=10", activation="tanh", output="sigmoid"),
         models=[Model(name="global", layout="64-200-0")],
-        training=Training(stretch=80, rate=0.03, loss="squared", reduction="sum"),
+        training=Training(local_samples=80, rate=0.03, loss="squared", reduction="sum"),
         gossip=cell.gossip,
     )
 

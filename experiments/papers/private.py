@@ -192,7 +192,7 @@ def accuracy(exchanges: int, plan: MaskPlan | None, rounds: int = 20, seed: int 
         data=Data(set="digits", samples=50),
         network=Network(layout="64=30=10", activation="sigmoid", output="sigmoid"),
         models=[Model(name="global", layout="64-30-10")],
-        training=Training(stretch=80, batch=10, rate=0.3, loss="squared", reduction="sum"),
+        training=Training(local_samples=80, batch=10, rate=0.3, loss="squared", reduction="sum"),
     )  # fmt: skip
     members = Swarm(config).members()
     gossipers: dict[str, Gossiper] = {}

@@ -116,7 +116,7 @@ class FedNPLearner:
         self.weight_of = lambda model: weight
 
     def train(self, steps: int = 1) -> Metrics:
-        """Train the inner learner for `steps` stretches under the pull, then update the site."""
+        """Train the inner learner `steps` times under the pull, then update the site."""
         self.inner.network = self.network  # whoever runs the learner may have given it another
         self.cavity = self.present_cavity()
         self._count.observe(self._gossiped(), self.peers_seen())

@@ -20,7 +20,7 @@ def table(**training: Any) -> dict[str, Any]:
         "rounds": 4,
         "data": {"samples": 30, "test": 20},
         "network": {"layout": "64=8=10", "activation": "sigmoid"},
-        "training": {"stretch": 10, "batch": 5, "rate": 0.05, "reduction": "sum"} | training,
+        "training": {"local_samples": 10, "batch": 5, "rate": 0.05, "reduction": "sum"} | training,
     }
 
 

@@ -23,7 +23,7 @@ def table(**changes):
         "data": {"samples": 20, "test": 50},
         "network": {"layout": "64=8=10"},
         "models": [{"name": "global", "layout": "64-8-10"}],
-        "training": {"stretch": 20},
+        "training": {"local_samples": 20},
         **changes,
     }  # fmt: skip
 

@@ -92,7 +92,7 @@ def _learner(seed: int) -> Any:
         network,
         (x, y),
         (x, y),
-        stretch=10,
+        local_samples=10,
         batch=5,
         rate=0.2,
         loss="squared",

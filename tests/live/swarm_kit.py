@@ -24,7 +24,7 @@ def small_config(peers: int, rounds: int, **gossip: Any) -> Config:
         data=Data(set="digits", samples=40),
         network=Network(layout="64=12=10", activation="sigmoid", output="sigmoid"),
         models=[Model(name="global", layout="64-10-0")],
-        training=Training(stretch=40, rate=0.1, loss="squared", reduction="sum"),
+        training=Training(local_samples=40, rate=0.1, loss="squared", reduction="sum"),
         gossip=Gossip(**gossip),
     )
 

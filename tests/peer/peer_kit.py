@@ -45,7 +45,7 @@ def make_learner(
     layout: str = "4=6=2",
     seed: int = 0,
     samples: int = 20,
-    stretch: int = 10,
+    local_samples: int = 10,
     cross: bool = False,
     depends: Mapping[str, list[str]] | None = None,
 ) -> SgdLearner:
@@ -67,7 +67,7 @@ def make_learner(
         network,
         (x, y),
         (x, y),
-        stretch=stretch,
+        local_samples=local_samples,
         batch=5,
         rate=0.2,
         loss="squared",

@@ -45,7 +45,7 @@ def sgd(
     x += peer if mean is None else mean
     y = torch.randint(0, 3, (samples,), generator=random)
     return SgdLearner(
-        network, (x, y), (x, y), stretch=12, batch=6, rate=0.1, reduction="mean",
+        network, (x, y), (x, y), local_samples=12, batch=6, rate=0.1, reduction="mean",
         loss="cross-entropy", seed=peer,
     )  # fmt: skip
 
@@ -325,7 +325,7 @@ def test_a_convolutional_network_with_batch_norm_is_wrapped_too(buffers):
         network = SlicedNetwork(
             module, {"global": 1.0}, peer=f"p{peer}", seed=0, example=x[:1], buffers=buffers
         )
-        inner = SgdLearner(network, (x, y), (x, y), stretch=12, batch=6, loss="cross-entropy")
+        inner = SgdLearner(network, (x, y), (x, y), local_samples=12, batch=6, loss="cross-entropy")
         return FedNPLearner(inner, OPTIONS, teller=peer == 0, features="last")
 
     learners = [learner(peer) for peer in range(2)]

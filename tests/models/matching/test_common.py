@@ -134,11 +134,11 @@ def test_peers_of_three_widths_learn_together() -> None:
                     own,
                     (x[share], y[share]),
                     held,
-                    stretch=30,
+                    local_samples=30,
                     rate=0.02,
                     loss="cross-entropy",
                     reduction="sum",
-                )  # fmt: skip
+                )
             )
             commons.append(common)
         return made, commons
