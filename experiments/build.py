@@ -185,8 +185,12 @@ class Swarm:
                 "fednp", "pulls as training.proximal does: leave out one of them"
             )
         weight = float(samples) if config.weights == "samples" else 1.0
+        from ..models.fednp import FedNPLearner
+
         with self._keys.blaming("fednp", f"peer {index}: "):
-            return config.fednp.wrap(learner, teller=index == 0, weight=weight, seed=config.seed)
+            wrapped = FedNPLearner(learner, config.fednp, teller=index == 0, seed=config.seed)
+            wrapped.count_as(weight)
+            return wrapped
 
     def _sparse_member(self, index: int) -> Member:
         config = self.config

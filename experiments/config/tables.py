@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
@@ -19,6 +19,7 @@ from ...gossip import (
     sentence,
 )
 from ...models import ReadyName
+from ...models.fednp import FedNPOptions
 from ...peer import (
     CredentialSettings,
     LifeSettings,
@@ -28,10 +29,6 @@ from ...peer import (
 )
 from ..errors import ConfigError
 from .reading import first_mistake, read_table, require_table
-
-if TYPE_CHECKING:
-    from ...models import Learner
-    from ...models.fednp import FedNPLearner
 
 
 def _check_duration(value: float | str | dict[str, Any]) -> None:
@@ -94,48 +91,6 @@ def named_kind(value: Any) -> Any:
 
 TrustTable = Annotated[Trust, BeforeValidator(named_kind)]
 PeerTrustTable = Annotated[PeerTrust, BeforeValidator(named_kind)]
-
-
-class FedNP(SettingsTable):
-    """`[fednp]`: peers estimate the data of the whole swarm beside their own task, and are held to it.
-
-    An empty table takes it as it is. Peer 0 counts the peers. Where a peer's weight varies while it
-    trains (live peers in async mode, virtual time, push-sum on irregular graphs) sites count by that
-    weight, so that cavities are approximate.
-    """
-
-    strength: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
-    """λ: raise it when peers drift apart between averagings; the paper tried 0.001 to 1."""
-    dimensions: Count = 10
-    """Of the latent z."""
-    hidden: Count = 16
-    """Hidden cells of f and of the NPN."""
-    rate: Positive = 0.01
-    """The learning rate of f and the NPN."""
-    spread: Positive = 0.1
-    """ε: smaller pulls harder."""
-    damping: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """How far a site moves in one update."""
-    moments: Literal["quadrature", "closed", "probit"] = "quadrature"
-    nodes: Annotated[int, Field(ge=2, le=100)] = 20
-    """Of the quadrature."""
-    signals: Literal["each", "one"] = "each"
-    """Whether f has an output for each dimension of z, or one for all, as in the paper."""
-    batch: Annotated[int, Field(ge=0)] = 32
-    """Samples that f looks at in one step; 0 for all."""
-    freeze_z: bool = False
-    """The control: only the averaged NPN is left."""
-    features: str = "input"
-    """What f looks at: `input`, `last` (what enters the last layer), or a layer's name."""
-
-    def wrap(self, inner: Learner, *, teller: bool, weight: float, seed: int) -> FedNPLearner:
-        """A peer's learner in FedNP; its weight in averages is needed to add up sites."""
-        from ...models.fednp import FedNPLearner, FedNPOptions
-
-        options = FedNPOptions(**self.model_dump(exclude={"features"}))
-        learner = FedNPLearner(inner, options, teller=teller, features=self.features, seed=seed)
-        learner.count_as(weight)
-        return learner
 
 
 LAYOUT = "64=32=10"
@@ -407,11 +362,11 @@ class Config(ScheduleSettings):
     network: Network = Network()
     models: list[Model] = []
     training: Training = Training()
-    fednp: FedNP | None = None
-    """Wraps every learner in FedNP; see experiments/config/fednp.py."""
+    fednp: FedNPOptions | None = None
+    """Wraps every learner in FedNP; its keys are in models/fednp/options.py."""
     gossip: Gossip = Gossip()
     trust: TrustTable = Trust()
-    """Whom live peers believe: `trust = "swarm"`, or a table; see experiments/config/trust.py."""
+    """Whom live peers believe: `trust = "swarm"`, or a table; the tables Trust and PeerTrust here."""
     time: Time | None = None
     """Virtual time; without this table peers train and average in lockstep."""
     sweep: dict[str, Any] = {}
