@@ -165,7 +165,7 @@ class Swarm:
                 network,
                 (self._inputs(train), task.apply(train.y)),
                 (self._inputs(test), task.apply(test.y)),
-                stretch=config.training.stretch,
+                local_samples=config.training.local_samples,
                 batch=config.training.batch,
                 reduction=config.training.reduction,
                 rate=config.training.rate,
@@ -185,8 +185,12 @@ class Swarm:
                 "fednp", "pulls as training.proximal does: leave out one of them"
             )
         weight = float(samples) if config.weights == "samples" else 1.0
+        from ..models.fednp import FedNPLearner
+
         with self._keys.blaming("fednp", f"peer {index}: "):
-            return config.fednp.wrap(learner, teller=index == 0, weight=weight, seed=config.seed)
+            wrapped = FedNPLearner(learner, config.fednp, teller=index == 0, seed=config.seed)
+            wrapped.count_as(weight)
+            return wrapped
 
     def _sparse_member(self, index: int) -> Member:
         config = self.config
@@ -209,7 +213,7 @@ class Swarm:
         _, partial, expected = sparse_vectors(1000, tests, bits=bits, modified=modified)
         learner = AssociativeLearner(
             network, whole, (partial, expected),
-            stretch=config.training.stretch, rate=config.training.rate,
+            local_samples=config.training.local_samples, rate=config.training.rate,
         )  # fmt: skip
         return Member(str(index), self.task_name(index), count, learner)
 

@@ -31,9 +31,9 @@ def demo_config(scheme: str, seed: int = 0) -> Config:
         test_every=4,
         data=Data(set="digits", samples=50),
         tasks=[TaskEntry(kind="swaps")],
-        network=Network(layout="64=30=10"),
+        network=Network(layout="64=30=10", activation="sigmoid", output="sigmoid"),
         models=SCHEMES[scheme],
-        training=Training(stretch=80, rate=0.3),
+        training=Training(local_samples=80, rate=0.3, loss="squared", reduction="sum"),
         gossip=Gossip(per_process=8),
     )
 

@@ -46,7 +46,7 @@ class Proximal:
         self._pull = mu * (learner.batch if learner.reduction == "sum" else 1)
 
     def train(self, steps: int) -> Metrics:
-        """Train for `steps` stretches, pulled back to where they began."""
+        """Train `steps` times, pulled back to where training began."""
         w = self.network.flat.detach().clone()
         with adding(self._inner(), lambda y: self._pull * (y - w)):
             return self._learner.train(steps)

@@ -77,7 +77,7 @@ class AssociativeLearner:
     test
         Partial vectors and the whole ones expected for them. One counts as right when the output
         matches at least as many 1s as it differs in bits, as in the paper.
-    stretch
+    local_samples
         Vectors between two averagings (the paper's mini-batch).
     """
 
@@ -87,7 +87,7 @@ class AssociativeLearner:
         train: Tensor,
         test: tuple[Tensor, Tensor],
         *,
-        stretch: int = 3,
+        local_samples: int = 3,
         rate: float = 0.1,
     ):
         if not isinstance(network.module, AssociativeNetwork):
@@ -96,15 +96,15 @@ class AssociativeLearner:
             )
         self.network, self.module = network, network.module
         self.samples, self.held_out = train, test
-        self.stretch, self.rate = stretch, rate
+        self.local_samples, self.rate = local_samples, rate
         self._next = 0
 
     def train(self, steps: int = 1) -> Metrics:
-        """Show `steps` stretches of vectors; there is no loss to report."""
-        for _ in range(steps * self.stretch):
+        """Show `local_samples` vectors `steps` times; there is no loss to report."""
+        for _ in range(steps * self.local_samples):
             self.module.learn(self.samples[self._next], self.rate)
             self._next = (self._next + 1) % len(self.samples)
-        return Metrics(samples=steps * self.stretch)
+        return Metrics(samples=steps * self.local_samples)
 
     @torch.no_grad()
     def test(self) -> Metrics:

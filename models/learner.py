@@ -39,16 +39,16 @@ class Metrics:
 
 @runtime_checkable
 class Learner(Protocol):
-    """Anything that can improve a network in stretches.
+    """Anything that can improve a network between two averagings.
 
-    A stretch is what the paper calls a mini-batch: the training between two averagings, many gradient
-    steps long. `state` and `restore` carry what a restart needs besides the network itself.
+    One of its steps is what the paper calls a mini-batch: the training between two averagings, many
+    gradient steps long. `state` and `restore` carry what a restart needs besides the network itself.
     """
 
     network: SlicedNetwork
 
     def train(self, steps: int) -> Metrics:
-        """Train for `steps` stretches."""
+        """Train `steps` times as much as between two averagings."""
         ...
 
     def test(self) -> Metrics:

@@ -316,9 +316,9 @@ class MultiTaskLearner:
     test
         Its held-out samples.
     epochs
-        How far it solves its subproblem in a stretch; a slow node gives less, down to 0.
+        How far it solves its subproblem in one step; a slow node gives less, down to 0.
     every
-        Stretches between two looks at Ω. The first models should be there before tasks are related.
+        Steps between two looks at Ω. The first models should be there before tasks are related.
     """
 
     def __init__(

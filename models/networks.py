@@ -60,11 +60,11 @@ def ready(
     return enter
 
 
-def mlp(layout: str, *, activation: str = "sigmoid", output: str | None = None) -> nn.Sequential:
+def mlp(layout: str, *, activation: str = "relu", output: str = "none") -> nn.Sequential:
     """A multi-layer perceptron from its layout: `mlp("784=300=100=10")`.
 
-    `output` is the last layer's activation: by default the hidden one's, as in the paper; pass "none"
-    to train logits with cross-entropy. `prelu` gives every cell a slope of its own.
+    `output` is the last layer's activation: by default none, for logits, which cross-entropy reads; the
+    paper's networks are sigmoid throughout. `prelu` gives every cell a slope of its own.
     """
     from torch import nn
 
@@ -72,7 +72,7 @@ def mlp(layout: str, *, activation: str = "sigmoid", output: str | None = None) 
 
     layers: list[nn.Module] = []
     sizes = Layout.network(layout).cells
-    names = [activation] * (len(sizes) - 2) + [activation if output is None else output]
+    names = [activation] * (len(sizes) - 2) + [output]
     for (inputs, cells), name in zip(pairwise(sizes), names, strict=True):
         if name != "prelu" and name not in ACTIVATIONS:
             raise ModelError(

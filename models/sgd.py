@@ -74,7 +74,7 @@ class PlainSgd:
 
 
 class SgdLearner:
-    """Trains a network on samples, one stretch at a time.
+    """Trains a network on some samples of its own between two averagings.
 
     network
         The peer's sliced network.
@@ -82,26 +82,28 @@ class SgdLearner:
         Inputs [n, …] and integer labels [n]; with a loss of your own also float targets [n, …]. Without
         training samples a peer learns nothing and passes on what it hears; without test samples its
         accuracy is NaN, and means over peers leave it out.
-    stretch
+    local_samples
         Samples between two averagings: what the paper calls the mini-batch size. Raise it to talk less
         often; lower it when peers drift apart between averagings.
     batch
         Samples per gradient step. 1 is the paper's per-sample descent; 10 with `reduction="sum"` learns
         alike in a tenth of the steps.
     reduction
-        `sum` (the paper's meaning: a step as long as its samples' own steps together) or `mean`.
+        Of a batch's losses: `mean`, or `sum` (the paper's meaning: a step as long as its samples' own steps
+        together).
     rate, optimizer
         Plain SGD at `rate`, or any torch optimizer: `optimizer=lambda p: torch.optim.Adam(p, 1e-3)`.
         Rate 0 learns nothing: a control.
     loss
-        `squared`, `cross-entropy`, or a function of (outputs, labels) giving one number per sample.
+        `cross-entropy` (the outputs are logits), `squared`, or a function of (outputs, labels) giving one
+        number per sample.
     right
         A function of (outputs, labels) that says of each sample whether it is right, for accuracy. If left
         out, the most active output counts; a single one says yes above one half, or above 0 with
         `cross-entropy`: a loss of your own on a logit wants `right=lambda out, y: (out[:, 0] > 0) == y`.
         Float targets are then neither right nor wrong, and accuracy is NaN: look at the loss.
     seed
-        Orders the samples: every epoch is a fresh permutation, stretches follow each other through it.
+        Orders the samples: every epoch is a fresh permutation, and training goes on where it stopped in it.
     """
 
     def __init__(
@@ -110,17 +112,19 @@ class SgdLearner:
         train: tuple[Tensor, Tensor],
         test: tuple[Tensor, Tensor],
         *,
-        stretch: int = 500,
+        local_samples: int = 500,
         batch: int = 10,
-        reduction: Literal["sum", "mean"] = "sum",
+        reduction: Literal["sum", "mean"] = "mean",
         rate: float = 0.1,
         optimizer: OptimizerFactory | None = None,
-        loss: str | Loss = "squared",
+        loss: str | Loss = "cross-entropy",
         right: Right | None = None,
         seed: int = 0,
     ):
-        if stretch < 1 or batch < 1:
-            raise ModelError(f"stretch ({stretch}) and batch ({batch}) must be at least 1")
+        if local_samples < 1 or batch < 1:
+            raise ModelError(
+                f"local_samples ({local_samples}) and batch ({batch}) must be at least 1"
+            )
         if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 <= rate < inf:
             raise ModelError(
                 f"rate {rate!r}: give a number from 0 (which learns nothing) up, as in 0.1"
@@ -142,7 +146,7 @@ class SgdLearner:
             _check_samples(network, what, inputs, labels, own)
         self.network = network
         self.samples, self.held_out = train, test
-        self.stretch, self.batch, self.reduction = stretch, batch, reduction
+        self.local_samples, self.batch, self.reduction = local_samples, batch, reduction
         self.right = right
         # Where a single output says yes: a logit at 0, a probability at one half.
         self._threshold = 0.0 if self.loss is cross_entropy else 0.5
@@ -152,14 +156,14 @@ class SgdLearner:
         self.order = torch.empty(0, dtype=torch.int64)
 
     def train(self, steps: int = 1) -> Metrics:
-        """Train for `steps` stretches; the metrics are those seen while training."""
+        """Train `local_samples` samples `steps` times; the metrics are those seen while training."""
         if not len(self.samples[1]):
             return Metrics()
         self.network.module.train()
-        loss, correct, left = 0.0, 0.0, steps * self.stretch
+        loss, correct, left = 0.0, 0.0, steps * self.local_samples
         while left:
-            # Batches end with their stretch, so that averaging falls where it was asked for.
-            within = (left - 1) % self.stretch + 1
+            # No batch reaches beyond the local samples, so that averaging falls where it was asked for.
+            within = (left - 1) % self.local_samples + 1
             chosen = self.draw(min(self.batch, within))
             inputs, labels = self.samples[0][chosen], self.samples[1][chosen]
             outputs = self.network.module(inputs)
@@ -170,7 +174,7 @@ class SgdLearner:
             loss += float(losses.detach().sum())
             correct += self._right(outputs, labels)
             left -= len(labels)
-        return Metrics(loss, correct, steps * self.stretch)
+        return Metrics(loss, correct, steps * self.local_samples)
 
     @torch.no_grad()
     def test(self) -> Metrics:

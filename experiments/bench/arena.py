@@ -27,6 +27,11 @@ TRIAL = 16
 """Peers of the loop that find out with how many threads it is faster."""
 
 
+def _module(layout: str) -> nn.Sequential:
+    """The paper's perceptron."""
+    return mlp(layout, activation="sigmoid", output="sigmoid")
+
+
 @dataclass(frozen=True)
 class Work:
     """One round: every peer takes `steps` steps of `batch` samples, then all average at `level` %."""
@@ -73,9 +78,9 @@ class Work:
         """The peers as the arena takes them."""
         return [
             SgdLearner(
-                SlicedNetwork(mlp(self.layout), self.slices, peer=str(index), seed=1),
-                own, own, stretch=self.batch * self.steps, batch=self.batch,
-                reduction=self.reduction, rate=0.1, seed=index,
+                SlicedNetwork(_module(self.layout), self.slices, peer=str(index), seed=1),
+                own, own, local_samples=self.batch * self.steps, batch=self.batch,
+                reduction=self.reduction, loss="squared", rate=0.1, seed=index,
             )
             for index, own in enumerate(data)
         ]  # fmt: skip
@@ -132,7 +137,7 @@ class Loop:
         """Modules that start where the networks are, with data of their own."""
         peers = []
         for network, (inputs, labels) in zip(networks, data, strict=True):
-            module = mlp(work.layout)
+            module = _module(work.layout)
             module.load_state_dict(network.module.state_dict())
             optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
             peers.append(PlainPeer(module, optimizer, inputs.clone(), labels.clone()))

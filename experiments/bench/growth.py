@@ -87,7 +87,7 @@ def measure(kind: str, peers: int, rounds: int = ROUNDS) -> dict[str, Any]:
 def small(peers: int) -> Arena:
     """64=32=10 on the built-in digits: 20 steps of 32, push-sum on a random 4-regular graph."""
     learners = _learners(
-        "digits", peers, "64=32=10", {"global": "64-32-10"}, stretch=640, batch=32, rate=0.1,
+        "digits", peers, "64=32=10", {"global": "64-32-10"}, local_samples=640, batch=32, rate=0.1,
         reduction="sum",
     )  # fmt: skip
     return Arena(learners, mixing=Gossip(build("regular:4", peers, 1)))
@@ -96,7 +96,7 @@ def small(peers: int) -> Arena:
 def large(peers: int) -> Arena:
     """The paper's network on MNIST: 50 steps of 10, summed, then the mean at level 80."""
     learners = _learners(
-        "mnist", peers, "784=300=100=10", {"global": "784-240-80-8"}, stretch=500, batch=10, rate=0.1,
+        "mnist", peers, "784=300=100=10", {"global": "784-240-80-8"}, local_samples=500, batch=10, rate=0.1,
         reduction="sum",
     )  # fmt: skip
     return Arena(learners, mixing=ExactMean())
@@ -115,10 +115,13 @@ def _learners(
     starts = [index * OWN % (len(labels) - OWN + 1) for index in range(peers)]
     return [
         SgdLearner(
-            SlicedNetwork(mlp(layout), slices, peer=str(index), seed=1),
+            SlicedNetwork(
+                mlp(layout, activation="sigmoid", output="sigmoid"), slices, peer=str(index), seed=1
+            ),
             (inputs[start : start + OWN], labels[start : start + OWN]),
             held,
             seed=index,
+            loss="squared",
             **settings,  # type: ignore[arg-type]
         )
         for index, start in enumerate(starts)
@@ -231,28 +234,28 @@ def learning(peers: int = LEARNERS, rounds: int = 4, repeats: int = 5) -> Row:
         "rounds": rounds,
         "topology": "regular:4",
         "data": {"samples": 5},
-        "network": {"layout": "64=32=10"},
-        "training": {"stretch": 200, "rate": 0.1},
+        "network": {"layout": "64=32=10", "activation": "sigmoid", "output": "sigmoid"},
+        "training": {"local_samples": 200, "rate": 0.1, "loss": "squared", "reduction": "sum"},
         "models": [{"name": "global", "layout": "64-32-0"}],
         "time": {"training": "lognormal:1:0.3", "delay": "exponential:0.2", "loss": 0.1},
     }
     config = parse_config(table)
     made = [LearningSimulation(config, threads=THREADS) for _ in range(repeats + 1)]
     apart = LearningSimulation(config)
-    stretches = 0
+    trainings = 0
 
     def together() -> None:
-        nonlocal stretches
+        nonlocal trainings
         swarm = made.pop()
         swarm.run()
-        stretches = sum(swarm.rounds)
+        trainings = sum(swarm.rounds)
 
     def one_by_one() -> None:
-        for number in range(stretches):
+        for number in range(trainings):
             apart.members[number % peers].learner.train(1)
 
     mine, plain = alternate(together, one_by_one, repeats=repeats)
-    note = f"baseline: its {stretches:,} stretches, learner by learner"
+    note = f"baseline: its {trainings:,} trainings, learner by learner"
     return Row(f"{peers} peers learn in virtual time", "s", mine, plain, plain / mine, note=note)
 
 

@@ -27,7 +27,12 @@ LAYOUT = "784=300=100=10"
 
 def idle_network(peer: str) -> SlicedNetwork:
     """The paper's network of 266,610 parameters, all of it global."""
-    return SlicedNetwork(mlp(LAYOUT), {"global": LAYOUT.replace("=", "-")}, peer=peer, seed=1)
+    return SlicedNetwork(
+        mlp(LAYOUT, activation="sigmoid", output="sigmoid"),
+        {"global": LAYOUT.replace("=", "-")},
+        peer=peer,
+        seed=1,
+    )
 
 
 class IdleLearner:

@@ -46,9 +46,9 @@ def codec() -> list[Row]:
 # --- trust ------------------------------------------------------------------------------------------
 
 MESSAGES = 2
-"""What a live peer sends, and receives, after a stretch of training in async mode."""
-STRETCH = 500
-"""Samples of that stretch: the paper's smaller mini-batch."""
+"""What a live peer sends, and receives, after training once in async mode."""
+SAMPLES = 500
+"""Samples trained: the paper's smaller mini-batch."""
 _SCHEMA = "0" * 16
 
 
@@ -90,7 +90,7 @@ def trust() -> list[Row]:
             extra / whole,
             wanted=0.1,
             sense="at most",
-            note=f"{MESSAGES} messages each way, {STRETCH} samples trained",
+            note=f"{MESSAGES} messages each way, {SAMPLES} samples trained",
         ),
         Row(
             "seal + open one message",
@@ -127,7 +127,16 @@ def _pair() -> tuple[Trust, Trust]:
 
 def _learner() -> SgdLearner:
     generator = torch.Generator().manual_seed(0)
-    data = torch.rand(STRETCH, 784, generator=generator)
-    labels = torch.randint(10, (STRETCH,), generator=generator)
+    data = torch.rand(SAMPLES, 784, generator=generator)
+    labels = torch.randint(10, (SAMPLES,), generator=generator)
     samples = (data, labels)
-    return SgdLearner(idle_network("anna"), samples, samples, stretch=STRETCH, rate=0.1, seed=0)
+    return SgdLearner(
+        idle_network("anna"),
+        samples,
+        samples,
+        local_samples=SAMPLES,
+        rate=0.1,
+        loss="squared",
+        reduction="sum",
+        seed=0,
+    )

@@ -43,7 +43,10 @@ def first_mistake(error: ValidationError, table: type[BaseModel]) -> str:
     place = [str(step) for step in mistake["loc"]]
     key = ".".join(place)
     if mistake["type"] == "extra_forbidden":
-        known = _known_keys(table, place[:-1])
+        inner = _table_at(table, place[:-1])
+        if new := getattr(inner, "RENAMED", {}).get(place[-1]):
+            return f"unknown key {key!r}; {new}"
+        known = list(inner.model_fields)
         return f"unknown key {key!r}; {hint(place[-1], known, are='known keys are')}"
     return f"key {key!r}: {_plain_words(mistake)}"
 
@@ -62,11 +65,11 @@ def _plain_words(mistake: ErrorDetails) -> str:
     return f"{mistake['msg'][0].lower()}{mistake['msg'][1:]}, not {given!r}"
 
 
-def _known_keys(table: type[BaseModel], place: list[str]) -> list[str]:
+def _table_at(table: type[BaseModel], place: list[str]) -> type[BaseModel]:
     for step in place:
         if step.isdigit():
             continue
         annotation = table.model_fields[step].annotation
         inner = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
         table = next(kind for kind in inner if issubclass(kind, BaseModel))
-    return list(table.model_fields)
+    return table

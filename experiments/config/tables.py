@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
@@ -19,6 +19,7 @@ from ...gossip import (
     sentence,
 )
 from ...models import ReadyName
+from ...models.fednp import FedNPOptions
 from ...peer import (
     CredentialSettings,
     LifeSettings,
@@ -28,10 +29,6 @@ from ...peer import (
 )
 from ..errors import ConfigError
 from .reading import first_mistake, read_table, require_table
-
-if TYPE_CHECKING:
-    from ...models import Learner
-    from ...models.fednp import FedNPLearner
 
 
 def _check_duration(value: float | str | dict[str, Any]) -> None:
@@ -96,48 +93,6 @@ TrustTable = Annotated[Trust, BeforeValidator(named_kind)]
 PeerTrustTable = Annotated[PeerTrust, BeforeValidator(named_kind)]
 
 
-class FedNP(SettingsTable):
-    """`[fednp]`: peers estimate the data of the whole swarm beside their own task, and are held to it.
-
-    An empty table takes it as it is. Peer 0 counts the peers. Where a peer's weight varies while it
-    trains (live peers in async mode, virtual time, push-sum on irregular graphs) sites count by that
-    weight, so that cavities are approximate.
-    """
-
-    strength: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
-    """λ: raise it when peers drift apart between averagings; the paper tried 0.001 to 1."""
-    dimensions: Count = 10
-    """Of the latent z."""
-    hidden: Count = 16
-    """Hidden cells of f and of the NPN."""
-    rate: Positive = 0.01
-    """The learning rate of f and the NPN."""
-    spread: Positive = 0.1
-    """ε: smaller pulls harder."""
-    damping: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """How far a site moves in one update."""
-    moments: Literal["quadrature", "closed", "probit"] = "quadrature"
-    nodes: Annotated[int, Field(ge=2, le=100)] = 20
-    """Of the quadrature."""
-    signals: Literal["each", "one"] = "each"
-    """Whether f has an output for each dimension of z, or one for all, as in the paper."""
-    batch: Annotated[int, Field(ge=0)] = 32
-    """Samples that f looks at in one step; 0 for all."""
-    freeze_z: bool = False
-    """The control: only the averaged NPN is left."""
-    features: str = "input"
-    """What f looks at: `input`, `last` (what enters the last layer), or a layer's name."""
-
-    def wrap(self, inner: Learner, *, teller: bool, weight: float, seed: int) -> FedNPLearner:
-        """A peer's learner in FedNP; its weight in averages is needed to add up sites."""
-        from ...models.fednp import FedNPLearner, FedNPOptions
-
-        options = FedNPOptions(**self.model_dump(exclude={"features"}))
-        learner = FedNPLearner(inner, options, teller=teller, features=self.features, seed=seed)
-        learner.count_as(weight)
-        return learner
-
-
 LAYOUT = "64=32=10"
 """The network of a config that does not say."""
 
@@ -197,9 +152,10 @@ class Network(SettingsTable):
     buffers: Literal["average", "local", "recompute"] = "average"
     """Batch norm's statistics: averaged with their cells; kept, with gains and biases (FedBN); or the peer's
     own, taken anew before every test. Prefer the last two where cells are shared in part."""
-    activation: Literal["sigmoid", "tanh", "relu", "prelu"] = "sigmoid"
-    output: Literal["sigmoid", "tanh", "relu", "none"] | None = None
-    """The last layer's activation; the hidden one's if left out."""
+    activation: Literal["sigmoid", "tanh", "relu", "prelu"] = "relu"
+    """Of a perceptron's hidden cells; the paper's is sigmoid."""
+    output: Literal["sigmoid", "tanh", "relu", "none"] = "none"
+    """The last layer's activation. Keep none with cross-entropy, which reads logits."""
     start: Literal["normal", "uniform"] | None = None
     """The distribution of starting weights; normal for a perceptron, uniform for associative."""
     gain: Annotated[float, Field(gt=0)] = 1.0
@@ -277,18 +233,23 @@ class Model(SettingsTable):
 class Training(SettingsTable):
     """How a peer learns between two averagings."""
 
-    stretch: Count = 100
+    RENAMED: ClassVar = {"stretch": "it is called local_samples now"}
+
+    local_samples: Count = 100
     """Samples between two averagings: what the paper calls the mini-batch size."""
     batch: Count = 10
     """Samples per gradient step."""
-    reduction: Literal["sum", "mean"] = "sum"
+    reduction: Literal["sum", "mean"] = "mean"
+    """Of a batch's losses. `sum` is the paper's: a step as long as its samples' own steps together, so divide
+    `rate` by `batch` for a like one."""
     rate: Annotated[float, Field(gt=0)] = 0.1
     optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
     momentum: Annotated[float, Field(gt=0, lt=1)] | None = None
     """For the optimizer `momentum`: the share of the last step that is taken again; 0.9 if left out."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Pulls every parameter towards 0, as in torch: the gradient of half its square, times this."""
-    loss: Literal["squared", "cross-entropy"] = "squared"
+    loss: Literal["cross-entropy", "squared"] = "cross-entropy"
+    """squared: half the squared distance to the one-hot label, the paper's."""
     proximal: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """FedProx's μ: a pull towards the values that the last averaging gave. Raise it when peers' data
     differ and they drift apart between averagings."""
@@ -362,15 +323,15 @@ class Time(SettingsTable):
     """
 
     training: Duration = "lognormal:1:0.3"
-    """How long one stretch takes."""
+    """How long training between two averagings takes."""
     delay: Duration = "exponential:0.1"
     """How long a message is on its way, one way."""
     seconds: Positive | None = None
-    """When to stop; if left out, after as long as `rounds` stretches take on average."""
+    """When to stop; if left out, after as long as `rounds` of training take on average."""
     stragglers: Chance = 0.0
     """The share of peers that are slow."""
     slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 10.0
-    """How many times longer a stretch takes them."""
+    """How many times longer training takes them."""
     loss: Chance = 0.0
     """The probability that a message, or its answer, is lost."""
     timeout: Positive | None = None
@@ -401,11 +362,11 @@ class Config(ScheduleSettings):
     network: Network = Network()
     models: list[Model] = []
     training: Training = Training()
-    fednp: FedNP | None = None
-    """Wraps every learner in FedNP; see experiments/config/fednp.py."""
+    fednp: FedNPOptions | None = None
+    """Wraps every learner in FedNP; its keys are in models/fednp/options.py."""
     gossip: Gossip = Gossip()
     trust: TrustTable = Trust()
-    """Whom live peers believe: `trust = "swarm"`, or a table; see experiments/config/trust.py."""
+    """Whom live peers believe: `trust = "swarm"`, or a table; the tables Trust and PeerTrust here."""
     time: Time | None = None
     """Virtual time; without this table peers train and average in lockstep."""
     sweep: dict[str, Any] = {}

@@ -14,7 +14,7 @@ from ..proximal import Term, adding
 class Client:
     """One peer of a federation: its learner and how many epochs it trains in a round.
 
-    A stretch of the learner becomes one pass over its samples, so that `train()` is deck 001's
+    The learner's local samples become one pass over its samples, so that `train()` is deck 001's
     ClientUpdate: E epochs of batches of B, in the learner's own order.
     """
 
@@ -22,7 +22,7 @@ class Client:
         if epochs < 1:
             raise ModelError(f"{epochs} local epochs: a client trains at least one")
         self.learner, self.epochs = learner, epochs
-        learner.stretch = self.samples
+        learner.local_samples = self.samples
 
     @property
     def name(self) -> str:
@@ -58,11 +58,11 @@ class Client:
 
     def train_some(self, samples: int) -> Metrics:
         """Go on with the next so many samples of the epoch."""
-        self.learner.stretch = samples
+        self.learner.local_samples = samples
         try:
             return self.learner.train(1)
         finally:
-            self.learner.stretch = self.samples
+            self.learner.local_samples = self.samples
 
     def test(self) -> Metrics:
         """The network on the client's own test samples."""

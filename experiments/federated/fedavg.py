@@ -5,7 +5,7 @@
     w_{t+1} ← Σ_k n_k/n · w_k                                               n = Σ_{k in S_t} n_k
 
 Live, this is `gossamer swarm` with `mode = "server"` in [gossip], `weights = "samples"` and one model
-that has all cells; clients then train `every` stretches in a round.
+that has all cells; clients then train `local_samples` × `every` samples in a round.
 """
 
 from __future__ import annotations

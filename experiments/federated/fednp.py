@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
-from pydantic import Field
 from torch import Tensor
 
 from ...models.fednp import FedNPLearner, FedNPOptions, Natural, server_cavities
-from ..config.tables import Count, Positive
 from .client import Client
-from .method import ServerMethod, Share, Strength, Turn, mean
+from .method import ServerMethod, Turn, mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,37 +21,14 @@ class State:
     sites: tuple[Natural, ...]
 
 
-class FedNP(ServerMethod):
-    """FedAvg whose clients also estimate the whole federation's data, and are held to what it suggests."""
+class FedNP(ServerMethod, FedNPOptions):
+    """FedAvg whose clients also estimate the whole federation's data, and are held to what it suggests.
 
-    strength: Strength = 0.01
-    """λ: raise it when clients drift apart in local training; 0 is FedAvg."""
-    dimensions: Count = 10
-    """Of the latent z."""
-    hidden: Count = 16
-    """Hidden cells of f and of the NPN."""
-    spread: Positive = 0.1
-    """ε: smaller pulls harder."""
-    auxiliary_rate: Positive = 0.01
-    """The learning rate of f and the NPN."""
-    damping: Share = 0.5
-    """How far a site moves in one update."""
-    nodes: Annotated[int, Field(ge=2, le=100)] = 20
-    """Of the quadrature."""
-    freeze_z: bool = False
-    """The control: z stays at its prior."""
-    features: str = "last"
-    """What f looks at: `last` for what enters the classifier, as in the paper, or `input`."""
+    Its knobs are those of `[fednp]` in a swarm's config; the paper has `features = "last"`.
+    """
 
     def start(self, clients: Sequence[Client]) -> State:
-        options = FedNPOptions(
-            strength=self.strength, dimensions=self.dimensions, hidden=self.hidden,
-            spread=self.spread, rate=self.auxiliary_rate, damping=self.damping, nodes=self.nodes,
-            freeze_z=self.freeze_z,
-        )  # fmt: skip
-        learners = tuple(
-            FedNPLearner(client.learner, options, features=self.features) for client in clients
-        )
+        learners = tuple(FedNPLearner(client.learner, self) for client in clients)
         return State(clients[0].values(), learners, tuple(one.site for one in learners))
 
     def round(self, state: State, clients: Sequence[Client], turn: Turn) -> State:

@@ -23,11 +23,11 @@ class Learning:
     """A swarm of perceptrons on the built-in digits.
 
     Peers start equal and hold few labels each (`shards` of the sorted digits), so that whoever mixes
-    badly knows less. Raise `rounds` for a longer run, `stretch` for more drift between exchanges.
+    badly knows less. Raise `rounds` for a longer run, `local_samples` for more drift between exchanges.
     """
 
     rounds: int = 40
-    stretch: int = 80
+    local_samples: int = 80
     rate: float = 0.3
     shards: int = 2
     seed: int = 0
@@ -104,7 +104,7 @@ def _learners(peers: int, learning: Learning) -> list[SgdLearner]:
     learners = []
     for peer, share in enumerate(shares):
         network = SlicedNetwork(
-            mlp(LAYOUT),
+            mlp(LAYOUT, activation="sigmoid", output="sigmoid"),
             {"everybody": LAYOUT.replace("=", "-")},
             peer=str(peer),
             seed=learning.seed,
@@ -115,8 +115,10 @@ def _learners(peers: int, learning: Learning) -> list[SgdLearner]:
                 network,
                 (own.flat(), own.y),
                 held,
-                stretch=learning.stretch,
+                local_samples=learning.local_samples,
                 rate=learning.rate,
+                loss="squared",
+                reduction="sum",
                 seed=int(stream(learning.seed, "order", peer).integers(2**31)),
             )
         )

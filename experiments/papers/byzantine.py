@@ -56,9 +56,11 @@ class Setting:
             peers=self.peers,
             rounds=self.rounds,
             data=Data(set="digits", samples=50),
-            network=Network(layout="64=30=10"),
+            network=Network(layout="64=30=10", activation="sigmoid", output="sigmoid"),
             models=[Model(name="global", layout="64-30-10")],
-            training=Training(stretch=80, batch=10, rate=0.3),
+            training=Training(
+                local_samples=80, batch=10, rate=0.3, loss="squared", reduction="sum"
+            ),
         )
 
 

@@ -44,7 +44,7 @@ class Cell:
     @property
     def key(self) -> str:
         """Names the run by its config."""
-        return key_of(study_config(self).model_dump_json(exclude_defaults=True))
+        return key_of(study_config(self).model_dump_json())
 
 
 def compression(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
@@ -86,7 +86,7 @@ def study_config(cell: Cell) -> Config:
         tasks=[TaskEntry(kind="swaps")],
         network=Network(layout="64=200=10", activation="tanh", output="sigmoid"),
         models=[Model(name="global", layout="64-200-0")],
-        training=Training(stretch=80, rate=0.03),
+        training=Training(local_samples=80, rate=0.03, loss="squared", reduction="sum"),
         gossip=cell.gossip,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ BATCH = 10
 EPOCHS = 5
 ROUNDS = 20
 RATE = 0.3
-OPTIONS = FedNPOptions(strength=10.0, spread=1.0, rate=0.2, dimensions=4, hidden=8)
+OPTIONS = FedNPOptions(strength=10.0, spread=1.0, auxiliary_rate=0.2, dimensions=4, hidden=8)
 """Chosen on seeds that the study does not use."""
 
 
@@ -188,7 +188,7 @@ def least_squares(seed: int) -> float:
 METHODS: dict[str, FedNPOptions | None] = {
     "FedAvg": None,
     "FedNP": OPTIONS,
-    "FedNP, z frozen": replace(OPTIONS, freeze_z=True),
+    "FedNP, z frozen": OPTIONS.model_copy(update={"freeze_z": True}),
 }
 BOUND = "pooled least squares"
 

@@ -83,7 +83,7 @@ def newcomers_config(matching: str, sizes: Sizes, seed: int = 0) -> Config:
         data=Data(set="digits", samples=100, partition="iid"),
         network=Network(layout="64=40=20=10", activation="relu", output="none"),
         models=[Model.model_validate(table)],
-        training=Training(stretch=20, rate=0.05, loss="cross-entropy", reduction="mean"),
+        training=Training(local_samples=20, rate=0.05, loss="cross-entropy", reduction="mean"),
         gossip=Gossip(checkpoint=False),
     )
 
@@ -345,7 +345,7 @@ def widths_config(rounds: int = 60, seed: int = 0, *, alone: bool = False) -> Co
         data=Data(set="digits", samples=40, partition="iid"),
         network=Network(layout=f"64={widest}=10", activation="relu", output="none", sizes=sizes),
         models=[] if alone else models,
-        training=Training(stretch=40, rate=0.1, loss="cross-entropy", reduction="mean"),
+        training=Training(local_samples=40, rate=0.1, loss="cross-entropy", reduction="mean"),
         gossip=Gossip(checkpoint=False),
     )
 

@@ -68,7 +68,7 @@ class Setting:
     samples, test
         Training samples per peer (on average, if dealt out by Dirichlet draws), and samples of the common
         test (per peer, where peers are groups).
-    stretch, rounds
+    local_samples, rounds
         Samples that every peer learns from between two averagings, and how many averagings.
     """
 
@@ -82,7 +82,7 @@ class Setting:
     alpha: float = 0.5
     rounds: int = 15
     test_every: int = 3
-    stretch: int = 250
+    local_samples: int = 250
     batch: int = 25
     rate: float = 0.1
 
@@ -165,7 +165,7 @@ def make_learners(cell: Cell, classes: int, dealt: Deal) -> list[SgdLearner]:
         network = cut(module, anatomy, cell.scheme, str(peer), seed)
         learner = SgdLearner(
             network, train, (dealt.test[0][:0], dealt.test[1][:0]),
-            stretch=setting.stretch, batch=setting.batch, reduction="mean", rate=setting.rate,
+            local_samples=setting.local_samples, batch=setting.batch, reduction="mean", rate=setting.rate,
             loss="cross-entropy", seed=int(stream(seed, "order", peer).integers(2**31)),
         )  # fmt: skip
         learners.append(learner)
@@ -290,10 +290,17 @@ REFERENCES = (LOCAL.name, FULL.name, FEDPER.name)
 """What differences are taken to."""
 
 
-_DIGITS = {"samples": 60, "test": 360, "rounds": 15, "test_every": 5, "stretch": 100, "batch": 20}
+_DIGITS = {
+    "samples": 60,
+    "test": 360,
+    "rounds": 15,
+    "test_every": 5,
+    "local_samples": 100,
+    "batch": 20,
+}
 _CNN, _LSTM, _CNN1D = "small CNN, batch norm", "LSTM", "1-D CNN, batch norm"
 _HAPT = {
-    "peers": 16, "samples": 40, "test": 50, "rounds": 20, "test_every": 5, "stretch": 80, "batch": 20,
+    "peers": 16, "samples": 40, "test": 50, "rounds": 20, "test_every": 5, "local_samples": 80, "batch": 20,
 }  # fmt: skip
 
 
@@ -305,7 +312,7 @@ def cifar(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     else:
         setting = Setting(
             "cifar10", "small-cnn", "images", options,
-            samples=500, test=800, rounds=15, test_every=5, stretch=250, batch=25,
+            samples=500, test=800, rounds=15, test_every=5, local_samples=250, batch=25,
         )  # fmt: skip
     return networks_study(paper, {_CNN: setting}, seeds)
 
@@ -389,7 +396,7 @@ def caption(settings: Sequence[Setting]) -> str:
         )
     rates = ", ".join(f"{s.network} {s.rate:g}" for s in settings)
     return (
-        f"{dealt}. {one.rounds} rounds of {one.stretch} samples in batches of {one.batch}, plain SGD "
+        f"{dealt}. {one.rounds} rounds of {one.local_samples} samples in batches of {one.batch}, plain SGD "
         f"(rate: {rates}), exact averages, all peers the same weight. Means over peers and seeds, bars: "
         "standard error over seeds (seeds differ alike for all: see the paired differences of the table). "
         "Partial: that share of the cells of every hidden part is averaged; outputs are own unless "

@@ -24,7 +24,7 @@ class Cell:
     @property
     def key(self) -> str:
         """Names the run by its place and config."""
-        return key_of(f"{self.line}|{self.x}|{self.config.model_dump_json(exclude_defaults=True)}")
+        return key_of(f"{self.line}|{self.x}|{self.config.model_dump_json()}")
 
 
 def figure_study(
@@ -112,12 +112,14 @@ def _network(quick: bool) -> Network:
     """
     if quick:
         return Network(layout="64=300=100=10", activation="tanh", output="sigmoid")
-    return Network(layout="784=300=100=10", activation="sigmoid")
+    return Network(layout="784=300=100=10", activation="sigmoid", output="sigmoid")
 
 
 def _training(quick: bool, size: int) -> Training:
     """Mini-batches of `size` samples at the paper's rate; tanh cells want half of it."""
-    return Training(stretch=size, rate=0.05 if quick else 0.1)
+    return Training(
+        local_samples=size, rate=0.05 if quick else 0.1, loss="squared", reduction="sum"
+    )
 
 
 def _level(inputs: int, level: int, outputs: int = 10) -> list[Model]:
@@ -287,7 +289,7 @@ def _associative(seed: int, level: int, mini_batches: int, network: Network) -> 
         tasks=[TaskEntry(kind="modified", peers=2)],
         network=network,
         models=[Model(name="global", layout=f"50-{level}")] if level else [],
-        training=Training(stretch=3, rate=0.1),
+        training=Training(local_samples=3, rate=0.1),
     )
 
 

@@ -189,9 +189,10 @@ def accuracy(exchanges: int, plan: MaskPlan | None, rounds: int = 20, seed: int 
     """Mean accuracy of twelve peers that learn the digits, averaging in rounds, masked or not."""
     config = Config(
         name="private", seed=seed, peers=12, rounds=rounds,
-        data=Data(set="digits", samples=50), network=Network(layout="64=30=10"),
+        data=Data(set="digits", samples=50),
+        network=Network(layout="64=30=10", activation="sigmoid", output="sigmoid"),
         models=[Model(name="global", layout="64-30-10")],
-        training=Training(stretch=80, batch=10, rate=0.3),
+        training=Training(local_samples=80, batch=10, rate=0.3, loss="squared", reduction="sum"),
     )  # fmt: skip
     members = Swarm(config).members()
     gossipers: dict[str, Gossiper] = {}

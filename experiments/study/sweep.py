@@ -38,7 +38,7 @@ class Cell:
 
     @cached_property
     def _key(self) -> str:  # kept, so that a worker has the key of when the sweep was started
-        text = self.config.model_dump_json(exclude_defaults=True)
+        text = self.config.model_dump_json()
         return key_of(text + fingerprint(self.config, self.source))
 
 

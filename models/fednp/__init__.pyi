@@ -11,6 +11,6 @@ from .gaussians import tilted_moments as tilted_moments
 from .gaussians import updated_site as updated_site
 from .joint import MODEL as MODEL
 from .joint import SITES as SITES
-from .joint import FedNPOptions as FedNPOptions
 from .learner import FedNPLearner as FedNPLearner
 from .learner import server_round as server_round
+from .options import FedNPOptions as FedNPOptions

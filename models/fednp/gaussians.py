@@ -38,7 +38,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import torch
@@ -46,6 +46,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ModelError
+from .options import Moments
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,8 +147,6 @@ def updated_site(site: Natural, fresh: Natural, damping: float = 1.0) -> Natural
     return mixed.where(usable, site)
 
 
-Method = Literal["quadrature", "closed", "probit"]
-
 _ZETA2 = math.pi / 8
 _WIDE = 0.25
 """Variance of f·z from which on g and h are taken from moments. At 0.5 either way is exact to 1e-11 with 20
@@ -155,7 +154,7 @@ nodes; below, moments cancel, and above, the other form loses accuracy sooner.""
 
 
 def tilted_moments(
-    mean: Tensor, variance: Tensor, f: Tensor, method: Method = "quadrature", nodes: int = 20
+    mean: Tensor, variance: Tensor, f: Tensor, method: Moments = "quadrature", nodes: int = 20
 ) -> tuple[Tensor, Tensor]:
     """Mean and variance of z under cavity × σ(f·z), for each dimension by itself.
 
@@ -170,7 +169,7 @@ def tilted_moments(
 
 
 def tilted_factor(
-    mean: Tensor, variance: Tensor, f: Tensor, method: Method = "quadrature", nodes: int = 20
+    mean: Tensor, variance: Tensor, f: Tensor, method: Moments = "quadrature", nodes: int = 20
 ) -> tuple[Tensor, Tensor]:
     """η and λ of the Gaussian factor that turns the cavity into one with the tilted moments.
 
@@ -184,7 +183,7 @@ def tilted_factor(
 
 
 def _tilt(
-    mean: Tensor, variance: Tensor, f: Tensor, method: Method, nodes: int
+    mean: Tensor, variance: Tensor, f: Tensor, method: Moments, nodes: int
 ) -> tuple[Tensor, Tensor]:
     """g = 1 − r2 and h = 2·r3 − r2 − r2² of the module's docstring."""
     match method:
@@ -194,7 +193,7 @@ def _tilt(
             return _closed_tilt(mean, variance, f)
         case "probit":
             return _probit_tilt(mean, variance, f)
-    raise ModelError(f"unknown moments {method!r}: there are {', '.join(get_args(Method))}")
+    raise ModelError(f"unknown moments {method!r}: there are {', '.join(get_args(Moments))}")
 
 
 def sigmoid_power_mean(mean: Tensor, variance: Tensor, power: int) -> Tensor:

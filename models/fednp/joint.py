@@ -34,72 +34,19 @@ over with its mass: what it knew of the data stays.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..anatomy import Anatomy, ParameterMap, Part, dense_axes
-from ..errors import ModelError, check_choice, check_number
+from ..errors import ModelError
 from ..graph import ModelGraph
 from ..network import SlicedNetwork
 from ..starts import stream
-from .gaussians import NPN, Method
-
-
-@dataclass(frozen=True)
-class FedNPOptions:
-    """How strongly, and by which auxiliary task, a learner is held to the global view.
-
-    strength
-        λ of eq (19): how much the KL loss weighs beside the learner's own loss, as the learner reduces it.
-        Raise it when peers drift apart between averagings; the paper tried 0.001 to 1.
-    dimensions
-        Of the latent z.
-    hidden
-        Cells in the hidden part of f, and in that of the NPN.
-    rate
-        The learning rate of f and the NPN. They minimise the KL loss at a pace of their own, or a small
-        `strength` would also keep them from learning.
-    spread
-        ε of eq (18), the variance that a parameter's own distribution is given. Smaller pulls harder.
-    damping
-        How far a site moves towards its update, in (0, 1]. Lower it when cavities are out of date.
-    moments, nodes
-        See `tilted_moments`; nodes are those of the quadrature.
-    signals
-        `each`: f has an output for each dimension of z. `one`: a single number, as in the paper; all
-        dimensions of z, which start alike, then stay alike for ever.
-    batch
-        The samples that f looks at in one step. 0: all of them.
-    freeze_z
-        The control: z stays at the prior, so that only the averaged NPN is left of the method.
-    """
-
-    strength: float = 0.01
-    dimensions: int = 10
-    hidden: int = 16
-    rate: float = 0.01
-    spread: float = 0.1
-    damping: float = 0.5
-    moments: Method = "quadrature"
-    nodes: int = 20
-    signals: Literal["each", "one"] = "each"
-    batch: int = 32
-    freeze_z: bool = False
-
-    def __post_init__(self) -> None:
-        check_number("FedNP's strength (λ)", self.strength, least=0)
-        check_number("FedNP's rate", self.rate, above=0)
-        check_number("FedNP's spread (ε)", self.spread, above=0)
-        check_number("FedNP's damping", self.damping, above=0, most=1)
-        for name, least in (("dimensions", 1), ("hidden", 1), ("batch", 0)):
-            check_number(f"FedNP's {name}", getattr(self, name), least=least)
-        check_number("FedNP's nodes", self.nodes, least=2, most=100)
-        check_choice("FedNP's moments", self.moments, get_args(Method))
-        check_choice("FedNP's signals", self.signals, ("each", "one"))
+from .gaussians import NPN
+from .options import FedNPOptions
 
 
 def read_target(network: SlicedNetwork, target: str | Sequence[str]) -> dict[str, nn.Parameter]:

@@ -23,7 +23,8 @@ from .gaussians import (
     tilted_moments,
     updated_site,
 )
-from .joint import SITES, Auxiliary, Features, FedNPOptions, join, read_target, require_unwrapped
+from .joint import SITES, Auxiliary, Features, join, read_target, require_unwrapped
+from .options import FedNPOptions
 
 _MOST = 1000  # samples that f looks at for a site
 
@@ -49,9 +50,6 @@ class FedNPLearner:
     target
         The parameters that the NPN predicts: `last` for the last linear layer, or names of parameters or
         layers of the inner network. They should be shared: private ones would be drawn together.
-    features
-        What f looks at: `input`, or `last` for what enters the target's layer (the paper's backbone), or
-        a layer's name for what enters it. Cells whose outputs f sees must be everybody's.
     inputs
         The peer's own training inputs; taken from the inner learner's `samples` if left out.
     seed
@@ -66,7 +64,6 @@ class FedNPLearner:
         teller: bool = False,
         peers: int | None = None,
         target: str | Sequence[str] = "last",
-        features: str = "input",
         inputs: Tensor | None = None,
         seed: int = 0,
     ):
@@ -78,14 +75,16 @@ class FedNPLearner:
         self._peers = peers
         self._model = network.module
         self._target = read_target(network, target)
-        self._features = Features(network, features, self._target, _inputs_of(inner, inputs))
+        self._features = Features(
+            network, self.options.features, self._target, _inputs_of(inner, inputs)
+        )
         auxiliary = Auxiliary(
             self._features.width, sum(p.numel() for p in self._target.values()), self.options
         )
         auxiliary.start(seed, self._values().detach())
         self._auxiliary = auxiliary.to(network.flat)
         self.network = inner.network = join(network, self._auxiliary)
-        self._adam = Adam(self._auxiliary.learned(), self.options.rate)
+        self._adam = Adam(self._auxiliary.learned(), self.options.auxiliary_rate)
         dimensions = self.options.dimensions
         self.prior = Natural.standard(dimensions)
         self.site = Natural.flat(dimensions)
@@ -116,7 +115,7 @@ class FedNPLearner:
         self.weight_of = lambda model: weight
 
     def train(self, steps: int = 1) -> Metrics:
-        """Train the inner learner for `steps` stretches under the pull, then update the site."""
+        """Train the inner learner `steps` times under the pull, then update the site."""
         self.inner.network = self.network  # whoever runs the learner may have given it another
         self.cavity = self.present_cavity()
         self._count.observe(self._gossiped(), self.peers_seen())
@@ -263,7 +262,9 @@ class FedNPLearner:
         mean, _ = self.predicted()
         for parameter in self._target.values():
             wanted = mean[first : first + parameter.numel()].view_as(parameter)
-            parameter.lerp_(wanted, min(options.rate * options.strength / options.spread, 1.0))
+            parameter.lerp_(
+                wanted, min(options.auxiliary_rate * options.strength / options.spread, 1.0)
+            )
             first += parameter.numel()
 
     def _draw(self) -> Tensor:

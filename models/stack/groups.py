@@ -125,7 +125,7 @@ class SgdGroup(Group):
         """Peers whose optimizers have taken `count` steps."""
         learners = [self._learners[row] for row in rows]
         one, where = learners[0], as_rows(rows, self._device)
-        order = draw(learners, repeats * one.stretch).to(self._device)
+        order = draw(learners, repeats * one.local_samples).to(self._device)
         inputs, labels = self._samples
         seen_labels = labels.rows[order + labels.starts[where, None]]
         job = TrainingJob(
@@ -161,7 +161,7 @@ class SgdGroup(Group):
 
     def _step_ends(self, repeats: int) -> list[int]:
         """Where each gradient step ends; a batch does not reach beyond a repeat."""
-        local, batch = self._learners[0].stretch, self._learners[0].batch
+        local, batch = self._learners[0].local_samples, self._learners[0].batch
         ends = [min(first + batch, local) for first in range(0, local, batch)]
         return [repeat * local + end for repeat in range(repeats) for end in ends]
 
@@ -205,7 +205,7 @@ class AssociativeGroup(Group):
     @torch.no_grad()
     def _train(self, rows: Sequence[int], repeats: int) -> list[tuple[int, Metrics]]:
         learners, where = [self._learners[row] for row in rows], as_rows(rows, self._device)
-        one, count = learners[0], repeats * learners[0].stretch
+        one, count = learners[0], repeats * learners[0].local_samples
         values = self._stack.values[where]
         module, into_hidden = one.module, one.module.hidden.numel()
         hidden = values[:, :into_hidden].unflatten(1, tuple(module.hidden.shape))
@@ -309,7 +309,7 @@ def _kind(learner: Learner) -> Kind:
     if type(learner) is AssociativeLearner:
         module = learner.module
         shape, threshold = tuple(module.hidden.shape), module.threshold
-        settings = (learner.stretch, learner.rate, flat.dtype, flat.device)
+        settings = (learner.local_samples, learner.rate, flat.dtype, flat.device)
         return Kind(("associative", shape, threshold, settings, learner.samples.dtype))
     if type(learner) is not SgdLearner:
         return Kind(type(learner), stackable=False)
@@ -327,7 +327,7 @@ def _kind(learner: Learner) -> Kind:
     if large and any(isinstance(layer, _CONVOLUTIONS) for layer in module.modules()):
         return Kind("convolutions that are faster one by one", stackable=False)
     key = (
-        chain or _signature(module), rule, count, learner.loss, learner.stretch, learner.batch,
+        chain or _signature(module), rule, count, learner.loss, learner.local_samples, learner.batch,
         learner.reduction, flat.dtype, flat.device, tuple(learner.samples[0].shape[1:]),
         learner.held_out[0].dtype, learner.right, learner.samples[1].dtype,
         tuple(learner.samples[1].shape[1:]),

@@ -71,7 +71,7 @@ def perceptrons(
     peers: int = 5,
     layout: str = "6=8=5=4",
     activation: str = "sigmoid",
-    output: str | None = None,
+    output: str = "sigmoid",
     name: str = "",
     level: str | None = None,
     make: Callable[[], nn.Module] | None = None,
@@ -79,7 +79,8 @@ def perceptrons(
 ) -> list[Learner]:
     """Perceptrons with data of their own; settings as the learner takes them."""
     cells = [int(part) for part in layout.split("=")]
-    options = {"stretch": 10, "batch": 4, "rate": 0.2} | options
+    usual = {"local_samples": 10, "batch": 4, "rate": 0.2, "loss": "squared", "reduction": "sum"}
+    options = usual | options
     found: list[Learner] = []
     for index in range(peers):
         torch.manual_seed(index)  # a layer of one cell keeps the bias that torch draws
@@ -97,7 +98,7 @@ def perceptrons(
 def pictures(
     peers: int = 4, act: Callable[[Tensor], Tensor] = torch.relu, **options: Any
 ) -> list[Learner]:
-    options = {"stretch": 8, "batch": 4, "rate": 0.1, "loss": "cross-entropy"} | options
+    options = {"local_samples": 8, "batch": 4, "rate": 0.1, "reduction": "sum"} | options
     return [
         SgdLearner(
             SlicedNetwork(SmallCnn(act), {"global": "1-1-2"}, peer=str(index), seed=3),
@@ -119,7 +120,7 @@ def associators(peers: int = 4) -> list[Learner]:
         )
         whole, _, _ = sparse_vectors(index, 6 + index)
         _, partial, expected = sparse_vectors(100, 12)
-        found.append(AssociativeLearner(network, whole, (partial, expected), stretch=5))
+        found.append(AssociativeLearner(network, whole, (partial, expected), local_samples=5))
     return found
 
 

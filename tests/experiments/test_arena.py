@@ -23,7 +23,7 @@ TABLE: dict[str, Any] = {
     "data": {"partition": "dirichlet", "alpha": 0.5, "test": 50},
     "tasks": [{"kind": "swap", "labels": [8, 9], "peers": 2}],
     "network": {"layout": "64=8=10", "activation": "tanh", "output": "sigmoid"},
-    "training": {"stretch": 60},
+    "training": {"local_samples": 60, "loss": "squared", "reduction": "sum"},
     "models": [
         {"name": "global", "layout": "64-4-5"},
         {"name": "{task}", "layout": "0-2-5", "depends": ["global"]},
@@ -89,7 +89,7 @@ def test_shared_values_are_equal_after_a_round_and_own_ones_are_not() -> None:
     assert not torch.equal(own[0], own[1])
 
 
-def test_every_trains_that_many_stretches_before_averaging() -> None:
+def test_every_trains_that_many_times_before_averaging() -> None:
     once, twice = simulation(every=1), simulation(every=2)
     assert next(once.rounds()).training[0].samples == 60
     assert next(twice.rounds()).training[0].samples == 120
@@ -155,7 +155,12 @@ def test_partial_models_beat_averaging_everything() -> None:
                 "data": {"samples": 60},
                 "tasks": [{"kind": "swaps"}],
                 "network": {"layout": "64=40=10", "activation": "tanh", "output": "sigmoid"},
-                "training": {"stretch": 60, "rate": 0.1},
+                "training": {
+                    "local_samples": 60,
+                    "rate": 0.1,
+                    "loss": "squared",
+                    "reduction": "sum",
+                },
                 "models": models,
             }
         )

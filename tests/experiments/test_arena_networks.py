@@ -69,7 +69,7 @@ def learners(name: str, buffers: str = "average", batch: int = 10) -> list[SgdLe
                 make(), {"global": 0.8}, anatomy=anatomy, peer=str(i), seed=0,
                 buffers=buffers,  # type: ignore[arg-type]
             ),
-            (x[i:], y[i:]), (x, y), stretch=20, batch=batch, reduction="mean", loss="cross-entropy",
+            (x[i:], y[i:]), (x, y), local_samples=20, batch=batch, reduction="mean", loss="cross-entropy",
             seed=i,
         )
         for i in range(4)

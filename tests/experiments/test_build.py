@@ -223,7 +223,7 @@ def test_the_partition_draws_from_its_own_stream_of_the_seed() -> None:
 
 def test_each_optimizer_takes_steps_of_its_own() -> None:
     def moved(optimizer: str) -> torch.Tensor:
-        training = {"optimizer": optimizer, "rate": 0.01, "stretch": 20, "batch": 10}
+        training = {"optimizer": optimizer, "rate": 0.01, "local_samples": 20, "batch": 10}
         member = swarm(training=training).member(0)
         start = member.network.flat.clone()
         member.learner.train(1)

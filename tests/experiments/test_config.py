@@ -39,7 +39,7 @@ def test_every_key_of_a_file_arrives(tmp_path: Path) -> None:
         layout = "784=30=10"
         output = "none"
         [training]
-        stretch = 50
+        local_samples = 50
         rate = 0.5
         [[models]]
         name = "global"
@@ -59,7 +59,7 @@ def test_every_key_of_a_file_arrives(tmp_path: Path) -> None:
         ("cycle", None, 4),
     ]
     assert (config.network.layout, config.network.output) == ("784=30=10", "none")
-    assert (config.training.stretch, config.training.rate) == (50, 0.5)
+    assert (config.training.local_samples, config.training.rate) == (50, 0.5)
     assert [(m.name, m.layout, m.peers, m.depends) for m in config.models] == [
         ("global", "784-20-10", "all", []),
         ("{task}", "0-10-0", "all", ["global"]),
@@ -90,6 +90,10 @@ def test_configs_are_frozen() -> None:
     [
         # a misspelt key names the nearest one, at every depth
         ({"roundz": 3}, "unknown key 'roundz'; did you mean 'rounds'?"),
+        (
+            {"training": {"stretch": 5}},
+            "unknown key 'training.stretch'; it is called local_samples",
+        ),
         ({"data": {"sampels": 3}}, "unknown key 'data.sampels'; did you mean 'samples'?"),
         (
             {"models": [{"nme": "a", "layout": "1"}]},

@@ -30,7 +30,7 @@ def table(network: dict[str, Any] = CNN, **more: Any) -> dict[str, Any]:
         "data": {"samples": 20, "test": 30},
         "network": network,
         "models": [{"name": "global", "share": 0.5}],
-        "training": {"stretch": 20, "loss": "cross-entropy", "reduction": "mean"},
+        "training": {"local_samples": 20, "loss": "cross-entropy", "reduction": "mean"},
     }
     return base | more
 

@@ -19,8 +19,8 @@ def table(**training: Any) -> dict[str, Any]:
         "peers": 3,
         "rounds": 4,
         "data": {"samples": 30, "test": 20},
-        "network": {"layout": "64=8=10"},
-        "training": {"stretch": 10, "batch": 5, "rate": 0.05} | training,
+        "network": {"layout": "64=8=10", "activation": "sigmoid"},
+        "training": {"local_samples": 10, "batch": 5, "rate": 0.05, "reduction": "sum"} | training,
     }
 
 

@@ -256,7 +256,7 @@ def test_gossamer_averages_the_shared_cells_and_nothing_else():
 def test_fedavg_with_one_client_is_sgd_bit_for_bit():
     clients, [twin] = make_clients((20,), batch=3, epochs=2), make_clients((20,), batch=3, epochs=2)
     found = after(FedAvg(), clients, rounds=4)
-    twin.learner.train(8)  # stretches of an epoch each
+    twin.learner.train(8)  # an epoch each
     assert torch.equal(found, twin.values())
 
 

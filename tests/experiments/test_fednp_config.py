@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -23,7 +21,7 @@ def table(**changes):
         "data": {"samples": 20, "test": 50},
         "network": {"layout": "64=8=10"},
         "models": [{"name": "global", "layout": "64-8-10"}],
-        "training": {"stretch": 20},
+        "training": {"local_samples": 20},
         **changes,
     }  # fmt: skip
 
@@ -47,7 +45,7 @@ def test_a_config_with_the_table_runs_fednp_on_the_digits(weights):
     [
         ({"strength": -0.1}, "fednp.strength"),
         ({"damping": 0.0}, "fednp.damping"),
-        ({"rate": 0.0}, "fednp.rate"),
+        ({"rate": 0.5}, "fednp.rate.*auxiliary_rate"),
         ({"nodes": 1}, "fednp.nodes"),
         ({"moments": "printed"}, "fednp.moments"),
         ({"strenght": 1.0}, "strength"),
@@ -86,7 +84,7 @@ def test_the_toys_data_are_the_same_for_a_seed_and_lie_in_their_ranges():
 
 def test_the_toy_study_leaves_a_table_and_a_picture(tmp_path, monkeypatch):
     monkeypatch.setattr(fednp, "ROUNDS", 1)
-    small = replace(fednp.OPTIONS, dimensions=1, hidden=2)
+    small = fednp.OPTIONS.model_copy(update={"dimensions": 1, "hidden": 2})
     monkeypatch.setattr(fednp, "METHODS", {"FedAvg": None, "FedNP": small})
     study = PAPERS["fednp-toy"].study(runs=1)
     records, files = run_study(study, Results(tmp_path, "paper fednp-toy"), jobs=1)

@@ -111,7 +111,7 @@ def simulation(**changed: Any) -> Simulation:
         "data": {"samples": 20, "test": 30},
         "network": {"layout": "64=8=10"},
         "models": [{"name": "global", "layout": "64-6-10"}],
-        "training": {"stretch": 20},
+        "training": {"local_samples": 20},
     }
     return Simulation.of(parse_config(base | changed))
 

@@ -35,7 +35,7 @@ def config(**table: Any) -> Config:
         "data": {"samples": 30, "test": 60},
         "network": {"layout": "64=12=10"},
         "models": [{"name": "all", "layout": "64-8-10"}],
-        "training": {"stretch": 30},
+        "training": {"local_samples": 30},
     }
     return parse_config(base | table)
 
@@ -200,7 +200,7 @@ def test_int8_learns_like_its_plain_twin_with_a_quarter_of_the_bytes(tmp_path: P
     for name, knobs in (("plain", {}), ("int8", {"compress": "int8"})):
         settings = config(
             peers=8, rounds=20, test_every=20, topology="regular:4",
-            data={"samples": 100, "test": 300}, training={"stretch": 200, "rate": 0.3},
+            data={"samples": 100, "test": 300}, training={"local_samples": 200, "rate": 0.3},
             gossip={"mode": "rounds", "exchanges": 2, **knobs},
         )  # fmt: skip
         rounds: list[Any] = []

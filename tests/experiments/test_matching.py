@@ -40,7 +40,7 @@ def three_widths(**changes) -> Config:
             }
             for i in range(3)
         ],
-        "training": {"stretch": 20},
+        "training": {"local_samples": 20},
         "gossip": {"mode": "rounds", "checkpoint": False},
     }  # fmt: skip
     return parse_config(table | changes)

@@ -33,7 +33,7 @@ def learners(
         module = make() if make else mlp("6=8=4")
         slices = {"all": share} if share else {}
         network = SlicedNetwork(module, slices, peer=str(peer), seed=1)
-        found.append(SgdLearner(network, data, data, stretch=8, batch=4, seed=peer, **knobs))
+        found.append(SgdLearner(network, data, data, local_samples=8, batch=4, seed=peer, **knobs))
     return found
 
 

@@ -35,7 +35,7 @@ def table(**changed: Any) -> dict[str, Any]:
         "rounds": 2,
         "data": {"samples": 20, "test": 30},
         "network": {"layout": "64=6=10"},
-        "training": {"stretch": 20},
+        "training": {"local_samples": 20},
         "models": [{"name": "global", "layout": "64-6-10"}],
     }
     return base | changed

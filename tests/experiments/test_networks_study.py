@@ -31,7 +31,7 @@ from gossamer.models import ModelGraph, SlicedNetwork, discover, small_cnn
 
 TINY = Setting(
     "digits", "small-cnn", "images", {"widths": (4, 6), "hidden": 8, "norm": True},
-    peers=3, samples=40, test=100, rounds=2, test_every=1, stretch=20, batch=10,
+    peers=3, samples=40, test=100, rounds=2, test_every=1, local_samples=20, batch=10,
 )  # fmt: skip
 SERIES = replace(TINY, network="lstm", layout="series", options={"hidden": 6})
 SETTINGS = {"CNN": TINY, "LSTM": SERIES}
@@ -137,7 +137,7 @@ def test_too_many_windows_are_refused():
 
 
 def test_a_run_is_repeatable_and_learns_what_it_says():
-    cell = Cell("CNN", replace(TINY, rounds=8, test_every=8, stretch=80), papers.FULL, 0)
+    cell = Cell("CNN", replace(TINY, rounds=8, test_every=8, local_samples=80), papers.FULL, 0)
     record = run(cell)
     assert record == run(cell)
     assert record["by_round"] == [(8, record["own"], record["common"])]

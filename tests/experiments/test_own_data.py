@@ -52,7 +52,7 @@ def table(**more: Any) -> dict[str, Any]:
         "data": {"set": "my_data:orchard", "samples": 60},
         "network": {"layout": "12=8=3"},
         "models": [{"name": "all", "layout": "12-8-3"}],
-        "training": {"stretch": 60, "rate": 0.2, "reduction": "sum"},
+        "training": {"local_samples": 60, "rate": 0.2, "reduction": "sum"},
     } | more
 
 

@@ -34,7 +34,7 @@ def tiny_cells(quick: bool, seed: int) -> list[Cell]:
                 data=Data(samples=10, test=20),
                 network=Network(layout="64=4=10"),
                 models=[Model(name="global", layout=f"64-{level}-10")] if level else [],
-                training=Training(stretch=10, rate=rate),
+                training=Training(local_samples=10, rate=rate),
             ),
         )
         for line, rate in (("slow", 0.1), ("fast", 1.0))
@@ -123,7 +123,7 @@ def test_perceptrons_are_those_of_section_v1(name: str) -> None:
         assert (network.layout, network.activation, network.output) == (
             "784=300=100=10",
             "sigmoid",
-            None,
+            "sigmoid",
         )
         assert (training.rate, training.loss, training.reduction) == (0.1, "squared", "sum")
         assert (training.optimizer, cell.config.cross) == ("sgd", False)
@@ -153,8 +153,8 @@ def test_v3a_averaging_level() -> None:
         }
         assert shared(config) == layouts[int(cell.x)]
         assert [(t.kind, t.labels, t.peers) for t in config.tasks] == [("swap", (8, 9), 7)]
-        assert cell.line == f"{config.training.stretch}"
-    sizes = {cell.config.training.stretch for cell in cells}
+        assert cell.line == f"{config.training.local_samples}"
+    sizes = {cell.config.training.local_samples for cell in cells}
     assert (min(sizes), max(sizes)) == (50, 3000)
     assert {500, 1500} <= sizes
     assert {(c.line, c.x) for c in cells} == {(f"{s}", level) for s in sizes for level in layouts}
@@ -179,7 +179,7 @@ def test_v3d_semi_local() -> None:
         assert shared(config) == models[cell.line]
         depends = [model.depends for model in config.models if model.depends]
         assert depends == ([["global"]] if cell.line.endswith(", dependency") else [])
-        assert cell.x == config.training.stretch
+        assert cell.x == config.training.local_samples
     assert {cell.line for cell in cells} == set(models)
     assert (min(c.x for c in cells), max(c.x for c in cells)) == (25, 150)
     assert PAPERS["semi-local"].runs == 20
@@ -222,7 +222,7 @@ def test_v5_associative() -> None:
         config = cell.config
         assert (config.peers, config.every, config.network.layout) == (15, 1, "50<>400")
         assert (config.data.set, config.data.samples, config.data.test) == ("sparse", 9, 100)
-        assert (config.training.stretch, config.training.rate) == (3, 0.1)
+        assert (config.training.local_samples, config.training.rate) == (3, 0.1)
         assert [(t.kind, t.peers) for t in config.tasks] == [("modified", 2)]
         # partial averaging takes the whole visible layer
         assert shared(config) == ([("global", f"50-{cell.x:g}")] if cell.x else [])

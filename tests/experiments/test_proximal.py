@@ -75,7 +75,7 @@ def config(proximal: float = 0.0) -> Config:
             "network": {"layout": "64=6=10", "output": "none"},
             "models": [{"name": "global", "layout": "64-6-10"}],
             "training": {
-                "stretch": SAMPLES, "batch": 8, "reduction": "mean", "rate": 0.3,
+                "local_samples": SAMPLES, "batch": 8, "reduction": "mean", "rate": 0.3,
                 "loss": "cross-entropy", "proximal": proximal,
             },
             "gossip": {"mode": "server"},

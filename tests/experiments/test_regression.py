@@ -45,7 +45,7 @@ def planes(peer: int, count: int = 20, targets: int = 0) -> tuple[Tensor, Tensor
 
 
 def learners(peers: int = 3, outputs: int = 1, targets: int = 0, **options: Any) -> list[Any]:
-    options = {"stretch": 20, "batch": 5, "rate": 0.02, "loss": distance} | options
+    options = {"local_samples": 20, "batch": 5, "rate": 0.02, "loss": distance} | options
     found = []
     for peer in range(peers):
         module = mlp(f"3=8={outputs}", activation="tanh", output="none")
@@ -93,7 +93,7 @@ def test_a_logit_is_scored_as_the_user_says() -> None:
                 (one.held_out[0], (one.held_out[1] > 1.5).long()),
                 loss=logistic,
                 right=right,
-                stretch=20,
+                local_samples=20,
                 rate=0.05,
             )
             for one in learners()
@@ -113,7 +113,7 @@ def learners_of_classes(**options: Any) -> list[Any]:
     return [
         SgdLearner(
             one.network, (one.samples[0], (one.samples[1] > 1.5).long()),
-            (one.held_out[0], (one.held_out[1] > 1.5).long()), stretch=20, **options,
+            (one.held_out[0], (one.held_out[1] > 1.5).long()), local_samples=20, **options,
         )
         for one in learners()
     ]  # fmt: skip
@@ -176,7 +176,7 @@ def test_a_peer_without_test_samples_is_left_out_of_the_mean() -> None:
 def test_a_peer_without_training_samples_relays() -> None:
     first, relay = learners_of_classes()[:2]
     nothing = (relay.samples[0][:0], relay.samples[1][:0])
-    relay = SgdLearner(relay.network, nothing, relay.held_out, stretch=20)
+    relay = SgdLearner(relay.network, nothing, relay.held_out, local_samples=20)
     before = relay.network.flat.clone()
     assert relay.train(3) == Metrics()
     assert torch.equal(relay.network.flat, before)

@@ -28,7 +28,7 @@ def simulation(**table: Any) -> Simulation:
         "tasks": [{"kind": "swap", "labels": [8, 9], "peers": 1}],
         "network": {"layout": "64=8=10"},
         "models": [{"name": "global", "layout": "64-6-10"}],
-        "training": {"stretch": 20},
+        "training": {"local_samples": 20},
     }
     return Simulation.of(parse_config(base | table))
 

@@ -16,7 +16,7 @@ from gossamer.experiments.arena import Arena
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_perceptron_after_a_hundred_steps(optimizer: str) -> None:
-    # Stretches of 10 in batches of 4, 4 and 2: 3 steps a round.
+    # 10 local samples in batches of 4, 4 and 2: 3 steps a round.
     assert_same(lambda: perceptrons(optimizer=OPTIMIZERS[optimizer]), rounds=34)
 
 
@@ -24,11 +24,15 @@ def test_a_perceptron_after_a_hundred_steps(optimizer: str) -> None:
 @pytest.mark.parametrize("loss", ["squared", "cross-entropy"])
 @pytest.mark.parametrize(
     ("activation", "output"),
-    [("sigmoid", None), ("tanh", "none"), ("relu", "none"), ("prelu", "none"), ("none", "prelu")],
+    [
+        ("sigmoid", "sigmoid"),
+        ("tanh", "none"),
+        ("relu", "none"),
+        ("prelu", "none"),
+        ("none", "prelu"),
+    ],
 )
-def test_every_activation_and_loss(
-    activation: str, output: str | None, loss: str, reduction: str
-) -> None:
+def test_every_activation_and_loss(activation: str, output: str, loss: str, reduction: str) -> None:
     assert_same(
         lambda: perceptrons(
             3, activation=activation, output=output, loss=loss, reduction=reduction, rate=0.05
@@ -56,7 +60,7 @@ def test_batches_that_are_larger_than_layers(layout: str, loss: str) -> None:
     for optimizer in (None, OPTIMIZERS["momentum"]):
         assert_same(
             lambda o=optimizer: perceptrons(
-                3, layout, loss=loss, stretch=50, batch=20, reduction="mean", optimizer=o
+                3, layout, loss=loss, local_samples=50, batch=20, reduction="mean", optimizer=o
             ),
             rounds=12,
         )
@@ -67,7 +71,8 @@ def test_narrow_layers_without_bias() -> None:
         return nn.Sequential(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, 4, bias=False))
 
     assert_same(
-        lambda: perceptrons(4, "6=8=4", make=module, stretch=40, batch=20, rate=0.01), rounds=12
+        lambda: perceptrons(4, "6=8=4", make=module, local_samples=40, batch=20, rate=0.01),
+        rounds=12,
     )
 
 

@@ -282,7 +282,7 @@ def test_a_swarm_on_another_device_learns_the_same() -> None:
         learners = [
             SgdLearner(
                 SlicedNetwork(mlp("6=8=4"), {"all": "6-8-4"}, peer=str(index), seed=1), own, own,
-                stretch=10, seed=index, optimizer=lambda p: torch.optim.Adam(p, 0.01),
+                local_samples=10, seed=index, optimizer=lambda p: torch.optim.Adam(p, 0.01),
             )
             for index in range(3)
         ]  # fmt: skip

@@ -31,7 +31,7 @@ test = 30
 layout = "64=6=10"
 
 [training]
-stretch = 20
+local_samples = 20
 
 [[models]]
 name = "global"
@@ -58,7 +58,7 @@ def tiny(**sweep: Any) -> dict[str, Any]:
         "data": {"samples": 20, "test": 30},
         "network": {"layout": "64=6=10"},
         "models": [{"name": "global", "layout": "64-4-10"}],
-        "training": {"stretch": 20},
+        "training": {"local_samples": 20},
         "sweep": sweep,
     }
 

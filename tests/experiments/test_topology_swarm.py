@@ -30,7 +30,7 @@ def config(**table: Any) -> Config:
         "data": {"samples": 12, "test": 20},
         "network": {"layout": "64=4=10"},
         "models": [{"name": "all", "layout": "64-4-10"}],
-        "training": {"stretch": 20},
+        "training": {"local_samples": 20},
     }
     return parse_config(base | table)
 

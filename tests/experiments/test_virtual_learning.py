@@ -35,12 +35,12 @@ def table(**changed: Any) -> dict[str, Any]:
         "test_every": 2,
         "data": {"samples": 60, "test": 60},
         "tasks": [{"kind": "swap", "labels": [8, 9], "peers": 2}],
-        "network": {"layout": "64=12=10"},
+        "network": {"layout": "64=12=10", "activation": "sigmoid", "output": "sigmoid"},
         "models": [
             {"name": "global", "layout": "64-10-10"},
             {"name": "pair", "layout": "0-1-0", "peers": [0, 1], "depends": ["global"]},
         ],
-        "training": {"stretch": 60, "rate": 0.3},
+        "training": {"local_samples": 60, "rate": 0.3, "loss": "squared", "reduction": "sum"},
         "time": TIME,
     }
     return base | changed
@@ -96,8 +96,8 @@ def test_mass_is_conserved_while_peers_learn() -> None:
         assert sum(account.held for account in accounts) + open_ == len(accounts) * ONE
 
 
-def test_without_gossip_a_stretch_is_a_plain_stretch() -> None:
-    """Adding what a stretch changed must be what training in place is."""
+def test_without_gossip_training_is_plain_training() -> None:
+    """Adding what training changed must be what training in place is."""
     quiet = TIME | {"delay": "constant:1000", "training": "constant:1"}
     swarm, _ = learn(time=quiet, rounds=4)
     fresh = LearningSimulation(parse_config(table(time=quiet, rounds=4)))
@@ -132,7 +132,7 @@ class OneByOne(SgdLearner):
 def test_training_at_once_is_training_one_by_one(
     optimizer: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training = {"stretch": 60, "rate": 0.03}
+    training = {"local_samples": 60, "rate": 0.03}
     if optimizer:
         training["optimizer"] = optimizer
     stacked, tests = learn(time=TROUBLE, training=training, rounds=8)
@@ -144,7 +144,7 @@ def test_training_at_once_is_training_one_by_one(
         torch.testing.assert_close(member.network.flat, other.network.flat, rtol=0, atol=2e-4)
 
 
-def test_stretches_wait_until_one_of_them_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_waits_until_one_peer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
     train = Arena.train
 

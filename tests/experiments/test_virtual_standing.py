@@ -35,7 +35,7 @@ def table(**time: Any) -> dict[str, Any]:
         "data": {"samples": 40, "test": 60},
         "network": {"layout": "64=8=10"},
         "models": [{"name": "global", "layout": "64-8-10"}],
-        "training": {"stretch": 40, "rate": 0.3},
+        "training": {"local_samples": 40, "rate": 0.3},
         "time": {"training": 1, "delay": 0.1} | time,
     }
 
@@ -139,7 +139,7 @@ rounds = 10
 data = {samples = 40, test = 60}
 network = {layout = "64=8=10"}
 models = [{name = "global", layout = "64-8-10"}]
-training = {stretch = 40, rate = 0.3}
+training = {local_samples = 40, rate = 0.3}
 time = {training = 1, delay = 0.1, churn = {trace = "trace.csv"}}
 """,
         "utf-8",

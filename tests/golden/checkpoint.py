@@ -80,10 +80,25 @@ async def _live(folder: Path, kept: Path) -> None:
 def _learner(seed: int) -> Any:
     from gossamer.models import SgdLearner, SlicedNetwork, mlp
 
-    network = SlicedNetwork(mlp("4=5=2"), {"global": "4-4-2"}, peer=str(seed), seed=0)
+    network = SlicedNetwork(
+        mlp("4=5=2", activation="sigmoid", output="sigmoid"),
+        {"global": "4-4-2"},
+        peer=str(seed),
+        seed=0,
+    )
     random = torch.Generator().manual_seed(seed)
     x, y = torch.randn(20, 4, generator=random), torch.randint(0, 2, (20,), generator=random)
-    return SgdLearner(network, (x, y), (x, y), stretch=10, batch=5, rate=0.2, seed=seed)
+    return SgdLearner(
+        network,
+        (x, y),
+        (x, y),
+        local_samples=10,
+        batch=5,
+        rate=0.2,
+        loss="squared",
+        reduction="sum",
+        seed=seed,
+    )
 
 
 def _without_machine(value: Any) -> Any:

@@ -49,7 +49,7 @@ def make_learner(name: str, models: list[str], pause: float) -> Any:
             time.sleep(pause)
             return super().train(steps)
 
-    return Paced(network, (x, y), (x, y), stretch=10, batch=5, rate=0.05, seed=1)
+    return Paced(network, (x, y), (x, y), local_samples=10, batch=5, rate=0.05, seed=1)
 
 
 @dataclass

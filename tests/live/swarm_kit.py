@@ -22,9 +22,9 @@ def small_config(peers: int, rounds: int, **gossip: Any) -> Config:
         rounds=rounds,
         test_every=rounds,
         data=Data(set="digits", samples=40),
-        network=Network(layout="64=12=10"),
+        network=Network(layout="64=12=10", activation="sigmoid", output="sigmoid"),
         models=[Model(name="global", layout="64-10-0")],
-        training=Training(stretch=40, rate=0.1),
+        training=Training(local_samples=40, rate=0.1, loss="squared", reduction="sum"),
         gossip=Gossip(**gossip),
     )
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.live
 def outcome_of(folder, url, **gossip):
     changes = {
         "network": Network(layout="64=200=10", activation="tanh", output="sigmoid"),
-        "training": Training(stretch=40, rate=0.03),
+        "training": Training(local_samples=40, rate=0.03, loss="squared", reduction="sum"),
         "models": [Model(name="global", layout="64-200-0")],
     }
     config = small_config(4, 12, mode="rounds", per_process=2, **gossip).model_copy(update=changes)

@@ -31,7 +31,7 @@ def residual() -> Config:
             "network": {"name": "resnet", "options": {"widths": [8, 16]}},
             "models": [{"name": "global", "share": {"*": 0.8, "input": 1, "7": 0}}],
             "training": {
-                "stretch": 40, "rate": 0.05, "reduction": "mean", "loss": "cross-entropy",
+                "local_samples": 40, "rate": 0.05, "reduction": "mean", "loss": "cross-entropy",
             },
             "gossip": {"mode": "rounds"},
         }

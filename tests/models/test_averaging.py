@@ -115,7 +115,8 @@ def test_section_iii_one_swarm_step_is_one_step_of_the_joined_model(cross):
     total.backward()
 
     for network, sample in zip(networks, data, strict=True):
-        SgdLearner(network, sample, sample, stretch=7, batch=7, rate=rate, loss="squared").train(1)
+        knobs = {"local_samples": 7, "batch": 7, "loss": "squared", "reduction": "sum"}
+        SgdLearner(network, sample, sample, rate=rate, **knobs).train(1)
     average(networks)
 
     for owner, m in members.items():

@@ -26,7 +26,7 @@ def learner(network, seed):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(SHAPE, generator=generator) * (1 + seed) + seed
     y = torch.randint(0, 6, (SHAPE[0],), generator=generator)
-    options = {"stretch": 40, "batch": 20, "reduction": "mean", "loss": "cross-entropy"}
+    options = {"local_samples": 40, "batch": 20, "reduction": "mean", "loss": "cross-entropy"}
     return SgdLearner(network, (x, y), (x, y), rate=0.05, seed=seed, **options)
 
 

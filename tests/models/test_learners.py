@@ -23,13 +23,21 @@ def data(n=40):
 
 
 def learner(**options):
-    network = SlicedNetwork(mlp("4=5=3"), {"g": "4-5-3"}, seed=0)
-    options = {"stretch": 20, "batch": 5, "rate": 0.1} | options
+    network = SlicedNetwork(
+        mlp("4=5=3", activation="sigmoid", output="sigmoid"), {"g": "4-5-3"}, seed=0
+    )
+    options = {
+        "local_samples": 20,
+        "batch": 5,
+        "rate": 0.1,
+        "loss": "squared",
+        "reduction": "sum",
+    } | options
     return SgdLearner(network, data(), data(), **options)
 
 
 def test_a_summed_batch_step_is_the_hand_written_one():
-    mine = learner(stretch=40, batch=40)
+    mine = learner(local_samples=40, batch=40)
     x, y = data()
     w1, b1, w2, b2 = [p.detach().double().clone() for p in mine.network.module.parameters()]
     h = torch.sigmoid(x.double() @ w1.T + b1)
@@ -47,19 +55,19 @@ def test_a_summed_batch_step_is_the_hand_written_one():
         torch.testing.assert_close(got.detach().double(), want, rtol=0, atol=1e-5)
 
 
-def test_a_stretch_counts_samples_and_epochs_visit_every_sample():
-    mine = learner(stretch=7, batch=3)
+def test_local_samples_are_counted_and_epochs_visit_every_sample():
+    mine = learner(local_samples=7, batch=3)
     seen = []
     mine.loss = lambda o, y, inner=mine.loss: (seen.append(len(y)), inner(o, y))[1]
     assert mine.train(2).samples == 14
-    assert seen == [3, 3, 1, 3, 3, 1], "batches end with their stretch"
+    assert seen == [3, 3, 1, 3, 3, 1], "no batch reaches beyond the local samples"
     order = torch.cat([mine.samples[1][mine.draw(1)] for _ in range(26)])
     assert len(order) == 26
     assert len(mine.order) == 0, "14 + 26 samples are one epoch of 40"
 
 
 def test_training_learns_and_testing_changes_nothing():
-    mine = learner(rate=0.5, batch=1, stretch=40)
+    mine = learner(rate=0.5, batch=1, local_samples=40)
     before = mine.test()
     flat = mine.network.flat.clone()
     mine.test()
@@ -81,8 +89,12 @@ def test_any_optimizer_and_cross_entropy():
 def test_one_output_is_a_binary_classifier(loss, output):
     x = torch.linspace(-1, 1, 40)[:, None]
     y = (x[:, 0] > 0.3).long()
-    network = SlicedNetwork(mlp("1=4=1", output=output), {"g": "1-4-1"}, seed=0)
-    mine = SgdLearner(network, (x, y), (x, y), stretch=40, batch=4, rate=1.0, loss=loss)
+    network = SlicedNetwork(
+        mlp("1=4=1", activation="sigmoid", output=output), {"g": "1-4-1"}, seed=0
+    )
+    mine = SgdLearner(
+        network, (x, y), (x, y), local_samples=40, batch=4, rate=1.0, loss=loss, reduction="sum"
+    )
     mine.train(60)
     assert mine.test().accuracy > 0.9
 
@@ -124,7 +136,7 @@ def test_bad_input_is_refused():
     with pytest.raises(ModelError, match="must be at least 1"):
         SgdLearner(network, data(), data(), batch=0)
     with pytest.raises(ModelError, match="unknown activation 'swish'"):
-        mlp("2=2", activation="swish")
+        mlp("2=2", output="swish")
 
 
 def associative(**options):

@@ -54,7 +54,7 @@ def test_independent_starts_are_possible():
 
 
 def test_starts_have_the_spread_they_promise():
-    network = SlicedNetwork(mlp("400=300", activation="prelu"), {"g": "400-300"}, seed=1)
+    network = SlicedNetwork(mlp("400=300", output="prelu"), {"g": "400-300"}, seed=1)
     weight = network.module[0].weight.detach()
     assert float(weight.std()) == pytest.approx(1 / math.sqrt(400), rel=0.02)
     assert (network.module[0].bias == 0).all()
@@ -87,7 +87,7 @@ def test_save_and_load(tmp_path):
     ):
         SlicedNetwork(mlp("4=2"), {"g": "4-2"}).load(path)
     with pytest.raises(ModelError, match=r"another network, it has no parameter '1.weight'"):
-        SlicedNetwork(mlp("4=3", activation="prelu"), {"g": "4-3"}).load(path)
+        SlicedNetwork(mlp("4=3", output="prelu"), {"g": "4-3"}).load(path)
 
 
 def test_a_users_own_per_cell_layer_is_understood():

@@ -24,7 +24,7 @@ def learner(own: SlicedNetwork, momentum: float = 0.9) -> SgdLearner:
     x = torch.randn(30, 4, dtype=torch.float64, generator=random)
     y = torch.randint(0, 3, (30,), generator=random)
     return SgdLearner(
-        own, (x, y), (x, y), stretch=10, loss="cross-entropy",
+        own, (x, y), (x, y), local_samples=10, loss="cross-entropy",
         optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=momentum),
     )  # fmt: skip
 

@@ -60,7 +60,7 @@ def test_nothing_heavy_runs_on_the_loop(run, tmp_path, monkeypatch, mode):
         assert loop_thread not in threads, name
 
 
-def test_a_long_stretch_of_training_leaves_the_loop_free(run):
+def test_long_training_leaves_the_loop_free(run):
     """While a peer trains, the loop's own callbacks go on: they are counted, not timed."""
     turns = [0]
     during: list[int] = []

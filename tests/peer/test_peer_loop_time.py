@@ -16,7 +16,7 @@ from peer_kit import Nest, make_learner, quick
 
 LIMIT = 0.05  # seconds
 NAMES = ("a", "b", "c")
-LARGE = {"layout": "784=300=100=10", "slices": {"global": "784-300-100-10"}, "stretch": 500}
+LARGE = {"layout": "784=300=100=10", "slices": {"global": "784-300-100-10"}, "local_samples": 500}
 
 
 @contextmanager

@@ -21,7 +21,7 @@ def residual(name: str, buffers: str) -> SgdLearner:
         buffers=buffers,  # type: ignore[arg-type]
     )  # fmt: skip
     return SgdLearner(
-        network, (x, y), (x, y), stretch=10, batch=5, rate=0.05, reduction="mean", seed=1,
+        network, (x, y), (x, y), local_samples=10, batch=5, rate=0.05, reduction="mean", seed=1,
         loss="cross-entropy",
     )  # fmt: skip
 

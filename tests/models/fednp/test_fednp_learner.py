@@ -45,7 +45,7 @@ def sgd(
     x += peer if mean is None else mean
     y = torch.randint(0, 3, (samples,), generator=random)
     return SgdLearner(
-        network, (x, y), (x, y), stretch=12, batch=6, rate=0.1, reduction="mean",
+        network, (x, y), (x, y), local_samples=12, batch=6, rate=0.1, reduction="mean",
         loss="cross-entropy", seed=peer,
     )  # fmt: skip
 
@@ -92,7 +92,7 @@ def test_strength_zero_trains_exactly_as_the_inner_learner():
 def test_the_pull_draws_the_target_to_what_the_npn_predicts():
     def distance(strength: float) -> float:
         learner = FedNPLearner(
-            sgd(2), FedNPOptions(strength=strength, dimensions=2, hidden=3, rate=1e-6)
+            sgd(2), FedNPOptions(strength=strength, dimensions=2, hidden=3, auxiliary_rate=1e-6)
         )
         for _ in range(10):
             learner.train(1)
@@ -251,8 +251,8 @@ def test_a_cavity_that_cannot_be_is_not_used():
 @pytest.mark.parametrize("features", ["input", "last", "0"])
 @pytest.mark.parametrize("moments", ["quadrature", "closed", "probit"])
 def test_every_kind_of_features_and_moments_trains(features, moments):
-    options = FedNPOptions(dimensions=2, hidden=3, moments=moments)
-    learner = FedNPLearner(sgd(0), options, peers=2, features=features)
+    options = FedNPOptions(dimensions=2, hidden=3, moments=moments, features=features)
+    learner = FedNPLearner(sgd(0), options, peers=2)
     metrics = learner.train(2)
     assert metrics.samples == 24
     assert torch.isfinite(learner.network.flat).all()
@@ -299,9 +299,9 @@ def test_bad_input_is_named():
     with pytest.raises(ModelError, match=r"no such parameter.*0\.weight"):
         FedNPLearner(sgd(0), target="head")
     with pytest.raises(ModelError, match="input, last"):
-        FedNPLearner(sgd(0), features="backbone")
+        FedNPLearner(sgd(0), FedNPOptions(features="backbone"))
     with pytest.raises(ModelError, match=r"global, local-p0.*features='input'"):
-        FedNPLearner(sgd(0, slices={"global": "4-3-3"}), features="last")
+        FedNPLearner(sgd(0, slices={"global": "4-3-3"}), FedNPOptions(features="last"))
     with pytest.raises(ModelError, match="only once"):
         FedNPLearner(FedNPLearner(sgd(0), OPTIONS), OPTIONS)
     with pytest.raises(ModelError, match="at least one"):
@@ -325,8 +325,10 @@ def test_a_convolutional_network_with_batch_norm_is_wrapped_too(buffers):
         network = SlicedNetwork(
             module, {"global": 1.0}, peer=f"p{peer}", seed=0, example=x[:1], buffers=buffers
         )
-        inner = SgdLearner(network, (x, y), (x, y), stretch=12, batch=6, loss="cross-entropy")
-        return FedNPLearner(inner, OPTIONS, teller=peer == 0, features="last")
+        inner = SgdLearner(network, (x, y), (x, y), local_samples=12, batch=6, loss="cross-entropy")
+        return FedNPLearner(
+            inner, OPTIONS.model_copy(update={"features": "last"}), teller=peer == 0
+        )
 
     learners = [learner(peer) for peer in range(2)]
     rounds = list(Arena(learners, threads=1).run(2))

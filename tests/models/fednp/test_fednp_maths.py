@@ -250,7 +250,7 @@ def test_an_npn_is_sure_of_nothing_and_its_kl_is_zero_only_at_itself():
     [
         ({"strength": -1.0}, "strength"),
         ({"strength": float("nan")}, "strength"),
-        ({"rate": 0.0}, "rate"),
+        ({"auxiliary_rate": 0.0}, "auxiliary_rate"),
         ({"spread": 0.0}, "spread"),
         ({"damping": 0.0}, "damping"),
         ({"damping": 1.5}, "damping"),
@@ -261,7 +261,7 @@ def test_an_npn_is_sure_of_nothing_and_its_kl_is_zero_only_at_itself():
     ],
 )
 def test_knobs_out_of_range_are_named(knob, text):
-    with pytest.raises(ModelError, match=text):
+    with pytest.raises(ValueError, match=text):
         FedNPOptions(**knob)
 
 

@@ -131,7 +131,13 @@ def test_peers_of_three_widths_learn_together() -> None:
             share = slice(30 * index, 30 * index + 30)
             made.append(
                 SgdLearner(
-                    own, (x[share], y[share]), held, stretch=30, rate=0.02, loss="cross-entropy"
+                    own,
+                    (x[share], y[share]),
+                    held,
+                    local_samples=30,
+                    rate=0.02,
+                    loss="cross-entropy",
+                    reduction="sum",
                 )
             )
             commons.append(common)

@@ -20,7 +20,7 @@ def learners(momentum: float) -> list[Learner]:
         )
         made.append(
             SgdLearner(
-                network, own, own, stretch=9, batch=4, seed=index,
+                network, own, own, local_samples=9, batch=4, seed=index,
                 optimizer=lambda p: torch.optim.SGD(p, 0.1, momentum=momentum),
             )
         )  # fmt: skip
