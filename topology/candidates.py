@@ -3,41 +3,16 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil, log
-from types import MappingProxyType
 
 import networkx as nx
 
 from .check import Members, bridge, bridged
-from .errors import DisconnectedError, TopologyError
-from .graph_facts import schedule_rate
-from .graphs import Seed
-from .schedule import Schedule
-from .spec import SCHEDULES, build, build_schedule, parse
-from .spectrum import predicted_exchanges, spectral_gap
-from .structure import Edge, components, weak_spots
+from .graphs import REASONS
+from .schedule import SCHEDULES, Schedule
+from .spec import build, build_schedule, parse
+from .spectrum import predicted_exchanges, schedule_rate, spectral_gap
+from .structure import DisconnectedError, Edge, Seed, TopologyError, components, weak_spots
 from .weights import mixing_matrix
-
-REASONS = MappingProxyType(
-    {
-        "ring": "news walks from neighbour to neighbour: exchanges grow with n²",
-        "path": "a ring with a link cut: four times slower still",
-        "star": "everything passes through one peer",
-        "torus": "news walks in two directions: exchanges grow with n",
-        "hypercube": "every peer is log2 n hops away: exchanges grow with log n",
-        "clique": "everybody hears everybody: exact in one exchange",
-        "regular": "random links are shortcuts: the gap does not fall as the swarm grows",
-        "erdos-renyi": "random links are shortcuts, but some peers have few of them",
-        "watts-strogatz": "a lattice with a few shortcuts",
-        "barabasi-albert": "hubs shorten the ways, and the links of their neighbours weigh little",
-        "exponential": "links of length 1, 2, 4, …, one way: exchanges grow with log n",
-        "expander": "explicit shortcuts: the gap does not fall as the swarm grows",
-        "clusters": "groups mix fast inside; links between neighbouring groups carry the rest",
-        "one-peer-exponential": "one message per peer and exchange, and every period reaches everybody",
-        "random-matchings": "one message per peer and exchange, to somebody else each time",
-        "rotating-rings": "a ring in a new order each time has no slow direction",
-    }
-)
-"""Why a kind of graph mixes as it does, in one line."""
 
 WINDOW = 16
 """Steps over which a schedule that draws afresh is rated: its first so many, repeated."""
