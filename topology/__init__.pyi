@@ -38,6 +38,7 @@ from .spec import from_function as from_function
 from .spec import load as load
 from .spec import parse as parse
 from .spec import plain as plain
+from .spectrum import Pace as Pace
 from .spectrum import consensus_errors as consensus_errors
 from .spectrum import contraction as contraction
 from .spectrum import delayed_matrix as delayed_matrix
@@ -45,6 +46,7 @@ from .spectrum import exchanges_to as exchanges_to
 from .spectrum import link_delays as link_delays
 from .spectrum import log_errors as log_errors
 from .spectrum import period_rate as period_rate
+from .spectrum import predict_pace as predict_pace
 from .spectrum import predicted_exchanges as predicted_exchanges
 from .spectrum import schedule_rate as schedule_rate
 from .spectrum import second_eigenvalue as second_eigenvalue

@@ -43,6 +43,16 @@ class Schedule:
             whole.update(graph.to_directed() if whole.is_directed() else graph)
         return whole
 
+    def part(self, peers: Iterable[int]) -> "Schedule":
+        """The same schedule among some peers alone, numbered anew in their order."""
+        chosen = frozenset(peers)
+
+        def graph(step: int) -> nx.Graph:
+            part = self.graph(step).subgraph(chosen)
+            return nx.convert_node_labels_to_integers(part, ordering="sorted")
+
+        return Schedule(len(chosen), graph, self.period)
+
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {}
 """Schedules by the name a config uses."""

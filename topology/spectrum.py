@@ -7,6 +7,7 @@ Small matrices are solved densely. A run of synchronous push-sum measures the sa
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import ceil, inf, log, log1p
 from typing import Literal
 
@@ -108,6 +109,38 @@ def schedule_rate(
     if window is None:
         raise TopologyError("this schedule never repeats: give steps, the window to measure over")
     return period_rate([schedule.matrix(step, rule) for step in range(window)], method)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast exchanges average, as predicted.
+
+    `gap` is 1 − |λ2| per exchange, `exchanges` what it takes to the tolerance asked for; `exact_after` is
+    the number of exchanges that average exactly, None where no period does.
+    """
+
+    gap: float
+    exchanges: float
+    exact_after: int | None
+
+    @property
+    def rate(self) -> float:
+        """|λ2|: the factor by which the error shrinks per exchange."""
+        return 1.0 - self.gap
+
+
+def predict_pace(
+    schedule: Schedule, rule: Rule = "push", tolerance: float = 1e-6, steps: int | None = None
+) -> Pace:
+    """Predict how fast a schedule averages; `steps` as for `schedule_rate`."""
+    if schedule.period == 1:
+        gap = spectral_gap(schedule.matrix(0, rule))
+    else:
+        gap = 1.0 - schedule_rate(schedule, rule, steps)
+    if gap > 1.0 - 1e-12:  # exact: not for certain before the whole period is over
+        after = schedule.period or steps or 1
+        return Pace(1.0, float(after), after)
+    return Pace(gap, predicted_exchanges(gap, tolerance), None)
 
 
 def _peers(matrix: csr_array) -> int:
