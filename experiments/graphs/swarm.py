@@ -331,7 +331,7 @@ def load_graph(
 
 def _from_config(path: Path) -> SwarmGraph:
     from ..build import Swarm  # torch: only for those who bring a config
-    from ..live import shared_owners
+    from ..live.layout import shared_owners
 
     config = load_config(path)
     models = shared_owners(Swarm(config, str(path)).members())

@@ -13,7 +13,7 @@ import torch
 from gossamer.experiments import Arena, Swarm, load_config, parse_config
 from gossamer.experiments.config.tables import Config, ConfigError
 from gossamer.experiments.graphs import load_graph, mixing_of, swarm_graph
-from gossamer.experiments.live import graph_of, plan, shared_owners
+from gossamer.experiments.live.layout import graph_of, plan, shared_owners
 from gossamer.models import average
 from gossamer.peer import BrokerAddress, HostSpec
 from gossamer.topology import Schedule, build, predicted_exchanges, spectral_gap, uniform_push

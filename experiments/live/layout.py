@@ -12,11 +12,11 @@ from typing import Any
 
 import networkx as nx
 
-from ..gossip.compress import CompressError
-from ..gossip.compress import parse as parse_compressor
-from ..gossip.trust import Identity, TrustError, invite, public_text, save_invitation
-from ..models import implementers
-from ..peer import (
+from ...gossip.compress import CompressError
+from ...gossip.compress import parse as parse_compressor
+from ...gossip.trust import Identity, TrustError, invite, public_text, save_invitation
+from ...models import implementers
+from ...peer import (
     BrokerAddress,
     PeerSpec,
     PlaceSettings,
@@ -25,10 +25,10 @@ from ..peer import (
     blocks,
     schema_entries,
 )
-from .build import Member, Swarm, trained_file
-from .config.needs import heed
-from .config.tables import Config, ConfigError, starts_apart, without_networks
-from .graphs.swarm import PUSHES, SwarmGraph, require_push, swarm_graph, tell
+from ..build import Member, Swarm, trained_file
+from ..config.needs import heed
+from ..config.tables import Config, ConfigError, starts_apart, without_networks
+from ..graphs.swarm import PUSHES, SwarmGraph, require_push, swarm_graph, tell
 
 ENTRY = "gossamer.experiments.build:make_learner"
 """What builds the learner of a config's peer."""
