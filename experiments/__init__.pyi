@@ -1,5 +1,7 @@
 from .arena import Arena as Arena
 from .arena import Round as Round
+from .arena import Simulation as Simulation
+from .arena import simulate as simulate
 from .build import Member as Member
 from .build import Swarm as Swarm
 from .config import Config as Config
@@ -7,5 +9,3 @@ from .config import load_config as load_config
 from .config import parse_config as parse_config
 from .errors import ConfigError as ConfigError
 from .results import Results as Results
-from .simulation import Simulation as Simulation
-from .simulation import simulate as simulate

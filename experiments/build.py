@@ -22,6 +22,7 @@ from ..models import (
     Learner,
     ModelError,
     ModelGraph,
+    Proximal,
     SgdLearner,
     SlicedNetwork,
     SliceSpec,
@@ -42,7 +43,6 @@ from .config.tables import (
 from .data import DataError, Dataset, Samples, Task, load, partition, tasks
 from .errors import ConfigError
 from .networks import NamedNetwork
-from .proximal import Proximal
 
 
 @dataclass(frozen=True)

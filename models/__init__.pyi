@@ -34,6 +34,9 @@ from .networks import small_cnn as small_cnn
 from .networks import unet as unet
 from .networks import vit as vit
 from .permuting import permute as permute
+from .proximal import GradientTerm as GradientTerm
+from .proximal import Proximal as Proximal
+from .proximal import adding_to_gradient as adding_to_gradient
 from .sgd import Loss as Loss
 from .sgd import PlainSgd as PlainSgd
 from .sgd import Right as Right

@@ -3,41 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil, log
-from types import MappingProxyType
-
-import networkx as nx
 
 from .check import Members, bridge, bridged
-from .errors import DisconnectedError, TopologyError
-from .graph_facts import schedule_rate
-from .graphs import Seed
-from .schedule import Schedule
-from .spec import SCHEDULES, build, build_schedule, parse
-from .spectrum import predicted_exchanges, spectral_gap
-from .structure import Edge, components, weak_spots
-from .weights import mixing_matrix
-
-REASONS = MappingProxyType(
-    {
-        "ring": "news walks from neighbour to neighbour: exchanges grow with n²",
-        "path": "a ring with a link cut: four times slower still",
-        "star": "everything passes through one peer",
-        "torus": "news walks in two directions: exchanges grow with n",
-        "hypercube": "every peer is log2 n hops away: exchanges grow with log n",
-        "clique": "everybody hears everybody: exact in one exchange",
-        "regular": "random links are shortcuts: the gap does not fall as the swarm grows",
-        "erdos-renyi": "random links are shortcuts, but some peers have few of them",
-        "watts-strogatz": "a lattice with a few shortcuts",
-        "barabasi-albert": "hubs shorten the ways, and the links of their neighbours weigh little",
-        "exponential": "links of length 1, 2, 4, …, one way: exchanges grow with log n",
-        "expander": "explicit shortcuts: the gap does not fall as the swarm grows",
-        "clusters": "groups mix fast inside; links between neighbouring groups carry the rest",
-        "one-peer-exponential": "one message per peer and exchange, and every period reaches everybody",
-        "random-matchings": "one message per peer and exchange, to somebody else each time",
-        "rotating-rings": "a ring in a new order each time has no slow direction",
-    }
-)
-"""Why a kind of graph mixes as it does, in one line."""
+from .graphs import REASONS
+from .schedule import SCHEDULES, Schedule, static
+from .spec import build, build_schedule, parse
+from .spectrum import Pace, predict_pace
+from .structure import DisconnectedError, Edge, Seed, TopologyError, components, weak_spots
 
 WINDOW = 16
 """Steps over which a schedule that draws afresh is rated: its first so many, repeated."""
@@ -154,41 +126,35 @@ def _judge(
 ) -> Candidate:
     kind, _ = parse(spec)
     added: tuple[Edge, ...] = ()
+    reason = REASONS.get(kind, "")
     if kind in SCHEDULES:
         schedule = build_schedule(spec, peers, seed)
         sends, per_exchange = _traffic(schedule)
         _within(sends, degree)
-        slowest, rate = _slowest_on_schedule(schedule, models)
-        exact_after, spots = schedule.period or WINDOW, ""
     else:
         graph = build(spec, peers, seed)
-        _within(max(len(graph[peer]) for peer in graph), degree)
+        _within(_traffic(static(graph))[0], degree)
         bridging = bridge(graph, models)
         graph, added = bridged(graph, bridging), bridging.edges
-        sends = max(len(graph[peer]) for peer in graph)
+        schedule = static(graph)
+        sends, per_exchange = _traffic(schedule)
         if added:
             _within(sends, degree, f", {len(added)} of them to join torn models")
-        per_exchange = sum(len(graph[peer]) for peer in graph) / peers
-        slowest, rate = _slowest(graph, models)
-        exact_after = 1
         edges, cut = weak_spots(graph)
-        spots = (
-            ""
-            if not (edges or cut)
-            else f"; {len(cut)} peers and {len(edges)} links alone can split it"
-        )
-    exact = rate < 1e-12
-    exchanges = float(exact_after) if exact else predicted_exchanges(1.0 - rate, tolerance)
+        if edges or cut:
+            reason += f"; {len(cut)} peers and {len(edges)} links alone can split it"
+    slowest, pace = _slowest(schedule, models, tolerance)
     error = None
     if budget is not None:
         affordable = int(budget // (message * per_exchange))
         # an exact schedule has averaged nothing for certain before its period is over
-        error = float(affordable < exact_after) if exact else rate**affordable
-    reason = REASONS.get(kind, "") + spots
+        exact = pace.exact_after
+        error = pace.rate**affordable if exact is None else float(affordable < exact)
     if len(models) > 1 and slowest != "everybody":
         reason += f"; slowest is {slowest}"
+    messages = pace.exchanges * per_exchange
     return Candidate(
-        spec, rate, sends, exchanges * per_exchange, exchanges, reason, slowest, added, error
+        spec, pace.rate, sends, messages, pace.exchanges, reason, slowest, added, error
     )
 
 
@@ -208,32 +174,17 @@ def _traffic(schedule: Schedule) -> tuple[int, float]:
     return most, total / steps / schedule.peers
 
 
-def _slowest(graph: nx.Graph, models: Members) -> tuple[str, float]:
-    rates = {
-        model: 1.0 - spectral_gap(mixing_matrix(graph.subgraph(who)))
-        for model, who in models.items()
-    }
-    slowest = max(rates, key=lambda model: rates[model])
-    return slowest, rates[slowest]
-
-
-def _slowest_on_schedule(schedule: Schedule, models: Members) -> tuple[str, float]:
-    rates: dict[str, float] = {}
+def _slowest(schedule: Schedule, models: Members, tolerance: float) -> tuple[str, Pace]:
+    """The partial model that averages most slowly, and its pace."""
+    paces: dict[str, Pace] = {}
     window = schedule.period or WINDOW
     for model, who in models.items():
-        chosen = set(who)
-        part = Schedule(
-            len(chosen),
-            lambda step, chosen=chosen: nx.convert_node_labels_to_integers(
-                schedule.graph(step).subgraph(chosen), ordering="sorted"
-            ),
-            schedule.period,
-        )
+        part = schedule.part(who)
         parts = components(part.union(0, window))
         if len(parts) > 1:
             raise DisconnectedError(
                 f"{model!r} never meets on it: a schedule cannot be bridged", parts
             )
-        rates[model] = schedule_rate(part, steps=window)
-    slowest = max(rates, key=lambda model: rates[model])
-    return slowest, rates[slowest]
+        paces[model] = predict_pace(part, tolerance=tolerance, steps=window)
+    slowest = max(paces, key=lambda model: paces[model].rate)
+    return slowest, paces[slowest]

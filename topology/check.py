@@ -1,4 +1,5 @@
-"""Is every partial model's subgraph connected, and which least set of links would make it so?
+"""What to know of a graph before a swarm lives on it: is every partial model's subgraph connected, which
+least set of links would make it so, and how fast does it mix?
 
 A partial model gossips on the subgraph of the peers that implement it. Bridging several models at
 once is a set-cover problem, since one link may serve many models: it is solved exactly as an integer
@@ -15,8 +16,19 @@ import numpy as np
 from scipy.optimize import LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from .errors import DisconnectedError, TopologyError, name_components, name_peers
-from .structure import Edge, components
+from .spectrum import predicted_exchanges, spectral_gap
+from .structure import (
+    DisconnectedError,
+    Edge,
+    Seed,
+    TopologyError,
+    components,
+    effective_diameter,
+    name_components,
+    name_peers,
+    require_connected,
+    weak_spots,
+)
 from .weights import Rule, mixing_matrix
 
 Members = Mapping[str, Collection[int]]
@@ -260,3 +272,88 @@ def _chained(graph: nx.Graph, torn: Mapping[str, nx.Graph]) -> set[Edge]:
             degree.update((u, v))
             added.add((u, v))
     return added
+
+
+# --- facts in one object ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one graph does to gossip.
+
+    `exchanges` is the prediction from the slowest start to `tolerance`; `messages` is exchanges ×
+    links used per exchange (both directions of an undirected link). Losing one of `cut_edges` or
+    `bridge_peers` cuts the swarm apart.
+    """
+
+    peers: int
+    links: int
+    directed: bool
+    least_degree: int
+    mean_degree: float
+    most_degree: int
+    gap: float
+    tolerance: float
+    exchanges: float
+    effective_diameter: float
+    cut_edges: tuple[Edge, ...]
+    bridge_peers: tuple[int, ...]
+
+    @property
+    def second(self) -> float:
+        """|λ2|: the factor by which the error shrinks per exchange."""
+        return 1.0 - self.gap
+
+    @property
+    def messages(self) -> float:
+        """Messages that the swarm sends until the tolerance is met."""
+        return self.exchanges * self.links * (1 if self.directed else 2)
+
+
+def facts(
+    graph: nx.Graph,
+    rule: Rule = "push",
+    tolerance: float = 1e-6,
+    seed: Seed = 0,
+    what: str = "the graph",
+    sources: int = 64,
+) -> Facts:
+    """Degrees, spectrum, distances and weak spots of a connected graph.
+
+    A disconnected one raises `DisconnectedError` with its components. `seed` and `sources` choose
+    where distances are sampled from when there are more peers than `sources`. Links that carry nothing
+    under the rule do not count.
+    """
+    whole, graph = graph, flowing(graph, rule)
+    if graph is not whole:
+        what = f"{what} without its links of weight 0"
+    require_connected(graph, what)
+    gap = spectral_gap(mixing_matrix(graph, rule))
+    degrees = [
+        d for _, d in (graph.out_degree() if isinstance(graph, nx.DiGraph) else graph.degree())
+    ]
+    edges, peers = weak_spots(graph)
+    return Facts(
+        peers=len(graph),
+        links=graph.number_of_edges(),
+        directed=graph.is_directed(),
+        least_degree=min(degrees),
+        mean_degree=sum(degrees) / len(degrees),
+        most_degree=max(degrees),
+        gap=gap,
+        tolerance=tolerance,
+        exchanges=predicted_exchanges(gap, tolerance),
+        effective_diameter=effective_diameter(graph, sources=sources, seed=seed),
+        cut_edges=tuple(edges),
+        bridge_peers=tuple(peers),
+    )
+
+
+def model_facts(
+    graph: nx.Graph, members: Members, rule: Rule = "push", tolerance: float = 1e-6, seed: Seed = 0
+) -> Mapping[str, Facts]:
+    """Facts of each partial model on the subgraph of the peers that implement it."""
+    return {
+        model: facts(part, rule, tolerance, seed, f"the subgraph of partial model {model!r}")
+        for model, part in subgraphs(graph, members).items()
+    }

@@ -7,18 +7,35 @@ builder takes `seed` (an int or a numpy Generator) and gives the same graph for 
 from collections.abc import Callable
 from itertools import combinations
 from math import isqrt, log, pi, sqrt
+from typing import TypeVar
 
 import networkx as nx
 import numpy as np
 from scipy.spatial import KDTree
 
-from .errors import DisconnectedError, TopologyError, name_components
+from .structure import DisconnectedError, Seed, TopologyError, name_components
 
-Seed = int | np.random.Generator
-"""What every `seed` parameter takes."""
+F = TypeVar("F", bound=Callable)
+
+BUILDERS: dict[str, Callable[..., nx.Graph]] = {}
+"""Graph builders by the name a config uses."""
+
+REASONS: dict[str, str] = {}
+"""Why a kind of graph mixes as it does, in one line."""
 
 DRAWS = 20
 """How often a random builder draws again before it gives up on a connected graph."""
+
+
+def register(table: dict[str, F], reason: str = "") -> Callable[[F], F]:
+    """Decorate a builder (or a schedule): a config names it as its function, with `-` for `_`."""
+
+    def add(function: F) -> F:
+        name = function.__name__.replace("_", "-")
+        table[name], REASONS[name] = function, reason
+        return function
+
+    return add
 
 
 def _empty(peers: int, directed: bool = False) -> nx.Graph:
@@ -52,6 +69,7 @@ def _draw(make: Callable[[int], nx.Graph], seed: Seed, hint: str) -> nx.Graph:
     )
 
 
+@register(BUILDERS, "news walks from neighbour to neighbour: exchanges grow with n²")
 def ring(peers: int) -> nx.Graph:
     """Each peer talks to two neighbours in a circle: few links, slow mixing (n² exchanges)."""
     graph = _empty(peers)
@@ -60,6 +78,7 @@ def ring(peers: int) -> nx.Graph:
     return graph
 
 
+@register(BUILDERS, "a ring with a link cut: four times slower still")
 def path(peers: int) -> nx.Graph:
     """A ring with one link cut: four times slower than the ring, and every link a weak spot."""
     graph = _empty(peers)
@@ -67,6 +86,7 @@ def path(peers: int) -> nx.Graph:
     return graph
 
 
+@register(BUILDERS, "everything passes through one peer")
 def star(peers: int) -> nx.Graph:
     """Everybody talks to peer 0 alone: the shape of a server, with a server's weak spot."""
     graph = _empty(peers)
@@ -74,6 +94,7 @@ def star(peers: int) -> nx.Graph:
     return graph
 
 
+@register(BUILDERS, "news walks in two directions: exchanges grow with n")
 def torus(peers: int, rows: int | None = None) -> nx.Graph:
     """A grid whose borders meet. `rows` must divide `peers`; left out, the squarest grid it is."""
     _need(peers >= 4, f"a torus needs at least 4 peers, not {peers}; use a ring")
@@ -94,6 +115,7 @@ def torus(peers: int, rows: int | None = None) -> nx.Graph:
     return graph
 
 
+@register(BUILDERS, "every peer is log2 n hops away: exchanges grow with log n")
 def hypercube(peers: int) -> nx.Graph:
     """Peers differ from their log2(n) neighbours in one bit. Needs a power of two."""
     below = 1 << max(peers.bit_length() - 1, 0)
@@ -108,6 +130,7 @@ def hypercube(peers: int) -> nx.Graph:
     return graph
 
 
+@register(BUILDERS, "everybody hears everybody: exact in one exchange")
 def clique(peers: int) -> nx.Graph:
     """Everybody talks to everybody: exact in one exchange, at n² messages."""
     graph = _empty(peers)
@@ -115,6 +138,7 @@ def clique(peers: int) -> nx.Graph:
     return graph
 
 
+@register(BUILDERS, "random links are shortcuts: the gap does not fall as the swarm grows")
 def regular(peers: int, degree: int = 4, seed: Seed = 0) -> nx.Graph:
     """A random graph in which everybody has `degree` neighbours: near the best mixing per link.
 
@@ -131,6 +155,7 @@ def regular(peers: int, degree: int = 4, seed: Seed = 0) -> nx.Graph:
     )
 
 
+@register(BUILDERS, "random links are shortcuts, but some peers have few of them")
 def erdos_renyi(peers: int, p: float | None = None, seed: Seed = 0) -> nx.Graph:
     """Each pair is linked with probability `p`, given that the whole is connected, else an error.
 
@@ -147,6 +172,7 @@ def erdos_renyi(peers: int, p: float | None = None, seed: Seed = 0) -> nx.Graph:
     )
 
 
+@register(BUILDERS, "a lattice with a few shortcuts")
 def watts_strogatz(peers: int, degree: int = 4, p: float = 0.1, seed: Seed = 0) -> nx.Graph:
     """A ring of near neighbours, each link rewired with probability `p`.
 
@@ -162,6 +188,7 @@ def watts_strogatz(peers: int, degree: int = 4, p: float = 0.1, seed: Seed = 0) 
     )
 
 
+@register(BUILDERS, "hubs shorten the ways, and the links of their neighbours weigh little")
 def barabasi_albert(peers: int, links: int = 2, seed: Seed = 0) -> nx.Graph:
     """Newcomers link to `links` peers, popular ones first: a few hubs, many leaves.
 
@@ -171,6 +198,7 @@ def barabasi_albert(peers: int, links: int = 2, seed: Seed = 0) -> nx.Graph:
     return _draw(lambda s: nx.barabasi_albert_graph(peers, links, seed=s), seed, "Raise links.")
 
 
+@register(BUILDERS, "links of length 1, 2, 4, …, one way: exchanges grow with log n")
 def exponential(peers: int) -> nx.DiGraph:
     """Directed: peer i sends to i + 1, i + 2, i + 4, … . Gap 2 / (1 + log2 n) for even n."""
     graph = _empty(peers, directed=True)
@@ -179,6 +207,7 @@ def exponential(peers: int) -> nx.DiGraph:
     return graph  # pyright: ignore[reportReturnType]
 
 
+@register(BUILDERS, "explicit shortcuts: the gap does not fall as the swarm grows")
 def expander(peers: int) -> nx.Graph:
     """Margulis, Gabber and Galil's explicit expander: at most 8 neighbours, no randomness.
 
@@ -197,6 +226,7 @@ def expander(peers: int) -> nx.Graph:
     return graph
 
 
+@register(BUILDERS, "groups mix fast inside; links between neighbouring groups carry the rest")
 def clusters(
     peers: int, clusters: int = 4, links: int = 1, degree: int | None = None, seed: Seed = 0
 ) -> nx.Graph:
@@ -233,6 +263,7 @@ def clusters(
     return graph
 
 
+@register(BUILDERS)
 def geographic(
     peers: int, radius: float | None = None, delay: float = 1.0, seed: Seed = 0
 ) -> nx.Graph:

@@ -11,10 +11,8 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from .errors import TopologyError
-from .graphs import Seed
 from .spectrum import DENSE, predicted_exchanges, spectral_gap
-from .structure import Edge, components, require_connected, weak_spots
+from .structure import Edge, Seed, TopologyError, components, require_connected, weak_spots
 from .weights import Rule, mixing_matrix
 
 Kind = Literal["peers", "links"]

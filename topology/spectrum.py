@@ -1,23 +1,27 @@
-"""How fast an exchange mixes: the second eigenvalue of a mixing matrix, by sparse methods.
+"""How fast an exchange mixes: predicted by the second eigenvalue of its matrix, and measured.
 
 The error of synchronous push-sum shrinks per exchange like |λ2| of its column-stochastic matrix W;
 the *gap* is 1 − |λ2|. A reversible W (every rule on an undirected graph) has the eigenvalues of a
 symmetric matrix and gets Lanczos; slow ones (rings) get shift-invert; directed ones get Arnoldi.
-Small matrices are solved densely.
+Small matrices are solved densely. A run of synchronous push-sum measures the same.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import ceil, inf, log, log1p
 from typing import Literal
 
+import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import eigh_tridiagonal
-from scipy.sparse import csc_array, csr_array, diags_array, eye_array
+from scipy.sparse import block_array, coo_array, csc_array, csr_array, diags_array, eye_array
 from scipy.sparse.csgraph import breadth_first_order
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs, eigsh, splu
 
-from .errors import TopologyError
+from .schedule import Schedule
+from .structure import Seed, TopologyError
+from .weights import Rule, mixing_matrix
 
 Vector = NDArray[np.float64]
 Method = Literal["auto", "dense", "sparse"]
@@ -91,6 +95,52 @@ def period_rate(matrices: Sequence[csr_array], method: Method = "auto") -> float
     else:
         second = _arnoldi(apply, peers)
     return min(second, 1.0) ** (1.0 / len(matrices))
+
+
+def schedule_rate(
+    schedule: Schedule, rule: Rule = "push", steps: int | None = None, method: Method = "auto"
+) -> float:
+    """|λ2| per exchange over one period; 0 when a period averages exactly.
+
+    A schedule without a period needs `steps`, the window to take instead; raise it until the rate
+    settles.
+    """
+    window = steps or schedule.period
+    if window is None:
+        raise TopologyError("this schedule never repeats: give steps, the window to measure over")
+    return period_rate([schedule.matrix(step, rule) for step in range(window)], method)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast exchanges average, as predicted.
+
+    `gap` is 1 − |λ2| per exchange, `exchanges` what it takes to the tolerance asked for; `exact_after` is
+    the number of exchanges that average exactly, None where no period does.
+    """
+
+    gap: float
+    exchanges: float
+    exact_after: int | None
+
+    @property
+    def rate(self) -> float:
+        """|λ2|: the factor by which the error shrinks per exchange."""
+        return 1.0 - self.gap
+
+
+def predict_pace(
+    schedule: Schedule, rule: Rule = "push", tolerance: float = 1e-6, steps: int | None = None
+) -> Pace:
+    """Predict how fast a schedule averages; `steps` as for `schedule_rate`."""
+    if schedule.period == 1:
+        gap = spectral_gap(schedule.matrix(0, rule))
+    else:
+        gap = 1.0 - schedule_rate(schedule, rule, steps)
+    if gap > 1.0 - 1e-12:  # exact: not for certain before the whole period is over
+        after = schedule.period or steps or 1
+        return Pace(1.0, float(after), after)
+    return Pace(gap, predicted_exchanges(gap, tolerance), None)
 
 
 def _peers(matrix: csr_array) -> int:
@@ -270,5 +320,134 @@ def _general_second(matrix: csr_array) -> float:
             return second
     raise TopologyError(
         f"no second eigenvalue for this directed graph of {peers} peers: the solvers did not "
-        "converge. Measure it instead (measure.contraction), or use more self-weight"
+        "converge. Measure it instead (gossamer.topology.contraction), or use more self-weight"
     )
+
+
+# --- measured: synchronous push-sum, run ---------------------------------------------------------
+
+Exchange = csr_array | Callable[[int], csr_array]
+"""One column-stochastic matrix, or a function of the step that gives one (a schedule)."""
+
+
+def log_errors(
+    exchange: Exchange, exchanges: int, start: Vector | None = None, seed: Seed = 0
+) -> Vector:
+    """Natural log of the error after 0 … `exchanges` exchanges, relative to the first error.
+
+    The error is the root mean square of x − x̄ weighted by w. `start` holds one value per peer (drawn
+    from a normal distribution when left out); all weights start at 1. −inf where it is exact.
+
+    The state is kept as distance from the mean, s − x̄·w, and rescaled as it shrinks, so that thousands
+    of exchanges can be measured without sinking into rounding.
+    """
+    first = exchange(0) if callable(exchange) else exchange
+    peers = len(first.indptr) - 1
+    value = (
+        np.random.default_rng(seed).standard_normal(peers)
+        if start is None
+        else np.array(start, float)
+    )
+    if value.shape != (peers,):
+        raise TopologyError(
+            f"start has shape {value.shape}: give one value for each of {peers} peers"
+        )
+    offset = value - value.mean()
+    weight = np.ones(peers)
+    size = float(np.sqrt(np.mean(offset**2)))
+    if size == 0:
+        return np.full(exchanges + 1, -np.inf)
+    logs = np.full(exchanges + 1, -np.inf)
+    logs[0] = 0.0
+    for step in range(exchanges):
+        matrix = exchange(step) if callable(exchange) else exchange
+        offset = matrix @ (offset / size)
+        weight = matrix @ weight
+        offset -= weight * (offset.sum() / weight.sum())  # rounding only: the sum is conserved at 0
+        size = float(np.sqrt(np.sum(offset**2 / weight) / peers))
+        if size < 1e-14:  # this exchange averaged exactly
+            break
+        logs[step + 1] = logs[step] + np.log(size)
+    return logs
+
+
+def consensus_errors(
+    exchange: Exchange, exchanges: int, start: Vector | None = None, seed: Seed = 0
+) -> Vector:
+    """`log_errors` as plain numbers, for pictures: 1 at the start, falling."""
+    return np.exp(log_errors(exchange, exchanges, start, seed))
+
+
+def contraction(
+    exchange: Exchange, exchanges: int, start: Vector | None = None, seed: Seed = 0
+) -> float:
+    """Measured |λ2|: mean factor per exchange over the second half of a run.
+
+    Give several times 1 / gap exchanges, so that only the slowest mode is left by half-time.
+    """
+    logs = log_errors(exchange, exchanges, start, seed)
+    half = exchanges // 2
+    if exchanges < 2 or not np.isfinite(logs[half]):
+        return 0.0
+    return float(np.exp((logs[-1] - logs[half]) / (exchanges - half)))
+
+
+def exchanges_to(logs: Vector, tolerance: float) -> int | None:
+    """First exchange after which the error stays at or under `tolerance`; None when never."""
+    above = np.flatnonzero(logs > np.log(tolerance))
+    first = int(above[-1]) + 1 if above.size else 0
+    return first if first < len(logs) else None
+
+
+# --- links that take time: messages arrive some exchanges later ----------------------------------
+
+
+def link_delays(graph: nx.Graph, most: int, seed: Seed = 0) -> nx.Graph:
+    """A copy whose links carry `late`: whole exchanges on the way, 0 … `most`.
+
+    In proportion to `delay` where every link has one (the slowest gets `most`), else drawn evenly.
+    """
+    if most < 0:
+        raise TopologyError(f"a delay is a number of exchanges, 0 or more, not {most}")
+    copy = graph.copy()
+    links = copy.number_of_edges()
+    delays = [d for *_, d in copy.edges(data="delay") if isinstance(d, int | float)]
+    if delays and len(delays) == links:
+        top = max(delays) or 1.0
+        late = [round(most * delay / top) for delay in delays]
+    else:
+        late = np.random.default_rng(seed).integers(0, most + 1, links).tolist()
+    for (u, v), steps in zip(copy.edges, late, strict=True):
+        copy[u][v]["late"] = steps
+    return copy
+
+
+def delayed_matrix(graph: nx.Graph, rule: Rule = "push") -> csr_array:
+    """One exchange of a swarm whose links are `late`, mass on its way included.
+
+    The state is the peers' mass, then what arrives in 1, 2, … exchanges at each peer. Columns sum to
+    1, so `spectral_gap` predicts the rate as for any other exchange.
+    """
+    nodes = sorted(graph.nodes)
+    index = {node: i for i, node in enumerate(nodes)}
+    peers = len(nodes)
+    late = {}
+    for u, v, steps in graph.edges(data="late", default=0):
+        late[index[v], index[u]] = steps
+        if not graph.is_directed():
+            late[index[u], index[v]] = steps
+    shares = coo_array(mixing_matrix(graph, rule))
+    row, column = shares.coords
+    steps = np.array(
+        [late.get((i, j), 0) for i, j in zip(row.tolist(), column.tolist(), strict=True)]
+    )
+    most = int(steps.max(initial=0))
+    blocks: list[list[csr_array | None]] = [[None] * (most + 1) for _ in range(most + 1)]
+    for stage in range(most + 1):
+        taken = steps == stage
+        blocks[stage][0] = csr_array(
+            (shares.data[taken], (row[taken], column[taken])), shape=(peers, peers)
+        )
+        if stage < most:  # what was due in stage + 1 exchanges is due in one less
+            blocks[stage][stage + 1] = csr_array(eye_array(peers))
+    return csr_array(block_array(blocks))

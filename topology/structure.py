@@ -1,6 +1,10 @@
-"""Shape of a graph: how far apart peers are, and which links and peers it cannot lose."""
+"""Shape of a graph: its parts, how far apart peers are, which links and peers it cannot lose.
 
-from collections.abc import Iterator
+Also what a bad graph raises, and how its messages name peers.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -8,10 +12,63 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import dijkstra
 
-from .errors import DisconnectedError, name_components
-from .graphs import Seed
+from gossamer.errors import GossamerError
 
 Edge = tuple[int, int]
+
+Seed = int | np.random.Generator
+"""What every `seed` parameter takes."""
+
+
+class TopologyError(GossamerError, ValueError):
+    """A graph, file, schedule or weight that gossip cannot use; the message says what to change."""
+
+
+class DisconnectedError(TopologyError):
+    """Some peers can never hear from others.
+
+    `components` holds the connected (for directed graphs: strongly connected) parts, largest first.
+    """
+
+    def __init__(self, message: str, components: Sequence[frozenset[int]]):
+        super().__init__(message)
+        self.components = tuple(components)
+
+
+def name_peers(
+    peers: Iterable[object], limit: int = 8, labels: Mapping[Any, str] | None = None
+) -> str:
+    """Write a set of peers for a message: `{0, 1, 2}`, or the first few and how many follow.
+
+    labels: what peers are called, where they are called something.
+    """
+    known = list(peers)
+    try:
+        known.sort()  # pyright: ignore[reportCallIssue, reportArgumentType]
+    except TypeError:  # mixed labels of a user's graph have no order
+        known.sort(key=str)
+    shown = ", ".join(str((labels or {}).get(peer, peer)) for peer in known[:limit])
+    more = f", … {len(known) - limit} more" if len(known) > limit else ""
+    return "{" + shown + more + "}"
+
+
+def name_components(components: Sequence[Iterable[object]], limit: int = 4) -> str:
+    """Write the parts of a disconnected graph for a message."""
+    shown = "; ".join(name_peers(part) for part in components[:limit])
+    more = f"; … {len(components) - limit} more" if len(components) > limit else ""
+    return shown + more
+
+
+def adjacency(graph: nx.Graph) -> csr_array:
+    """Ones where peer i has a link to peer j; rows and columns follow the sorted nodes.
+
+    A third of the time of networkx's own, which looks at every link's attributes.
+    """
+    index = {node: i for i, node in enumerate(sorted(graph))}
+    ends = np.array([(index[u], index[v]) for u, v in graph.edges], dtype=np.intp).reshape(-1, 2)
+    if not graph.is_directed():
+        ends = np.concatenate([ends, ends[:, ::-1]])
+    return csr_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(len(index),) * 2)
 
 
 def components(graph: nx.Graph) -> list[frozenset[int]]:
@@ -46,11 +103,7 @@ def effective_diameter(
     nodes = sorted(graph.nodes)
     if len(nodes) < 2:
         return 0.0
-    index = {node: i for i, node in enumerate(nodes)}
-    ends = np.array([(index[u], index[v]) for u, v in graph.edges], dtype=np.intp).reshape(-1, 2)
-    if not graph.is_directed():
-        ends = np.concatenate([ends, ends[:, ::-1]])
-    links = csr_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(len(nodes),) * 2)
+    links = adjacency(graph)
     picked = np.arange(len(nodes))
     if len(nodes) > sources:
         picked = np.random.default_rng(seed).choice(len(nodes), sources, replace=False)

@@ -13,7 +13,7 @@ import networkx as nx
 import numpy as np
 from scipy.sparse import coo_array, csr_array, diags_array
 
-from .errors import TopologyError, name_peers
+from .structure import TopologyError, adjacency, name_peers
 
 Rule = Literal["push", "metropolis", "max-degree", "edges"]
 """Names of weight rules. Swarms run `push` unless told otherwise, and so everything here is about it."""
@@ -37,12 +37,7 @@ def _adjacency(graph: nx.Graph) -> tuple[csr_array, list[int]]:
             f"self-loops at {name_peers(loops)}: remove them (what a peer keeps is what it does "
             "not send)"
         )
-    index = {node: i for i, node in enumerate(nodes)}
-    ends = np.array([(index[u], index[v]) for u, v in graph.edges], dtype=np.intp).reshape(-1, 2)
-    if not graph.is_directed():
-        ends = np.concatenate([ends, ends[:, ::-1]])
-    ones = np.ones(len(ends))
-    return csr_array((ones, (ends[:, 0], ends[:, 1])), shape=(len(nodes), len(nodes))), nodes
+    return adjacency(graph), nodes
 
 
 def _undirected(graph: nx.Graph, rule: str) -> tuple[csr_array, list[int]]:

@@ -6,9 +6,9 @@ import networkx as nx
 
 from gossamer.experiments import Arena, Swarm, parse_config
 from gossamer.experiments.arena import Gossip
-from gossamer.experiments.graphs import Given
+from gossamer.experiments.graphs import SwarmGraph
 from gossamer.experiments.graphs.show import examine, show
-from gossamer.topology import facts, plain, static
+from gossamer.topology import facts, plain
 
 graph = plain(nx.florentine_families_graph())  # any networkx graph; names become labels
 known = facts(graph)
@@ -30,5 +30,5 @@ for round in Arena(learners, mixing=Gossip(graph, exchanges=2), test_every=10).r
         accuracy = {peer: f"above {t.accuracy // 0.1 / 10}" for peer, t in enumerate(round.tests)}
 
 nx.set_node_attributes(graph, accuracy, "group")  # the picture colours families by what they know
-families = Given("Florentine families, by accuracy", graph, static(graph))
+families = SwarmGraph("Florentine families, by accuracy", graph)
 print(*show(examine(families), Path("results/florentine")), sep="\n")

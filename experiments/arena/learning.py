@@ -25,7 +25,7 @@ from ...topology import Event, TopologyError, draw_events, read_events
 from ..build import Member, Swarm, members_in_order
 from ..config.tables import Churn, Config, ConfigError, Time
 from ..graphs.swarm import PUSHES, require_push
-from ..live import check_compression, graph_of, shared_owners
+from ..live.layout import check_compression, graph_of, shared_owners
 from .arena import Arena
 from .events import VirtualTime, Wire
 from .lockstep import Gossip, Mixing, Server

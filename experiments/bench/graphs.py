@@ -46,11 +46,11 @@ def _rows(name: str, seconds: float, peak: float) -> list[Row]:
 def work(what: str, peers: int) -> tuple[float, float]:
     """Return seconds of one piece of work without imports, and the peak bytes of this process."""
     from ...topology import facts
-    from ..graphs.given import take
+    from ..graphs import load_graph
     from ..graphs.show import examine, show
 
     started = time.perf_counter()
-    given = take("regular:4", peers, whole=False)  # facts checks that it hangs together
+    given = load_graph("regular:4", peers, whole=False)  # facts checks that it hangs together
     if what == "show":
         with tempfile.TemporaryDirectory(prefix="gossamer-bench-") as folder:
             show(examine(given), Path(folder))

@@ -18,11 +18,10 @@ from gossamer import __version__
 from gossamer.errors import GossamerError
 
 from ...peer import INTERRUPTED
-from .. import fuse as cli_fuse
 from ..errors import ConfigError, Stopped
-from ..simulation import Simulation, simulate
 from . import compare as cli_compare
 from . import console
+from . import fuse as cli_fuse
 from . import papers as cli_papers
 from . import slices as cli_slices
 from . import virtual as cli_virtual
@@ -80,7 +79,7 @@ def demo_command(
     force: Force = False,
 ) -> None:
     """Sixteen live peers, sixteen tasks: alone, everything averaged, partial models. With a picture."""
-    from ..demo import run_demo
+    from ..live.run import run_demo
 
     results = results_for(out, Path("results/demo"), "demo", force=force)
     with results.begun() as folder, saying_what_is_kept(folder):
@@ -121,6 +120,9 @@ def simulate_command(
     if settings.time is not None:
         simulate_in_virtual_time(settings, str(config), results, networks=networks)
         return
+    # Only now, so that a mistake in the config is told without waiting for torch.
+    from ..arena import Simulation, simulate
+
     simulation = Simulation.of(settings, str(config))
     with console.progress("rounds") as bar:
         task = bar.add_task(settings.name, total=settings.rounds, latest="")

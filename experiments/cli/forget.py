@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ..broker_password import broker_password
 from ..errors import ConfigError
 from . import console
+from .broker_options import Ca, PasswordFile, broker_password
 
 if TYPE_CHECKING:
     from ...gossip import MqttTransport
@@ -39,13 +39,8 @@ def forget_command(
     ] = None,
     reason: Annotated[str, typer.Option(help="What the peers log.")] = "declared dead",
     force: Annotated[bool, typer.Option("--force", help="Also if the peer is online.")] = False,
-    ca: Annotated[
-        Path | None, typer.Option(help="The authority that signed the broker's certificate.")
-    ] = None,
-    password_file: Annotated[
-        Path | None,
-        typer.Option(help="A file with the password of the URL's user; else the environment's."),
-    ] = None,
+    ca: Ca = None,
+    password_file: PasswordFile = None,
 ) -> None:
     """Declare a peer dead: the others take back what was on its way to it, and stop waiting for it.
 

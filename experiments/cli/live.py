@@ -12,49 +12,32 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..broker_password import broker_password
 from ..errors import ConfigError, Stopped
 from ..results import make_folder, require_folder
 from . import console
+from .broker_options import (
+    OPTIONS,
+    Ca,
+    Certificate,
+    Keepalive,
+    Key,
+    MaxPacket,
+    Mqtt,
+    PasswordFile,
+    Url,
+    broker_address,
+    broker_password,
+)
 from .results import Force, Out, results_for
 
 if TYPE_CHECKING:
-    from ...peer import BrokerAddress, BrokerTls, PeerSpec, RuleFiles
+    from ...peer import BrokerTls, PeerSpec, RuleFiles
 
 PORTS = 65535
 """The largest number that a port can have."""
-OPTIONS = {"version": "mqtt", "url": "broker"}
-"""Options whose settings have another name."""
 OWN_BROKER = "mqtt://127.0.0.1"
 """Stands for the broker that a swarm starts for itself, where its settings are shown alone."""
 
-Url = Annotated[
-    str | None,
-    typer.Option(
-        "--broker",
-        help="mqtt://, mqtts://, ws:// or wss:// address, or nats or mosquitto to start one (the default).",
-    ),
-]
-Ca = Annotated[
-    Path | None, typer.Option(help="The authority that signed the broker's certificate.")
-]
-Certificate = Annotated[Path | None, typer.Option(help="Our own certificate, if the broker asks.")]
-Key = Annotated[Path | None, typer.Option(help="The key of our own certificate.")]
-Mqtt = Annotated[str | None, typer.Option("--mqtt", help="Protocol version: 3.1.1 (default) or 5.")]
-MaxPacket = Annotated[
-    int | None,
-    typer.Option(help="Bytes of the largest packet that the broker takes; found out if left out."),
-]
-Keepalive = Annotated[
-    int | None,
-    typer.Option(help="Seconds of silence before the link to the broker is tested."),
-]
-PasswordFile = Annotated[
-    Path | None,
-    typer.Option(
-        help="A file with the password of the URL's user; else GOSSAMER_BROKER_PASSWORD is used."
-    ),
-]
 ShowSettings = Annotated[
     bool,
     typer.Option(
@@ -102,7 +85,7 @@ def swarm_command(
                 option = OPTIONS.get(option, option)
                 raise ConfigError(f"--{option}: is for a broker named by --broker; leave it out")
     given = {**named, "max_packet": max_packet, "keepalive": keepalive}
-    address = None if starts_own else _address(str(broker), **given)
+    address = None if starts_own else broker_address(str(broker), **given)
     if address is not None and (password := broker_password(address.url, password_file)):
         address = address.updated(password=password)
     folder = out or Path("results") / f"{settings.name}-live"
@@ -110,11 +93,11 @@ def swarm_command(
         from .show_settings import show_swarm
 
         stated = {key for key, value in (("broker", broker), ("out", out)) if value is not None}
-        shown = address or _address(OWN_BROKER, **given)
+        shown = address or broker_address(OWN_BROKER, **given)
         show_swarm(settings, str(config), folder, shown, stated)
         return
     # Only now, so that a mistake in the config is told without waiting for torch.
-    from ..watch import broker_for, draw_swarm, print_outcome, run_live
+    from ..live.run import broker_for, draw_swarm, print_outcome, run_live
 
     results = results_for(out, Path("results") / f"{settings.name}-live", "swarm", force=force)
     with results.opened() as folder:
@@ -125,7 +108,7 @@ def swarm_command(
             kept = ("trust",)  # made before the swarm begins
             console.err.print(f"trust: throw-away keys and invitations in {folder / 'trust'}")
         with saying_what_is_kept(folder), broker_for(broker) as own:
-            address = address or _address(own.url, **given)
+            address = address or broker_address(own.url, **given)
             outcome = run_live(
                 settings,
                 folder,
@@ -194,10 +177,10 @@ def join_command(
     finished says so and ends at once, so that a service manager may restart it at will.
     """
     from ...peer import HostSpec, run_guarded
-    from ..join import load_join
+    from ..live.join import load_join
 
     sys.path.insert(0, str(config.parent.resolve()))  # an entry point may stand beside its file
-    address = _address(
+    address = broker_address(
         broker, ca=ca, certificate=certificate, key=key, version=mqtt,
         max_packet=max_packet, keepalive=keepalive,
     )  # fmt: skip
@@ -396,25 +379,6 @@ def register(app: typer.Typer) -> None:
     app.command("swarm")(swarm_command)
     app.command("join")(join_command)
     app.command("broker")(broker_command)
-
-
-def _address(url: str, **options: object) -> BrokerAddress:
-    """The broker that options name; those that are None were not given."""
-    from pydantic import ValidationError
-
-    from ...peer import BrokerAddress
-
-    given = {
-        key: str(value) if isinstance(value, Path) else value
-        for key, value in options.items()
-        if value is not None
-    }
-    try:
-        return BrokerAddress(url, **given)
-    except ValidationError as error:
-        mistake = error.errors()[0]
-        option = OPTIONS.get(str(mistake["loc"][0]), str(mistake["loc"][0]).replace("_", "-"))
-        raise ConfigError(f"--{option} {mistake['input']}: {mistake['msg']}") from None
 
 
 def _user(text: str) -> tuple[str, str]:

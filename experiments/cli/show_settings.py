@@ -14,7 +14,7 @@ from . import console
 if TYPE_CHECKING:
     from ...peer import BrokerAddress, PeerSpec
     from ..config.tables import Config
-    from ..join import JoinPlan
+    from ..live.join import JoinPlan
 
 Row = tuple[str, str, str]
 SECRET = "(hidden)"
@@ -41,7 +41,7 @@ def show_swarm(
     """
     from ..build import Swarm
     from ..config.tables import Gossip
-    from ..live import SwarmLayout
+    from ..live.layout import SwarmLayout
 
     layout = SwarmLayout(config, source, Swarm(config, source))
     specs = [layout.peer(index) for index in range(config.peers)]

@@ -66,11 +66,11 @@ def slices_command(
         network, name = _of_name(module, give or ["global=0.8"], depends, shape, option, buffers)
     file = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
     results = results_for(out, Path("results/slices") / file, "slices", force=force)
-    from ..slices import table
+    from .slice_pictures import table
 
     header, rows = table(network.slicing)
     console.table(f"{name}: {len(network.flat):,} values", header, rows)
-    from ..slices import draw_slices  # after the table: matplotlib takes a second
+    from .slice_pictures import draw_slices  # after the table: matplotlib takes a second
 
     with results.begun() as folder:
         title = f"{name}, {len(network.flat):,} values"

@@ -13,7 +13,7 @@ from .results import Force, Out, results_for
 
 if TYPE_CHECKING:
     from ...topology import Rule
-    from ..graphs import Given
+    from ..graphs import SwarmGraph
 
 RULES = ("push", "metropolis", "max-degree", "edges")
 """Weights, for the help; those of topology.Rule, which a test compares."""
@@ -72,7 +72,7 @@ def show_command(
     from ..graphs.show import MODEL_HEADER, examine, show
 
     rule = _rule(weights)
-    given = _take(graph, peers, seed, bridge, rule)
+    given = _graph(graph, peers, seed, bridge, rule)
     _checked(tolerance)
     results = _results(out, "show", given.name, force)
     with results.opened() as folder:
@@ -114,16 +114,15 @@ def compare_command(
     """Graphs side by side: predicted and measured disagreement, messages, accuracy at equal bytes."""
     from ...topology import TopologyError
     from ..graphs import compare as comparing
-    from ..graphs.learning import Learning
 
     rule = _rule(weights)
-    found = [_take(graph, peers, seed, bridge, rule) for graph in graphs]
+    found = [_graph(graph, peers, seed, bridge, rule) for graph in graphs]
     wanted = comparing.worth_learning(found) if learn is None else learn
     if megabytes is not None and megabytes <= 0:
         raise TopologyError(f"--megabytes {megabytes:g}: give a positive number")
     _checked(tolerance)
     results = _results(out, "compare", f"{len(found)} graphs", force)
-    learning = Learning(rounds=rounds, seed=seed)
+    learning = comparing.Learning(rounds=rounds, seed=seed)
     budget = None
     if wanted:
         budget = comparing.default_budget(found, learning) if megabytes is None else megabytes * 1e6
@@ -186,7 +185,7 @@ def stress_command(
     from ..graphs import stress as stressing
 
     rule = _rule(weights)
-    given = _take(graph, peers, seed, bridge, rule)
+    given = _graph(graph, peers, seed, bridge, rule)
     _checked(tolerance)
     results = _results(out, "stress", given.name, force)
     with results.opened() as folder:
@@ -237,9 +236,9 @@ def advise_command(
 ) -> None:
     """Graphs for a swarm, ranked by predicted rate within a budget of links or bytes, with the reason."""
     from ...topology import TopologyError, advise
-    from ..graphs import advise as advising
+    from ..graphs import compare as comparing
 
-    members = None if groups is None else advising.groups_from(groups, peers)
+    members = None if groups is None else comparing.groups_from(groups, peers)
     limits = [f"at most {degree} links per peer"] if degree else []
     limits += [f"{kilobytes:g} kB per peer and averaging"] if kilobytes else []
     limits += [f"{len(members)} groups"] if members else []
@@ -258,12 +257,12 @@ def advise_command(
         told = "; ".join(f"{spec}: {reason}" for spec, reason in advice.refused)
         raise TopologyError(f"no topology fits {title}: {told}")
     columns = 5 if kilobytes is None else 6  # the last one is about the bytes
-    table = [row[:columns] for row in advising.rows(advice)]
+    table = [row[:columns] for row in comparing.advice_rows(advice)]
     console.table(
-        f"{title}; best first, links and messages per peer", advising.HEADER[:columns], table
+        f"{title}; best first, links and messages per peer", comparing.ADVICE[:columns], table
     )
     for one in advice.ranked:
-        console.out.print(f"{one.topology}: {advising.reason(one)}", soft_wrap=True)
+        console.out.print(f"{one.topology}: {comparing.reason(one)}", soft_wrap=True)
     for spec, reason in advice.refused:
         console.out.print(f"not {spec}: {reason}", soft_wrap=True)
     best = advice.ranked[0]
@@ -271,7 +270,7 @@ def advise_command(
         f'in a config: topology = "{best.topology}"' + ("\nbridge = true" if best.added else "")
     )
     with results.begun() as folder:
-        console.wrote(advising.write(advice, folder, title))
+        console.wrote(comparing.write_advice(advice, folder, title))
 
 
 def register(app: typer.Typer) -> None:
@@ -279,11 +278,12 @@ def register(app: typer.Typer) -> None:
     app.add_typer(topology_app, name="topology")
 
 
-def _take(text: str, peers: int | None, seed: int, bridging: bool, rule: Rule | None) -> Given:
-    from ..graphs.given import take
-    from ..graphs.swarm import describe_bridging, describe_unused, unused
+def _graph(
+    text: str, peers: int | None, seed: int, bridging: bool, rule: Rule | None
+) -> SwarmGraph:
+    from ..graphs.swarm import describe_bridging, describe_unused, load_graph, unused
 
-    given = take(text, peers, seed=seed, bridging=bridging)
+    given = load_graph(text, peers, seed=seed, bridging=bridging)
     if given.added.edges:
         console.out.print(
             f"{given.name}: {describe_bridging(given.added, given.labels)}", soft_wrap=True

@@ -15,10 +15,10 @@ import typer
 
 from gossamer.files import write_whole
 
-from ..broker_password import broker_password
 from ..errors import ConfigError
 from ..results import require_folder
 from . import console
+from .broker_options import Ca, PasswordFile, broker_password
 from .forget import forget_command
 
 Owner = Annotated[Path, typer.Option(help="The owner's key file (gossamer keygen owner).")]
@@ -118,13 +118,8 @@ def revoke_command(
     broker: Annotated[
         str | None, typer.Option(help="Publish it there, retained; only written if left out.")
     ] = None,
-    ca: Annotated[
-        Path | None, typer.Option(help="The authority that signed the broker's certificate.")
-    ] = None,
-    password_file: Annotated[
-        Path | None,
-        typer.Option(help="A file with the password of the URL's user; else the environment's."),
-    ] = None,
+    ca: Ca = None,
+    password_file: PasswordFile = None,
 ) -> None:
     """Put peers or papers out of the swarm: a signed list that only ever grows.
 

@@ -7,8 +7,14 @@ from contextlib import AbstractContextManager
 
 from torch import Tensor
 
-from ...models import Metrics, ModelError, SgdLearner, SlicedNetwork
-from ..proximal import Term, adding
+from ...models import (
+    GradientTerm,
+    Metrics,
+    ModelError,
+    SgdLearner,
+    SlicedNetwork,
+    adding_to_gradient,
+)
 
 
 class Client:
@@ -68,9 +74,9 @@ class Client:
         """The network on the client's own test samples."""
         return self.learner.test()
 
-    def adding(self, term: Term) -> AbstractContextManager[None]:
+    def adding(self, term: GradientTerm) -> AbstractContextManager[None]:
         """While inside, every step descends along gradient + term(parameters).
 
         Papers write terms beside the *mean* loss of a batch: give the learner `reduction="mean"`.
         """
-        return adding(self.learner, term)
+        return adding_to_gradient(self.learner, term)

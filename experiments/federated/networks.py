@@ -42,7 +42,7 @@ def _module(config: Comparison, data: Dataset) -> nn.Module:
                 "network.options are for the ready networks; a perceptron has a layout"
             )
         # Cross-entropy wants logits; the squared error an activation, as in the paper.
-        output = "none" if config.training.loss == "cross-entropy" else None
+        output = "none" if config.training.loss == "cross-entropy" else network.activation
         return mlp(network.layout, activation=network.activation, output=output)
     shape = tuple(data.train.x.shape[1:])
     if len(shape) != 3:

@@ -1,6 +1,5 @@
 """Topology experiments: a graph comes in, facts, comparisons, losses and advice come out."""
 
-from .given import Given, groups_of, take
-from .swarm import SwarmGraph, mixing_of, swarm_graph
+from .swarm import SwarmGraph, groups_of, load_graph, mixing_of, swarm_graph
 
-__all__ = ["Given", "SwarmGraph", "groups_of", "mixing_of", "swarm_graph", "take"]
+__all__ = ["SwarmGraph", "groups_of", "load_graph", "mixing_of", "swarm_graph"]

@@ -1,31 +1,37 @@
-"""`gossamer topology compare`: how fast each graph agrees, what it costs, what a swarm learns on it."""
+"""`gossamer topology compare` and `advise`: how fast graphs agree, what they cost, what is learned on them.
+
+`compare` measures the graphs that it is given; `advise` ranks candidates by what is predicted of them.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from math import inf, isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+from matplotlib.lines import Line2D
 
+from ...models import SgdLearner, SlicedNetwork, mlp, stream
 from ...topology import (
+    Advice,
+    Candidate,
     Rule,
     TopologyError,
     exchanges_to,
     log_errors,
-    mixing_matrix,
-    predicted_exchanges,
-    schedule_rate,
-    spectral_gap,
 )
+from ..arena import Arena, Gossip
+from ..data import Dataset, load, partition
 from ..results import make_folder, write_json
-from .given import Given
-from .learning import PEERS, Learning, Step, learn, reached
-from .show import number
+from ..study.figures import COLOURS, MARKERS, panels, save
+from .show import finite, number
+from .swarm import SwarmGraph
 
 MOST = 8
 """Graphs that one picture can tell apart."""
@@ -67,7 +73,7 @@ class Entry:
 
 
 def compare(
-    graphs: Sequence[Given],
+    graphs: Sequence[SwarmGraph],
     *,
     rule: Rule | None = None,
     tolerance: float = 1e-6,
@@ -105,25 +111,19 @@ def compare(
     return entries
 
 
-def default_budget(graphs: Sequence[Given], learning: Learning) -> float:
+def default_budget(graphs: Sequence[SwarmGraph], learning: Learning) -> float:
     """Bytes for one exchange per round on the graph of median cost."""
     return learning.rounds * learning.message * median(given.messages() for given in graphs)
 
 
-def worth_learning(graphs: Sequence[Given]) -> bool:
+def worth_learning(graphs: Sequence[SwarmGraph]) -> bool:
     """Whether a learning run ends within a minute or so."""
     return max(len(given.graph) for given in graphs) <= PEERS
 
 
-def _entry(given: Given, rule: Rule, tolerance: float, steps: list[Step], seed: int) -> Entry:
-    if given.changes:
-        rate = schedule_rate(given.schedule, rule, given.window)
-        exact = given.window if rate < 1e-12 else None
-    else:
-        matrix = mixing_matrix(given.graph, rule)
-        rate = 1.0 - spectral_gap(matrix)
-        exact = 1 if rate < 1e-12 else None
-    predicted = float(exact) if exact else predicted_exchanges(1.0 - rate, tolerance)
+def _entry(given: SwarmGraph, rule: Rule, tolerance: float, steps: list[Step], seed: int) -> Entry:
+    pace = given.pace(rule, tolerance)
+    predicted = pace.exchanges
     # the same matrices again and again: made once for schedules with a period
     cache: dict[int, Any] = {}
 
@@ -136,12 +136,14 @@ def _entry(given: Given, rule: Rule, tolerance: float, steps: list[Step], seed: 
     length = int(min(max(1.1 * predicted, 12) if isfinite(predicted) else inf, EXCHANGES))
     logs = log_errors(exchange, length, seed=seed)
     half = length // 2
-    pace = float(np.exp((logs[-1] - logs[half]) / (length - half))) if isfinite(logs[-1]) else 0.0
+    measured = (
+        float(np.exp((logs[-1] - logs[half]) / (length - half))) if isfinite(logs[-1]) else 0.0
+    )
     at = np.unique(np.geomspace(1, length, POINTS).astype(int))
     curve = [(int(t), float(logs[t])) for t in at if isfinite(logs[t])]
     return Entry(
-        given.name, len(given.graph), given.messages(), rate, exact, predicted,
-        exchanges_to(logs, tolerance), pace, curve, steps,
+        given.name, len(given.graph), given.messages(), pace.rate, pace.exact_after, predicted,
+        exchanges_to(logs, tolerance), measured, curve, steps,
     )  # fmt: skip
 
 
@@ -182,49 +184,38 @@ def write(
 ) -> list[Path]:
     """Leave `compare.json` and the picture drawn from it."""
     make_folder(folder)
-    told = [
-        {**asdict(entry), "predicted": entry.predicted if isfinite(entry.predicted) else None}
-        for entry in entries
-    ]
     head = {"tolerance": tolerance, "message_bytes": message, "budget_bytes": budget}
-    write_json(folder / "compare.json", {**head, "graphs": told})
+    graphs = [finite(asdict(entry)) for entry in entries]
+    write_json(folder / "compare.json", {**head, "graphs": graphs})
     return [folder / "compare.json", *draw_compare(folder)]
 
 
 def draw_compare(folder: Path) -> list[Path]:
     """Disagreement per exchange, predicted and measured; beside it, accuracy at equal bytes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
-    from ..study.figures import COLOURS, MARKERS, save
-
     record = json.loads((folder / "compare.json").read_text("utf-8"))
     graphs = record["graphs"]
     learned = any(graph["learning"] for graph in graphs)
-    figure = Figure(figsize=(11.5 if learned else 7.5, 5.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(1, 2 if learned else 1, squeeze=False)[0]
+    figure, (row,) = panels(1, 2 if learned else 1, width=11.5 if learned else 7.5, height=5.0)
     handles = []
     for index, graph in enumerate(graphs):
         colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
         x, logs = zip(*graph["curve"], strict=True) if graph["curve"] else ((1,), (0.0,))
         look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4.5}
-        panels[0].plot(x, np.exp(logs), markevery=max(1, len(x) // 6), linewidth=1.6, **look)
-        _draw_prediction(panels[0], graph, max(x), colour)
+        row[0].plot(x, np.exp(logs), markevery=max(1, len(x) // 6), linewidth=1.6, **look)
+        _draw_prediction(row[0], graph, max(x), colour)
         if learned:
             found = [step["accuracy"] for step in graph["learning"]]
             wide = max(1, len(found) // 4)
             y = [float(np.mean(found[max(0, i - wide + 1) : i + 1])) for i in range(len(found))]
             x = np.linspace(0, record["budget_bytes"] / 1e6, len(found) + 1)[1:].tolist()
-            panels[1].plot(x, y, markevery=max(1, len(x) // 8), linewidth=1.6, **look)
+            row[1].plot(x, y, markevery=max(1, len(x) // 8), linewidth=1.6, **look)
         handles.append(Line2D([], [], linewidth=1.6, label=graph["name"], **look))
     low = record["tolerance"] / 100
-    panels[0].set(
+    row[0].set(
         xscale="log", yscale="log", ylim=(low, 2), xlabel="exchanges", ylabel="as a share of the first",
         title=f"disagreement of {graphs[0]['peers']} peers",
     )  # fmt: skip
-    panels[0].axhline(record["tolerance"], color="#888888", linewidth=0.8, linestyle=":")
+    row[0].axhline(record["tolerance"], color="#888888", linewidth=0.8, linestyle=":")
     handles += [
         Line2D([], [], color="#444444", linewidth=1.6, label="measured, random start"),
         Line2D([], [], color="#444444", linewidth=1.1, linestyle="--",
@@ -233,14 +224,11 @@ def draw_compare(folder: Path) -> list[Path]:
                label=f"tolerance {record['tolerance']:g}"),
     ]  # fmt: skip
     if learned:
-        panels[1].set(
+        row[1].set(
             xlabel="MB that the swarm was allowed to send so far",
             ylabel="accuracy: mean of peers,\nover a quarter of the run", ylim=(0, 1),
             title=f"digits, {record['budget_bytes'] / 1e6:.3g} MB for every graph",
         )  # fmt: skip
-    for axes in panels:
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
     figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=9)
     return save(figure, folder / "compare")
 
@@ -253,3 +241,209 @@ def _draw_prediction(axes: Any, graph: dict[str, Any], last: int, colour: str) -
         return
     x = np.geomspace(1, max(last, 2), 100)
     axes.plot(x, graph["rate"] ** x, **look)
+
+
+# --- learning: the same swarm on each graph, which may send the same bytes ------------------------------
+
+LAYOUT = "64=24=10"
+PEERS = 128
+"""Peers up to which a learning run is worth its time."""
+
+
+@dataclass(frozen=True)
+class Learning:
+    """A swarm of perceptrons on the built-in digits.
+
+    Peers start equal and hold few labels each (`shards` of the sorted digits), so that whoever mixes
+    badly knows less. Raise `rounds` for a longer run, `local_samples` for more drift between exchanges.
+    """
+
+    rounds: int = 40
+    local_samples: int = 80
+    rate: float = 0.3
+    shards: int = 2
+    seed: int = 0
+
+    @property
+    def parameters(self) -> int:
+        """Values in one message."""
+        return sum(p.numel() for p in mlp(LAYOUT).parameters())
+
+    @property
+    def message(self) -> int:
+        """Bytes of one message: its values as float32."""
+        return 4 * self.parameters
+
+
+@dataclass(frozen=True)
+class Step:
+    """After a round: megabytes that the swarm has sent, mean accuracy and that of its worst peer."""
+
+    megabytes: float
+    accuracy: float
+    worst: float
+
+
+@dataclass(frozen=True, eq=False)
+class Paid(Gossip):
+    """Gossip that makes, after each round, the exchanges which the bytes allowed so far pay for."""
+
+    cost: float = 1.0
+    """Bytes of one exchange."""
+    allowance: float = 1.0
+    """Bytes per round."""
+
+    def exchanges_before(self, step: int) -> int:
+        return int(step * self.allowance / self.cost * (1 + 1e-9))
+
+
+def learn(given: SwarmGraph, learning: Learning, budget: float, rule: Rule = "push") -> list[Step]:
+    """Train in rounds; whenever the bytes allowed so far pay for it, the graph makes an exchange.
+
+    `budget` is what the whole swarm may send in all rounds together. Push-sum's weights go on from
+    exchange to exchange, so that few exchanges forget nobody.
+    """
+    paid = Paid(
+        given.schedule,
+        rule=rule,
+        cost=given.messages() * learning.message,
+        allowance=budget / learning.rounds,
+    )
+    steps = []
+    for round in Arena(_learners(len(given.graph), learning), mixing=paid).run(learning.rounds):
+        found = [test.accuracy for test in round.tests]
+        sent = paid.exchanges_before(round.index) * paid.cost / 1e6
+        steps.append(Step(sent, float(np.mean(found)), float(min(found))))
+    return steps
+
+
+def reached(steps: list[Step]) -> float:
+    """The accuracy of a run: its last quarter's mean.
+
+    The last round alone would flatter graphs with rare, dear exchanges when one falls on it.
+    """
+    last = steps[-max(1, len(steps) // 4) :]
+    return float(np.mean([step.accuracy for step in last]))
+
+
+def _learners(peers: int, learning: Learning) -> list[SgdLearner]:
+    data = _digits()
+    shares = partition.shards(
+        data.train.y, peers, learning.shards, stream(learning.seed, "partition")
+    )
+    assert data.test is not None  # the built-in digits have one
+    held = data.test.flat(), data.test.y
+    learners = []
+    for peer, share in enumerate(shares):
+        network = SlicedNetwork(
+            mlp(LAYOUT, activation="sigmoid", output="sigmoid"),
+            {"everybody": LAYOUT.replace("=", "-")},
+            peer=str(peer),
+            seed=learning.seed,
+        )
+        own = data.train.take(share)
+        learners.append(
+            SgdLearner(
+                network,
+                (own.flat(), own.y),
+                held,
+                local_samples=learning.local_samples,
+                loss="squared",
+                reduction="sum",
+                rate=learning.rate,
+                seed=int(stream(learning.seed, "order", peer).integers(2**31)),
+            )
+        )
+    return learners
+
+
+@lru_cache(maxsize=1)
+def _digits() -> Dataset:
+    return load("digits")
+
+
+# --- advice: which graph to use for so many peers and so much traffic ----------------------------------
+
+
+def groups_from(text: str, peers: int) -> dict[str, list[int]]:
+    """Semi-local groups of peers that stand one after the other: `4` equal ones, or sizes `10,10,12`."""
+    try:
+        sizes = [int(word) for word in text.split(",")]
+    except ValueError:
+        raise TopologyError(
+            f"--groups {text!r}: give a number of groups, or sizes, as in 4 or 10,10,12"
+        ) from None
+    if len(sizes) == 1:
+        count = sizes[0]
+        if not 1 <= count <= peers // 2:
+            raise TopologyError(
+                f"--groups {count}: {peers} peers form 1 … {peers // 2} groups of 2 or more"
+            )
+        sizes = [peers // count + (index < peers % count) for index in range(count)]
+    if min(sizes) < 1 or sum(sizes) != peers:
+        raise TopologyError(f"--groups {text}: sizes sum to {sum(sizes)}, not to {peers} peers")
+    found, start = {}, 0
+    for index, size in enumerate(sizes):
+        found[f"group {index}"] = list(range(start, start + size))
+        start += size
+    return found
+
+
+ADVICE = ["topology", "links", "error per exchange", "exchanges", "messages", "error left"]
+
+
+def advice_rows(advice: Advice) -> list[tuple[str, ...]]:
+    """Candidates as a table, best first."""
+    return [
+        (
+            one.topology,
+            str(one.sends),
+            "exact" if one.rate < 1e-12 else f"{one.rate:.4f}",
+            number(one.exchanges),
+            number(one.messages),
+            "" if one.error is None else f"{one.error:.2g}",
+        )
+        for one in advice.ranked
+    ]
+
+
+def reason(one: Candidate) -> str:
+    """Why a candidate mixes as it does, and what it takes."""
+    added = f"; bridge = true adds {len(one.added)} links to join groups" if one.added else ""
+    return one.reason + added
+
+
+def write_advice(advice: Advice, folder: Path, title: str) -> list[Path]:
+    """Leave `advice.json` and the picture drawn from it."""
+    make_folder(folder)
+    ranked = [finite(asdict(one)) for one in advice.ranked]
+    refused = [{"topology": spec, "reason": reason} for spec, reason in advice.refused]
+    write_json(folder / "advice.json", {"title": title, "ranked": ranked, "refused": refused})
+    return [folder / "advice.json", *draw_advice(folder)]
+
+
+def draw_advice(folder: Path) -> list[Path]:
+    """Bars: exchanges and messages per peer of each candidate, best on top."""
+    record = json.loads((folder / "advice.json").read_text("utf-8"))
+    ranked = [one for one in record["ranked"] if one["exchanges"] is not None]
+    height = 1.7 + 0.42 * max(len(ranked), 1)
+    figure, (row,) = panels(1, 2, width=9.5, height=height, sharey=True)
+    for axes, key, colour, label in (
+        (row[0], "exchanges", COLOURS[0], "exchanges to the tolerance"),
+        (row[1], "messages", COLOURS[4], "messages per peer until then"),
+    ):
+        values = [one[key] for one in ranked]
+        axes.barh(range(len(ranked)), values, color=colour, height=0.65)
+        for place, value in enumerate(values):
+            axes.annotate(
+                number(value), (value, place), xytext=(3, 0), textcoords="offset points",
+                va="center", fontsize=9,
+            )  # fmt: skip
+        axes.set(xscale="log", xlabel=label)
+        if values:
+            axes.set_xlim(min(min(values), 1) * 0.8, max(values) * 6)
+        axes.grid(visible=False, axis="y")
+    row[0].set_yticks(range(len(ranked)), [one["topology"] for one in ranked])
+    row[0].invert_yaxis()
+    figure.suptitle(record["title"], fontsize=12)
+    return save(figure, folder / "advice")

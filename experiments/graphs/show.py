@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from ...topology import (
     Facts,
@@ -20,12 +22,11 @@ from ...topology import (
     mixing_matrix,
     model_facts,
     name_peers,
-    predicted_exchanges,
-    schedule_rate,
 )
 from ..results import make_folder, write_json
-from .given import Given, groups_of
-from .swarm import describe_bridging, name_links
+from ..study.figures import COLOURS, save, tidy
+from .drawing import LABELLED, Map, draw_map, page, places
+from .swarm import SwarmGraph, describe_bridging, groups_of, name_links
 
 SUMMARY = 1000
 """From so many peers on the picture has degrees and errors beside the map."""
@@ -46,7 +47,7 @@ MODEL_HEADER = ["partial model", "peers", "links", "gap", "exchanges", "cut link
 
 
 def examine(
-    given: Given,
+    given: SwarmGraph,
     rule: Rule | None = None,
     tolerance: float = 1e-6,
     group: str | None = None,
@@ -57,12 +58,12 @@ def examine(
     """
     graph, rule = given.graph, rule or given.rule
     whole = facts(graph, rule, tolerance, what=given.name)
-    rows = _time_rows(given, rule, tolerance) if given.changes else _rate_rows(whole, rule)
+    rows = _time_rows(given, rule, tolerance) if given.changing else _rate_rows(whole, rule)
     rows = [*_size_rows(given, whole), *rows, *_shape_rows(whole, given.labels)]
     if given.added.edges:
         rows.append(("added links", describe_bridging(given.added, given.labels)))
     models = []
-    if given.models and not given.changes:
+    if given.models and not given.changing:
         for model, found in model_facts(graph, given.models, rule, tolerance).items():
             models.append(_model_row(model, found))
     return Shown(rows, models, _record(given, whole, rule, group))
@@ -82,12 +83,12 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
 
 
-def _size_rows(given: Given, whole: Facts) -> list[tuple[str, str]]:
+def _size_rows(given: SwarmGraph, whole: Facts) -> list[tuple[str, str]]:
     links = f"{whole.links:,} {'one-way' if whole.directed else 'two-way'}"
     degrees = f"{whole.least_degree} to {whole.most_degree}, mean {whole.mean_degree:.3g}"
     return [
         ("peers", f"{whole.peers:,}"),
-        ("links", links + (f" in {given.window} steps" if given.changes else "")),
+        ("links", links + (f" in {given.steps} steps" if given.changing else "")),
         ("links per peer", degrees),
     ]
 
@@ -102,19 +103,14 @@ def _rate_rows(whole: Facts, rule: Rule) -> list[tuple[str, str]]:
     ]
 
 
-def _time_rows(given: Given, rule: Rule, tolerance: float) -> list[tuple[str, str]]:
-    rate = schedule_rate(given.schedule, rule, given.window)
-    exact = rate < 1e-12
-    exchanges = given.window if exact else predicted_exchanges(1.0 - rate, tolerance)
-    period = given.schedule.period
+def _time_rows(given: SwarmGraph, rule: Rule, tolerance: float) -> list[tuple[str, str]]:
+    pace, period = given.pace(rule, tolerance), given.schedule.period
+    told = "exact after one period" if pace.exact_after else f"× {pace.rate:.6g} over a period"
     return [
-        ("period", f"{period} steps" if period else f"none; judged over {given.window} steps"),
-        (
-            "error per exchange",
-            "exact after one period" if exact else f"× {rate:.6g} over a period",
-        ),
-        (f"exchanges to {tolerance:g}", number(exchanges)),
-        ("messages until then", number(exchanges * given.messages())),
+        ("period", f"{period} steps" if period else f"none; judged over {given.steps} steps"),
+        ("error per exchange", told),
+        (f"exchanges to {tolerance:g}", number(pace.exchanges)),
+        ("messages until then", number(pace.exchanges * given.messages())),
     ]
 
 
@@ -137,9 +133,7 @@ def _model_row(model: str, found: Facts) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _record(given: Given, whole: Facts, rule: Rule, group: str | None) -> dict[str, Any]:
-    from .places import places  # scipy's trees: only for those who draw
-
+def _record(given: SwarmGraph, whole: Facts, rule: Rule, group: str | None) -> dict[str, Any]:
     graph = given.graph
     nodes = sorted(graph.nodes)
     index = {node: i for i, node in enumerate(nodes)}
@@ -153,9 +147,9 @@ def _record(given: Given, whole: Facts, rule: Rule, group: str | None) -> dict[s
     labels = given.labels
     record = {
         "name": given.name,
-        "facts": _plain(asdict(whole)),
+        "facts": finite(asdict(whole)),
         "directed": whole.directed,
-        "changes": given.changes,
+        "changes": given.changing is not None,
         "places": places(graph).round(5).tolist(),
         "links": links,
         "shares": shares.round(9).tolist(),
@@ -166,24 +160,27 @@ def _record(given: Given, whole: Facts, rule: Rule, group: str | None) -> dict[s
     }
     if len(nodes) >= SUMMARY:
         logs = log_errors(matrix, int(min(max(whole.exchanges, 10), 300)))
-        record["log_errors"] = [round(x, 6) if isfinite(x) else None for x in logs.tolist()]
+        record["log_errors"] = finite(logs.round(6).tolist())
     return record
 
 
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity."""
-    return {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in values.items()}
+def finite(value: Any) -> Any:
+    """The same for JSON, which has no infinity: null stands for never."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def draw_show(folder: Path) -> list[Path]:
-    """The picture of a `topology.json`: a map, and for large graphs a summary beside it."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    from ..study.figures import save
-    from .drawing import LABELLED, draw_map, page
-
+    """The picture of a `topology.json`."""
     record = json.loads((folder / "topology.json").read_text("utf-8"))
+    return save(figure_of(record), folder / "topology")
+
+
+def figure_of(record: dict[str, Any]) -> Figure:
+    """Draw a map, and for large graphs a summary beside it."""
     count = len(record["places"])
     large = count >= SUMMARY
     found = map_of(record)
@@ -209,13 +206,11 @@ def draw_show(folder: Path) -> list[Path]:
         _draw_errors(figure.add_subplot(grid[1, 1]), record)
     if notes:
         figure.supxlabel("; ".join(notes), fontsize=8, color="#444444", x=0.02, ha="left")
-    return save(figure, folder / "topology")
+    return figure
 
 
-def map_of(record: dict[str, Any]) -> Any:
+def map_of(record: dict[str, Any]) -> Map:
     """The map that a `topology.json` describes; very many links are thinned out evenly."""
-    from .drawing import Map
-
     links = [(u, v) for u, v in record["links"]]
     every = -(-len(links) // LINES)
     known = record["facts"]
@@ -234,23 +229,18 @@ def map_of(record: dict[str, Any]) -> Any:
 
 
 def _draw_degrees(axes: Any, record: dict[str, Any]) -> None:
-    from ..study.figures import COLOURS
-
     degrees = np.array(record["degrees"])
     low, high = int(degrees.min()), int(degrees.max())
     edges = np.arange(low - 0.5, high + 1.5, max(1, (high - low) // 40))
     axes.hist(degrees, bins=edges, color=COLOURS[0], edgecolor="white", linewidth=0.4)
     axes.set(title="links per peer", xlabel="links", ylabel="peers")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy(axes)
     if low == high:
         axes.set_xticks([low])
         axes.set_xlim(low - 2, low + 2)
 
 
 def _draw_errors(axes: Any, record: dict[str, Any]) -> None:
-    from ..study.figures import COLOURS
-
     logs = [x for x in record["log_errors"] if x is not None]
     second = 1.0 - record["facts"]["gap"]
     steps = np.arange(len(logs))
@@ -260,6 +250,5 @@ def _draw_errors(axes: Any, record: dict[str, Any]) -> None:
         label="predicted, slowest start",
     )  # fmt: skip
     axes.set(title="disagreement", xlabel="exchange", ylabel="as a share of the first")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy(axes)
     axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2))

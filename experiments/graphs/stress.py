@@ -30,9 +30,9 @@ from ...topology import (
     worst_loss,
 )
 from ..results import make_folder, write_json
-from .given import Given
-from .show import number
-from .swarm import name_links
+from ..study.figures import COLOURS, MARKERS, panels, save
+from .show import finite, number
+from .swarm import SwarmGraph, name_links
 
 PEERS = 2000
 """Peers up to which attacks are played through."""
@@ -67,7 +67,7 @@ class Stress:
 
 
 def stress(
-    given: Given,
+    given: SwarmGraph,
     *,
     rule: Rule | None = None,
     tolerance: float = 1e-6,
@@ -76,7 +76,7 @@ def stress(
 ) -> Stress:
     """Take a graph apart in every way, and say what breaks first; rule: the graph's own if left out."""
     graph, rule = given.graph, rule or given.rule
-    if given.changes:
+    if given.changing:
         raise TopologyError(f"{given.name} changes over time: stress takes one graph")
     if len(graph) > PEERS:
         raise TopologyError(
@@ -100,7 +100,7 @@ def stress(
     return Stress(given.name, len(graph), graph.number_of_edges(), calm, losses, slowdowns, verdict)
 
 
-def _churn(given: Given, rule: Rule, seed: int, exchanges: int = 120) -> list[Slowdown]:
+def _churn(given: SwarmGraph, rule: Rule, seed: int, exchanges: int = 120) -> list[Slowdown]:
     graph = given.graph
     calm = log_errors(mixing_matrix(graph, rule), exchanges, seed=seed)
     until = _last(calm)
@@ -127,7 +127,7 @@ def _last(logs: Any) -> int:
     return max(int(fine[-1]), 1)
 
 
-def _delay(given: Given, rule: Rule, seed: int) -> list[Slowdown]:
+def _delay(given: SwarmGraph, rule: Rule, seed: int) -> list[Slowdown]:
     calm = predicted_exchanges(spectral_gap(mixing_matrix(given.graph, rule)))
     found = []
     for most in DELAYS:
@@ -137,7 +137,7 @@ def _delay(given: Given, rule: Rule, seed: int) -> list[Slowdown]:
     return found
 
 
-def _verdict(given: Given, losses: Sequence[Loss], slowdowns: Sequence[Slowdown]) -> str:
+def _verdict(given: SwarmGraph, losses: Sequence[Loss], slowdowns: Sequence[Slowdown]) -> str:
     split = [loss for loss in losses if loss.first_split is not None]
     lines = []
     if split:
@@ -156,7 +156,7 @@ def _verdict(given: Given, losses: Sequence[Loss], slowdowns: Sequence[Slowdown]
     return " ".join(lines)
 
 
-def _cut_off(given: Given, loss: Loss) -> str:
+def _cut_off(given: SwarmGraph, loss: Loss) -> str:
     if not loss.first:
         return ""
     labels = given.labels
@@ -195,30 +195,14 @@ def rows(found: Stress) -> list[tuple[str, ...]]:
 def write(found: Stress, folder: Path) -> list[Path]:
     """Leave `stress.json` and the picture drawn from it."""
     make_folder(folder)
-    write_json(folder / "stress.json", _finite(asdict(found)))
+    write_json(folder / "stress.json", finite(asdict(found)))
     return [folder / "stress.json", *draw_stress(folder)]
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity: null stands for never."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def draw_stress(folder: Path) -> list[Path]:
     """Three panels: what holds together, how fast it mixes, and what churn and delay cost."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    from ..study.figures import COLOURS, MARKERS, save
-
     record = json.loads((folder / "stress.json").read_text("utf-8"))
-    figure = Figure(figsize=(13, 5.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    whole, pace, slow = figure.subplots(1, 3)
+    figure, ((whole, pace, slow),) = panels(1, 3, width=13, height=5.2)
     for index, loss in enumerate(record["losses"]):
         x = [100 * point["share"] for point in loss["points"]]
         look: dict[str, Any] = {
@@ -243,9 +227,6 @@ def draw_stress(folder: Path) -> list[Path]:
     slow.set_yticks(range(len(told)), [s["trouble"] for s in reversed(told)], fontsize=9)
     slow.axvline(1, color="#444444", linewidth=0.8, linestyle=":")
     slow.set(title="slowdown by churn and delay", xlim=(0, 1.35 * most))
-    for axes in (whole, pace, slow):
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(
         f"{record['name']}: {record['peers']} peers, {record['links']} links; "
         f"{number(record['exchanges'])} exchanges while nothing is lost", fontsize=12,

@@ -1,4 +1,4 @@
-"""A config's `topology`: the graph of a swarm, bridged if asked, and how each partial model mixes on it.
+"""The graph of a swarm: a config's `topology` or a GRAPH of the command line, bridged if asked.
 
 Live peers and the arena both read it here, so that one config means one graph.
 """
@@ -8,18 +8,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import ceil, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import networkx as nx
-import numpy as np
 
 from ...peer import PlaceSettings
 from ...topology import (
+    BUILDERS,
     SCHEDULES,
     Bridging,
     Members,
+    Pace,
     Rule,
     Schedule,
     Spec,
@@ -28,66 +31,18 @@ from ...topology import (
     bridged,
     build,
     build_schedule,
-    mixing_matrix,
     parse,
-    predicted_exchanges,
+    predict_pace,
     require_connected,
     require_models_connected,
-    schedule_rate,
-    spectral_gap,
     static,
     weighted,
 )
 from ..cli import console
-from ..config.tables import Config, ConfigError
+from ..config.tables import Config, ConfigError, load_config
 
 if TYPE_CHECKING:
     from ..arena import Gossip
-
-
-@dataclass(frozen=True)
-class SwarmGraph:
-    """Who may talk to whom in one swarm.
-
-    `graph` is None when it changes over time; `added` lists the links that bridging brought.
-    """
-
-    schedule: Schedule
-    graph: nx.Graph | None
-    added: Bridging
-
-    @property
-    def steps(self) -> int:
-        """After how many steps the graphs repeat, or how many are taken for all if they never do."""
-        return self.schedule.period or WINDOW
-
-    def union(self) -> nx.Graph:
-        """All links that there ever are."""
-        return self.schedule.union(0, self.steps) if self.graph is None else self.graph
-
-    def count(self, config: Config, models: Members) -> int:
-        """Exchanges per averaging: the config's, else what the slowest model's spectrum predicts."""
-        if config.gossip.exchanges is not None:
-            return config.gossip.exchanges
-        if config.gossip.mode == "async":
-            return PUSHES
-        tolerance, rule, most = config.gossip.tolerance, config.gossip.rule, 1.0
-        for who in models.values():
-            if self.graph is not None:
-                gap = spectral_gap(mixing_matrix(_part(self.graph, who), rule))
-                most = max(most, predicted_exchanges(gap, tolerance))
-            else:
-                part = _scheduled(self.schedule, who)
-                window = part.period or WINDOW
-                rate = schedule_rate(part, rule, window)
-                exact = window if rate < 1e-12 else predicted_exchanges(1.0 - rate, tolerance)
-                most = max(most, exact)
-        if not np.isfinite(most):
-            raise TopologyError(
-                f"peers never come to {tolerance:g} of their disagreement on this graph under the rule "
-                f"{rule}: say how many exchanges to make, by exchanges in [gossip]"
-            )
-        return int(np.ceil(most))
 
 
 PUSHES: int = PlaceSettings.model_fields["exchanges"].default
@@ -95,6 +50,79 @@ PUSHES: int = PlaceSettings.model_fields["exchanges"].default
 
 WINDOW = 64
 """Steps over which a schedule without a period is judged."""
+
+PEERS = 16
+"""Peers of a graph that could have any number, unless told otherwise."""
+
+GROUP_KEYS = ("group", "club", "community", "block")
+"""Node attributes that are taken for groups, the first that a graph has."""
+
+NOTHING_ADDED = Bridging((), True)
+
+
+@dataclass(frozen=True)
+class SwarmGraph:
+    """Who may talk to whom in one swarm.
+
+    `graph` holds all links of one period where `changing` says who talks to whom when. `models` are the
+    peers of each shared partial model, where known; `added` lists the links that bridging brought; `rule`
+    is the one that a swarm on it runs.
+    """
+
+    name: str
+    graph: nx.Graph
+    changing: Schedule | None = None
+    models: Members = field(default_factory=dict)
+    added: Bridging = NOTHING_ADDED
+    rule: Rule = "push"
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The graph of every step."""
+        return self.changing or static(self.graph)
+
+    @property
+    def steps(self) -> int:
+        """After how many steps the graphs repeat, or how many are taken for all if they never do."""
+        return self.schedule.period or WINDOW
+
+    @property
+    def labels(self) -> dict[int, str]:
+        """What peers are called: by a file or a function; nothing for those who are not."""
+        return {
+            peer: str(name) for peer, name in self.graph.nodes(data="label") if name is not None
+        }
+
+    def messages(self) -> float:
+        """Messages of the whole swarm in one exchange, on the average over all steps."""
+        graphs = [self.schedule.graph(step) for step in range(self.steps)]
+        return sum(g.number_of_edges() * (1 if g.is_directed() else 2) for g in graphs) / self.steps
+
+    def pace(self, rule: Rule | None = None, tolerance: float = 1e-6) -> Pace:
+        """Predict how fast everybody agrees; rule: the swarm's own if left out."""
+        return predict_pace(self.schedule, rule or self.rule, tolerance, self.steps)
+
+    def exchanges(self, config: Config, tolerance: float | None = None) -> int:
+        """Exchanges per averaging: the config's, else what the slowest model's spectrum predicts.
+
+        tolerance: the config's own if left out.
+        """
+        if config.gossip.exchanges is not None:
+            return config.gossip.exchanges
+        if config.gossip.mode == "async":
+            return PUSHES
+        tolerance = tolerance or config.gossip.tolerance
+        paces = (
+            predict_pace(self.schedule.part(who), self.rule, tolerance, self.steps)
+            for who in self.models.values()
+        )
+        most = max((pace.exchanges for pace in paces), default=1.0)
+        if not isfinite(most):
+            raise TopologyError(
+                f"peers never come to {tolerance:g} of their disagreement on this graph under the rule "
+                f"{self.rule}: say how many exchanges to make, by exchanges in [gossip]"
+            )
+        return ceil(most)
 
 
 def swarm_graph(config: Config, models: Members, source: str = "config") -> SwarmGraph | None:
@@ -116,16 +144,16 @@ def swarm_graph(config: Config, models: Members, source: str = "config") -> Swar
             f"{source}: key 'topology': in server mode every peer talks to the servers alone; leave it out"
         )
     folder = Path(source).parent
-    with _blaming(source, "topology"), beside(folder):
+    with _error_context(source, "topology"), beside(folder):
         found = _swarm_graph(config, found_beside(config.topology, folder), models)
     if config.gossip.rule != "push":
-        with _blaming(source, "gossip.rule"):
-            _check_rule(found, config.gossip.rule, models)
+        with _error_context(source, "gossip.rule"):
+            _check_rule(found)
     return found
 
 
 @contextmanager
-def _blaming(source: str, key: str) -> Iterator[None]:
+def _error_context(source: str, key: str) -> Iterator[None]:
     """Graphs know nothing of configs: say in one line which file and key an error comes from."""
     try:
         yield
@@ -134,16 +162,17 @@ def _blaming(source: str, key: str) -> Iterator[None]:
         raise ConfigError(f"{source}: key {key!r}: {line}") from None
 
 
-def _check_rule(found: SwarmGraph, rule: Rule, models: Members) -> None:
+def _check_rule(found: SwarmGraph) -> None:
+    rule = found.rule
     if rule == "edges" and found.added.edges:
         raise TopologyError(
             "links that bridging adds have no weight; add them to the graph yourself: "
             + name_links(found.added.edges)
         )
-    if found.graph is None:
-        found.schedule.matrix(0, rule)  # steps are alike: a rule fits all of them or none
+    if found.changing:
+        found.changing.matrix(0, rule)  # steps are alike: a rule fits all of them or none
     else:
-        require_models_connected(found.graph, models, rule)
+        require_models_connected(found.graph, found.models, rule)
 
 
 def require_push(config: Config, source: str, who: str, way_out: str) -> None:
@@ -167,19 +196,18 @@ def mixing_of(config: Config, models: Members, source: str = "config") -> Gossip
     found = swarm_graph(config, models, source)
     if found is None:
         return None
-    rule = config.gossip.rule
-    tell(found, rule, 'in lockstep gossip.rule = "edges" takes them for shares')
-    graph = found.schedule if found.graph is None else found.graph
-    with _blaming(source, "gossip.rule"):
-        return Gossip(graph, rule=rule, exchanges=found.count(config, models))
+    tell(found, 'in lockstep gossip.rule = "edges" takes them for shares')
+    with _error_context(source, "gossip.rule"):
+        count = found.exchanges(config)
+        return Gossip(found.changing or found.graph, rule=found.rule, exchanges=count)
 
 
-def tell(found: SwarmGraph, rule: Rule = "push", way_out: str = "") -> None:
+def tell(found: SwarmGraph, way_out: str = "") -> None:
     """Say on the terminal which links bridging added, if any, and that links' weights go unused, if so."""
     if found.added.edges:
         console.out.print(describe_bridging(found.added), soft_wrap=True)
-    if found.graph is not None and unused(found.graph, rule):
-        line = f"{describe_unused(rule)}{f'; {way_out}' * bool(way_out)}"
+    if not found.changing and unused(found.graph, found.rule):
+        line = f"{describe_unused(found.rule)}{f'; {way_out}' * bool(way_out)}"
         console.out.print(line, soft_wrap=True, markup=False)
 
 
@@ -230,37 +258,27 @@ def beside(folder: Path) -> Iterator[None]:
 def _swarm_graph(config: Config, spec: Spec, models: Members) -> SwarmGraph:
     kind = "" if isinstance(spec, nx.Graph | Path) else parse(spec)[0]
     if kind in SCHEDULES:
-        schedule = build_schedule(spec, config.peers, config.seed)
-        union = schedule.union(0, schedule.period or WINDOW)
         if config.bridge:
             raise TopologyError(f"{kind} changes over time: it cannot be bridged; drop 'bridge'")
-        require_models_connected(union, models)
-        return SwarmGraph(schedule, None, Bridging((), True))
-    graph = build(spec, config.peers, config.seed)
-    added = bridge(graph, models) if config.bridge else Bridging((), True)
-    graph = bridged(graph, added) if added.edges else graph
-    try:
-        require_models_connected(graph, models)
-    except TopologyError as error:
-        raise TopologyError(f"{error}, and bridge = true adds them") from None
-    return SwarmGraph(static(graph), graph, added)
+        found = _changing(config.name, build_schedule(spec, config.peers, config.seed))
+        require_models_connected(found.graph, models)
+    else:
+        graph, added = _bridged(build(spec, config.peers, config.seed), models, config.bridge)
+        try:
+            require_models_connected(graph, models)
+        except TopologyError as error:
+            raise TopologyError(f"{error}, and bridge = true adds them") from None
+        found = SwarmGraph(config.name, graph, added=added)
+    return replace(found, models=models, rule=config.gossip.rule)
 
 
-def _part(graph: nx.Graph, who: object) -> nx.Graph:
-    return nx.convert_node_labels_to_integers(graph.subgraph(who), ordering="sorted")
+def _changing(name: str, schedule: Schedule) -> SwarmGraph:
+    return SwarmGraph(name, schedule.union(0, schedule.period or WINDOW), schedule)
 
 
-def _scheduled(schedule: Schedule, who: object) -> Schedule:
-    chosen = frozenset(who)  # pyright: ignore[reportArgumentType]
-    return Schedule(len(chosen), lambda step: _part(schedule.graph(step), chosen), schedule.period)
-
-
-def require_whole(graph: nx.Graph, name: str) -> None:
-    """Raise with the components and the way out when a graph is in parts."""
-    try:
-        require_connected(graph, name)
-    except TopologyError as error:
-        raise TopologyError(f"{error} (--bridge)") from None
+def _bridged(graph: nx.Graph, models: Members, wanted: bool) -> tuple[nx.Graph, Bridging]:
+    added = bridge(graph, models) if wanted else NOTHING_ADDED
+    return (bridged(graph, added) if added.edges else graph), added
 
 
 def name_links(
@@ -273,3 +291,67 @@ def name_links(
     known, called = sorted(links), labels or {}
     more = f", … {len(known) - limit} more" if len(known) > limit else ""
     return ", ".join(f"{called.get(u, u)}–{called.get(v, v)}" for u, v in known[:limit]) + more
+
+
+# --- a GRAPH of the command line --------------------------------------------------------------------
+
+
+def load_graph(
+    text: str,
+    peers: int | None = None,
+    *,
+    seed: int = 0,
+    bridging: bool = False,
+    whole: bool = True,
+) -> SwarmGraph:
+    """The graph that `text` names: `regular:4`, `club.graphml`, `networkx:karate_club_graph`, a config.
+
+    A builder makes `peers` peers (16 if left out); files, functions without such a parameter and
+    configs bring their own number. A graph in parts is an error, or bridged, unless `whole` is off.
+    """
+    if text.endswith(".toml"):
+        found = _from_config(Path(text))
+    elif (kind := parse(text)[0]) in SCHEDULES:
+        found = _changing(text, build_schedule(text, peers or PEERS, seed))
+    else:
+        with beside(Path.cwd()):
+            graph = build(text, (peers or PEERS) if kind in BUILDERS else peers, seed)
+        graph, added = _bridged(graph, {"everybody": list(graph)}, bridging)
+        name = Path(text.removeprefix("file:")).name if kind == "file" else text
+        if whole:
+            try:
+                require_connected(graph, name)
+            except TopologyError as error:
+                raise TopologyError(f"{error} (--bridge)") from None
+        found = SwarmGraph(name, graph, added=added)
+    if len(found.graph) < 2:  # nothing to average, and nothing to say about it
+        raise TopologyError(f"{found.name}: a swarm has at least 2 peers, not {len(found.graph)}")
+    return found
+
+
+def _from_config(path: Path) -> SwarmGraph:
+    from ..build import Swarm  # torch: only for those who bring a config
+    from ..live.layout import shared_owners
+
+    config = load_config(path)
+    models = shared_owners(Swarm(config, str(path)).members())
+    found = swarm_graph(config, models, str(path))
+    if found is None:  # no topology: everybody may talk to everybody
+        return SwarmGraph(config.name, build("clique", config.peers), models=models)
+    return found
+
+
+def groups_of(found: SwarmGraph, key: str | None = None) -> dict[int, str]:
+    """Each peer's group: by a node attribute, or by the semi-local models that it implements."""
+    graph = found.graph
+    for name in [key] if key else GROUP_KEYS:
+        if any(name in data for _, data in graph.nodes(data=True)):
+            return {peer: str(graph.nodes[peer].get(name, "none")) for peer in graph}
+    models: Mapping[int, list[str]] = {peer: [] for peer in graph}
+    for model, who in found.models.items():
+        if len(set(who)) < len(graph):
+            for peer in who:
+                models[peer].append(model)
+    if not any(models.values()):
+        return {}
+    return {peer: " + ".join(own) or "no group" for peer, own in models.items()}

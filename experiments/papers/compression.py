@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from ..config.tables import Config, Data, Gossip, Model, Network, TaskEntry, Training
+from ..live.run import broker_for, run_live
 from ..results import Record
 from ..study import Frame, Job, Study, as_text, frame_of, key_of
-from ..watch import broker_for, run_live
 from . import Paper
 
 TWIN = "uncompressed"

@@ -24,13 +24,13 @@ import numpy as np
 from ...models import Learner
 from ...peer import BrokerAddress, LocalSwarm, PeerError, RecordFile, SwarmSpec
 from ..arena import Arena
+from ..arena.simulation import Simulation
 from ..build import Swarm, make_learner
 from ..config.tables import Config, Data, Gossip, Model, Network, Size, Training
-from ..live import plan
+from ..live.layout import plan
+from ..live.run import broker_for, run_live
 from ..results import Record, cannot_write, make_folder, read_records, replacing
-from ..simulation import Simulation
 from ..study import Frame, Job, Study, as_text, frame_of, key_of
-from ..watch import broker_for, run_live
 from . import Paper
 
 

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from ...models import ModelError, mlp, stream
 from ...models.matching import MAGI, Chain, Fusion, Layer, MatchOptions, Past, fuse
+from ..cli.fuse import accuracy, logits
 from ..data import Samples, load, partition
-from ..fuse import accuracy, logits
 
 # --- data -------------------------------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from ...models import Learner, Metrics, ModelGraph, SlicedNetwork
 from ..arena import Arena
+from ..arena.simulation import Simulation
 from ..build import Member, Swarm
 from ..config.tables import Config, ConfigError
-from ..simulation import Simulation
 
 STACK_COORDINATES = 1 << 20
 """Runs go side by side in one stack while all their networks together have no more coordinates. Beyond

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from gossamer.experiments.arena import Arena
+from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.build import Member, Swarm
 from gossamer.experiments.config.tables import parse_config
-from gossamer.experiments.simulation import Simulation
 from gossamer.models import Metrics, ModelError, SgdLearner, SlicedNetwork, mlp
 
 torch.set_num_threads(1)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from cli_kit import runner
 
-from gossamer.experiments import watch
-from gossamer.experiments.broker_password import VARIABLE, broker_password
+from gossamer.experiments.cli.broker_options import VARIABLE, broker_password
 from gossamer.experiments.errors import ConfigError
-from gossamer.experiments.join import load_join
+from gossamer.experiments.live import run as watch
+from gossamer.experiments.live.join import load_join
 from gossamer.gossip import Address, MqttTransport, TransportError
 from gossamer.peer import Broker, BrokerAddress, BrokerSettings, HostSpec, mqtt_transport
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 from cli_kit import Result, runner
 
-from gossamer.experiments import demo, watch
 from gossamer.experiments.cli import app as cli
 from gossamer.experiments.config.tables import ConfigError
 from gossamer.experiments.data import names
+from gossamer.experiments.live import run as watch
 from gossamer.experiments.papers import PAPERS
 
 torch.set_num_threads(1)
@@ -177,13 +177,11 @@ def test_data_lists_names_and_describes_one(gossamer: Callable[..., Result]) -> 
 
 
 def test_interrupted_says_so_and_leaves_code_130(
-    gossamer: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    gossamer: Callable[..., Result], tmp_path: Path
 ) -> None:
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli, "simulate", stop)
-    result = gossamer("simulate", "tiny.toml")
+    (tmp_path / "stopping.py").write_text("def make():\n    raise KeyboardInterrupt\n")
+    (tmp_path / "stops.toml").write_text('[network]\nentry = "stopping:make"\n')
+    result = gossamer("simulate", "stops.toml")
     assert result.code == 130
     assert result.err.splitlines()[-1] == "interrupted; what was computed is kept"
     assert "Traceback" not in result.err
@@ -196,8 +194,7 @@ def test_an_interrupted_live_swarm_says_that_the_next_run_starts_anew(
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    for module in (watch, demo):
-        monkeypatch.setattr(module, "run_live", stop)
+    monkeypatch.setattr(watch, "run_live", stop)
     result = gossamer(*command, "--broker", "mqtt://127.0.0.1")
     assert result.code == 130
     assert result.err.splitlines()[-1] == (

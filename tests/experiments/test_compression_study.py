@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gossamer.experiments.config.tables import ConfigError, parse_config
-from gossamer.experiments.live import plan
+from gossamer.experiments.live.layout import plan
 from gossamer.experiments.papers import PAPERS
 from gossamer.experiments.papers.compression import draw, table
 from gossamer.peer import BrokerAddress

@@ -12,11 +12,11 @@ from cli_kit import Result, runner
 from results_kit import at
 
 from gossamer.experiments.arena import simulate_in_time
+from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.cli import console
 from gossamer.experiments.config.needs import NEEDS, Run, heed, idle, refuse_idle_axes
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
-from gossamer.experiments.live import plan
-from gossamer.experiments.simulation import Simulation
+from gossamer.experiments.live.layout import plan
 from gossamer.experiments.study.outcomes import outcome
 from gossamer.experiments.study.sweep import expand
 from gossamer.peer import BrokerAddress

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.config.tables import ConfigError, parse_config
-from gossamer.experiments.simulation import Simulation
 
 torch.set_num_threads(1)
 

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from gossamer.experiments.cli.app import app
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
-from gossamer.experiments.join import load_join
-from gossamer.experiments.live import plan
+from gossamer.experiments.live.join import load_join
+from gossamer.experiments.live.layout import plan
 from gossamer.gossip.trust import (
     Admission,
     GuardSettings,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.federated import mocha
 from gossamer.experiments.papers import PAPERS, fednp, multitask
 from gossamer.experiments.results import Results
-from gossamer.experiments.simulation import Simulation
 from gossamer.experiments.study import run_study
 from gossamer.models.fednp import FedNPLearner
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gossamer.experiments.bench import models as bench
-from gossamer.experiments.fuse import accuracy, logits
+from gossamer.experiments.cli.fuse import accuracy, logits
 from gossamer.experiments.papers import PAPERS, Paper
 from gossamer.experiments.papers.matching import (
     Cell,

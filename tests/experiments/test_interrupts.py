@@ -12,8 +12,8 @@ import torch
 from results_kit import at
 
 from gossamer.experiments.arena import Round
+from gossamer.experiments.arena.simulation import Simulation, simulate
 from gossamer.experiments.config.tables import parse_config
-from gossamer.experiments.simulation import Simulation, simulate
 from gossamer.models import ModelError
 
 torch.set_num_threads(1)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from cli_kit import runner
 
-from gossamer.experiments import watch
 from gossamer.experiments.config.tables import ConfigError, parse_config
-from gossamer.experiments.join import load_join, read_join
-from gossamer.experiments.live import plan
+from gossamer.experiments.live import run as watch
+from gossamer.experiments.live.join import load_join, read_join
+from gossamer.experiments.live.layout import plan
 from gossamer.gossip import LONGEST_KEEPALIVE, MqttOptions
 from gossamer.peer import BrokerAddress, HostSpec, Settings, mqtt_transport
 

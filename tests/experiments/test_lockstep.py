@@ -13,10 +13,10 @@ import torch
 from results_kit import at
 
 from gossamer.experiments.arena import Arena, ExactMean, Gossip, Wire
+from gossamer.experiments.arena.simulation import Simulation, simulate
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
-from gossamer.experiments.live import plan
-from gossamer.experiments.simulation import Simulation, simulate
+from gossamer.experiments.live.layout import plan
 from gossamer.experiments.study.outcomes import outcome, stackable
 from gossamer.gossip import Gossiper, Mass, total
 from gossamer.models import Learner, Metrics, ModelError, SlicedNetwork

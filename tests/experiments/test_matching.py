@@ -12,12 +12,12 @@ import pytest
 from cli_kit import runner
 
 from gossamer.experiments.arena import LearningSimulation
+from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.build import Swarm, members_in_order
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
-from gossamer.experiments.join import load_join
-from gossamer.experiments.live import plan
+from gossamer.experiments.live.join import load_join
+from gossamer.experiments.live.layout import plan
 from gossamer.experiments.papers import live_matching as newcomers
-from gossamer.experiments.simulation import Simulation
 from gossamer.gossip import MemoryBroker, MemoryTransport
 from gossamer.peer import BrokerAddress, HostSpec, Matching, Peer
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from cli_kit import runner
 
-from gossamer.experiments import watch
 from gossamer.experiments.config.tables import ConfigError, load_config, parse_config
-from gossamer.experiments.join import read_join
-from gossamer.experiments.live import plan
+from gossamer.experiments.live import run as watch
+from gossamer.experiments.live.join import read_join
+from gossamer.experiments.live.layout import plan
 from gossamer.gossip import LARGEST_PACKET, MqttOptions, MqttTransport
 from gossamer.peer import BrokerAddress, HostSpec, mqtt_transport
 

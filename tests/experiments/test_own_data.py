@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.build import Swarm, make_learner
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.data import DataError, load
 from gossamer.experiments.federated.config import parse_comparison
 from gossamer.experiments.federated.deal import clients_of
 from gossamer.experiments.federated.registry import METHODS
-from gossamer.experiments.simulation import Simulation
 from gossamer.experiments.study.outcomes import outcomes
 
 torch.set_num_threads(1)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.config.tables import Config, Data, Model, Network, Training
 from gossamer.experiments.papers import PAPERS, Paper
 from gossamer.experiments.papers.partial_models import Cell, figure_study, points, run_cells
 from gossamer.experiments.results import Results
-from gossamer.experiments.simulation import Simulation
 from gossamer.experiments.study import Job, run_study
 from gossamer.experiments.study.outcomes import stackable
 

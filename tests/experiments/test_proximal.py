@@ -14,10 +14,9 @@ from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.federated import Client, Turn
 from gossamer.experiments.federated.fedavg import FedAvg
 from gossamer.experiments.federated.fedprox import FedProx
-from gossamer.experiments.live import plan
-from gossamer.experiments.proximal import Proximal
+from gossamer.experiments.live.layout import plan
 from gossamer.gossip import MemoryBroker, MemoryTransport
-from gossamer.models import ModelError, SgdLearner
+from gossamer.models import ModelError, Proximal, SgdLearner
 from gossamer.peer import BrokerAddress, Peer
 
 torch.set_num_threads(1)

@@ -11,12 +11,12 @@ import torch
 from cli_kit import Result, runner
 from disk_kit import largest_file
 
+from gossamer.experiments.arena.simulation import save_networks
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.cli import console
 from gossamer.experiments.config.tables import ConfigError, load_config, parse_config
+from gossamer.experiments.live.run import run_live
 from gossamer.experiments.results import Results, read_records
-from gossamer.experiments.simulation import save_networks
-from gossamer.experiments.watch import run_live
 from gossamer.peer import BrokerAddress, CheckpointLock, HostSpec
 
 torch.set_num_threads(1)

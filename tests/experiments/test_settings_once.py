@@ -20,8 +20,8 @@ from pydantic import BaseModel, ValidationError
 from gossamer import gossip, peer
 from gossamer.experiments import config
 from gossamer.experiments.config.tables import ConfigError, load_config
-from gossamer.experiments.join import load_join
-from gossamer.experiments.live import plan
+from gossamer.experiments.live.join import load_join
+from gossamer.experiments.live.layout import plan
 from gossamer.gossip import LinkSettings, MqttOptions
 from gossamer.gossip.trust import public_text
 from gossamer.peer import BrokerAddress, HostSpec, PeerSpec, Settings
@@ -93,7 +93,7 @@ DECLARED_MORE_THAN_ONCE = {
 
 def settings_classes() -> Iterator[type]:
     """All tables of settings, and the plans of processes, in gossip, peer, configs and devices' files."""
-    found = ["gossamer.experiments.join"]
+    found = ["gossamer.experiments.live.join"]
     for package in (config, gossip, peer):
         within = f"{package.__name__}."
         found += [one.name for one in pkgutil.walk_packages(package.__path__, within)]

@@ -12,9 +12,9 @@ import torch
 from results_kit import at
 
 from gossamer.experiments.arena import Round
+from gossamer.experiments.arena.simulation import Simulation, simulate, summarise
 from gossamer.experiments.config.tables import parse_config
 from gossamer.experiments.results import read_records
-from gossamer.experiments.simulation import Simulation, simulate, summarise
 
 torch.set_num_threads(1)
 

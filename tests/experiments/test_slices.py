@@ -10,7 +10,14 @@ import pytest
 import torch
 from cli_kit import Result, runner
 
-from gossamer.experiments.slices import MOST_CELLS, _rows, _shown, draw_slices, links, part_rows
+from gossamer.experiments.cli.slice_pictures import (
+    MOST_CELLS,
+    _rows,
+    _shown,
+    draw_slices,
+    links,
+    part_rows,
+)
 from gossamer.models import ModelGraph, SlicedNetwork, lstm_classifier, mlp, resnet, small_cnn
 
 torch.set_num_threads(1)

@@ -15,10 +15,10 @@ from cli_kit import Result, runner
 
 from gossamer.experiments import Arena, parse_config
 from gossamer.experiments.arena import Gossip, LearningSimulation
+from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.config.tables import Config, ConfigError
 from gossamer.experiments.graphs import mixing_of, swarm_graph
-from gossamer.experiments.live import plan
-from gossamer.experiments.simulation import Simulation
+from gossamer.experiments.live.layout import plan
 from gossamer.experiments.study.outcomes import outcome, stackable
 from gossamer.models import ModelError, SgdLearner, SlicedNetwork, mlp
 from gossamer.peer import BrokerAddress

@@ -15,7 +15,7 @@ from results_kit import at
 from gossamer.experiments import build
 from gossamer.experiments.arena import Arena, LearningSimulation, Reading, simulate_in_time
 from gossamer.experiments.arena.events import Outcome
-from gossamer.experiments.arena.results import curve, summarise
+from gossamer.experiments.arena.simulation import curve, summarise_times
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.results import read_records
 from gossamer.gossip import ONE
@@ -278,7 +278,7 @@ def test_a_curve_shows_the_latest_tests() -> None:
 
 def test_nothing_tested_nothing_drawn(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").touch()
-    assert summarise(tmp_path, "tiny") == []
+    assert summarise_times(tmp_path, "tiny") == []
 
 
 def test_a_churn_trace_is_read_beside_the_config(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ import torch
 from results_kit import at
 
 from gossamer.experiments.arena import LearningSimulation, Mean, Reading, simulate_in_time
-from gossamer.experiments.arena.results import (
+from gossamer.experiments.arena.simulation import (
     accuracies_at,
     curve,
     presence_of,
     read_presence,
-    summarise,
+    summarise_times,
     write_presence,
 )
 from gossamer.experiments.cli import app as cli
@@ -98,7 +98,7 @@ def test_a_run_and_a_sweep_say_the_same(seconds: float | None, tmp_path: Path) -
     assert "peers that are there at the time" in drawn
     assert f"{found.accuracy:.3f}, the mean of 3" in drawn.replace("\n", " ")
     (tmp_path / "out" / "presence.csv").unlink()  # the file is what tells who has left
-    summarise(tmp_path / "out", "tiny")
+    summarise_times(tmp_path / "out", "tiny")
     assert mean_of(tmp_path / "out")[1] == "4"
 
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from gossamer.experiments.config.tables import Config
-from gossamer.experiments.watch import Board
+from gossamer.experiments.live.run import Board
 
 RECORD = {
     "peer": "1@key", "session": "abcdefgh", "time": 1.5, "round": 3, "phase": "training",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.experiments.config.tables import Config, Data, Gossip, Model, Network, Training
-from gossamer.experiments.live import plan
+from gossamer.experiments.live.layout import plan
 from gossamer.peer import BrokerAddress, LocalSwarm, SwarmSpec
 
 

@@ -13,7 +13,7 @@ import pytest
 from proxy import FaultyProxy
 from swarm_kit import Watched, small_config, small_swarm
 
-from gossamer.experiments.watch import collect
+from gossamer.experiments.live.run import collect
 from gossamer.gossip import ONE
 from gossamer.peer import Broker, load_checkpoint
 

@@ -9,8 +9,8 @@ import pytest
 from swarm_kit import small_config, small_swarm
 
 from gossamer.experiments.config.tables import Model, Network, Training
+from gossamer.experiments.live.run import collect, curves
 from gossamer.experiments.results import RecordFile
-from gossamer.experiments.watch import collect, curves
 from gossamer.peer import LocalSwarm
 
 pytestmark = pytest.mark.live

@@ -14,7 +14,7 @@ import trustme
 from swarm_kit import small_config, small_swarm, wait_for
 
 from gossamer.experiments.config.tables import ConfigError, Model
-from gossamer.experiments.live import plan
+from gossamer.experiments.live.layout import plan
 from gossamer.peer import (
     Broker,
     BrokerAddress,

@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from gossamer.experiments.live import plan
+from gossamer.experiments.live.layout import plan
+from gossamer.experiments.live.run import collect
 from gossamer.experiments.papers import live_matching as newcomers
 from gossamer.experiments.results import RecordFile
 from gossamer.experiments.study import Job
-from gossamer.experiments.watch import collect
 from gossamer.gossip import ONE
 from gossamer.peer import BrokerAddress, LocalSwarm
 

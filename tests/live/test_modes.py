@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from swarm_kit import small_config, small_swarm
 
+from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.build import Swarm
-from gossamer.experiments.demo import demo_config
-from gossamer.experiments.live import plan
-from gossamer.experiments.simulation import Simulation
-from gossamer.experiments.watch import collect
+from gossamer.experiments.live.layout import plan
+from gossamer.experiments.live.run import collect, demo_config
 from gossamer.gossip import MemoryBroker, MemoryTransport
 from gossamer.peer import BrokerAddress, LocalSwarm, Peer
 

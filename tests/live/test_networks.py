@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.config.tables import Config, parse_config
-from gossamer.experiments.live import plan
+from gossamer.experiments.live.layout import plan
+from gossamer.experiments.live.run import collect
 from gossamer.experiments.results import RecordFile
-from gossamer.experiments.simulation import Simulation
-from gossamer.experiments.watch import collect
 from gossamer.peer import Broker, BrokerAddress, BrokerSettings, LocalSwarm, find_mosquitto
 
 pytestmark = pytest.mark.live

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from swarm_kit import small_config
 
-from gossamer.experiments.live import plan
-from gossamer.experiments.watch import collect
+from gossamer.experiments.live.layout import plan
+from gossamer.experiments.live.run import collect
 from gossamer.peer import Broker, BrokerAddress, BrokerSettings, LocalSwarm, PeerError
 
 pytestmark = pytest.mark.live

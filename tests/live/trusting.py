@@ -14,7 +14,7 @@ from swarm_kit import small_config
 
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.config.tables import Config, Model, Trust
-from gossamer.experiments.live import plan
+from gossamer.experiments.live.layout import plan
 from gossamer.gossip import MqttTransport
 from gossamer.gossip.trust import Identity, Revocations, Trusting, revocation_topic
 from gossamer.models import Metrics

@@ -1,6 +1,7 @@
 import pytest
 
 from gossamer.topology import (
+    SCHEDULES,
     TopologyError,
     advise,
     build,
@@ -8,9 +9,9 @@ from gossamer.topology import (
     check_models,
     contraction,
     mixing_matrix,
+    parse,
     second_eigenvalue,
 )
-from gossamer.topology.spec import SCHEDULES, parse
 
 
 def test_candidates_keep_the_budget_and_are_what_they_say() -> None:

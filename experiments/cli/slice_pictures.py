@@ -13,8 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Curve
 
-from ..models import Slicing
-from .study.figures import COLOURS, canvas, save
+from ...models import Slicing
+from ..study.figures import COLOURS, canvas, save
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models import Metrics, ModelError, SgdLearner, SlicedNetwork
+from .errors import ModelError
+from .learner import Metrics
+from .network import SlicedNetwork
+from .sgd import SgdLearner
 
-Term = Callable[[Tensor], Tensor]
+GradientTerm = Callable[[Tensor], Tensor]
 """From a network's flat parameters to what is added to their gradient."""
 
 
 @contextmanager
-def adding(learner: SgdLearner, term: Term) -> Iterator[None]:
+def adding_to_gradient(learner: SgdLearner, term: GradientTerm) -> Iterator[None]:
     """While inside, every step of the learner descends along gradient + term(parameters)."""
     optimizer = learner.optimizer
     learner.optimizer = _Corrected(optimizer, learner.network, term)  # type: ignore[assignment]
@@ -48,7 +51,7 @@ class Proximal:
     def train(self, steps: int) -> Metrics:
         """Train `steps` times, pulled back to where training began."""
         w = self.network.flat.detach().clone()
-        with adding(self._inner(), lambda y: self._pull * (y - w)):
+        with adding_to_gradient(self._inner(), lambda y: self._pull * (y - w)):
             return self._learner.train(steps)
 
     def test(self) -> Metrics:
@@ -72,7 +75,7 @@ class Proximal:
 class _Corrected:
     """An optimizer that adds a term to the gradients before each of its steps."""
 
-    def __init__(self, inner: Any, network: SlicedNetwork, term: Term):
+    def __init__(self, inner: Any, network: SlicedNetwork, term: GradientTerm):
         self._inner, self._network, self._term = inner, network, term
         self._parameters: list[nn.Parameter] = list(network.module.parameters())
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import networkx as nx
 
-from ..gossip.compress import CompressError
-from ..gossip.compress import parse as parse_compressor
-from ..gossip.trust import Identity, TrustError, invite, public_text, save_invitation
-from ..models import implementers
-from ..peer import (
+from ...gossip.compress import CompressError
+from ...gossip.compress import parse as parse_compressor
+from ...gossip.trust import Identity, TrustError, invite, public_text, save_invitation
+from ...models import implementers
+from ...peer import (
     BrokerAddress,
     PeerSpec,
     PlaceSettings,
@@ -25,11 +25,10 @@ from ..peer import (
     blocks,
     schema_entries,
 )
-from ..topology import Bridging, static
-from .build import Member, Swarm, trained_file
-from .config.needs import heed
-from .config.tables import Config, ConfigError, starts_apart, without_networks
-from .graphs.swarm import PUSHES, SwarmGraph, require_push, swarm_graph, tell
+from ..build import Member, Swarm, trained_file
+from ..config.needs import heed
+from ..config.tables import Config, ConfigError, starts_apart, without_networks
+from ..graphs.swarm import PUSHES, SwarmGraph, require_push, swarm_graph, tell
 
 ENTRY = "gossamer.experiments.build:make_learner"
 """What builds the learner of a config's peer."""
@@ -55,7 +54,7 @@ class SwarmLayout:
         # Who shares what is asked for only where it matters: it takes everybody's network.
         mixed = config.topology is not None
         self.graph = swarm_graph(config, self.owners if mixed else {}, source)
-        if self.graph is not None and self.graph.graph is None and gossip.mode != "async":
+        if self.graph is not None and self.graph.changing and gossip.mode != "async":
             raise ConfigError(
                 f"{source}: key 'topology': this one changes over time, which live peers follow in async "
                 "mode only; name one graph, or run it in the arena with gossamer simulate"
@@ -64,9 +63,8 @@ class SwarmLayout:
             _check_private(config, self.owners, source)
         if gossip.compress is not None or gossip.drift is not None:
             check_compression(config, self.members, self.owners, source)
-        self._links = None if self.graph is None else self.graph.union()
-        owners = self.owners if self._links is not None else {}
-        self._exchanges = gossip.exchanges or _exchanges(config, self._links, owners)
+        self._links = None if self.graph is None else self.graph.graph
+        self._exchanges = gossip.exchanges or _exchanges(config, self.graph)
 
     @cached_property
     def members(self) -> list[Member]:
@@ -206,7 +204,7 @@ def graph_of(config: Config, members: list[Member], source: str = "config") -> n
     if found is None:
         return None
     tell(found)
-    return found.graph
+    return None if found.changing else found.graph
 
 
 def _around(
@@ -227,9 +225,9 @@ def _turns(
     found: SwarmGraph | None, names: tuple[str, ...], index: int
 ) -> tuple[tuple[str, ...], ...]:
     """Whom a peer gives to, step after step, where the graph changes over time."""
-    if found is None or found.graph is not None:
+    if found is None or found.changing is None:
         return ()
-    graphs = (found.schedule.graph(step) for step in range(found.steps))
+    graphs = (found.changing.graph(step) for step in range(found.steps))
     return tuple(
         tuple(names[other] for other in graph.neighbors(index)) if index in graph else ()
         for graph in graphs
@@ -283,17 +281,12 @@ def check_compression(
             ) from None
 
 
-def _exchanges(config: Config, graph: nx.Graph | None, owners: dict[str, list[int]]) -> int:
+def _exchanges(config: Config, found: SwarmGraph | None) -> int:
     """How many exchanges an averaging needs. Masks start values farther apart, by their scale."""
-    if config.trust.private and config.gossip.exchanges is None:
-        farther = 10 * max(config.trust.private.values()) * math.sqrt(config.peers)
-        tolerance = config.gossip.tolerance / max(farther, 1.0)
-        gossip = config.gossip.model_copy(update={"tolerance": tolerance})
-        config = config.model_copy(update={"gossip": gossip})
-    if graph is not None:
-        return SwarmGraph(static(graph), graph, Bridging((), True)).count(config, owners)
-    # everybody gives everybody an equal part: the mean, at once
-    return PUSHES if config.gossip.mode == "async" else 1
+    if found is None:  # everybody gives everybody an equal part: the mean, at once
+        return PUSHES if config.gossip.mode == "async" else 1
+    farther = 10 * max(config.trust.private.values(), default=0.0) * math.sqrt(config.peers)
+    return found.exchanges(config, config.gossip.tolerance / max(farther, 1.0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,17 +18,17 @@ from safetensors import SafetensorError, safe_open
 
 from gossamer.errors import GossamerError
 
-from ..models import ModelError
-from .cli import console
-from .errors import ConfigError
-from .results import find_run, replacing
+from ...models import ModelError
+from ..errors import ConfigError
+from ..results import find_run, replacing
+from . import console
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from torch import Tensor
 
-    from ..models.matching import Chain, Fusion, Layer
+    from ...models.matching import Chain, Fusion, Layer
 
 ACTIVATIONS = ("relu", "sigmoid", "tanh", "none")
 
@@ -87,7 +87,7 @@ def fuse_command(
     of gossamer say in which order their layers run; for others it follows from shapes and numbers, or
     --order says it.
     """
-    from ..models.matching import MatchOptions, fuse
+    from ...models.matching import MatchOptions, fuse
 
     check_target(out, force=force)
     files = network_files(files, out)
@@ -140,7 +140,7 @@ def _summary(
 
 
 def _report(fused: Fusion, networks: Sequence[NetworkFile], scores: Sequence[float] | None) -> None:
-    from ..models.matching import part_names
+    from ...models.matching import part_names
 
     rows = []
     for index, (name, part) in enumerate(zip(part_names(fused.chain), fused.parts, strict=True)):
@@ -178,7 +178,7 @@ def _scores(
     data: str, activation: str | None, networks: Sequence[NetworkFile], fused: Chain
 ) -> list[float]:
     """Accuracy of every network, the fused one last."""
-    from .data import load
+    from ..data import load
 
     if activation is not None and activation not in ACTIVATIONS:
         raise ConfigError(f"--activation {activation}: there are {', '.join(ACTIVATIONS)}")
@@ -267,7 +267,7 @@ def read_network(path: Path, order: Sequence[str] | None = None) -> NetworkFile:
     """
     import torch
 
-    from ..models.matching import Chain
+    from ...models.matching import Chain
 
     if not path.is_file():
         raise ModelError(f"{path}: there is no such file")
@@ -336,7 +336,7 @@ def write_network(path: Path, chain: Chain, dtype: torch.dtype, metadata: dict[s
     import torch
     from safetensors.torch import save_file
 
-    from ..models import LAYER_ORDER
+    from ...models import LAYER_ORDER
 
     state = {
         name: torch.from_numpy(np.ascontiguousarray(value)).to(dtype)
@@ -420,7 +420,7 @@ def layer_order(
 
 def _recorded(shapes: Shapes, metadata: Mapping[str, str], file: str) -> list[str] | None:
     """The order that the file's metadata gives, if any."""
-    from ..models import LAYER_ORDER
+    from ...models import LAYER_ORDER
 
     if LAYER_ORDER not in metadata:
         return None

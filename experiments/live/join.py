@@ -14,9 +14,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from ..gossip import Count, GossipSettings, LinkSettings
-from ..gossip.trust import Identity, TrustError
-from ..peer import (
+from ...gossip import Count, GossipSettings, LinkSettings
+from ...gossip.trust import Identity, TrustError
+from ...peer import (
     BrokerAddress,
     CredentialSettings,
     LifeSettings,
@@ -26,12 +26,12 @@ from ..peer import (
     ScheduleSettings,
     Settings,
 )
-from ..peer import label as label_of
-from .broker_password import broker_password, with_user
-from .build import Swarm
-from .cli import console
-from .config.reading import read_table
-from .config.tables import (
+from ...peer import label as label_of
+from ..build import Swarm
+from ..cli import console
+from ..cli.broker_options import broker_password, with_user
+from ..config.reading import read_table
+from ..config.tables import (
     Config,
     ConfigError,
     PeerTrust,
@@ -40,7 +40,7 @@ from .config.tables import (
     load_config,
     without_networks,
 )
-from .live import SwarmLayout
+from .layout import SwarmLayout
 
 AGREED = ("mode", "weights", "dtype", "trust", "private")
 """Settings on which the peers of a swarm must agree: a device's file cannot overrule the config's."""
