@@ -18,6 +18,9 @@ Phase = Literal["starting", "training", "settling", "done"]
 State = Literal["online", "offline", "left"]
 Statement = list[list[Any]]
 
+MAX_KEPT_BYTES = 32 << 10
+"""Bytes of others' goodbyes on a card. The newest are kept: each is of use for one lease of who missed it."""
+
 MAX_GENERATION = 1 << 31
 """Nobody is replaced more often; a larger number is a forgery that would lock the name for ever."""
 
@@ -53,6 +56,8 @@ class Card:
     agree: settings that must be the same on all peers, by name.
     starts: for every partial model a digest of the values that the session began with.
     former: the goodbye of the device's last session, which this session's status has replaced at the broker.
+    goodbyes: what peers that have left published last, by name, in base64: for neighbours of theirs that
+        were away, because a broker that restarts may forget it.
     """
 
     session: str
@@ -64,6 +69,7 @@ class Card:
     agree: dict[str, str] = field(default_factory=dict)
     starts: dict[str, str] = field(default_factory=dict)
     former: Goodbye | None = None
+    goodbyes: Mapping[str, str] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         """Return the card as JSON."""
@@ -97,6 +103,17 @@ class Status:
         return json.dumps(self.__dict__).encode()
 
 
+def kept_goodbyes(goodbyes: dict[str, str]) -> dict[str, str]:
+    """Return the newest of these, the last ones, that a card has room for."""
+    kept, total = dict[str, str](), 0
+    for peer, text in reversed(goodbyes.items()):
+        total += len(text)
+        if total > MAX_KEPT_BYTES:
+            break
+        kept[peer] = text
+    return dict(reversed(kept.items()))
+
+
 def read_card(payload: bytes) -> Card | None:
     """Return the card in a payload; None if there is none in it, whatever else is."""
     try:
@@ -116,6 +133,7 @@ def read_card(payload: bytes) -> Card | None:
             _texts(table["agree"]),
             _texts(table["starts"]),
             None if table["former"] is None else _goodbye(table["former"]),
+            kept_goodbyes(_texts(table["goodbyes"])),
         )
     except _UNREADABLE:
         return None

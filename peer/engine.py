@@ -110,6 +110,8 @@ class _Books:
     """What the last session that ended with a goodbye said in it."""
     abandoned: list[dict[str, Any]] = field(default_factory=list)
     """Accounts of former sessions that did not end with a report."""
+    goodbyes: dict[str, str] = field(default_factory=dict)
+    """Goodbyes of others that are kept for peers who were away, as on the card."""
 
 
 class Engine:
@@ -546,6 +548,15 @@ class Engine:
         """The goodbye of this device's last session, for the card of the next."""
         found = self._books.goodbye
         return None if found is None else Goodbye(**found)
+
+    @property
+    def kept_goodbyes(self) -> dict[str, str]:
+        """Goodbyes of others that are kept for peers who were away, as on the card."""
+        return self._books.goodbyes
+
+    def keep_goodbyes(self, goodbyes: dict[str, str]) -> None:
+        """Write these down with the next checkpoint."""
+        self._books.goodbyes = goodbyes
 
     def _remember(self, ending: Ending) -> None:
         """Keep a goodbye beyond its session: a new status will replace it at the broker."""

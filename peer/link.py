@@ -8,9 +8,11 @@ thread, the loop reads `view` alone; everything else it asks through the worker.
 from __future__ import annotations
 
 import asyncio
+import binascii
 import contextlib
 import json
 import logging
+from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable
 from math import inf
@@ -21,7 +23,7 @@ from gossamer.logs import is_milestone
 
 from ..gossip import HEADER_BYTES, MIN_LIMIT, SchemaEntry, Transport, topics
 from ..gossip.trust import Death, Heard, TrustError, Trusting
-from .cards import Card, OwnCard, Phase, Status, read_card, read_status
+from .cards import Card, OwnCard, Phase, Status, kept_goodbyes, read_card, read_status
 from .engine import Engine, View
 from .errors import PeerError, Replaced
 from .machine import Machine, Worker
@@ -112,12 +114,13 @@ class Link:
         self._goodbye = b""
         self._starts: dict[str, str] = {}
         self._former = engine.former
+        self._goodbyes = engine.kept_goodbyes
         self._told_counts: dict[str, int] = {}
         self._asked, self._answered = False, -inf
         self._wake = asyncio.Event()
         self._turned = asyncio.Condition()
         self._status_due = asyncio.Event()
-        self._card_due = False
+        self._card_due = self._goodbyes_due = False
         self._own_card = OwnCard()
         self._card_lost = asyncio.Event()
         self._speaking = asyncio.Lock()
@@ -251,6 +254,7 @@ class Link:
             self.agree,
             self._starts,
             self._former,
+            self._goodbyes,
         )
         signed = self.trust.card(card.encode())
         self._own_card.published(signed)
@@ -399,6 +403,9 @@ class Link:
             if self._returned:
                 self._returned = False
                 await self.worker.run(self.engine.reconnected, now)
+            if self._goodbyes_due:
+                self._goodbyes_due = False
+                await self.worker.run(self.engine.keep_goodbyes, self._goodbyes)
             try:
                 turn = await self.worker.run(
                     self.engine.turn, arrived, events, now, limit, self.in_touch
@@ -478,6 +485,7 @@ class Link:
                 else:
                     self._hear_own_topic(topic, bytes(payload))
                     self._take_heard(self.trust.hear(topic, bytes(payload)), stored=stored)
+                    self._keep_goodbye(topic, bytes(payload))
             except topics.TopicError:
                 self.dropped["topic"] += 1
                 continue
@@ -515,9 +523,12 @@ class Link:
             own = each.peer == self.name
             match each.kind:
                 case "card":
-                    if own and (card := read_card(each.body)) is not None:
+                    card = read_card(each.body)
+                    if own and card is not None:
                         self.card_generation = max(self.card_generation, card.generation)
                     self._events += self.roster.card(each.peer, each.body)
+                    if not own and card is not None:
+                        self._take_kept_goodbyes(card)
                 case "status":
                     if own:
                         self._hear_own_status(each.body)
@@ -540,6 +551,27 @@ class Link:
                 case "former":
                     self._hear_former_status(each.body)
         self._answer(self._events[known:])
+
+    def _keep_goodbye(self, topic: str, payload: bytes) -> None:
+        """Put a goodbye on our card that concerns a peer who is away: the broker may forget it until then."""
+        where = topics.parse(topic)
+        if where.kind != "status" or not self.roster.was_missed(where.peer):
+            return
+        text = b64encode(payload).decode()
+        if self._goodbyes.get(where.peer) != text:
+            others = {peer: each for peer, each in self._goodbyes.items() if peer != where.peer}
+            self._goodbyes = kept_goodbyes({**others, where.peer: text})
+            self._goodbyes_due = self._card_due = True
+            self._status_due.set()
+
+    def _take_kept_goodbyes(self, card: Card) -> None:
+        """Take in what somebody has kept for us; it is checked as if the broker had kept it."""
+        for peer, text in card.goodbyes.items():
+            with contextlib.suppress(binascii.Error, ValueError, topics.TopicError):
+                topic = str(topics.Topic(self.settings.swarm, peer, "status"))
+                for each in self.trust.hear(topic, b64decode(text, validate=True)):
+                    if each.kind == "status" and each.peer == peer:
+                        self._events += self.roster.kept_goodbye(peer, each.body)
 
     def _hear_own_status(self, payload: bytes) -> None:
         """Learn from our own status topic whether somebody else has our name."""

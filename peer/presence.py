@@ -215,14 +215,38 @@ class Roster:
 
     def _left(self, peer: str, entry: _Entry, status: Status) -> list[Event]:
         known, entry.announced, entry.offline_since = entry.announced, None, None
-        goodbye = Gone(peer, status.session, status.statement, status.reclaimed)
         if known is None:
-            # It may have taken back what we credited, or have credited what we took back.
-            rows = (*status.reclaimed, *status.statement)
-            return [goodbye] if any(row[0] == self.peer for row in rows) else []
+            return self._settled(peer, status)
+        goodbye = Gone(peer, status.session, status.statement, status.reclaimed)
         _log.info("peer %s left: %s", peer, status.reason or "it said goodbye")
         # It may have come back and left while we were away: the session we know will never answer.
         return [goodbye] if known == status.session else [Gone(peer, known, None), goodbye]
+
+    def kept_goodbye(self, peer: str, payload: bytes) -> list[Event]:
+        """Take in a goodbye that another peer has kept for those who were away when it was said."""
+        status = read_status(payload)
+        if peer == self.peer or status is None or status.state != "left":
+            return []
+        entry = self._entry(peer)
+        if entry.announced == status.session:
+            entry.status = status
+            return self._left(peer, entry, status)
+        # It may be online again, in a session of which this says nothing.
+        return self._settled(peer, status)
+
+    def was_missed(self, peer: str) -> bool:
+        """Return whether a peer has left with a goodbye that somebody whom it concerns did not hear."""
+        entry = self._entries.get(peer)
+        if entry is None or entry.status is None or entry.status.state != "left":
+            return False
+        status = entry.status
+        away = {
+            name
+            for name, other in self._entries.items()
+            if other.announced and (other.status is None or other.status.state != "online")
+        }
+        # What is taken back may concern peers that seem to be online and are cut off.
+        return bool(status.reclaimed) or any(row[0] in away for row in status.statement)
 
     def expel(self, peer: str) -> list[Event]:
         """Forget a peer that may take part no longer; its session is gone, whatever it says."""
@@ -317,6 +341,16 @@ class Roster:
         return len(counting), len(sharing)
 
     # --- insides --------------------------------------------------------------------------------
+
+    def _settled(self, peer: str, status: Status) -> list[Event]:
+        """Return a goodbye of a session that is not announced, if it settles transfers of ours.
+
+        The peer may have taken back what we credited, or have credited what we took back.
+        """
+        rows = (*status.reclaimed, *status.statement)
+        if not any(row[0] == self.peer for row in rows):
+            return []
+        return [Gone(peer, status.session, status.statement, status.reclaimed)]
 
     def _give_up(self, peer: str, entry: _Entry) -> list[Event]:
         known, entry.announced, entry.offline_since = entry.announced, None, None

@@ -160,6 +160,11 @@ def _believe_retained_statuses() -> Any:
     )
 
 
+def _forget_goodbyes() -> Any:
+    """Peers that leave it to the broker to remember what leavers said."""
+    return mock.patch.object(Roster, "was_missed", return_value=False)
+
+
 MUTANTS = {
     mutant.name: mutant
     for mutant in (
@@ -250,6 +255,13 @@ MUTANTS = {
             "a peer that died while the broker was down is waited for",
             ("ends",),
             _believe_retained_statuses,
+        ),
+        Mutant(
+            "forget-goodbyes",
+            "a broker that forgets loses what a leaver took back from a peer who was away",
+            ("conserved",),
+            _forget_goodbyes,
+            seed=2800,
         ),
     )
 }

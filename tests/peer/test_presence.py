@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from gossamer.peer.cards import Goodbye
+from gossamer.peer.cards import MAX_KEPT_BYTES, Goodbye, kept_goodbyes, read_card
 from gossamer.peer.presence import (
     RETURN_GRACE,
     Card,
@@ -255,3 +255,52 @@ def test_nonsense_is_ignored(payload):
     assert r.status("bob", payload, 1.0) == []
     assert r.card("bob", payload) == []
     assert list(r.online()) == ["bob"]
+
+
+def left(session: str, *, taken_back_from: str = "", credited_from: str = "") -> Status:
+    """A goodbye that settles a transfer with one peer."""
+    reclaimed = [[taken_back_from, "t1", "global", 3, 7]] if taken_back_from else []
+    statement = [[credited_from, "t1", "global", 3, "credited"]] if credited_from else []
+    return Status("left", session, statement=statement, reclaimed=reclaimed)
+
+
+def test_a_kept_goodbye_ends_the_session_that_it_is_of():
+    r = roster()
+    come(r)
+    goodbye = left("s1", taken_back_from="me")
+    assert r.kept_goodbye("bob", goodbye.encode()) == [Gone("bob", "s1", [], goodbye.reclaimed)]
+    assert r.online() == {}
+
+
+def test_a_kept_goodbye_says_nothing_of_a_later_session():
+    r = roster()
+    come(r, session="s2")
+    goodbye = left("s1", credited_from="me")
+    assert r.kept_goodbye("bob", goodbye.encode()) == [Gone("bob", "s1", goodbye.statement)]
+    assert set(r.online()) == {"bob"}
+    assert r.kept_goodbye("bob", left("s1", credited_from="eve").encode()) == []
+    assert r.kept_goodbye("bob", Status("online", "s1").encode()) == []
+    assert r.kept_goodbye("bob", b"nonsense") == []
+
+
+def test_a_goodbye_is_worth_keeping_for_peers_that_are_away():
+    r = roster()
+    come(r)
+    come(r, peer="eve")
+    assert not r.was_missed("bob")
+    r.status("bob", left("s1", credited_from="eve").encode(), 1.0)
+    assert not r.was_missed("bob")  # eve heard it
+    r.status("eve", Status("offline", "s1").encode(), 2.0)
+    assert r.was_missed("bob")
+    come(r, peer="dan")
+    r.status("dan", left("s1", taken_back_from="bob").encode(), 3.0)
+    assert r.was_missed("dan")
+
+
+def test_a_card_has_room_for_the_newest_goodbyes():
+    goodbyes = {f"peer-{number}": "x" * (MAX_KEPT_BYTES // 4) for number in range(6)}
+    assert list(kept_goodbyes(goodbyes)) == ["peer-2", "peer-3", "peer-4", "peer-5"]
+    assert kept_goodbyes({"a": "x" * (MAX_KEPT_BYTES + 1)}) == {}
+    card = read_card(Card("s", 0.0, 1, {"global": FIELDS}, goodbyes=goodbyes).encode())
+    assert card is not None
+    assert len(card.goodbyes) == 4
