@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from ..gossip.trust import Admission, Identity, NoTrust, Trust, TrustError, Trusting, read_public
+from ..gossip.security import Admission, Identity, NoTrust, Trust, TrustError, Trusting, read_public
 from .errors import PeerError
 from .machine import Machine
 from .settings import Settings

@@ -17,7 +17,7 @@ from typing import Any
 from gossamer.logs import is_milestone
 
 from ..gossip import ONE, Buffer, Give, Gossiper, Message, PacedMode, RoundsMode, ServerMode
-from ..gossip.trust import FirstOpinion, Intake, NoTrust, Trusting
+from ..gossip.security import FirstOpinion, Intake, NoTrust, Trusting
 from ..models import Learner, Metrics, PeerCounting, Weighted
 from .agreement import Agreement
 from .bootstrap import Bootstrap, Others, PeerGuards

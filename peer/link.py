@@ -20,7 +20,7 @@ from gossamer.errors import GossamerError
 from gossamer.logs import is_milestone
 
 from ..gossip import HEADER_BYTES, MIN_LIMIT, SchemaEntry, Transport, topics
-from ..gossip.trust import Death, Heard, TrustError, Trusting
+from ..gossip.security import Death, Heard, TrustError, Trusting
 from .cards import Card, OwnCard, Phase, Status, read_card, read_status
 from .engine import Engine, View
 from .errors import PeerError, Replaced

@@ -17,7 +17,7 @@ from ..gossip import (
     encode,
     wide_enough,
 )
-from ..gossip.trust import Trusting
+from ..gossip.security import Trusting
 from .compression import Compression
 from .errors import PeerError
 

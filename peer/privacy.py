@@ -18,7 +18,7 @@ from ..gossip import (
     enter_round,
     leave_round,
 )
-from ..gossip.trust import Trust, TrustError, Trusting
+from ..gossip.security import Trust, TrustError, Trusting
 from ..models import SlicedNetwork
 from .errors import PeerError
 from .settings import Settings

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ...gossip import ONE, Chunker, Give, Mass, Reassembler, absorb, decode, encode, topics
-from ...gossip.trust import OVERHEAD, Admission, Identity, Trust, invite
+from ...gossip.security import OVERHEAD, Admission, Identity, Trust, invite
 from ...models import SgdLearner
 from . import Row, alternate
 from .live import idle_network

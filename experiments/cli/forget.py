@@ -19,7 +19,7 @@ from . import console
 
 if TYPE_CHECKING:
     from ...gossip import MqttTransport
-    from ...gossip.trust import Identity
+    from ...gossip.security import Identity
 
 _ANSWER_SECONDS = 5.0
 """Seconds in which a broker hands out a retained card and status."""
@@ -52,7 +52,7 @@ def forget_command(
     Only one session is declared over. If the peer lives after all, it returns with a new one.
     """
     from ...gossip import MqttTransport, TlsFiles, topics
-    from ...gossip.trust import Death, Identity, TrustError, sign_death
+    from ...gossip.security import Death, Identity, TrustError, sign_death
 
     topics.check_name("swarm", swarm)
     topics.check_name("peer", name)
@@ -101,7 +101,7 @@ class _Found:
 
     def read(self, kind: Literal["card", "status"], payload: bytes) -> None:
         """Take in a card or a status. What nobody can read counts as nothing."""
-        from ...gossip.trust import TrustError, read_published, signed
+        from ...gossip.security import TrustError, read_published, signed
 
         head = {}
         if payload.startswith(signed.MAGIC):
@@ -146,7 +146,7 @@ def _choose_session(
     found: _Found, key: Identity | None, session: str | None, *, force: bool
 ) -> str:
     """The session to declare over; ConfigError says why there is none, or why not."""
-    from ...gossip.trust import TrustError, read_terms
+    from ...gossip.security import TrustError, read_terms
 
     name, swarm = found.name, found.swarm
     if found.trusted and key is None:

@@ -37,7 +37,7 @@ def keygen_command(
 
     Prints the name that the peer will have in its swarm, and the public key to send to the owner.
     """
-    from ...gossip.trust import Identity, public_text
+    from ...gossip.security import Identity, public_text
 
     with _one_line():
         identity = Identity.generate(label)
@@ -73,7 +73,7 @@ def invite_command(
     """
     if (peer is None) == (uses is None):
         raise ConfigError("invite: give either --peer KEY or --uses N for an open ticket")
-    from ...gossip.trust import (
+    from ...gossip.security import (
         Identity,
         invite,
         open_ticket,
@@ -130,7 +130,7 @@ def revoke_command(
 
     Without --peer and --paper the list is published again as it is, after a broker lost it, say.
     """
-    from ...gossip.trust import Identity, Revocations, revocation_topic
+    from ...gossip.security import Identity, Revocations, revocation_topic
 
     password = None if broker is None else broker_password(broker, password_file)
     path = file or owner.parent / f"{swarm}.revocations"
@@ -181,7 +181,7 @@ def register(app: typer.Typer) -> None:
 @contextmanager
 def _one_line() -> Iterator[None]:
     """What trust refuses is a mistake of the user's here: one line and exit code 2."""
-    from ...gossip.trust import TrustError
+    from ...gossip.security import TrustError
 
     try:
         yield

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from gossamer.experiments.cli import forget as cli_forget
 from gossamer.experiments.config.tables import ConfigError
 from gossamer.gossip import MqttTransport, topics
-from gossamer.gossip.trust import Admission, Death, Identity, NoTrust, Trust, invite
+from gossamer.gossip.security import Admission, Death, Identity, NoTrust, Trust, invite
 
 SWARM = "garden"
 app = typer.Typer()

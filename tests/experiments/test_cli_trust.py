@@ -14,7 +14,7 @@ from gossamer.experiments.config.tables import ConfigError
 from gossamer.experiments.papers import byzantine, private
 from gossamer.experiments.study import Job
 from gossamer.gossip import MaskPlan
-from gossamer.gossip.trust import Admission, Identity, Revocations, check, revocation_topic
+from gossamer.gossip.security import Admission, Identity, Revocations, check, revocation_topic
 
 app = typer.Typer()
 trust.register(app)

@@ -9,7 +9,7 @@ from typing import Any, Self
 from trusting import Outsider
 
 from gossamer.gossip import Hook, Transport, Will, topics
-from gossamer.gossip.trust.keyring import _HEADER
+from gossamer.gossip.security.keyring import _HEADER
 from gossamer.peer import BrokerAddress, Connect, mqtt_connect
 
 HELD = "-held"

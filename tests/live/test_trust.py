@@ -10,7 +10,7 @@ from swarm_kit import wait_for
 from trusting import PAIR, Gate, Outsider, Patient, Swarmlet, config_of, keys_of, windows
 
 from gossamer.gossip import ONE, Chunker, Give, encode, topics
-from gossamer.gossip.trust import (
+from gossamer.gossip.security import (
     Admission,
     Claim,
     Edition,

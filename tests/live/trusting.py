@@ -16,7 +16,7 @@ from gossamer.experiments.build import Swarm
 from gossamer.experiments.config.tables import Config, Model, Trust
 from gossamer.experiments.live import plan
 from gossamer.gossip import MqttTransport
-from gossamer.gossip.trust import Identity, Revocations, Trusting, revocation_topic
+from gossamer.gossip.security import Identity, Revocations, Trusting, revocation_topic
 from gossamer.models import Metrics
 from gossamer.peer import BrokerAddress, Connect, Link, Peer, Report, mqtt_connect
 

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from gossamer.gossip import Balances, Gossiper, Ledger
-from gossamer.gossip.trust import FirstOpinion, trust
+from gossamer.gossip.security import FirstOpinion, trust
 from gossamer.peer import Bootstrap, Engine, Link, Others, PeerGuards, Roster, Saver, presence
 
 Patch = Callable[[], contextlib.AbstractContextManager[Any]]

@@ -23,7 +23,7 @@ from gossamer.gossip import (
     Will,
     topics,
 )
-from gossamer.gossip.trust import NoTrust, Trusting
+from gossamer.gossip.security import NoTrust, Trusting
 from gossamer.models import Metrics, ModelGraph, SgdLearner, SlicedNetwork, mlp
 from gossamer.peer.checkpoint import load_checkpoint, save_checkpoint
 from gossamer.peer.engine import Engine, View

@@ -13,7 +13,7 @@ import pytest
 from peer_kit import Nest, Still, consensus, flooded, held, injected, make_learner, quick
 
 from gossamer.gossip import MAX_MESSAGE_BYTES, Chunker, Give, MemoryBroker, Recall, topics
-from gossamer.gossip.trust import NoTrust
+from gossamer.gossip.security import NoTrust
 from gossamer.peer.engine import Engine
 from gossamer.peer.errors import PeerError
 from gossamer.peer.outgoing import TRIES, Dispatch

@@ -11,7 +11,7 @@ import pytest
 from peer_kit import Gate, Nest, Still, make_learner, quick, wait_for
 
 from gossamer.gossip import ONE, DictStore, Gossiper
-from gossamer.gossip.trust import NoTrust, TrustError
+from gossamer.gossip.security import NoTrust, TrustError
 
 PAIR = ("a", "b")
 

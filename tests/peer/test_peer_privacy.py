@@ -10,7 +10,7 @@ from papers_kit import Papers
 from peer_kit import Nest, Still, begin, held, injected, make_learner, quick, wait_for
 
 from gossamer.gossip import Give, ReleasePlan, encode
-from gossamer.gossip.trust import GuardSettings, Trust
+from gossamer.gossip.security import GuardSettings, Trust
 from gossamer.peer import outgoing as outgoing_module
 from gossamer.peer.engine import Engine
 from gossamer.peer.errors import PeerError

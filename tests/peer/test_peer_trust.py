@@ -20,7 +20,7 @@ from peer_kit import (
     wait_for,
 )
 
-from gossamer.gossip.trust import GuardSettings, public_text, revocation_topic
+from gossamer.gossip.security import GuardSettings, public_text, revocation_topic
 from gossamer.peer.checkpoint import load_checkpoint, save_checkpoint
 from gossamer.peer.errors import PeerError
 from gossamer.peer.host import BrokerAddress, HostSpec, PeerSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from papers_kit import Papers
 from peer_kit import Clocks, Nest, consensus, held, injected, make_learner, quick, wait_for
 
-from gossamer.gossip.trust import epochs, unanswered
+from gossamer.gossip.security import epochs, unanswered
 
 
 def test_a_dead_peers_card_does_not_keep_the_others_from_learning(run, tmp_path, monkeypatch):

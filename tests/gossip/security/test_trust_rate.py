@@ -9,8 +9,8 @@ import pytest
 from trust_kit import SCHEMA, group
 
 from gossamer.gossip.chunks import Chunker
-from gossamer.gossip.trust import Guards, GuardSettings
-from gossamer.gossip.trust.intake import MIN_SHARE, Intake, message_share
+from gossamer.gossip.security import Guards, GuardSettings
+from gossamer.gossip.security.intake import MIN_SHARE, Intake, message_share
 
 
 def intake(person, **settings):

@@ -6,8 +6,8 @@ import pytest
 from trust_kit import ONLINE, OWNER, SWARM, Clock, group, introduce, papers, person, wake
 
 from gossamer.gossip import topics
-from gossamer.gossip.trust import Identity, endorse, open_ticket
-from gossamer.gossip.trust.register import MAX_CARD_AGE, sign_status
+from gossamer.gossip.security import Identity, endorse, open_ticket
+from gossamer.gossip.security.register import MAX_CARD_AGE, sign_status
 
 LEFT = b'{"state": "left", "session": "s"}'
 

@@ -6,11 +6,11 @@ import pytest
 from trust_kit import OWNER, SWARM, Clock, group, papers, person, wake
 
 from gossamer.gossip import topics
-from gossamer.gossip.trust import Identity, TrustError, invite, revocation_topic, signed
-from gossamer.gossip.trust import register as module
-from gossamer.gossip.trust.fields import state_of
-from gossamer.gossip.trust.invitation import read_terms
-from gossamer.gossip.trust.revocation import Revocations
+from gossamer.gossip.security import Identity, TrustError, invite, revocation_topic, signed
+from gossamer.gossip.security import register as module
+from gossamer.gossip.security.fields import state_of
+from gossamer.gossip.security.invitation import read_terms
+from gossamer.gossip.security.revocation import Revocations
 
 
 def nested(depth: int) -> list:

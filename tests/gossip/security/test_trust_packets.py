@@ -14,11 +14,11 @@ from trust_kit import SCHEMA, SWARM, Clock, group, introduce, person, received, 
 
 from gossamer.gossip import topics
 from gossamer.gossip.chunks import Chunker
-from gossamer.gossip.trust import OVERHEAD, NoTrust, TrustError
-from gossamer.gossip.trust import keyring as keyring_module
-from gossamer.gossip.trust.channel import WINDOW, Window, packet_key
-from gossamer.gossip.trust.keyring import _HEADER, Keyring
-from gossamer.gossip.trust.opened import check_inside
+from gossamer.gossip.security import OVERHEAD, NoTrust, TrustError
+from gossamer.gossip.security import keyring as keyring_module
+from gossamer.gossip.security.channel import WINDOW, Window, packet_key
+from gossamer.gossip.security.keyring import _HEADER, Keyring
+from gossamer.gossip.security.opened import check_inside
 from gossamer.gossip.wire import decode, encode
 
 

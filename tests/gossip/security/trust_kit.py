@@ -9,7 +9,7 @@ import numpy as np
 from gossamer.gossip import topics
 from gossamer.gossip.chunks import Chunker, Reassembler
 from gossamer.gossip.messages import Give
-from gossamer.gossip.trust import Admission, Identity, Trust, invite
+from gossamer.gossip.security import Admission, Identity, Trust, invite
 from gossamer.gossip.wire import encode
 
 SWARM = "garden"

@@ -6,7 +6,7 @@ import pytest
 from trust_kit import OWNER, SWARM, group
 
 from gossamer.gossip import topics
-from gossamer.gossip.trust import Death, Identity, NoTrust, TrustError, sign_death
+from gossamer.gossip.security import Death, Identity, NoTrust, TrustError, sign_death
 
 DEATH = Death("s-anna", "its disk burnt", "owner", 1.8e9)
 

@@ -10,8 +10,8 @@ from gossamer.gossip.gossiper import Gossiper
 from gossamer.gossip.memory import introduce
 from gossamer.gossip.messages import Give
 from gossamer.gossip.pushsum import ONE
-from gossamer.gossip.trust import FirstOpinion, Guards, GuardSettings
-from gossamer.gossip.trust.guarded import guard
+from gossamer.gossip.security import FirstOpinion, Guards, GuardSettings
+from gossamer.gossip.security.guarded import guard
 
 SIZE = 200
 START = np.random.default_rng(0).normal(0, 0.1, SIZE)

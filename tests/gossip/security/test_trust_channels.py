@@ -8,12 +8,12 @@ import pytest
 from trust_kit import ONLINE, SWARM, group, introduce, person, received, settle, wake
 
 from gossamer.gossip import topics
-from gossamer.gossip.trust import TrustError
-from gossamer.gossip.trust import channels as module
-from gossamer.gossip.trust import keyring as keyring_module
-from gossamer.gossip.trust.channel import WINDOW, Window, packet_key
-from gossamer.gossip.trust.channels import Past
-from gossamer.gossip.trust.keyring import Keyring
+from gossamer.gossip.security import TrustError
+from gossamer.gossip.security import channels as module
+from gossamer.gossip.security import keyring as keyring_module
+from gossamer.gossip.security.channel import WINDOW, Window, packet_key
+from gossamer.gossip.security.channels import Past
+from gossamer.gossip.security.keyring import Keyring
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from gossamer.gossip.chunks import Chunker
 from gossamer.gossip.gossiper import Gossiper
 from gossamer.gossip.messages import Ack, Recall
 from gossamer.gossip.pushsum import ONE
-from gossamer.gossip.trust import (
+from gossamer.gossip.security import (
     Death,
     Guards,
     GuardSettings,
@@ -21,9 +21,9 @@ from gossamer.gossip.trust import (
     revocation_topic,
     sign_death,
 )
-from gossamer.gossip.trust.guarded import guard
-from gossamer.gossip.trust.intake import Intake
-from gossamer.gossip.trust.keyring import _NO_EPOCH
+from gossamer.gossip.security.guarded import guard
+from gossamer.gossip.security.intake import Intake
+from gossamer.gossip.security.keyring import _NO_EPOCH
 from gossamer.gossip.wire import encode
 
 SIZE = 300

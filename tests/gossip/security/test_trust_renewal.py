@@ -6,11 +6,11 @@ import pytest
 from trust_kit import ONLINE, SWARM, Clock, group, person, received, settle, wake
 
 from gossamer.gossip import topics
-from gossamer.gossip.trust.channel import packet_key
-from gossamer.gossip.trust.channels import OVERLAP
-from gossamer.gossip.trust.invitation import CLOCK_SKEW
-from gossamer.gossip.trust.register import MAX_CARD_AGE
-from gossamer.gossip.trust.trust import CARD_INTERVAL, EXCHANGE_INTERVAL
+from gossamer.gossip.security.channel import packet_key
+from gossamer.gossip.security.channels import OVERLAP
+from gossamer.gossip.security.invitation import CLOCK_SKEW
+from gossamer.gossip.security.register import MAX_CARD_AGE
+from gossamer.gossip.security.trust import CARD_INTERVAL, EXCHANGE_INTERVAL
 
 
 def hears_card(listener, speaker, card=None):

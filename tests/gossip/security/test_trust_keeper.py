@@ -7,7 +7,7 @@ import logging
 from trust_kit import ONLINE, SWARM, Clock, group, introduce, person, received, settle
 
 from gossamer.gossip import topics
-from gossamer.gossip.trust.epochs import SILENCE, Epoch, ModelKey
+from gossamer.gossip.security.epochs import SILENCE, Epoch, ModelKey
 
 OFFLINE = b'{"state": "offline"}'
 

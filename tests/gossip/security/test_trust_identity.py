@@ -8,7 +8,7 @@ import pytest
 from trust_kit import OWNER, SWARM, Clock, group, introduce, papers, person, wake
 
 from gossamer.gossip import topics
-from gossamer.gossip.trust import (
+from gossamer.gossip.security import (
     Admission,
     Identity,
     Revocations,
@@ -24,8 +24,8 @@ from gossamer.gossip.trust import (
     save_invitation,
     save_ticket,
 )
-from gossamer.gossip.trust.identity import check_key
-from gossamer.gossip.trust.invitation import check
+from gossamer.gossip.security.identity import check_key
+from gossamer.gossip.security.invitation import check
 
 
 def test_a_key_file_is_private_and_comes_back(tmp_path):

@@ -9,7 +9,7 @@ from trust_kit import OWNER, SWARM, Clock, person, wake
 from gossamer.gossip import topics
 from gossamer.gossip.messages import Give
 from gossamer.gossip.pushsum import ONE
-from gossamer.gossip.trust import (
+from gossamer.gossip.security import (
     Admission,
     Guards,
     GuardSettings,
@@ -21,7 +21,7 @@ from gossamer.gossip.trust import (
     read_terms,
     signed,
 )
-from gossamer.gossip.trust.invitation import check
+from gossamer.gossip.security.invitation import check
 
 
 def renamed(identity, label):

@@ -6,11 +6,11 @@ import pytest
 from trust_kit import ONLINE, SWARM, Clock, group, introduce, person, settle, wake
 
 from gossamer.gossip import topics
-from gossamer.gossip.trust import Identity, signed
-from gossamer.gossip.trust.invitation import CLOCK_SKEW
-from gossamer.gossip.trust.register import MAX_CARD_AGE
-from gossamer.gossip.trust.unanswered import PATIENCE, Unanswered
-from gossamer.gossip.trust.waiting import MAX_MISDATED, MAX_STATUS, MAX_WAITING, MisdatedCards
+from gossamer.gossip.security import Identity, signed
+from gossamer.gossip.security.invitation import CLOCK_SKEW
+from gossamer.gossip.security.register import MAX_CARD_AGE
+from gossamer.gossip.security.unanswered import PATIENCE, Unanswered
+from gossamer.gossip.security.waiting import MAX_MISDATED, MAX_STATUS, MAX_WAITING, MisdatedCards
 
 
 def lines(caplog, text):

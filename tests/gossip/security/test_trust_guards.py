@@ -14,8 +14,8 @@ from gossamer.gossip.memory import MemoryNetwork, introduce, run
 from gossamer.gossip.messages import Give
 from gossamer.gossip.modes import RoundsMode
 from gossamer.gossip.pushsum import ONE, Mass, total
-from gossamer.gossip.trust import Guards, GuardSettings
-from gossamer.gossip.trust.guarded import guard
+from gossamer.gossip.security import Guards, GuardSettings
+from gossamer.gossip.security.guarded import guard
 
 OWN = np.linspace(-1, 1, 101).astype(np.float32)
 

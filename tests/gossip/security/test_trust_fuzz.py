@@ -1,6 +1,6 @@
 """Mutated messages, by the thousand, over the whole receive path: nothing raises, nothing grows.
 
-`GOSSAMER_FUZZ=200000 pytest --timeout 1800 tests/gossip/trust/test_trust_fuzz.py` runs that many (about
+`GOSSAMER_FUZZ=200000 pytest --timeout 1800 tests/gossip/security/test_trust_fuzz.py` runs that many (about
 a minute). The seed is fixed: what fails, fails again.
 """
 

@@ -7,8 +7,8 @@ import pytest
 from trust_kit import SWARM, Clock, group, introduce, person, received, settle, wake
 
 from gossamer.gossip import topics
-from gossamer.gossip.trust import TrustError
-from gossamer.gossip.trust.epochs import KEPT, MAX_JUMP, Epoch, ModelKey
+from gossamer.gossip.security import TrustError
+from gossamer.gossip.security.epochs import KEPT, MAX_JUMP, Epoch, ModelKey
 
 
 def epochs(people):

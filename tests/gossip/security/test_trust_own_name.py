@@ -6,8 +6,8 @@ import pytest
 from trust_kit import SWARM, Clock, papers, wake
 
 from gossamer.gossip import topics
-from gossamer.gossip.trust import TrustError
-from gossamer.gossip.trust.own_name import MAX_MET, OwnName
+from gossamer.gossip.security import TrustError
+from gossamer.gossip.security.own_name import MAX_MET, OwnName
 
 
 def lives(number):
