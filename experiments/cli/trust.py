@@ -78,8 +78,8 @@ def invite_command(
         invite,
         open_ticket,
         public_text,
+        read_claims,
         read_labelled,
-        read_terms,
         save_invitation,
         save_ticket,
     )
@@ -93,10 +93,10 @@ def invite_command(
             assert uses is not None
             paper, secret = open_ticket(key, swarm, uses=uses, models=model, days=days or 7.0)
             save_ticket(out, paper, secret)
-        terms = read_terms(paper, key.public)
-    admitted = "every model" if terms.models is None else ", ".join(sorted(terms.models))
+        claims = read_claims(paper, key.public)
+    admitted = "every model" if claims.models is None else ", ".join(sorted(claims.models))
     console.out.print(
-        f"paper       {terms.number} for {swarm}, admits to {admitted}", soft_wrap=True
+        f"invitation  {claims.number} for {swarm}, admits to {admitted}", soft_wrap=True
     )
     console.out.print(f"owner key   {public_text(key.public)}", soft_wrap=True)
     console.wrote([out])
@@ -126,7 +126,7 @@ def revoke_command(
         typer.Option(help="A file with the password of the URL's user; else the environment's."),
     ] = None,
 ) -> None:
-    """Put peers or papers out of the swarm: a signed list that only ever grows.
+    """Put peers or invitations out of the swarm: a signed list that only ever grows.
 
     Without --peer and --paper the list is published again as it is, after a broker lost it, say.
     """
@@ -146,7 +146,8 @@ def revoke_command(
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
     console.out.print(
-        f"list {new.number}: {len(new.peers)} peers, {len(new.papers)} papers", soft_wrap=True
+        f"list {new.number}: {len(new.peers)} peers, {len(new.invitations)} invitations",
+        soft_wrap=True,
     )
     console.wrote([path])
     if broker is not None:

@@ -1,4 +1,4 @@
-"""Trust on a broker that is not trusted: identities, invitations, sealed packets, guards on values."""
+"""Security on a broker that is not trusted: identities, invitations, sealed packets, guards on values."""
 
 import lazy_loader
 
