@@ -26,7 +26,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from ..gossip import Array, Give, Gossiper, Mass, absorb
-from ..gossip.trust import Guards
+from ..gossip.security import Guards
 from ..models import Learner, ModelError, SlicedNetwork
 from .errors import PeerError
 from .presence import Event, Gone, Offline, Online

@@ -24,7 +24,7 @@ from gossamer.files import replacing
 
 from .errors import PeerError
 
-FORMAT = "gossamer-checkpoint-3"
+FORMAT = "gossamer-checkpoint-4"
 _REMEDY = "move it away to begin anew, or put back a copy"
 
 

@@ -1,4 +1,4 @@
-"""Who a peer is to the others: its key, the paper that lets it in, and whose word it believes."""
+"""Who a peer is to the others: its key, the invitation that lets it in, and whose word it believes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from ..gossip.trust import Admission, Identity, NoTrust, Trust, TrustError, Trusting, read_public
+from ..gossip.security import (
+    Admission,
+    Identity,
+    NullSecurity,
+    SecurityLayer,
+    SwarmSecurity,
+    TrustError,
+    read_public,
+)
 from .errors import PeerError
 from .machine import Machine
 from .settings import Settings
@@ -64,15 +72,15 @@ def begin_trust(
     models: Collection[str],
     memory: dict[str, Any],
     machine: Machine,
-) -> Trusting:
+) -> SecurityLayer:
     """The trust of one session. Every one draws new keys, so that nothing outlives it."""
     if credentials is None:
         _log.warning(
             "peer %s: trust is off: whoever reaches the broker can read and forge", name
         )  # fmt: skip
-        return NoTrust(name)
+        return NullSecurity(name)
     try:
-        return Trust(
+        return SwarmSecurity(
             credentials.identity, credentials.admission, credentials.owner,
             swarm=settings.swarm, session=session, models=models, since=since, memory=memory,
             wall=machine.wall, clock=machine.monotonic,

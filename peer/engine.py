@@ -17,7 +17,7 @@ from typing import Any
 from gossamer.logs import is_milestone
 
 from ..gossip import ONE, Buffer, Give, Gossiper, Message, PacedMode, RoundsMode, ServerMode
-from ..gossip.trust import FirstOpinion, Intake, NoTrust, Trusting
+from ..gossip.security import FirstOpinion, Intake, NullSecurity, SecurityLayer
 from ..models import Learner, Metrics, PeerCounting, Weighted
 from .agreement import Agreement
 from .bootstrap import Bootstrap, Others, PeerGuards
@@ -165,7 +165,7 @@ class Engine:
         self._others = Others()
         self._opinion = FirstOpinion({})
         self._memory: dict[str, Any] = {}
-        self.trust: Trusting = NoTrust(name)
+        self.trust: SecurityLayer = NullSecurity(name)
         self._dispatch = Dispatch(name, self.schemas, settings.dtype, self.compression, self.trust)
         self.set_trust(self.trust)
         self._agreement = Agreement(self.schemas, self.store)
@@ -244,7 +244,7 @@ class Engine:
 
     # --- a session's beginning ------------------------------------------------------------------
 
-    def set_trust(self, trust: Trusting) -> None:
+    def set_trust(self, trust: SecurityLayer) -> None:
         """Seal and open with the trust of a new session."""
         if trust is not self.trust:
             self.dropped.update(self.trust.counters)
@@ -411,8 +411,6 @@ class Engine:
             self._apply(event)
         self.room.fit(self._reassembler, len(self._others.known))
         for vector, packet in arrived:
-            self._take(vector, packet, now)
-        for vector, packet in self.trust.early():
             self._take(vector, packet, now)
         self._mute_quarantined(now)
         self._form_opinions(now)

@@ -22,7 +22,7 @@ from gossamer.errors import GossamerError
 from gossamer.logs import is_milestone
 
 from ..gossip import HEADER_BYTES, MIN_LIMIT, SchemaEntry, Transport, topics
-from ..gossip.trust import Death, Heard, TrustError, Trusting
+from ..gossip.security import Death, Heard, SecurityLayer, TrustError
 from .cards import Card, OwnCard, Phase, Status, kept_goodbyes, read_card, read_status
 from .engine import Engine, View
 from .errors import PeerError, Replaced
@@ -59,7 +59,7 @@ class Link:
     """
 
     transport: Transport
-    trust: Trusting
+    trust: SecurityLayer
 
     def __init__(
         self,
@@ -422,7 +422,7 @@ class Link:
             self._tell_counts()
             await self._send(turn.outgoing)
             if self._introduced:
-                await self._send_keys()
+                await self._send_lists()
             async with self._turned:
                 self._turned.notify_all()
 
@@ -451,16 +451,11 @@ class Link:
             )
         return min(room, MAX_PACKET)
 
-    async def _send_keys(self) -> None:
-        """Send what trust has to tell others about keys; note who is out because an invitation expired."""
-        keys, out = self.trust.tick()
+    async def _send_lists(self) -> None:
+        """Send revocation lists to those who lack them; note who is out because an invitation expired."""
+        lists, out = self.trust.tick()
         self._take_heard(out)
-        for receiver, model, packet in keys:
-            await self.transport.publish(
-                topics.inbox(self.settings.swarm, receiver, model), packet
-            )  # fmt: skip
-            self.packets += 1
-            self.bytes += len(packet)
+        await self._send([Outgoing(peer, model, iter([packet])) for peer, model, packet in lists])
 
     async def _send(self, outgoing: list[Outgoing]) -> None:
         for message in outgoing:
@@ -497,7 +492,8 @@ class Link:
             return
         if not self.trust.expects(where.vector, payload):
             return  # counted there: strangers take up no memory
-        if len(payload) > self._room.largest + HEADER_BYTES + self.trust.overhead:
+        largest = max(self._room.largest + HEADER_BYTES, self.trust.largest_list)
+        if len(payload) > largest + self.trust.overhead:
             self.dropped["packet-too-large"] += 1
         elif (
             len(self._pending) < MAX_PENDING
@@ -545,8 +541,10 @@ class Link:
                     )
                 case "out":
                     self._events += self.roster.expel(each.peer)
-                case "reissue-card":  # it is old, shows a new key, or may have been refused
-                    self._card_due = True
+                case (
+                    "reissue-card" | "reissue-status"
+                ):  # it is old, shows another key, or was refused
+                    self._card_due |= each.kind == "reissue-card"
                     self._status_due.set()
                 case "former":
                     self._hear_former_status(each.body)

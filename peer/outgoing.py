@@ -17,7 +17,7 @@ from ..gossip import (
     encode,
     wide_enough,
 )
-from ..gossip.trust import Trusting
+from ..gossip.security import SecurityLayer
 from .compression import Compression
 from .errors import PeerError
 
@@ -63,39 +63,32 @@ class Dispatch:
         schemas: Mapping[str, str],
         dtype: WireDtype,
         compression: Compression,
-        trust: Trusting,
+        trust: SecurityLayer,
     ) -> None:
         self._name, self._schemas = name, schemas
         self._dtype: WireDtype = dtype
         self._compression = compression
-        self._waiting: dict[tuple[str, str, type[Message]], Message] = {}
-        """Messages that cannot be sealed yet."""
         self._tries: dict[tuple[str, str], _Tries] = {}
         self.set_trust(trust)
 
-    def set_trust(self, trust: Trusting) -> None:
+    def set_trust(self, trust: SecurityLayer) -> None:
         """Seal with the trust of a new session."""
         self._trust = trust
         self._chunker: Chunker | None = None
 
     def renew(self) -> None:
         """Forget what an old session still had to say."""
-        self._waiting.clear()
         self._tries.clear()
         self._chunker = None
 
     def gone(self, peer: str) -> None:
-        """Forget what waits for a peer that is gone."""
-        for at in [each for each in self._waiting if each[0] == peer]:
-            del self._waiting[at]
+        """Forget what was sent to a peer that is gone."""
         for edge in [each for each in self._tries if each[0] == peer]:
             del self._tries[edge]
 
     def pack(self, messages: list[Message], session: str, max_packet: int) -> list[Outgoing]:
         """Return the packets of all messages that can leave now."""
         overhead = self._trust.overhead
-        if overhead:
-            messages = self._sealable(messages)
         limit = max_packet - overhead
         if self._chunker is None or self._chunker.limit != limit:
             self._chunker = Chunker(f"{self._name}/{session}", limit)
@@ -110,7 +103,7 @@ class Dispatch:
             if overhead:
                 sealed = self._seal(message, packets)
                 if sealed is None:
-                    continue  # just now out, or without a key: the ledger repeats or gives up
+                    continue  # just now out, or lacking a revocation list: the ledger repeats or gives up
                 packets = iter(sealed)
             elif total > max_packet - HEADER_BYTES:
                 packets = iter(list(packets))  # a checksum over much: not on the event loop
@@ -161,13 +154,6 @@ class Dispatch:
         if not isinstance(message, Give) or message.packed is not None:
             return self._dtype
         return wide_enough(message.value, self._dtype)
-
-    def _sealable(self, messages: list[Message]) -> list[Message]:
-        """What can be sealed by now; the newest of the rest waits for its receiver's card or a key."""
-        for message in messages:
-            self._waiting[message.receiver, message.vector, type(message)] = message
-        ready = [at for at in self._waiting if self._trust.can_seal(*at[:2])]
-        return [self._waiting.pop(at) for at in ready]
 
     def _seal(self, message: Message, packets: Iterator[bytes]) -> list[bytes] | None:
         """A message's packets as its receiver alone can open them; here, not on the event loop."""

@@ -16,7 +16,7 @@ from math import inf
 from gossamer.logs import is_milestone
 
 from ..gossip import SchemaEntry, schema_difference
-from ..gossip.trust import Death, TrustError
+from ..gossip.security import Death, TrustError
 from .cards import Card, Goodbye, Phase, State, Statement, Status, read_card, read_status
 
 __all__ = [

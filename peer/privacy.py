@@ -18,7 +18,7 @@ from ..gossip import (
     enter_round,
     leave_round,
 )
-from ..gossip.trust import Trust, TrustError, Trusting
+from ..gossip.security import SecurityLayer, SwarmSecurity, TrustError
 from ..models import SlicedNetwork
 from .errors import PeerError
 from .settings import Settings
@@ -62,12 +62,12 @@ class Privacy:
 
     # --- masks ----------------------------------------------------------------------------------
 
-    def enter(self, gossiper: Gossiper, number: int, trust: Trusting) -> None:
+    def enter(self, gossiper: Gossiper, number: int, trust: SecurityLayer) -> None:
         """Mask the planned vectors, just before round `number` begins."""
         self._given.clear()
         if not self._plans:
             return
-        assert isinstance(trust, Trust)
+        assert isinstance(trust, SwarmSecurity)
         try:
             secret = trust.keyring.mask_secret
             self._rounds = enter_round(gossiper, number, secret, self._plans)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..gossip import Array, Gossiper, PacedMode, RoundsMode, ServerMode, Store, as_sent, wide_enough
-from ..gossip.trust import Guards, guard
+from ..gossip.security import Guards, guard
 from .compression import Compression
 from .machine import Machine
 from .settings import Settings

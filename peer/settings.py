@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ..gossip import Count, GossipSettings, Names, Positive, ReleasePlan, SettingsTable, table_of
-from ..gossip.trust import GuardSettings
+from ..gossip.security import GuardSettings
 from ..models import Start
 
 TrustKind = Literal["none", "swarm"]
@@ -90,7 +90,7 @@ class ProtectionSettings(SettingsTable):
     config's `[trust]`."""
 
     guards: Annotated[GuardSettings | Literal["off"] | None, table_of(GuardSettings)] = None
-    """Bounds on what others may send, as in `{distance = 2.0}`: see gossip/trust/guards.py for all keys.
+    """Bounds on what others may send, as in `{distance = 2.0}`: see gossip/security/guards.py for all keys.
     If left out, the usual ones with trust (but not with `private`, whose masks look like attacks), and none
     without it; "off" for none."""
     private: Mapping[str, float] = {}

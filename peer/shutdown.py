@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from ..gossip import TransportError
-from ..gossip.trust import TrustError
+from ..gossip.security import TrustError
 from .cards import Status
 from .link import Link
 from .presence import Event

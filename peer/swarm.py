@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..gossip import TransportError, topics
-from ..gossip.trust import Death, Identity, TrustError, sign_death
+from ..gossip.security import Death, Identity, TrustError, sign_death
 from .errors import ExitCode, PeerError
 from .host import WITH_PARENT, BrokerAddress, HostSpec, PeerSpec, mqtt_transport
 from .peer import Record

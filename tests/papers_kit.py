@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gossamer.gossip.trust import Identity, Revocations, invite, public_text, save_invitation
+from gossamer.gossip.security import Identity, Revocations, invite, public_text, save_invitation
 from gossamer.peer import Settings
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ...gossip import ONE, Chunker, Give, Mass, Reassembler, absorb, decode, encode, topics
-from ...gossip.trust import OVERHEAD, Admission, Identity, Trust, invite
+from ...gossip.security import OVERHEAD, Admission, Identity, SwarmSecurity, invite
 from ...models import SgdLearner
 from . import Row, alternate
 from .live import idle_network
@@ -103,25 +103,22 @@ def trust() -> list[Row]:
     ]
 
 
-def _pair() -> tuple[Trust, Trust]:
-    """Two members of a group who have its key."""
+def _pair() -> tuple[SwarmSecurity, SwarmSecurity]:
+    """Two members who know each other."""
     owner = Identity.generate("owner")
     people = []
     for label in ("anna", "ben"):
         identity = Identity.generate(label)
-        paper = Admission(invite(owner, "bench", label, identity.public))
+        admission = Admission(invite(owner, "bench", label, identity.public))
         people.append(
-            Trust(
-                identity, paper, owner.public,
+            SwarmSecurity(
+                identity, admission, owner.public,
                 swarm="bench", session="s", models=["global"], since=time.time(),
             )
         )  # fmt: skip
     for one, other in (people, people[::-1]):
         other.hear(topics.card("bench", one.name), one.card(b"{}"))
         other.hear(topics.status("bench", one.name), one.status(b'{"state": "online"}'))
-    for one in (*people, *people):
-        for receiver, model, packet in one.tick()[0]:
-            next(each for each in people if each.name == receiver).open(model, packet)
     return people[0], people[1]
 
 

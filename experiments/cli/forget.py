@@ -19,7 +19,7 @@ from .broker_options import Ca, PasswordFile, broker_password
 
 if TYPE_CHECKING:
     from ...gossip import MqttTransport
-    from ...gossip.trust import Identity
+    from ...gossip.security import Identity
 
 _ANSWER_SECONDS = 5.0
 """Seconds in which a broker hands out a retained card and status."""
@@ -47,7 +47,7 @@ def forget_command(
     Only one session is declared over. If the peer lives after all, it returns with a new one.
     """
     from ...gossip import MqttTransport, TlsFiles, topics
-    from ...gossip.trust import Death, Identity, TrustError, sign_death
+    from ...gossip.security import Death, Identity, TrustError, sign_death
 
     topics.check_name("swarm", swarm)
     topics.check_name("peer", name)
@@ -92,11 +92,11 @@ class _Found:
     state: str | None = None
     trusted: bool | None = None
     """Whether card and status are signed; None if there is neither."""
-    paper: bytes | None = None
+    invitation: bytes | None = None
 
     def read(self, kind: Literal["card", "status"], payload: bytes) -> None:
         """Take in a card or a status. What nobody can read counts as nothing."""
-        from ...gossip.trust import TrustError, read_published, signed
+        from ...gossip.security import TrustError, read_published, signed
 
         head = {}
         if payload.startswith(signed.MAGIC):
@@ -111,7 +111,7 @@ class _Found:
             return
         self.trusted = bool(head)
         if kind == "card":
-            self.card, self.paper = session, head.get("paper")
+            self.card, self.invitation = session, head.get("invitation")
         else:
             self.status, self.state = session, state
 
@@ -141,7 +141,7 @@ def _choose_session(
     found: _Found, key: Identity | None, session: str | None, *, force: bool
 ) -> str:
     """The session to declare over; ConfigError says why there is none, or why not."""
-    from ...gossip.trust import TrustError, read_terms
+    from ...gossip.security import TrustError, read_claims
 
     name, swarm = found.name, found.swarm
     if found.trusted and key is None:
@@ -150,9 +150,9 @@ def _choose_session(
         )
     if found.trusted is False and key is not None:
         raise ConfigError(f"forget: swarm {swarm} has no trust: leave out --owner")
-    if key is not None and isinstance(found.paper, bytes):
+    if key is not None and isinstance(found.invitation, bytes):
         try:
-            read_terms(found.paper, key.public)
+            read_claims(found.invitation, key.public)
         except TrustError:
             raise ConfigError(
                 f"forget: {key.name} is not the owner that invited {name}: give the key file of "

@@ -37,7 +37,7 @@ def keygen_command(
 
     Prints the name that the peer will have in its swarm, and the public key to send to the owner.
     """
-    from ...gossip.trust import Identity, public_text
+    from ...gossip.security import Identity, public_text
 
     with _one_line():
         identity = Identity.generate(label)
@@ -73,13 +73,13 @@ def invite_command(
     """
     if (peer is None) == (uses is None):
         raise ConfigError("invite: give either --peer KEY or --uses N for an open ticket")
-    from ...gossip.trust import (
+    from ...gossip.security import (
         Identity,
         invite,
         open_ticket,
         public_text,
+        read_claims,
         read_labelled,
-        read_terms,
         save_invitation,
         save_ticket,
     )
@@ -93,10 +93,10 @@ def invite_command(
             assert uses is not None
             paper, secret = open_ticket(key, swarm, uses=uses, models=model, days=days or 7.0)
             save_ticket(out, paper, secret)
-        terms = read_terms(paper, key.public)
-    admitted = "every model" if terms.models is None else ", ".join(sorted(terms.models))
+        claims = read_claims(paper, key.public)
+    admitted = "every model" if claims.models is None else ", ".join(sorted(claims.models))
     console.out.print(
-        f"paper       {terms.number} for {swarm}, admits to {admitted}", soft_wrap=True
+        f"invitation  {claims.number} for {swarm}, admits to {admitted}", soft_wrap=True
     )
     console.out.print(f"owner key   {public_text(key.public)}", soft_wrap=True)
     console.wrote([out])
@@ -121,11 +121,11 @@ def revoke_command(
     ca: Ca = None,
     password_file: PasswordFile = None,
 ) -> None:
-    """Put peers or papers out of the swarm: a signed list that only ever grows.
+    """Put peers or invitations out of the swarm: a signed list that only ever grows.
 
     Without --peer and --paper the list is published again as it is, after a broker lost it, say.
     """
-    from ...gossip.trust import Identity, Revocations, revocation_topic
+    from ...gossip.security import Identity, Revocations, revocation_topic
 
     password = None if broker is None else broker_password(broker, password_file)
     path = file or owner.parent / f"{swarm}.revocations"
@@ -141,7 +141,8 @@ def revoke_command(
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
     console.out.print(
-        f"list {new.number}: {len(new.peers)} peers, {len(new.papers)} papers", soft_wrap=True
+        f"list {new.number}: {len(new.peers)} peers, {len(new.invitations)} invitations",
+        soft_wrap=True,
     )
     console.wrote([path])
     if broker is not None:
@@ -176,7 +177,7 @@ def register(app: typer.Typer) -> None:
 @contextmanager
 def _one_line() -> Iterator[None]:
     """What trust refuses is a mistake of the user's here: one line and exit code 2."""
-    from ...gossip.trust import TrustError
+    from ...gossip.security import TrustError
 
     try:
         yield

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from ...gossip import Count, GossipSettings, LinkSettings
-from ...gossip.trust import Identity, TrustError
+from ...gossip.security import Identity, TrustError
 from ...peer import (
     BrokerAddress,
     CredentialSettings,

@@ -14,7 +14,7 @@ import networkx as nx
 
 from ...gossip.compress import CompressError
 from ...gossip.compress import parse as parse_compressor
-from ...gossip.trust import Identity, TrustError, invite, public_text, save_invitation
+from ...gossip.security import Identity, TrustError, invite, public_text, save_invitation
 from ...models import implementers
 from ...peer import (
     BrokerAddress,

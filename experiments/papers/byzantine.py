@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...gossip import ONE, Give, Gossiper, MemoryNetwork, Message, PacedMode, introduce, run
-from ...gossip.trust import Guards, GuardSettings, guard
+from ...gossip.security import Guards, GuardSettings, guard
 from ...peer import NetworkStore
 from ..build import Member, Swarm
 from ..config.tables import Config, Data, Model, Network, Training
@@ -161,7 +161,7 @@ class Cell:
 
 def run_cells(cells: list[Cell], job: Job) -> list[Record]:
     """Run each cell."""
-    log = logging.getLogger("gossamer.gossip.trust.guards")
+    log = logging.getLogger("gossamer.gossip.security.guards")
     level = log.level
     log.setLevel(logging.ERROR)  # hundreds of quarantines are what the study is about
     try:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ...gossip import ROOT, check_name
-from ...gossip.trust import revocation_topic
+from ...gossip.security import revocation_topic
 from .config import (
     MAX_PACKET,
     BrokerError,

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from gossamer.experiments.cli import forget as cli_forget
 from gossamer.experiments.config.tables import ConfigError
 from gossamer.gossip import MqttTransport, topics
-from gossamer.gossip.trust import Admission, Death, Identity, NoTrust, Trust, invite
+from gossamer.gossip.security import Admission, Death, Identity, NullSecurity, SwarmSecurity, invite
 
 SWARM = "garden"
 app = typer.Typer()
@@ -81,7 +81,9 @@ def trusted_peer(run, broker, owner, state="offline"):
         one = Identity.generate(label)
         paper = Admission(invite(owner, SWARM, one.label, one.public))
         members.append(
-            Trust(one, paper, owner.public, swarm=SWARM, session="s1", models=["m"], since=0.0)
+            SwarmSecurity(
+                one, paper, owner.public, swarm=SWARM, session="s1", models=["m"], since=0.0
+            )
         )
     anna, ben = members
     publish(
@@ -97,7 +99,7 @@ def test_a_dead_peers_session_is_declared_over(mosquitto, run):
     output = forget(mosquitto, "dead-a", "--reason", "the disk burnt")
     assert output == "dead-a of swarm garden: session s1 is declared dead\n"
     topic = topics.death(SWARM, "dead-a")
-    (heard,) = NoTrust("b").hear(topic, retained(run, mosquitto, topic))
+    (heard,) = NullSecurity("b").hear(topic, retained(run, mosquitto, topic))
     death = Death.decode(heard.body)
     assert (heard.kind, heard.peer) == ("death", "dead-a")
     assert (death.session, death.reason, death.by) == ("s1", "the disk burnt", "operator")

@@ -14,7 +14,7 @@ from gossamer.experiments.config.tables import ConfigError
 from gossamer.experiments.papers import byzantine, private
 from gossamer.experiments.study import Job
 from gossamer.gossip import MaskPlan
-from gossamer.gossip.trust import Admission, Identity, Revocations, check, revocation_topic
+from gossamer.gossip.security import Admission, Identity, Revocations, check, revocation_topic
 
 app = typer.Typer()
 trust.register(app)
@@ -74,11 +74,11 @@ def test_from_keys_to_papers(here):
 def test_a_list_of_revocations_only_grows(here):
     keygen("owner")
     revoke = ("revoke", "--owner", "owner.key", "--swarm", "garden")
-    assert "list 1: 1 peers, 0 papers" in gossamer(*revoke, "--peer", "ben@abc")
-    assert "list 2: 2 peers, 1 papers" in gossamer(*revoke, "--peer", "xyz", "--paper", "0a")
+    assert "list 1: 1 peers, 0 invitations" in gossamer(*revoke, "--peer", "ben@abc")
+    assert "list 2: 2 peers, 1 invitations" in gossamer(*revoke, "--peer", "xyz", "--paper", "0a")
     owner = Identity.load(here / "owner.key")
     saved = Revocations.load(here / "garden.revocations", owner.public, "garden")
-    assert (saved.number, saved.peers, saved.papers) == (2, {"abc", "xyz"}, {"0a"})
+    assert (saved.number, saved.peers, saved.invitations) == (2, {"abc", "xyz"}, {"0a"})
     assert "list 2: 2 peers" in gossamer(*revoke)  # again, as it is
 
 

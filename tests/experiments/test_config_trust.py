@@ -10,7 +10,7 @@ from gossamer.experiments.cli.app import app
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.live.join import load_join
 from gossamer.experiments.live.layout import plan
-from gossamer.gossip.trust import (
+from gossamer.gossip.security import (
     Admission,
     GuardSettings,
     Identity,

@@ -23,7 +23,7 @@ from gossamer.experiments.config.tables import ConfigError, load_config
 from gossamer.experiments.live.join import load_join
 from gossamer.experiments.live.layout import plan
 from gossamer.gossip import LinkSettings, MqttOptions
-from gossamer.gossip.trust import public_text
+from gossamer.gossip.security import public_text
 from gossamer.peer import BrokerAddress, HostSpec, PeerSpec, Settings
 
 URL = "mqtt://127.0.0.1:1"

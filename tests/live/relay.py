@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
 from typing import Any, Self
 
 from trusting import Outsider
 
 from gossamer.gossip import Hook, Transport, Will, topics
-from gossamer.gossip.trust.keyring import _HEADER
+from gossamer.gossip.security import revocation_topic
+from gossamer.gossip.security.channels import HEADER
 from gossamer.peer import BrokerAddress, Connect, mqtt_connect
 
 HELD = "-held"
 """Added to the swarm's name in the topics where packets wait for the relay."""
-SEALED = _HEADER.size
+SEALED = HEADER.size
 CHUNK = SEALED + 40
 """Where the header of a chunk would end if it were not sealed."""
 
@@ -38,6 +40,26 @@ def diverted(url: str) -> Connect:
         return transport
 
     return divert
+
+
+def withholding(url: str, shown_to: str) -> Connect:
+    """Transports of a broker that shows the revocation list to peers whose name begins so, and no others."""
+    connect = mqtt_connect(BrokerAddress(url))
+
+    def withhold(client_id: str, will: Will, on_connect: Hook) -> Transport:
+        transport: Any = connect(client_id, will, on_connect)
+        messages = transport.messages
+
+        async def censored() -> AsyncIterator[Any]:
+            async for message in messages():
+                if message.topic != revocation_topic(topics.parse(will.topic).swarm):
+                    yield message
+
+        if not client_id.startswith(shown_to):
+            transport.messages = censored
+        return transport
+
+    return withhold
 
 
 class Relay(Outsider):

@@ -1,4 +1,4 @@
-"""Trusting peers of this process on a real broker, and an outsider who hears and says what it likes."""
+"""Peers with security in this process on a real broker, and an outsider who hears and says what it likes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gossamer.experiments.build import Swarm
 from gossamer.experiments.config.tables import Config, Model, Trust
 from gossamer.experiments.live.layout import plan
 from gossamer.gossip import MqttTransport
-from gossamer.gossip.trust import Identity, Revocations, Trusting, revocation_topic
+from gossamer.gossip.security import Identity, Revocations, revocation_topic
 from gossamer.models import Metrics
 from gossamer.peer import BrokerAddress, Connect, Link, Peer, Report, mqtt_connect
 
@@ -116,10 +116,6 @@ class Swarmlet:
         for index in range(len(self.members)):
             self.start(index, (learners or {}).get(index))
 
-    def is_introduced(self, index: int) -> bool:
-        member = self.peers[index].link
-        return member is not None and member._introduced
-
     async def crash(self, index: int) -> None:
         """End a peer as kill -9 would: no goodbye, nothing saved."""
         await self.member(index).transport.abort()
@@ -189,8 +185,3 @@ def windows(data: bytes, step: int = 1) -> set[bytes]:
     found = {data[at : at + 8] for at in range(0, len(data) - 7, step)}
     found.discard(bytes(8))
     return found
-
-
-def keys_of(trust: Trusting | Any, model: str) -> set[bytes]:
-    """The keys of a partial model that a peer has."""
-    return set(trust.keyring._models[model].keys.values())

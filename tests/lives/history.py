@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 
 from gossamer.gossip import Hook, Will
-from gossamer.gossip.trust import Identity, invite, public_text, save_invitation
+from gossamer.gossip.security import Identity, invite, public_text, save_invitation
 from gossamer.models import Metrics, ModelGraph, SlicedNetwork, mlp
 from gossamer.peer import LEASE_MARGIN, NotHandedIn, Peer, PeerError, Report, Settings
 

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from gossamer.gossip import Balances, Gossiper, Ledger
-from gossamer.gossip.trust import FirstOpinion, trust
+from gossamer.gossip.security import FirstOpinion, layer
 from gossamer.peer import Bootstrap, Engine, Link, Others, PeerGuards, Roster, Saver, presence
 
 Patch = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -89,12 +89,12 @@ def _found_after_half_a_second() -> Any:
 
 def _goodbye_without_invitation() -> Any:
     """A signed goodbye that only those can read who still know the card of its peer."""
-    sign = trust.sign_status
+    sign = layer.sign_status
 
     def bare(*arguments: Any, goodbye: Any = None, **options: Any) -> bytes:
         return sign(*arguments, **options)
 
-    return mock.patch.object(trust, "sign_status", bare)
+    return mock.patch.object(layer, "sign_status", bare)
 
 
 def _judge_before_an_opinion() -> Any:

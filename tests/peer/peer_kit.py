@@ -23,7 +23,7 @@ from gossamer.gossip import (
     Will,
     topics,
 )
-from gossamer.gossip.trust import NoTrust, Trusting
+from gossamer.gossip.security import NullSecurity, SecurityLayer
 from gossamer.models import Metrics, ModelGraph, SgdLearner, SlicedNetwork, mlp
 from gossamer.peer.checkpoint import load_checkpoint, save_checkpoint
 from gossamer.peer.engine import Engine, View
@@ -279,7 +279,7 @@ async def delivered(
     arrivals: Sequence[tuple[str, bytes]],
     *,
     room: Room | None = None,
-    trust: Trusting | None = None,
+    trust: SecurityLayer | None = None,
     born: bool = False,
 ) -> tuple[Link, list[tuple[str, bytes]]]:
     """Let these messages arrive at a peer "a" that never takes a turn; returns its link and its answers.
@@ -294,13 +294,13 @@ async def delivered(
             samples=1, machine=RealMachine(), on_record=lambda _: None,
         )  # fmt: skip
         link.transport = script = Script(arrivals)
-        link.trust, link.born = trust or NoTrust("a"), born
+        link.trust, link.born = trust or NullSecurity("a"), born
         await link.receive()
     return link, script.published
 
 
 async def flooded(
-    room: Room, packets: Sequence[bytes], trust: Trusting | None = None
+    room: Room, packets: Sequence[bytes], trust: SecurityLayer | None = None
 ) -> Counter[str]:
     """Return what a peer that is busy all the time drops of these packets, by cause."""
     inbox = topics.inbox("nest", "a", "global")

@@ -12,7 +12,7 @@ import aiomqtt
 import pytest
 
 from gossamer.gossip import TopicError, topics
-from gossamer.gossip.trust import Identity, revocation_topic
+from gossamer.gossip.security import Identity, revocation_topic
 from gossamer.peer import (
     Broker,
     BrokerError,

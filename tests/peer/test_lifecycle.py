@@ -27,7 +27,7 @@ from peer_kit import (
 )
 
 from gossamer.gossip import ONE, Give, MemoryTransport, Payload, topics
-from gossamer.gossip.trust import Death
+from gossamer.gossip.security import Death
 from gossamer.peer.cards import Status, read_card, read_status
 from gossamer.peer.checkpoint import load_checkpoint
 from gossamer.peer.engine import Engine

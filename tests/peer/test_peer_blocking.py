@@ -9,7 +9,7 @@ import pytest
 from blockbuster import blockbuster_ctx
 from peer_kit import Nest, make_learner, quick
 
-from gossamer.gossip.trust import intake as intake_module
+from gossamer.gossip.security import layer as intake_module
 from gossamer.peer import engine as engine_module
 from gossamer.peer import machine as machine_module
 from gossamer.peer import outgoing as outgoing_module

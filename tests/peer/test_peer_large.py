@@ -13,7 +13,7 @@ import pytest
 from peer_kit import Nest, Still, consensus, flooded, held, injected, make_learner, quick
 
 from gossamer.gossip import MAX_MESSAGE_BYTES, Chunker, Give, MemoryBroker, Recall, topics
-from gossamer.gossip.trust import NoTrust
+from gossamer.gossip.security import NullSecurity
 from gossamer.peer.engine import Engine
 from gossamer.peer.errors import PeerError
 from gossamer.peer.outgoing import TRIES, Dispatch
@@ -67,7 +67,7 @@ def test_what_may_wait_grows_with_models_and_neighbours():
 LARGE = Room("a", {"global": 1_000_000}, "float32")
 
 
-class Wary(NoTrust):
+class Wary(NullSecurity):
     """Expects packets of one kind."""
 
     def expects(self, model: str, packet: Any) -> bool:
@@ -133,7 +133,7 @@ def test_a_message_of_which_every_copy_is_damaged_arrives(run):
 
 def dispatch() -> Dispatch:
     counted = SimpleNamespace(sent=lambda *_: None)
-    return Dispatch("a", {"v": "0" * 16}, "float32", counted, NoTrust("a"))  # type: ignore[arg-type]
+    return Dispatch("a", {"v": "0" * 16}, "float32", counted, NullSecurity("a"))  # type: ignore[arg-type]
 
 
 def give(sequence: int, values: int = 5000) -> Give:

@@ -11,7 +11,7 @@ import pytest
 from peer_kit import Gate, Nest, Still, make_learner, quick, wait_for
 
 from gossamer.gossip import ONE, DictStore, Gossiper
-from gossamer.gossip.trust import NoTrust, TrustError
+from gossamer.gossip.security import NullSecurity, TrustError
 
 PAIR = ("a", "b")
 
@@ -162,7 +162,7 @@ def test_a_goodbye_that_is_too_long_is_shortened(run, caplog, monkeypatch):
             raise TrustError("malformed", f"a statement of {len(body)} bytes")
         return body
 
-    monkeypatch.setattr(NoTrust, "status", status)
+    monkeypatch.setattr(NullSecurity, "status", status)
 
     async def swarm():
         nest = Nest(quick(rounds=10**9, leave_timeout=9e3))

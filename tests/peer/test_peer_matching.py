@@ -11,7 +11,7 @@ import torch
 from peer_kit import Nest, Still, begin, held, injected, make_learner, quick, wait_for
 
 from gossamer.gossip import ONE, Give, ReleasePlan
-from gossamer.gossip.trust import GuardSettings
+from gossamer.gossip.security import GuardSettings
 from gossamer.models import ModelError
 from gossamer.peer import Matching
 from gossamer.peer.bootstrap import Bootstrap, load_trained

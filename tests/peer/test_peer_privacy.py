@@ -10,7 +10,7 @@ from papers_kit import Papers
 from peer_kit import Nest, Still, begin, held, injected, make_learner, quick, wait_for
 
 from gossamer.gossip import Give, ReleasePlan, encode
-from gossamer.gossip.trust import GuardSettings, Trust
+from gossamer.gossip.security import GuardSettings, SwarmSecurity
 from gossamer.peer import outgoing as outgoing_module
 from gossamer.peer.engine import Engine
 from gossamer.peer.errors import PeerError
@@ -110,7 +110,7 @@ def test_what_cannot_go_together_is_refused(changes, text):
 
 def test_who_is_gone_is_no_neighbour_before_its_secrets_are_forgotten(run, tmp_path, monkeypatch):
     """A private round that began between the two would find a neighbour without a secret."""
-    order, turn, gone = [], Engine.turn, Trust.gone
+    order, turn, gone = [], Engine.turn, SwarmSecurity.gone
 
     def turned(engine, arrived, events, *rest):
         outgoing = turn(engine, arrived, events, *rest)
@@ -122,7 +122,7 @@ def test_who_is_gone_is_no_neighbour_before_its_secrets_are_forgotten(run, tmp_p
         gone(trust, peer, session)
 
     monkeypatch.setattr(Engine, "turn", turned)
-    monkeypatch.setattr(Trust, "gone", forgotten)
+    monkeypatch.setattr(SwarmSecurity, "gone", forgotten)
     papers = Papers(tmp_path)
     names = papers.names("a", "b")
     settings = quick(rounds=10**9, expect=names, founder=True)

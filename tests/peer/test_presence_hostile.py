@@ -11,7 +11,7 @@ import pytest
 from peer_kit import delivered
 
 from gossamer.gossip import topics
-from gossamer.gossip.trust import Death, TrustError
+from gossamer.gossip.security import Death, TrustError
 from gossamer.peer.cards import Card, Status, read_card, read_status
 from gossamer.peer.link import Link
 from gossamer.peer.presence import Online, Roster

@@ -1,22 +1,27 @@
-"""Public statements with a signature: cards, statuses, invitations, revocations.
+"""Public statements with a signature: cards, statuses, invitations, revocation lists, death notices.
 
 Layout:   4 bytes magic "GSMS", 1 byte version, 3 zero, 64 bytes signature, msgpack [head, body]
 
-The signature covers the *place* (a topic, or what kind of paper it is) and every byte after it, as they
-were sent: nothing is written anew before it is checked, and nothing signed for one place counts in
+The signature covers the *place* (a topic, or the kind of document) and every byte after it, as they
+were sent: nothing is encoded again before it is checked, and nothing signed for one place counts in
 another.
+
+A signature says who wrote a statement, not that it is sound. `as_bytes` and its like check the fields of a
+head and never convert them: `bytes(field)` of a number would allocate as many bytes, `int(field)` of an
+infinity raises what nobody expects, `str(field)` of a list that is nested a thousand deep too.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable
-from typing import Any, Final
+from math import isfinite
+from typing import Any, Final, TypeGuard
 
 import msgpack
 
-from .errors import TrustError
-from .identity import Identity, verify
+from .identity import Identity, TrustError, verify
 
 MAGIC: Final = b"GSMS"
 VERSION: Final = 1
@@ -69,3 +74,55 @@ def read(
 
 def _covered(place: str, content: bytes) -> bytes:
     return b"gossamer statement v1\0" + place.encode() + b"\0" + content
+
+
+# --- fields of a head: ValueError if one is not what it should be ------------------------------------
+
+
+def as_bytes(value: Any, length: int | None = None) -> bytes:
+    """Bytes, of a certain length if one is named."""
+    if not isinstance(value, bytes) or length not in (None, len(value)):
+        raise ValueError("not bytes, or of another length")
+    return value
+
+
+def as_text(value: Any) -> str:
+    """A text."""
+    if not isinstance(value, str):
+        raise ValueError("not a text")
+    return value
+
+
+def as_texts(value: Any) -> list[str]:
+    """A list of texts."""
+    if not isinstance(value, list):
+        raise ValueError("not a list")
+    return [as_text(each) for each in value]
+
+
+def as_number(value: Any) -> float:
+    """A finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise ValueError("not a number")
+    return float(value)
+
+
+def is_count(value: Any) -> TypeGuard[int]:
+    """Whether a value is a whole number that fits 63 bits."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def as_count(value: Any) -> int:
+    """A whole number that fits 63 bits."""
+    if not is_count(value):
+        raise ValueError("not a count")
+    return value
+
+
+def state_of(body: bytes) -> str | None:
+    """The state that a status says its peer is in; None if it cannot be read."""
+    try:
+        state = json.loads(body)["state"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return state if isinstance(state, str) else None

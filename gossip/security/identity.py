@@ -1,7 +1,7 @@
-"""Who a peer is: an Ed25519 key in a file that only its owner can read, and a name that proves it.
+"""A peer's identity: an Ed25519 key in a private file, and a name that proves it; and the package's errors.
 
-A trusted peer is called `label@id`. The id is the beginning of its public key's SHA-256, so the name
-says by itself which key must sign what is said under it; the label is for people.
+A peer with an identity is called `label@id`. The id is the beginning of its public key's SHA-256, so the
+name itself says which key must sign what is published under it; the label is for people.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import (
@@ -20,8 +20,49 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
     Ed25519PublicKey,
 )
 
+from gossamer.errors import GossamerError
+
 from ..topics import check_name
-from .errors import TrustError
+
+Cause: TypeAlias = Literal[
+    "malformed",  # not what it claims to be: too short, too long, unreadable
+    "signature",  # signed by another key, for another topic, or changed on the way
+    "identity",  # a key that does not belong to the name it speaks for
+    "second-name",  # a key that is a member under another name
+    "uninvited",  # no invitation, or one that the owner did not sign
+    "expired",
+    "used-up",  # an open ticket that as many peers hold as it admits
+    "revoked",
+    "stale",  # older than what is known already
+    "clock",  # dated in the future: somebody's clock is wrong
+    "old-card",  # issued too long ago: its peer is gone, or somebody's clock is wrong
+    "unanswered",  # under our own name, by another incarnation that does not answer us
+    "unknown-sender",  # no admitted card of this incarnation is known
+    "not-a-member",  # an admitted peer, but not to this partial model
+    "behind",  # of a peer that lacks the revocation list that we have
+    "ahead",  # of a peer that has a revocation list that we lack
+    "forged",  # sealed with another key, for another place, or changed on the way
+    "replayed",
+    "impersonated",  # a sealed message whose inside names another sender
+    "file",
+]
+
+
+class TrustError(GossamerError, ValueError):
+    """Something that is not trusted, or a file that cannot be; `cause` is a slug to count by."""
+
+    def __init__(self, cause: Cause, message: str) -> None:
+        super().__init__(message)
+        self.cause: Cause = cause
+
+
+class MisdatedCard(TrustError):
+    """A card that is sound but dated ahead of our time, or too long ago; `issued` says when."""
+
+    def __init__(self, cause: Cause, message: str, issued: float) -> None:
+        super().__init__(cause, message)
+        self.issued = issued
+
 
 ID_LENGTH: Final = 20
 """Characters of an id: 100 bits. Finding a key for somebody else's id takes 2^100 attempts; two keys of

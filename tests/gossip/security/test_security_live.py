@@ -6,12 +6,10 @@ import asyncio
 from dataclasses import replace
 
 import numpy as np
-from trust_kit import SWARM, group, received
+from security_kit import SWARM, group, received
 
-from gossamer.gossip import topics
-from gossamer.gossip.messages import Give
+from gossamer.gossip import Give, decode, topics
 from gossamer.gossip.transport import MqttTransport
-from gossamer.gossip.wire import decode
 
 MODEL = "global"
 
@@ -41,7 +39,7 @@ def test_an_outsider_on_the_broker_gets_nowhere(mosquitto, run):
             await receiver.subscribe(inbox)
             # Not what else is retained on a broker that other tests use too.
             await outsider.subscribe(topics.every(SWARM, "inbox"))
-            sealed = [anna.trust.seal(ben.name, MODEL, chunk) for chunk in chunks]
+            sealed = [anna.security.seal(ben.name, MODEL, chunk) for chunk in chunks]
             for packet in sealed:
                 await sender.publish(inbox, packet)
             async with asyncio.timeout(240):
@@ -62,7 +60,7 @@ def test_an_outsider_on_the_broker_gets_nowhere(mosquitto, run):
                 *captured,
                 *anna.chunks(forged),
                 captured[0][:-1] + bytes([captured[0][-1] ^ 1]),
-                captured[0][:40] + captured[1][40:],
+                captured[0][:32] + captured[1][32:],
                 captured[1][:16] + captured[0][16:24] + captured[1][24:],
             ]
             for packet in attempts:
@@ -72,8 +70,8 @@ def test_an_outsider_on_the_broker_gets_nowhere(mosquitto, run):
             return len(attempts)
 
     attempts = run(scenario())
-    assert sum(ben.trust.counters.values()) == attempts
-    assert ben.trust.counters["untrusted-replayed"] >= len(chunks)
+    assert sum(ben.security.counters.values()) == attempts
+    assert ben.security.counters["untrusted-replayed"] >= len(chunks)
     assert isinstance(
         decode(b"".join(c[40:] for c in chunks)).message, Give
     )  # unsealed, it would be read
