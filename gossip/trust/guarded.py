@@ -16,9 +16,9 @@ def guard(gossiper: Gossiper, guards: Guards, clock: Callable[[], float]) -> Non
     """
 
     def admit(give: Give) -> Give | str:
-        injected = gossiper.injected(give.vector)
-        worth = injected or gossiper.promised(give.vector)
-        own, held = gossiper.value(give.vector), gossiper.weight(give.vector)
+        injected = gossiper.injected(give.model)
+        worth = injected or gossiper.promised(give.model)
+        own, held = gossiper.value(give.model), gossiper.weight(give.model)
         return guards.inspect(give, own, held, worth, clock(), counting=bool(injected))
 
     gossiper.admit = admit

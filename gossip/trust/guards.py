@@ -171,7 +171,7 @@ class Guards:
 
     def _allowed(self, give: Give, distance: float) -> float:
         """How far this value may be from ours, in lengths of ours, given how far others are."""
-        limits, known = self.settings, self._distances.setdefault(give.vector, OrderedDict())
+        limits, known = self.settings, self._distances.setdefault(give.model, OrderedDict())
         sender = id_of(give.sender)
         known[sender] = distance
         known.move_to_end(sender)
@@ -223,7 +223,7 @@ class Guards:
             known.pop(id_of(give.sender), None)  # it is no measure of what is usual
         _log.warning(
             "peer %s is in quarantine for %g s: %d transfers refused, the last (%s) for its %s",
-            give.sender, self.settings.quarantine, record.strikes, give.vector, cause,
+            give.sender, self.settings.quarantine, record.strikes, give.model, cause,
         )  # fmt: skip
 
     def _record(self, sender: str, now: float) -> _Record:

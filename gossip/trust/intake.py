@@ -58,8 +58,8 @@ class Intake:
                 return None
             decoded = decode(whole)
             message = decoded.message
-            if message.vector != vector:
-                raise WireError("garbage", f"a message about {message.vector!r} in the wrong inbox")
+            if message.model != vector:
+                raise WireError("garbage", f"a message about {message.model!r} in the wrong inbox")
             if vector not in self._schemas:
                 self._drop("unknown-model", f"nobody here implements {vector!r}")
                 return None

@@ -72,10 +72,10 @@ class FirstOpinion:
 
         Transfers that can be no opinion (of another length, not finite) are for the guards to refuse.
         """
-        size = self._sizes.get(give.vector)
+        size = self._sizes.get(give.model)
         if size is None or give.value.shape != (size,) or not is_finite(give.value):
             return False
-        heard = self._heard.setdefault(give.vector, _Heard(now, {}))
+        heard = self._heard.setdefault(give.model, _Heard(now, {}))
         elder = id_of(give.sender)
         if elder in heard.gives or len(heard.gives) < self._enough:
             heard.gives[elder] = (

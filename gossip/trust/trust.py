@@ -317,7 +317,7 @@ class Trust:
         cause = TrustError(
             "impersonated", f"{opened.sender} sealed a message that names {message.sender}"
         )
-        self._refused(cause, f"the inbox of {message.vector}")
+        self._refused(cause, f"the inbox of {message.model}")
         return False
 
     # --- time -----------------------------------------------------------------------------------

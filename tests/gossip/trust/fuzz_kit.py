@@ -112,7 +112,7 @@ class Target:
         key = trust.keyring._models["global"]
         return (
             self.gossiper.value("global").tobytes(),
-            {v: self.gossiper.weight(v) for v in self.gossiper.vectors},
+            {v: self.gossiper.weight(v) for v in self.gossiper.models},
             repr(sorted(self.gossiper.ledger.lines())),
             dict(trust.register.members),
             trust.register.revocations,
