@@ -60,7 +60,7 @@ class Chunker:
         """Number and attempt of the messages cut lately, by what is in them."""
 
     def split(self, buffers: Sequence[Buffer]) -> Iterator[bytes]:
-        """The payloads of one message, each copied once from `buffers` when it is asked for.
+        """Return the payloads of one message, each copied once from `buffers` when it is asked for.
 
         Do not write to the buffers before the last payload has been taken.
         """
@@ -79,7 +79,7 @@ class Chunker:
     def _number(
         self, views: list[memoryview], total: int, checksum: int, count: int
     ) -> tuple[int, int]:
-        """A new number for a message, or the one that it had before, and the attempt."""
+        """Return a new number for a message, or the one that it had before, and the attempt."""
         # The first buffer is a message's own header, which has a sequence: no two are alike in that.
         known = (total, checksum, bytes(views[0][:_HEAD])) if count > 1 else ()
         message_id, attempt = self._sent.pop(known, (0, _ATTEMPTS))
@@ -115,7 +115,7 @@ def _chunk_size(total: int, count: int) -> int:
 
 
 def _cut(views: list[memoryview], start: int, stop: int) -> Iterator[memoryview]:
-    """The pieces of `views`, seen as one long buffer, between two offsets."""
+    """Return the pieces of `views`, seen as one long buffer, between two offsets."""
     offset = 0
     for view in views:
         low, high = max(start - offset, 0), min(stop - offset, len(view))
@@ -160,7 +160,7 @@ class Reassembler:
     When a bound is reached an unfinished message is given up and counted in `dropped` by cause: its sender
     repeats it. It is a message of the sender that occupies the most, the one that waits the longest for
     another chunk, so that a sender who floods us displaces its own messages and nobody else's. Raise the
-    bounds with the size of your vectors times the neighbours that may send at the same time.
+    bounds with the size of your models times the neighbours that may send at the same time.
     """
 
     max_message_bytes: int = 64 * 1024 * 1024
@@ -169,9 +169,13 @@ class Reassembler:
     max_unfinished: int = 64
     dropped: Counter[str] = field(default_factory=Counter)
     """Unfinished messages given up, and duplicated chunks ignored, by cause."""
-    held_bytes: int = 0
     _partials: OrderedDict[tuple[int, int], _Partial] = field(default_factory=OrderedDict)
     _finished: OrderedDict[tuple[int, int], int] = field(default_factory=OrderedDict)
+
+    @property
+    def held_bytes(self) -> int:
+        """How much memory unfinished messages take."""
+        return sum(partial.cost for partial in self._partials.values())
 
     @property
     def unfinished(self) -> int:
@@ -235,7 +239,6 @@ class Reassembler:
             chunk.checksum, chunk.count, bytearray(chunk.total), bytearray(chunk.count), chunk.count
         )
         self._partials[key] = partial
-        self.held_bytes += partial.cost
         return partial
 
     def _oldest_of_largest(self, held: Counter[int], newest: int) -> tuple[int, int]:
@@ -248,12 +251,11 @@ class Reassembler:
         return next((key for key in equals if key[0] == newest), equals[0])
 
     def _give_up(self, key: tuple[int, int], cause: str) -> None:
-        self.held_bytes -= self._partials.pop(key).cost
+        del self._partials[key]
         self.dropped[cause] += 1
 
     def _finish(self, key: tuple[int, int], partial: _Partial) -> memoryview:
         del self._partials[key]
-        self.held_bytes -= partial.cost
         if zlib.crc32(partial.data) != partial.checksum:
             raise WireError("checksum", "the chunks of a message do not add up to its checksum")
         self._finished.pop(key, None)

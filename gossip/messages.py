@@ -4,7 +4,7 @@ A transfer is a bank transfer: the giver debits itself and sends a `Give`; the r
 once and answers with an `Ack`; a giver that waited too long asks for its mass back with a `Recall`,
 which the receiver answers with an `Ack` too. Messages are plain data: no behaviour, no clock.
 
-A *session* names one life of a peer's ledger. It is drawn when the ledger is first created and
+A *session* names one incarnation of a peer's ledger. It is drawn when the ledger is first created and
 survives a restart from a checkpoint; a peer that starts afresh has a new one.
 """
 
@@ -35,7 +35,7 @@ class Give:
         yet (an empty array): `Gossiper.unpacked` has what it takes.
     """
 
-    vector: str
+    model: str
     sender: str
     session: str
     sequence: int
@@ -56,7 +56,7 @@ class Ack:
     the one asked about if the giver's books are old.
     """
 
-    vector: str
+    model: str
     sender: str
     session: str
     receiver: str
@@ -73,7 +73,7 @@ class Recall:
     sequence and answers "void".
     """
 
-    vector: str
+    model: str
     sender: str
     session: str
     receiver: str

@@ -36,7 +36,7 @@ MODES: dict[str, Callable[[str], RoundsMode | ServerMode]] = {
 
 
 class World:
-    """Four peers with two vectors each; the second one of some is set to what cannot be sent."""
+    """Four peers with two models each; the second one of some is set to what cannot be sent."""
 
     def __init__(self, mode: str, faults: FaultPlan) -> None:
         self.network: MemoryNetwork = MemoryNetwork(2, faults)
@@ -49,8 +49,8 @@ class World:
         store = DictStore({v: np.full(3, place, np.float32) for v in "uv"})
         mode: Mode = self.modes[name]
         peer = Gossiper(name, f"s{name}", store, mode=mode, retry=RetryPolicy(first=0.05))
-        for vector in "uv":
-            peer.inject(vector, ONE)
+        for model in "uv":
+            peer.inject(model, ONE)
         return peer
 
     def spoil(self, name: str, value: float = np.nan) -> None:
@@ -69,11 +69,11 @@ class World:
     def settle(self) -> None:
         self.now = run(self.peers, self.network, start=self.now, seconds=30.0)
 
-    def value(self, name: str, vector: str = "v") -> np.ndarray:
-        return self.peers[name].value(vector)
+    def value(self, name: str, model: str = "v") -> np.ndarray:
+        return self.peers[name].value(model)
 
-    def weight(self, vector: str = "v") -> int:
-        return sum(peer.account(vector).held for peer in self.peers.values())
+    def weight(self, model: str = "v") -> int:
+        return sum(peer.account(model).held for peer in self.peers.values())
 
 
 @pytest.mark.parametrize("faults", [FaultPlan(), FAULTY], ids=["clean", "faulty"])
@@ -134,7 +134,7 @@ def test_a_server_that_diverges_with_others_mass_keeps_it_for_them() -> None:
     class Diverging(ServerMode):
         def credited(self, give: Give) -> None:
             super().credited(give)
-            heard.update([give.sender] if give.vector == "v" else [])
+            heard.update([give.sender] if give.model == "v" else [])
             if len(heard) == 3 and not spoilt:
                 spoilt.append(np.array(world.value("a")))
                 world.spoil("a")
@@ -158,7 +158,7 @@ def test_a_skipped_exchange_survives_the_wire_and_a_restart() -> None:
     c = world.peers["c"]
     world.modes["c"].begin_round(c, 0)
     c.tick(0.0)
-    skips = [m for m in c.poll() if isinstance(m, Give) and m.vector == "v"]
+    skips = [m for m in c.poll() if isinstance(m, Give) and m.model == "v"]
     assert [skip.receiver for skip in skips] == ["a", "b", "d"]
     for skip in skips:
         data = b"".join(bytes(part) for part in encode(skip, "0" * 16, "float16"))
@@ -166,10 +166,10 @@ def test_a_skipped_exchange_survives_the_wire_and_a_restart() -> None:
         assert isinstance(back, Give)
         assert (back.weight, back.value.size, back.tag) == (0, 0, (0, 0))
     mode = RoundsMode(2)
-    again = Gossiper.restore(c.snapshot(), DictStore({v: c.value(v) for v in c.vectors}), mode=mode)
+    again = Gossiper.restore(c.snapshot(), DictStore({v: c.value(v) for v in c.models}), mode=mode)
     again.peer_online("a", "sa", ["u", "v"])
     again.tick(1.0)
-    repeated = [m for m in again.poll() if m.vector == "v"]
+    repeated = [m for m in again.poll() if m.model == "v"]
     assert [m.receiver for m in repeated if isinstance(m, Give)] == ["a", "b", "d"]
     again.peer_gone("a", "sa")
     assert again.account("v").held == ONE

@@ -16,8 +16,8 @@ def peer(bound):
     mode = PacedMode(2, drift=Drift(bound, traffic))
     store = DictStore({"v": np.ones(100), "w": np.ones(10)})
     gossiper = Gossiper("a", "s", store, mode=mode)
-    for vector in ("v", "w"):
-        gossiper.inject(vector, ONE)
+    for model in ("v", "w"):
+        gossiper.inject(model, ONE)
     for other in "bcde":
         gossiper.peer_online(other, f"s-{other}", ["v", "w"])
     return gossiper, mode, store, traffic
@@ -26,7 +26,7 @@ def peer(bound):
 def pushed(gossiper, mode, **how) -> list[str]:
     mode.request(**how)
     gossiper.tick(0.0)
-    return sorted(message.vector for message in gossiper.poll())
+    return sorted(message.model for message in gossiper.poll())
 
 
 def test_a_vector_is_pushed_first_and_again_when_it_has_moved():

@@ -435,7 +435,7 @@ def test_a_goodbye_that_was_heard_last_is_heeded_before_anything_is_taken_back(t
     engine = begin(Engine("a", make_learner("a"), quick()))
     engine.turn([], [x], 0.0, 10**6)
     engine.train()
-    (message,) = [m for m in engine.turn([], [], 1.0, 10**6).outgoing if m.vector == "global"]
+    (message,) = [m for m in engine.turn([], [], 1.0, 10**6).outgoing if m.model == "global"]
     assert message.receiver == "x"
     given = engine.report()["weight"]["global"][1]
     rows = [["a", engine.session, "global", 1, "credited"]]
