@@ -19,7 +19,6 @@ from gossamer.errors import GossamerError
 
 from ...peer import INTERRUPTED
 from ..errors import ConfigError, Stopped
-from . import compare as cli_compare
 from . import console
 from . import fuse as cli_fuse
 from . import papers as cli_papers
@@ -136,6 +135,42 @@ def simulate_command(
     console.wrote([results.folder / "metrics.jsonl", *files])
 
 
+@app.command("compare")
+def compare_command(
+    config: Annotated[
+        Path, typer.Argument(help="A TOML file; experiments/configs/compare.toml is one.")
+    ],
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this method of the file; repeat for more.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Worker processes; one per core if left out.")
+    ] = None,
+    out: Out = None,
+    force: Force = False,
+    show_settings: ShowSettings = False,
+) -> None:
+    """Compare methods of learning together: accuracy per client, bytes and time, with a picture.
+
+    Interrupted, it goes on where it stopped. A changed config gets a new folder, to which runs that it
+    has in common with earlier ones are copied; --force runs them all again.
+    """
+    from ..federated.comparison import choose, comparison_study, load_comparison
+    from ..study import run_study
+
+    settings = choose(load_comparison(config), only)
+    folder = Path("results/compare") / settings.name
+    if show_settings:
+        from .show_settings import show_config
+
+        given = {"out": out or folder, "only": only, "jobs": jobs}
+        stated = {key for key, value in (("out", out), ("only", only), ("jobs", jobs)) if value}
+        show_config(settings, str(config), given, stated)
+        return
+    study = comparison_study(settings, str(config))
+    run_study(study, results_for(out, folder, "compare", force=force), jobs=jobs)
+
+
 @app.command("data")
 def data_command(
     name: Annotated[str | None, typer.Argument(help="A data set to load and describe.")] = None,
@@ -176,7 +211,6 @@ def bench_command(
 
 
 register(app)
-cli_compare.register(app)
 cli_fuse.register(app)
 cli_papers.register(app)
 cli_slices.register(app)
