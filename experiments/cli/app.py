@@ -25,8 +25,7 @@ from . import papers as cli_papers
 from . import slices as cli_slices
 from . import virtual as cli_virtual
 from .live import ShowSettings, register, saying_what_is_kept
-from .results import Force, Out, results_for
-from .threads import use_threads
+from .options import Force, Out, Torch, load_torch, results_for
 from .topology import register as register_topology
 from .trust import register as register_trust
 from .virtual import simulate_in_virtual_time
@@ -65,7 +64,7 @@ def _options(
         ),
     ] = 1,
 ) -> None:
-    use_threads(threads)
+    Torch.threads = threads
 
 
 @app.command("demo")
@@ -78,6 +77,7 @@ def demo_command(
     force: Force = False,
 ) -> None:
     """Sixteen live peers, sixteen tasks: alone, everything averaged, partial models. With a picture."""
+    load_torch()
     from ..live.run import run_demo
 
     results = results_for(out, Path("results/demo"), "demo", force=force)
@@ -116,6 +116,7 @@ def simulate_command(
         show_config(settings, str(config), {"out": folder, "networks": networks}, stated)
         return
     results = results_for(out, Path("results") / settings.name, "simulate", force=force)
+    load_torch()
     if settings.time is not None:
         simulate_in_virtual_time(settings, str(config), results, networks=networks)
         return
@@ -155,6 +156,7 @@ def compare_command(
     Interrupted, it goes on where it stopped. A changed config gets a new folder, to which runs that it
     has in common with earlier ones are copied; --force runs them all again.
     """
+    load_torch()
     from ..federated.comparison import choose, comparison_study, load_comparison
     from ..study import run_study
 
@@ -184,6 +186,8 @@ def data_command(
     if name is None:
         console.out.print("\n".join(names()))
         return
+    if name in names() or ":" in name:
+        load_torch()
     found = load(name)
     groups = "none" if found.train.group is None else len(found.train.group.unique())
     rows = [
@@ -205,6 +209,7 @@ def bench_command(
     ] = None,
 ) -> None:
     """Measure speed and memory as ratios against baselines run beside them (minutes)."""
+    load_torch()
     from ..bench import main_bench
 
     main_bench(only)
