@@ -61,9 +61,14 @@ class Member:
 
 
 class Swarm:
-    """Builds the members of a config; data is loaded once, and each member by itself on request."""
+    """Builds the members of a config; data is loaded once, and each member by itself on request.
 
-    def __init__(self, config: Config, source: str = "config"):
+    load_data: how data sets are loaded, `load` unless they are kept for another swarm.
+    """
+
+    def __init__(
+        self, config: Config, source: str = "config", load_data: Callable[..., Dataset] = load
+    ):
         self.config, self.source = config, source
         self._keys = Keys(source, config.peers)
         self._tasks = Tasks(config.tasks, self._keys)
@@ -77,16 +82,18 @@ class Swarm:
             )
         self._named: NamedNetwork | None = None
         if not self._sparse:
-            with self._keys.blaming("data.set"):
-                self.dataset = load(config.data.set, seed=config.seed, folder=Path(source).parent)
+            with self._keys.error_context("data.set"):
+                name = config.data.set
+                self.dataset = load_data(name, seed=config.seed, folder=Path(source).parent)
             if named := config.network.named:
-                with self._keys.blaming(self._network_key()):
+                with self._keys.error_context(self._network_key()):
                     folder = Path(source).parent
                     cells = [model.cells for model in config.models]
                     options = config.network.options
                     self._named = NamedNetwork(named, self.dataset, options, folder, cells)
-            with self._keys.blaming("data"):
+            with self._keys.error_context("data"):
                 self._train, self._test = deal(config, self.dataset)
+            self._tests: dict[tuple[int, Task], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def members(self) -> list[Member]:
         """Every peer, as it is before it hears of the others."""
@@ -150,22 +157,22 @@ class Swarm:
     def _member(self, index: int) -> Member:
         config = self.config
         task = self.task(index, self.dataset.classes)
-        with self._keys.blaming(self._network_key()):
+        with self._keys.error_context(self._network_key()):
             module = self._named.make() if self._named else mlp_from(config, self._layout(index))
         if self._named is None:  # before slices, which would be blamed for not fitting it
             self._check_fit(Layout.network(self._layout(index)).cells)
         network = self._network(index, module)
         file = self.trained_file(index)
         if file is not None:
-            with self._keys.blaming("network.trained", f"peer {index}: "):
+            with self._keys.error_context("network.trained", f"peer {index}: "):
                 load_trained(network, file)
         train, test = self._train[index], self._test[index]
-        with self._keys.blaming(self._network_key()):
+        with self._keys.error_context(self._network_key()):
             learner = SgdLearner(
                 network,
                 (self._inputs(train), task.apply(train.y)),
-                (self._inputs(test), task.apply(test.y)),
-                local_samples=config.training.local_samples,
+                self._held_out(test, task),
+                local_samples=_local_samples(config, len(train)),
                 batch=config.training.batch,
                 reduction=config.training.reduction,
                 rate=config.training.rate,
@@ -187,7 +194,7 @@ class Swarm:
         weight = float(samples) if config.weights == "samples" else 1.0
         from ..models.fednp import FedNPLearner
 
-        with self._keys.blaming("fednp", f"peer {index}: "):
+        with self._keys.error_context("fednp", f"peer {index}: "):
             wrapped = FedNPLearner(learner, config.fednp, teller=index == 0, seed=config.seed)
             wrapped.count_as(weight)
             return wrapped
@@ -202,7 +209,7 @@ class Swarm:
                     f"training.{key}",
                     "the associative network learns without a gradient to add it to",
                 )
-        with self._keys.blaming("network.layout"):
+        with self._keys.error_context("network.layout"):
             module = AssociativeNetwork(config.network.layout)
         network = self._network(index, module)
         bits = network.slicing.anatomy.parts[0].cells
@@ -219,7 +226,7 @@ class Swarm:
 
     def _network(self, index: int, module: nn.Module) -> SlicedNetwork:
         config = self.config
-        with self._keys.blaming("models", f"peer {index}: "):
+        with self._keys.error_context("models", f"peer {index}: "):
             return SlicedNetwork(
                 module, self.slices(index), graph=self.graph(index), peer=str(index),
                 cross=config.cross, seed=config.seed, start=self._start(),
@@ -239,6 +246,13 @@ class Swarm:
     def _inputs(self, samples: Samples) -> torch.Tensor:
         """What the network reads: flat features for a perceptron, else samples in their own shape."""
         return samples.flat() if self._named is None else self._named.inputs(samples)
+
+    def _held_out(self, test: Samples, task: Task) -> tuple[torch.Tensor, torch.Tensor]:
+        """Test samples as a task has them; one copy for all peers that have the same of both."""
+        key = (id(test), task)
+        if key not in self._tests:
+            self._tests[key] = self._inputs(test), task.apply(test.y)
+        return self._tests[key]
 
     def _network_key(self) -> str:
         """The key that says which network it is."""
@@ -296,6 +310,11 @@ def _fill(template: str, peer: int, task: str) -> str:
     return template.replace("{peer}", str(peer)).replace("{task}", task)
 
 
+def _local_samples(config: Config, own: int) -> int:
+    epochs = config.training.epochs
+    return config.training.local_samples if epochs is None else epochs * own
+
+
 def _optimizer(
     config: Config,
 ) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None:
@@ -336,7 +355,7 @@ class Keys:
         return ConfigError(f"{self.source}: key {key!r}: {text}")
 
     @contextmanager
-    def blaming(self, key: str, prefix: str = "") -> Iterator[None]:
+    def error_context(self, key: str, prefix: str = "") -> Iterator[None]:
         """Errors of models and data know nothing of configs: say which file and key they come from."""
         try:
             yield
@@ -363,7 +382,7 @@ class Tasks:
         found = tasks.identity(classes)
         for key, entry, who in self._entries:
             if index in who:
-                with self._keys.blaming(key):
+                with self._keys.error_context(key):
                     task = self._one(entry, key, classes, who.index(index))
                 found = task if found.name == "identity" else found.then(task)
         return found
@@ -404,6 +423,11 @@ def deal(config: Config, dataset: Dataset) -> tuple[list[Samples], list[Samples]
     """Every peer's training and test samples; some of its own are held out where there is no test set."""
     data, peers, seed = config.data, config.peers, config.seed
     source, shared = dataset.train, dataset.test
+    if data.total is not None:
+        if data.total > len(source):
+            raise DataError(f"{data.total} training samples asked for, there are {len(source)}")
+        drawn = stream(seed, "training samples").permutation(len(source))[: data.total]
+        source = source.take(np.sort(drawn))
     extra = 0 if shared is not None else data.test or 0
     size = None if data.samples is None else data.samples + extra
     generator = stream(seed, "partition")
@@ -413,7 +437,7 @@ def deal(config: Config, dataset: Dataset) -> tuple[list[Samples], list[Samples]
         case "iid":
             parts = partition.iid(len(source), peers, size, generator)
         case "dirichlet":
-            parts = partition.dirichlet(source.y, peers, data.alpha, generator)
+            parts = partition.dirichlet(source.y, peers, data.alpha, generator, data.minimum)
         case "shards":
             parts = partition.shards(source.y, peers, data.shards, generator)
         case "natural":
@@ -427,13 +451,16 @@ def deal(config: Config, dataset: Dataset) -> tuple[list[Samples], list[Samples]
             kept = stream(seed, "held out", index)
             part, held = partition.split(part, data.test or _tested(index, len(part)), kept)
             test.append(source.take(held))
-        else:
-            test.append(shared)
         if data.samples is not None:
             if data.partition == "shards":  # they follow each other: the first ones would be all
                 part = stream(seed, "some of the shards", index).permutation(part)
             part = part[: data.samples]
         train.append(source.take(part))
+        if shared is not None and data.tested == "common":
+            test.append(shared)
+        elif shared is not None:
+            chosen = partition.alike(shared.y, train[-1].y, dataset.classes)
+            test.append(shared.take(chosen))
     return train, test
 
 

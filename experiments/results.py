@@ -27,8 +27,8 @@ from typing import Any
 from safetensors import SafetensorError
 
 from gossamer import files
+from gossamer.files import FileLock
 
-from ..peer import FileLock
 from ..peer import RecordFile as TolerantRecordFile
 from .errors import ConfigError
 

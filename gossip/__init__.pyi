@@ -44,11 +44,13 @@ from .pushsum import split as split
 from .pushsum import total as total
 from .retry import Delays as Delays
 from .retry import RetryPolicy as RetryPolicy
+from .settings import Compress as Compress
 from .settings import Count as Count
 from .settings import GossipSettings as GossipSettings
 from .settings import Names as Names
 from .settings import Positive as Positive
 from .settings import SettingsTable as SettingsTable
+from .settings import WireSettings as WireSettings
 from .settings import checked as checked
 from .settings import either as either
 from .settings import sentence as sentence

@@ -112,15 +112,9 @@ DriftBound = Annotated[
 ]
 
 
-class GossipSettings(SettingsTable):
-    """How values are averaged; the keys of a config's `[gossip]` that every peer knows."""
+class WireSettings(SettingsTable):
+    """What becomes of values between peers: of live ones, simulated ones and a comparison's clients."""
 
-    mode: Literal["async", "rounds", "server"] = "async"
-    """async: train and push, never wait. rounds: train, then average in lockstep. server: train, then
-    give everything to the averaging server of each partial model and take the mean home."""
-    fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """async: the share of its weight that a peer gives away in one push; if left out, the neighbours and
-    the peer itself get equal parts."""
     dtype: Literal["float32", "float64", "float16"] = "float32"
     """Values on the wire. float16 halves the traffic; what it rounds off stays with the sender, and a message
     with a value that it cannot hold (beyond 65504) goes in float32."""
@@ -132,3 +126,14 @@ class GossipSettings(SettingsTable):
     drift: DriftBound = None
     """async: skip a push of a partial model that has moved less than this relative distance since it was last
     pushed; a table gives each its own, `drift = {global = 0.05}`. Raise it while the accuracy allows."""
+
+
+class GossipSettings(WireSettings):
+    """How values are averaged; the keys of a config's `[gossip]` that every peer knows."""
+
+    mode: Literal["async", "rounds", "server"] = "async"
+    """async: train and push, never wait. rounds: train, then average in lockstep. server: train, then
+    give everything to the averaging server of each partial model and take the mean home."""
+    fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """async: the share of its weight that a peer gives away in one push; if left out, the neighbours and
+    the peer itself get equal parts."""

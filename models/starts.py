@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from .anatomy import Anatomy, ParameterMap
-from .slicing import Slicing
+if TYPE_CHECKING:  # a config's settings name a Start, and should not load networkx for it
+    from .anatomy import Anatomy, ParameterMap
+    from .slicing import Slicing
 
 
 def stream(seed: int, *names: object) -> np.random.Generator:

@@ -22,7 +22,6 @@ from .broker import write_rules as write_rules
 from .cards import Status as Status
 from .checkpoint import FORMAT as FORMAT
 from .checkpoint import CheckpointLock as CheckpointLock
-from .checkpoint import FileLock as FileLock
 from .checkpoint import load_checkpoint as load_checkpoint
 from .checkpoint import save_checkpoint as save_checkpoint
 from .compression import blocks as blocks

@@ -25,7 +25,7 @@ from ...models.stack import Needs, estimate, free_memory
 from ...peer import MatchedStore
 from ..build import Member, Swarm, members_in_order
 from ..cli import console
-from ..config.needs import heed
+from ..config.needs import warn_unused_keys
 from ..config.tables import Config
 from ..errors import ConfigError
 from ..live.layout import shared_owners
@@ -57,7 +57,7 @@ class Simulation:
         no effect in lockstep, on the terminal.
         """
         if say:
-            heed(config, "lockstep", source)
+            warn_unused_keys(config, "lockstep", source)
         try:
             expected_needs(config).refuse_beyond(free_memory(torch.device("cpu")))
         except ModelError as error:
@@ -266,7 +266,7 @@ def simulate_in_time(
             next_mean = tested.time + run.seconds / _MARKS
             on_mean(Mean.of(tests, presence, tested.time))
 
-    heed(config, "virtual", source)
+    warn_unused_keys(config, "virtual", source)
     # First, since it finds what is wrong with the config: until then no folder is taken.
     run = LearningSimulation(config, source, threads=threads, on_test=note)
     names = [member.name for member in run.members]

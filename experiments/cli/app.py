@@ -19,15 +19,13 @@ from gossamer.errors import GossamerError
 
 from ...peer import INTERRUPTED
 from ..errors import ConfigError, Stopped
-from . import compare as cli_compare
 from . import console
 from . import fuse as cli_fuse
 from . import papers as cli_papers
 from . import slices as cli_slices
 from . import virtual as cli_virtual
 from .live import ShowSettings, register, saying_what_is_kept
-from .results import Force, Out, results_for
-from .threads import use_threads
+from .options import Force, Out, Torch, load_torch, results_for
 from .topology import register as register_topology
 from .trust import register as register_trust
 from .virtual import simulate_in_virtual_time
@@ -66,7 +64,7 @@ def _options(
         ),
     ] = 1,
 ) -> None:
-    use_threads(threads)
+    Torch.threads = threads
 
 
 @app.command("demo")
@@ -79,6 +77,7 @@ def demo_command(
     force: Force = False,
 ) -> None:
     """Sixteen live peers, sixteen tasks: alone, everything averaged, partial models. With a picture."""
+    load_torch()
     from ..live.run import run_demo
 
     results = results_for(out, Path("results/demo"), "demo", force=force)
@@ -117,6 +116,7 @@ def simulate_command(
         show_config(settings, str(config), {"out": folder, "networks": networks}, stated)
         return
     results = results_for(out, Path("results") / settings.name, "simulate", force=force)
+    load_torch()
     if settings.time is not None:
         simulate_in_virtual_time(settings, str(config), results, networks=networks)
         return
@@ -136,6 +136,43 @@ def simulate_command(
     console.wrote([results.folder / "metrics.jsonl", *files])
 
 
+@app.command("compare")
+def compare_command(
+    config: Annotated[
+        Path, typer.Argument(help="A TOML file; experiments/configs/compare.toml is one.")
+    ],
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this method of the file; repeat for more.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Worker processes; one per core if left out.")
+    ] = None,
+    out: Out = None,
+    force: Force = False,
+    show_settings: ShowSettings = False,
+) -> None:
+    """Compare methods of learning together: accuracy per client, bytes and time, with a picture.
+
+    Interrupted, it goes on where it stopped. A changed config gets a new folder, to which runs that it
+    has in common with earlier ones are copied; --force runs them all again.
+    """
+    load_torch()
+    from ..federated.comparison import choose, comparison_study, load_comparison
+    from ..study import run_study
+
+    settings = choose(load_comparison(config), only)
+    folder = Path("results/compare") / settings.name
+    if show_settings:
+        from .show_settings import show_config
+
+        given = {"out": out or folder, "only": only, "jobs": jobs}
+        stated = {key for key, value in (("out", out), ("only", only), ("jobs", jobs)) if value}
+        show_config(settings, str(config), given, stated)
+        return
+    study = comparison_study(settings, str(config))
+    run_study(study, results_for(out, folder, "compare", force=force), jobs=jobs)
+
+
 @app.command("data")
 def data_command(
     name: Annotated[str | None, typer.Argument(help="A data set to load and describe.")] = None,
@@ -149,6 +186,8 @@ def data_command(
     if name is None:
         console.out.print("\n".join(names()))
         return
+    if name in names() or ":" in name:
+        load_torch()
     found = load(name)
     groups = "none" if found.train.group is None else len(found.train.group.unique())
     rows = [
@@ -170,13 +209,13 @@ def bench_command(
     ] = None,
 ) -> None:
     """Measure speed and memory as ratios against baselines run beside them (minutes)."""
+    load_torch()
     from ..bench import main_bench
 
     main_bench(only)
 
 
 register(app)
-cli_compare.register(app)
 cli_fuse.register(app)
 cli_papers.register(app)
 cli_slices.register(app)

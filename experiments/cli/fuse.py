@@ -22,6 +22,7 @@ from ...models import ModelError
 from ..errors import ConfigError
 from ..results import find_run, replacing
 from . import console
+from .options import load_torch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,6 +88,7 @@ def fuse_command(
     of gossamer say in which order their layers run; for others it follows from shapes and numbers, or
     --order says it.
     """
+    load_torch()
     from ...models.matching import MatchOptions, fuse
 
     check_target(out, force=force)

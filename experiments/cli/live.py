@@ -28,7 +28,7 @@ from .broker_options import (
     broker_address,
     broker_password,
 )
-from .results import Force, Out, results_for
+from .options import Force, Out, load_torch, results_for
 
 if TYPE_CHECKING:
     from ...peer import BrokerTls, PeerSpec, RuleFiles
@@ -96,7 +96,7 @@ def swarm_command(
         shown = address or broker_address(OWN_BROKER, **given)
         show_swarm(settings, str(config), folder, shown, stated)
         return
-    # Only now, so that a mistake in the config is told without waiting for torch.
+    load_torch()  # only now, so that a mistake in the config is told without waiting for it
     from ..live.run import broker_for, draw_swarm, print_outcome, run_live
 
     results = results_for(out, Path("results") / f"{settings.name}-live", "swarm", force=force)
@@ -196,6 +196,7 @@ def join_command(
 
         show_join(plan, folder, () if out is None else ("out",))
         return
+    load_torch()
     folder = make_folder(folder)
     if not _may_start(folder, spec, again):
         return

@@ -13,7 +13,7 @@ from gossamer.names import hint
 from ..errors import ConfigError
 from ..papers import PAPERS, STUDIES, Paper
 from . import console
-from .results import Force, Out, results_for
+from .options import Force, Out, load_torch, results_for
 
 Quick = Annotated[bool, typer.Option("--quick", help="A minute or two on the built-in digits.")]
 Runs = Annotated[int | None, typer.Option(min=1, help="Seeds per point; the paper's if left out.")]
@@ -80,7 +80,7 @@ def sweep_command(
     from ..config.tables import load_config
 
     settings = load_config(config)
-    # Only now, so that a mistake in the config is told without waiting for torch.
+    load_torch()  # only now, so that a mistake in the config is told without waiting for it
     from ..study import run_study
     from ..study.sweep import sweep_study
 
@@ -114,6 +114,7 @@ def _run(
             raise ConfigError(f"{name} does not take --{option}; it takes {takes}")
     folder = f"{name}-quick" if given["quick"] and command == "paper" else name
     results = results_for(out, Path("results") / command / folder, f"{command} {name}", force=force)
+    load_torch()
     study = paper.study(quick=given["quick"], runs=given.get("runs")).only(given["only"])
     from ..study import run_study
 

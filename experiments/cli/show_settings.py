@@ -13,7 +13,7 @@ from . import console
 
 if TYPE_CHECKING:
     from ...peer import BrokerAddress, PeerSpec
-    from ..config.tables import Config
+    from ..config.tables import Config, Experiment
     from ..live.join import JoinPlan
 
 Row = tuple[str, str, str]
@@ -25,11 +25,11 @@ OF_SPEC = ("name", "entry", "samples", "seed", "network")
 
 
 def show_config(
-    config: Config, source: str, options: Mapping[str, Any], stated: Collection[str]
+    config: Experiment, source: str, options: Mapping[str, Any], stated: Collection[str]
 ) -> None:
-    """Print the settings of `gossamer simulate`. stated: options of the command line that were given."""
+    """Print the settings of `gossamer simulate` or `compare`. stated: options of the command line given."""
     rows = [*_config_rows(config), *_option_rows(options, stated)]
-    _print(f"{source}: settings of a simulation", rows)
+    _print(f"{source}: settings of the experiment", rows)
 
 
 def show_swarm(

@@ -13,7 +13,7 @@ import typer
 from ...models import READY
 from ..errors import ConfigError
 from . import console
-from .results import Force, Out, results_for
+from .options import Force, Out, load_torch, results_for
 
 if TYPE_CHECKING:
     from ...models import SlicedNetwork, SliceSpec
@@ -83,6 +83,7 @@ def _of_config(path: Path, peer: int) -> tuple[SlicedNetwork, str]:
     config = load_config(path)
     if peer >= config.peers:
         raise ConfigError(f"--peer {peer}: peers of {path} are 0 to {config.peers - 1}")
+    load_torch()
     from ..build import Swarm
 
     return Swarm(config, str(path)).member(peer).network, config.name
@@ -100,6 +101,7 @@ def _of_name(
     order: dict[str, list[str]] = {model: [] for model in slices}
     for model, other in _pairs(depends or (), "--depends"):
         order.setdefault(model, []).append(other)
+    load_torch()
     import torch
 
     from ...models import ModelGraph, SlicedNetwork, discover, mlp

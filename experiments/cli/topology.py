@@ -9,7 +9,7 @@ import typer
 
 from ..results import Results
 from . import console
-from .results import Force, Out, results_for
+from .options import Force, Out, load_torch, results_for
 
 if TYPE_CHECKING:
     from ...topology import Rule
@@ -112,6 +112,7 @@ def compare_command(
     force: Force = False,
 ) -> None:
     """Graphs side by side: predicted and measured disagreement, messages, accuracy at equal bytes."""
+    load_torch()
     from ...topology import TopologyError
     from ..graphs import compare as comparing
 

@@ -11,7 +11,7 @@ import typer
 
 from ..results import Results, write_csv
 from . import console
-from .results import Force, Out, results_for
+from .options import Force, Out, results_for
 
 if TYPE_CHECKING:
     from ..config.tables import Config

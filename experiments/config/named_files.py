@@ -15,13 +15,14 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Protocol
 
-from .tables import Config, ConfigError
+from ..errors import ConfigError
+from .tables import Config, Experiment
 
 _LIBRARY = Path(sysconfig.get_paths()["stdlib"]).resolve()
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
-def fingerprint(config: Config, source: str = "config") -> str:
+def fingerprint(config: Experiment, source: str = "config") -> str:
     """A digest of the files and modules that a config names; empty if it names none.
 
     Modules of the user's own that such a module imports count too. What a user's function reads by
@@ -56,13 +57,14 @@ def digest(files: Sequence[Path]) -> str:
     return hashlib.sha256("".join(map(_contents, files)).encode()).hexdigest()
 
 
-def named_files(config: Config, source: str = "config") -> list[Path]:
+def named_files(config: Experiment, source: str = "config") -> list[Path]:
     """The files behind a config's keys, whether or not they are there: running it says what is missing."""
     folder, found = Path(source).parent, []
-    if config.topology is not None:
-        found += topology_files(config.topology, folder)
-    if config.time is not None and config.time.churn is not None and config.time.churn.trace:
-        found.append(folder / config.time.churn.trace)
+    if isinstance(config, Config):
+        if config.topology is not None:
+            found += topology_files(config.topology, folder)
+        if config.time is not None and config.time.churn is not None and config.time.churn.trace:
+            found.append(folder / config.time.churn.trace)
     for entry in (config.data.set, config.network.entry or ""):
         found += entry_files(entry, folder)
     if (trained := config.network.trained) is not None:

@@ -1,6 +1,7 @@
 """Keys of a config that do nothing unless something else is so: told, instead of ignored.
 
-`NEEDS` is the whole list. `heed` looks at one config that is about to be run, `refuse_idle_axes` at a sweep.
+`NEEDS` is the whole list. `warn_unused_keys` looks at one config that is about to be run,
+`refuse_unused_axes` at a sweep.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from ...gossip import LinkSettings
 from ...peer import LifeSettings
 from ..cli import console
 from ..errors import ConfigError
-from .tables import Config
+from .tables import Config, Experiment
 
-Run = Literal["lockstep", "virtual", "live"]
+Run = Literal["lockstep", "virtual", "live", "compare"]
 
 
 @dataclass(frozen=True)
 class Case:
     """A key in a config, and what is done with it: `table` is the one that the key stands in."""
 
-    config: Config
+    config: Any
     run: Run
     table: Any
     sweep: bool = False
@@ -43,7 +44,7 @@ class Need:
     needs: ends the sentence "has no effect here: ….".
     met: whether it has an effect.
     told: what happens if a config has the key all the same. `live` says nothing, since the same file is
-        run by live peers, who heed it; in a sweep all of them are refused.
+        run by live peers, who use it; in a sweep all of them are refused.
     """
 
     key: str
@@ -119,7 +120,15 @@ NEEDS: tuple[Need, ...] = (
         "time.seconds says when to stop: leave out one of them",
         lambda case: case.run != "virtual" or not (case.config.time and case.config.time.seconds),
     ),
-    Need("data.partition", "all peers have the same sparse vectors", _gradients),
+    *(
+        Need(f"data.{key}", "all peers have the same sparse vectors", _gradients)
+        for key in ("partition", "total", "tested")
+    ),
+    Need(
+        "data.minimum",
+        'it is for partition = "dirichlet"',
+        lambda case: case.config.data.partition == "dirichlet" and not case.sparse,
+    ),
     Need(
         "data.alpha",
         'it is for partition = "dirichlet"',
@@ -153,7 +162,7 @@ NEEDS: tuple[Need, ...] = (
     ),
     *(
         Need(f"training.{key}", _GRADIENTS, _gradients)
-        for key in ("batch", "reduction", "optimizer", "weight_decay", "loss")
+        for key in ("batch", "epochs", "reduction", "optimizer", "weight_decay", "loss")
     ),
     Need(
         "gossip.mode",
@@ -192,12 +201,28 @@ NEEDS: tuple[Need, ...] = (
 )
 
 
-def heed(config: Config, run: Run, source: str = "config") -> None:
+REFUSED_IN_COMPARISONS: tuple[Need, ...] = tuple(
+    Need(key, f"a comparison's {why}", lambda case: False, "refused")
+    for key, why in (
+        ("every", "clients train training.epochs passes in a round"),
+        ("weights", "methods weigh clients as their papers do"),
+        ("training.local_samples", "clients train whole epochs: write training.epochs"),
+        ("training.proximal", "proximal term is the method fedprox"),
+        ("training.reduction", "methods are written for the mean loss of a batch"),
+        ("network.sizes", "methods average networks of one size"),
+        ("network.trained", "clients start from the same values"),
+        ("network.equal_starts", "clients start from the same values"),
+    )
+)
+"""Keys of the tables that comparisons share with swarms, which comparisons do not have."""
+
+
+def warn_unused_keys(config: Experiment, run: Run, source: str = "config") -> None:
     """Say on the terminal which keys of a config have no effect in a run, a line for each.
 
     Those that would make it another kind of run are a ConfigError.
     """
-    for key, need in idle(config, run):
+    for key, need in unused(config, run):
         line = f"{source}: key {key!r}: has no effect here: {need.needs}"
         if need.told == "refused":
             raise ConfigError(line)
@@ -205,15 +230,15 @@ def heed(config: Config, run: Run, source: str = "config") -> None:
             console.err.print(line, soft_wrap=True, markup=False)
 
 
-def idle(config: Config, run: Run) -> Iterator[tuple[str, Need]]:
+def unused(config: Experiment, run: Run) -> Iterator[tuple[str, Need]]:
     """Keys that were set to something, with no effect in a run."""
-    for need in NEEDS:
+    for need in NEEDS if run != "compare" else REFUSED_IN_COMPARISONS + NEEDS:
         for key, table in _set_in(config, need.key.split(".")):
             if not need.met(Case(config, run, table)):
                 yield key, need
 
 
-def refuse_idle_axes(
+def refuse_unused_axes(
     axes: Mapping[str, Sequence[Any]], configs: Sequence[Config], source: str = "config"
 ) -> None:
     """Raise for a key that is swept, with several values, and has an effect in none of the runs."""
@@ -243,7 +268,7 @@ def _set_in(table: Any, steps: Sequence[str], above: str = "") -> Iterator[tuple
     if step == "*":
         for place, each in enumerate(table):
             yield from _set_in(each, rest, f"{above}{place}.")
-    elif isinstance(table, BaseModel):
+    elif isinstance(table, BaseModel) and step in type(table).model_fields:
         value = getattr(table, step)
         if rest:
             yield from _set_in(value, rest, f"{above}{step}.")
@@ -251,15 +276,15 @@ def _set_in(table: Any, steps: Sequence[str], above: str = "") -> Iterator[tuple
             yield f"{above}{step}", table
 
 
-def heed_in_sweep(
+def warn_unused_in_sweep(
     config: Config, axes: Mapping[str, Sequence[Any]], runs: Sequence[Config], source: str
 ) -> None:
     """Say which keys of a config have no effect in any run of its sweep, apart from those that are swept."""
     kinds: list[tuple[Config, Run]] = [
         (run, "lockstep" if run.time is None else "virtual") for run in runs
     ]
-    everywhere = [{key for key, _ in idle(run, kind)} for run, kind in kinds]
-    for key, need in idle(config, kinds[0][1]):
+    everywhere = [{key for key, _ in unused(run, kind)} for run, kind in kinds]
+    for key, need in unused(config, kinds[0][1]):
         if need.told == "warned" and key not in axes and all(key in one for one in everywhere):
             line = f"{source}: key {key!r}: has no effect here: {need.needs}"
             console.err.print(line, soft_wrap=True, markup=False)

@@ -110,10 +110,18 @@ class Data(SettingsTable):
     samples: Count | None = None
     """Training samples per peer; all that there are, dealt evenly, if left out. With `dirichlet` and `shards`
     at most so many: peers that were dealt fewer have those, and with a low `alpha` that may be a handful."""
+    total: Count | None = None
+    """Training samples of all peers together, drawn at random before they are dealt out; all of the data set
+    if left out."""
     test: Count | None = None
     """Test samples: the first so many of the test set, or, where there is none, per peer."""
+    tested: Literal["common", "own"] = "common"
+    """common: every peer is tested on the whole test set. own: on classes in the shares that it has in
+    training. One network for all does well on common tests, personal ones on peers' own."""
     alpha: Annotated[float, Field(gt=0)] = 0.5
     """Dirichlet's concentration: lower is more skewed."""
+    minimum: Count = 1
+    """Dirichlet: samples that even the poorest peer has."""
     shards: Count = 2
     """Shards per peer: fewer is more skewed."""
 
@@ -139,6 +147,8 @@ class Size(SettingsTable):
 
 class Network(SettingsTable):
     """The network that every peer trains."""
+
+    RENAMED: ClassVar = {"kind": "it is called name now; a perceptron has a layout alone"}
 
     layout: str = LAYOUT
     """`784=300=100=10` for a perceptron, `50<>400` for the associative network."""
@@ -237,6 +247,9 @@ class Training(SettingsTable):
 
     local_samples: Count = 100
     """Samples between two averagings: what the paper calls the mini-batch size."""
+    epochs: Count | None = None
+    """Instead of `local_samples`: passes over a peer's own samples. If left out, `gossamer compare` trains
+    one."""
     batch: Count = 10
     """Samples per gradient step."""
     reduction: Literal["sum", "mean"] = "mean"
@@ -255,7 +268,9 @@ class Training(SettingsTable):
     differ and they drift apart between averagings."""
 
     @model_validator(mode="after")
-    def _momentum_is_used(self) -> Training:
+    def _one_amount_and_momentum_is_used(self) -> Training:
+        if self.epochs is not None and "local_samples" in self.model_fields_set:
+            raise sentence("has epochs and local_samples: leave one of them out")
         if self.momentum is not None and self.optimizer != "momentum":
             raise sentence(
                 f"has a momentum, which the optimizer {self.optimizer!r} does not use: "
@@ -341,13 +356,24 @@ class Time(SettingsTable):
     partitions: list[Split] = []
 
 
-class Config(ScheduleSettings):
-    """A whole swarm: peers, their data and tasks, the network and its partial models."""
+class Experiment(ScheduleSettings):
+    """What a swarm's config and a comparison have in common: peers, data, tasks, the network, training."""
 
     name: Name = "swarm"
     """Names the folder of results and the live swarm: letters, digits and any of . _ - & @."""
     seed: int = 0
+    """Decides the split, starting values and the order of samples; of several runs, the first one's."""
     peers: Count = 16
+    """How many there are; a comparison calls them clients."""
+    data: Data = Data()
+    tasks: list[TaskEntry] = []
+    network: Network = Network()
+    training: Training = Training()
+
+
+class Config(Experiment):
+    """A whole swarm: peers, their data and tasks, the network and its partial models."""
+
     cross: bool = False
     """Average weights between unrelated models too (the paper's Algorithm 2)."""
     topology: Topology = None
@@ -357,11 +383,7 @@ class Config(ScheduleSettings):
     `gossamer topology show CONFIG` says how it mixes in lockstep, under that rule."""
     bridge: bool = False
     """Add the fewest links that join partial models which the topology tears apart, and list them."""
-    data: Data = Data()
-    tasks: list[TaskEntry] = []
-    network: Network = Network()
     models: list[Model] = []
-    training: Training = Training()
     fednp: FedNPOptions | None = None
     """Wraps every learner in FedNP; its keys are in models/fednp/options.py."""
     gossip: Gossip = Gossip()

@@ -8,5 +8,6 @@ from .dataset import samples as samples
 from .dataset import standardise as standardise
 from .files import DataError as DataError
 from .registry import load as load
+from .registry import load_once as load_once
 from .registry import names as names
 from .tasks import Task as Task

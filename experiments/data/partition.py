@@ -140,6 +140,25 @@ def split(
     return own[~kept_back], own[kept_back]
 
 
+def alike(labels: Tensor | np.ndarray, own: Tensor | np.ndarray, classes: int) -> np.ndarray:
+    """Return the most of `labels`' indices whose classes have the same shares as in a peer's `own` labels.
+
+    A class that is too rare to be given one whole sample is left out.
+    """
+    labels, own = _array(labels), _array(own)
+    wanted = np.bincount(own, minlength=classes) / len(own)
+    there = np.bincount(labels, minlength=classes)
+    scale = min(there[k] / wanted[k] for k in range(classes) if wanted[k])
+    counts = np.floor(scale * wanted + 1e-9).astype(int)
+    chosen = [np.flatnonzero(labels == k)[: counts[k]] for k in range(classes)]
+    if not sum(map(len, chosen)):
+        raise DataError(
+            "a peer has a class that is not among the test samples: raise data.test, or set "
+            'data.tested = "common"'
+        )
+    return np.sort(np.concatenate(chosen))
+
+
 def _deal(order: np.ndarray, peers: int, size: int | None) -> list[np.ndarray]:
     _check_peers(peers)
     wanted = 1 if size is None else size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -74,3 +75,13 @@ def load(
     where = Places(()) if entry.family == "digits" else places(entry.family, root)
     module, function = entry.loader.split(":")
     return getattr(import_module(module, __package__), function)(where)
+
+
+def load_once(name: str, seed: int = 0, folder: Path | None = None) -> Dataset:
+    """Load a data set, or take the one that was loaded for the last run of this process."""
+    return _kept(name, seed, folder) if ":" in name else _kept(name)  # files are for all seeds
+
+
+@lru_cache(maxsize=2)
+def _kept(name: str, seed: int = 0, folder: Path | None = None) -> Dataset:
+    return load(name, seed=seed, folder=folder)

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..config.tables import Count, Positive
-from .client import Client
-from .method import ServerMethod, Turn
+from ...gossip import Count, Positive
+from .method import Client, ServerMethod, Turn
 
 
 @dataclass(frozen=True)

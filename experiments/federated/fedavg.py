@@ -14,8 +14,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from .client import Client
-from .method import ServerMethod, Turn, mean
+from .method import Client, ServerMethod, Turn, mean
 
 
 class FedAvg(ServerMethod):

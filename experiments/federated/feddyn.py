@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..config.tables import Positive
-from .client import Client
-from .method import ServerMethod, Turn, mean
+from ...gossip import Positive
+from .method import Client, ServerMethod, Turn, mean
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ...models.fednp import FedNPLearner, FedNPOptions, Natural, server_cavities
-from .client import Client
-from .method import ServerMethod, Turn, mean
+from .method import Client, ServerMethod, Turn, mean
 
 
 @dataclass(frozen=True, eq=False)

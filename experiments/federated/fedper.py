@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...gossip import Count
 from ...models import Metrics, ModelError, SlicedNetwork
-from ..config.tables import Count
-from .client import Client
-from .method import ServerMethod, Turn, mean
+from .method import Client, ServerMethod, Turn, mean
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .client import Client
 from .fedavg import FedAvg
-from .method import Strength
+from .method import Client, Strength
 
 
 class FedProx(FedAvg):

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...gossip import Count
 from ...models import ModelError
 from ..arena import Lockstep
-from ..config.tables import Count
-from .client import Client
-from .gossiping import WHOLE, GossipMethod, lockstep_of
-from .method import Turn
+from .method import WHOLE, Client, GossipMethod, Turn, lockstep_of
 
 
 @dataclass(frozen=True)

@@ -1,38 +1,102 @@
-"""What every method of learning together is made of: knobs, a state, rounds, and a counted wire."""
+"""What every method of learning together is made of: clients, knobs, a state, rounds, and a counted wire."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 from torch import Tensor
 
-from ...gossip.compress import CompressError, parse, roundtrip
-from ...models import Metrics
-from ..config.tables import Count, Positive
-from .client import Client
+from ...gossip import Array, Compress, Count, Positive, SettingsTable, WireSettings
+from ...gossip.compress import roundtrip
+from ...models import (
+    GradientTerm,
+    Metrics,
+    ModelError,
+    SgdLearner,
+    SlicedNetwork,
+    adding_to_gradient,
+)
+from ..arena import Lockstep, Wire
 
 # At least 0 for a pull's strength, above 0 where a method divides by it.
 Strength = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
-
-def _compressor(name: str) -> str:
-    try:
-        parse(name)
-    except CompressError as error:
-        raise PydanticCustomError("sentence", "{text}", {"text": str(error)}) from None
-    return name
+WHOLE = "everyone"
+"""The partial model that all clients implement; at the start it has all cells."""
 
 
-Compressor = Annotated[str, AfterValidator(_compressor)]
+class Client:
+    """One peer of a federation: its learner and how many epochs it trains in a round.
+
+    The learner's local samples become one pass over its samples, so that `train()` is deck 001's
+    ClientUpdate: E epochs of batches of B, in the learner's own order.
+    """
+
+    def __init__(self, learner: SgdLearner, epochs: int = 1):
+        if epochs < 1:
+            raise ModelError(f"{epochs} local epochs: a client trains at least one")
+        self.learner, self.epochs = learner, epochs
+        learner.local_samples = self.samples
+
+    @property
+    def name(self) -> str:
+        """The peer's name."""
+        return self.learner.network.peer
+
+    @property
+    def network(self) -> SlicedNetwork:
+        """The client's network."""
+        return self.learner.network
+
+    @property
+    def samples(self) -> int:
+        """n_k, the number of its training samples."""
+        return len(self.learner.samples[1])
+
+    @property
+    def steps(self) -> int:
+        """Gradient steps of one `train()`."""
+        return self.epochs * math.ceil(self.samples / self.learner.batch)
+
+    def values(self) -> Tensor:
+        """The network's parameters as one vector (a copy)."""
+        return self.network.flat.detach().clone()
+
+    def load(self, values: Tensor) -> None:
+        """Replace the network's parameters."""
+        self.network.flat.copy_(values)
+
+    def train(self) -> Metrics:
+        """E epochs over the client's own samples."""
+        return self.learner.train(self.epochs)
+
+    def train_some(self, samples: int) -> Metrics:
+        """Go on with the next so many samples of the epoch."""
+        self.learner.local_samples = samples
+        try:
+            return self.learner.train(1)
+        finally:
+            self.learner.local_samples = self.samples
+
+    def test(self) -> Metrics:
+        """The network on the client's own test samples."""
+        return self.learner.test()
+
+    def adding(self, term: GradientTerm) -> AbstractContextManager[None]:
+        """While inside, every step descends along gradient + term(parameters).
+
+        Papers write terms beside the *mean* loss of a batch: give the learner `reduction="mean"`.
+        """
+        return adding_to_gradient(self.learner, term)
 
 
 @dataclass(frozen=True)
@@ -117,7 +181,7 @@ def size(values: Tensor) -> int:
     return values.numel() * values.element_size()
 
 
-class Method(BaseModel, ABC):
+class Method(SettingsTable, ABC):
     """A way to learn together. Fields are its knobs; what it learns is in a state of its own.
 
         state = method.start(clients)
@@ -127,8 +191,6 @@ class Method(BaseModel, ABC):
 
     A knob out of its range is a `ValueError` that names it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     needs_server: ClassVar[bool] = False
     nearest_without: ClassVar[str] = "gossip-sgd"
@@ -165,7 +227,7 @@ class ServerMethod(Method):
 
     participation: Share = 1.0
     """C, the share of clients that train in a round. Lower it to send less and learn more slowly."""
-    compress: Compressor | None = None
+    compress: Compress = None
     """How clients' changes are compressed: `int8`, `top-k:0.05+int8`, … What is lost is lost, as in deck
     001's sketched updates; gossip's own compression keeps it."""
 
@@ -187,6 +249,43 @@ class ServerMethod(Method):
                 client.load(values)
                 found[key] = client.test()
         return [found[id(client.learner.held_out[1])] for client in clients]
+
+
+class GossipMethod(Method, WireSettings):
+    """A method whose clients push to each other, as live peers do, over a wire with the knobs of theirs."""
+
+    @property
+    def wire(self) -> Wire | None:
+        """What becomes of values between clients; None if they arrive as they are."""
+        plain = self.compress is None and self.drift is None and self.dtype == "float32"
+        return None if plain else Wire(self.dtype, self.compress, self.drift)
+
+
+class WholeNetwork:
+    """A client's parameters as one vector, for its gossiper."""
+
+    def __init__(self, client: Client):
+        self._client = client
+
+    def names(self) -> Iterable[str]:
+        """The one vector."""
+        return (WHOLE,)
+
+    def read(self, name: str) -> Array:
+        """A copy of the network's values."""
+        return self._client.values().cpu().numpy()
+
+    def write(self, name: str, value: Array) -> None:
+        """Replace the network's values."""
+        self._client.load(torch.from_numpy(value))
+
+
+def lockstep_of(clients: Sequence[Client], wire: Wire) -> Lockstep:
+    """The clients' gossipers, whole networks, all of the same weight."""
+    blocks = [tuple(value.shape) for value in clients[0].network.module.parameters()]
+    fit = wire.fitted({WHOLE: blocks}, {WHOLE: len(clients[0].network.flat)})
+    names = [client.name for client in clients]
+    return Lockstep(names, [WholeNetwork(each) for each in clients], [1.0] * len(clients), fit)
 
 
 def mean(vectors: Sequence[Tensor], weights: Sequence[float] | None = None) -> Tensor:

@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from ...gossip import Positive
 from ...models import ModelError
-from ..config.tables import Positive
-from .client import Client
-from .method import ServerMethod, Strength, Turn, mean
+from .method import Client, ServerMethod, Strength, Turn, mean
 
 
 @dataclass(frozen=True)

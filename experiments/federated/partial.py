@@ -10,16 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ...gossip import Count
 from ...models import ModelError, SlicedNetwork
 from ...topology import Schedule, build_schedule
 from ..arena import Arena, Gossip
-from ..config.tables import Count
-from .client import Client
-from .gossiping import GossipMethod
-from .method import Share, Turn
-
-MODEL = "everyone"
-"""The partial model that all clients implement."""
+from .method import WHOLE, Client, GossipMethod, Share, Turn
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +63,7 @@ class PartialModels(GossipMethod):
             state.arena.average()
             turn.across(lockstep.sent - before)
             return state
-        message = clients[0].network.read(MODEL)
+        message = clients[0].network.read(WHOLE)
         for exchange in range(state.made, state.made + self.exchanges):
             graph = state.graphs.graph(exchange)
             directions = 1 if graph.is_directed() else 2
@@ -79,7 +74,12 @@ class PartialModels(GossipMethod):
     def _sliced(self, old: SlicedNetwork) -> SlicedNetwork:
         """The same module and values, its cells divided between everyone and the client."""
         anatomy = old.slicing.anatomy
+        if len(anatomy.parts) < 2:
+            raise ModelError(
+                "gossamer shares a part of every network, and this one's parts are not known: "
+                "gossamer slices says why"
+            )
         shares = {"*": self.share, anatomy.parts[-1].name: float(self.outputs == "shared")}
         return SlicedNetwork(
-            old.module, {MODEL: shares}, peer=old.peer, anatomy=anatomy, buffers=old.buffers
+            old.module, {WHOLE: shares}, peer=old.peer, anatomy=anatomy, buffers=old.buffers
         )

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...gossip import Positive
 from ...models import ModelError, PlainSgd
-from ..config.tables import Positive
-from .client import Client
-from .method import ServerMethod, Turn, mean
+from .method import Client, ServerMethod, Turn, mean
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from ...peer import (
     schema_entries,
 )
 from ..build import Member, Swarm, trained_file
-from ..config.needs import heed
+from ..config.needs import warn_unused_keys
 from ..config.tables import Config, ConfigError, starts_apart, without_networks
 from ..graphs.swarm import PUSHES, SwarmGraph, require_push, swarm_graph, tell
 
@@ -45,7 +45,7 @@ class SwarmLayout:
 
     def __init__(self, config: Config, source: str, swarm: Swarm) -> None:
         require_push(config, source, "live peers", "run it in the arena with gossamer simulate")
-        heed(config, "live", source)
+        warn_unused_keys(config, "live", source)
         self.config, self.source, self.swarm = config, source, swarm
         self.labels = tuple(str(index) for index in range(config.peers))
         gossip, masked = config.gossip, config.trust.private

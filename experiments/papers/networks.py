@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from ...models import NETWORKS, Anatomy, Buffers, SgdLearner, SlicedNetwork, discover, stream
 from ..arena import Arena
-from ..data import DataError, Dataset, Samples, partition
-from ..federated.deal import load_once
+from ..data import DataError, Dataset, Samples, load_once, partition
 from ..results import Record
 from ..study import Frame, Job, Study, as_text, frame_of, key_of
 from . import Paper

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.named_files import fingerprint, refuse_changed
-from ..config.needs import heed_in_sweep, refuse_idle_axes
+from ..config.needs import refuse_unused_axes, warn_unused_in_sweep
 from ..config.tables import Config, ConfigError, parse_config
 from ..results import Record
 from . import Frame, Job, Study, as_text, frame_of, key_of
@@ -45,7 +45,7 @@ class Cell:
 def sweep_study(config: Config, source: str = "config") -> Study[Cell]:
     """Return the study of a config's [sweep] table; raises ConfigError for one that cannot be run."""
     cells = expand(config, source)
-    heed_in_sweep(config, axes_of(config, source), [cell.config for cell in cells], source)
+    warn_unused_in_sweep(config, axes_of(config, source), [cell.config for cell in cells], source)
     return Study(
         config.name, cells, run_cells, table,
         lambda folder, records: draw(folder, records, config.name),
@@ -70,7 +70,7 @@ def expand(config: Config, source: str = "config") -> list[Cell]:
         for path, value in settings.items():
             _put(table, path, value, source)
         cells.append(Cell(settings, parse_config(table, f"{source}, [sweep]"), source))
-    refuse_idle_axes(axes, [cell.config for cell in cells], source)
+    refuse_unused_axes(axes, [cell.config for cell in cells], source)
     return cells
 
 

@@ -22,9 +22,9 @@ SWAPS = [
 ]
 
 
-def swarm(**table: Any) -> Swarm:
+def swarm(load_data: Any = load, **table: Any) -> Swarm:
     base = {"peers": 4, "data": {"samples": 30, "test": 20}, "network": {"layout": "64=8=10"}}
-    return Swarm(parse_config(base | table), "swarm.toml")
+    return Swarm(parse_config(base | table), "swarm.toml", load_data)
 
 
 def model(**table: Any) -> dict[str, Any]:
@@ -154,26 +154,21 @@ def test_cross_lets_pairs_of_unrelated_models_own_weights() -> None:
     assert len(without.network.slicing.private) > len(crossed.network.slicing.private)
 
 
-def test_the_poorest_peer_of_a_set_without_test_samples_keeps_back_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_poorest_peer_of_a_set_without_test_samples_keeps_back_one() -> None:
     digits = load("digits")
     few = replace(digits, train=digits.train.take(range(8)), test=None)
-    monkeypatch.setattr("gossamer.experiments.build.load", lambda *_, **__: few)
-    learner = swarm(data={}).member(0).learner
+    learner = swarm(lambda *_, **__: few, data={}).member(0).learner
     assert [len(learner.samples[1]), len(learner.held_out[1])] == [1, 1]  # type: ignore[attr-defined]
     with pytest.raises(
         ConfigError, match=r"key 'data': peer 0 is dealt 1 sample, which leaves none"
     ):
-        swarm(peers=8, data={})
+        swarm(lambda *_, **__: few, peers=8, data={})
 
 
-def test_a_set_without_test_samples_keeps_back_some_of_each_peer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_set_without_test_samples_keeps_back_some_of_each_peer() -> None:
     whole = replace(load("digits"), test=None)
-    monkeypatch.setattr("gossamer.experiments.build.load", lambda *_, **__: whole)
-    for member in swarm(data={"samples": 30, "test": 20}).members():
+    held = swarm(lambda *_, **__: whole, data={"samples": 30, "test": 20})
+    for member in held.members():
         (train, _), (test, _) = member.learner.samples, member.learner.held_out  # type: ignore[attr-defined]
         assert (len(train), len(test), member.samples) == (30, 20, 30)
         rows = {tuple(row) for row in train.tolist()} & {tuple(row) for row in test.tolist()}

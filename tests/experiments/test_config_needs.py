@@ -14,7 +14,13 @@ from results_kit import at
 from gossamer.experiments.arena import simulate_in_time
 from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.cli import console
-from gossamer.experiments.config.needs import NEEDS, Run, heed, idle, refuse_idle_axes
+from gossamer.experiments.config.needs import (
+    NEEDS,
+    Run,
+    refuse_unused_axes,
+    unused,
+    warn_unused_keys,
+)
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.live.layout import plan
 from gossamer.experiments.study.outcomes import outcome
@@ -42,6 +48,9 @@ ROWS: list[Row] = [
     ("data.alpha", 0.1, NOTHING, DIRICHLET, None),
     ("data.alpha", 0.1, SHARDS, DIRICHLET, "live"),
     ("data.shards", 3, DIRICHLET, SHARDS, None),
+    ("data.minimum", 3, NOTHING, DIRICHLET, None),
+    ("data.total", 300, SPARSE, NOTHING, None),
+    ("data.tested", "own", SPARSE, NOTHING, None),
     ("tasks", [{"kind": "swaps", "labels": [1, 2]}], NOTHING, NOTHING, None),
     ("tasks", [{"kind": "swap", "labels": [1, 2], "last": 4}], NOTHING, NOTHING, None),
     ("network.activation", "tanh", NAMED, NOTHING, None),
@@ -51,6 +60,7 @@ ROWS: list[Row] = [
     ("network.gain", 2.0, TRAINED, NOTHING, None),
     ("network.shift", 0.5, TRAINED, NOTHING, None),
     ("training.batch", 5, SPARSE, NOTHING, None),
+    ("training.epochs", 2, SPARSE, NOTHING, None),
     ("training.reduction", "sum", SPARSE, NOTHING, None),
     ("training.optimizer", "adam", SPARSE, NOTHING, None),
     ("training.weight_decay", 0.1, SPARSE, NOTHING, None),
@@ -103,7 +113,7 @@ def made(**paths: Any) -> Config:
 
 
 def keys(config: Config, run: Run = "lockstep") -> list[str]:
-    return [key for key, _ in idle(config, run)]
+    return [key for key, _ in unused(config, run)]
 
 
 @pytest.mark.parametrize(("key", "value", "without", "within", "run"), ROWS)
@@ -137,16 +147,16 @@ def test_the_table_is_tested_and_names_keys_that_there_are() -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), LIVE_ONLY.items())
-def test_what_live_peers_heed_may_stand_in_a_simulated_config_but_not_in_a_sweep(
+def test_what_live_peers_use_may_stand_in_a_simulated_config_but_not_in_a_sweep(
     key: str, value: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = made(**{key: value})
     assert keys(config) == [key]
     assert keys(config, "live") == []
-    heed(config, "lockstep")
+    warn_unused_keys(config, "lockstep")
     assert capsys.readouterr().err == ""
     with pytest.raises(ConfigError, match=rf"key 'sweep\.{key}': has no effect here.*live peers"):
-        refuse_idle_axes({key: [value, None]}, [config, made()])
+        refuse_unused_axes({key: [value, None]}, [config, made()])
 
 
 SWEPT: list[tuple[dict[str, Any], dict[str, Any], str]] = [

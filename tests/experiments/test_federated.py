@@ -21,18 +21,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.experiments.federated import METHODS, Client
+from gossamer.experiments.federated.bounds import Ensemble, Local, Pooled, answers
 from gossamer.experiments.federated.downpour import Downpour
-from gossamer.experiments.federated.ensemble import Ensemble, answers
 from gossamer.experiments.federated.fedavg import FedAvg
 from gossamer.experiments.federated.feddyn import FedDyn
 from gossamer.experiments.federated.fedper import FedPer, base_coordinates
 from gossamer.experiments.federated.fedprox import FedProx
 from gossamer.experiments.federated.gossip_sgd import GossipSgd
-from gossamer.experiments.federated.local import Local
-from gossamer.experiments.federated.method import Method, mean
+from gossamer.experiments.federated.method import WHOLE, Method, mean
 from gossamer.experiments.federated.moon import Moon
-from gossamer.experiments.federated.partial import MODEL, PartialModels
-from gossamer.experiments.federated.pooled import Pooled
+from gossamer.experiments.federated.partial import PartialModels
 from gossamer.experiments.federated.scaffold import Scaffold
 from gossamer.models import ModelError
 
@@ -243,7 +241,7 @@ def test_gossamer_averages_the_shared_cells_and_nothing_else():
     trained = [steps(w, client, 1) for client in clients]
     average = sum(trained) / 3
     for client, own in zip(clients, trained, strict=True):
-        where = client.network.slicing.coordinates(MODEL)
+        where = client.network.slicing.coordinates(WHOLE)
         assert len(where) == 2 * 3 + 2  # two cells of four: their inputs and biases
         expected = own.copy()
         expected[where] = average[where]
@@ -318,22 +316,22 @@ def test_a_mean_lies_between_and_equal_vectors_are_their_own_mean(numbers):
 
 # --- bytes and participants -----------------------------------------------------------------------
 
-WHOLE = 8 * SIZE  # float64
+NETWORK = 8 * SIZE  # float64
 BASE = 8 * (SIZE - CLASSES * HIDDEN - CLASSES)
 
 
 @pytest.mark.parametrize(
     ("method", "up", "down", "across"),
     [
-        (FedAvg(), 3 * WHOLE, 3 * WHOLE, 0),
-        (FedAvg(participation=0.3), WHOLE, WHOLE, 0),
-        (FedProx(), 3 * WHOLE, 3 * WHOLE, 0),
-        (Scaffold(), 6 * WHOLE, 6 * WHOLE, 0),
-        (FedDyn(), 3 * WHOLE, 3 * WHOLE, 0),
-        (Moon(), 3 * WHOLE, 3 * WHOLE, 0),
+        (FedAvg(), 3 * NETWORK, 3 * NETWORK, 0),
+        (FedAvg(participation=0.3), NETWORK, NETWORK, 0),
+        (FedProx(), 3 * NETWORK, 3 * NETWORK, 0),
+        (Scaffold(), 6 * NETWORK, 6 * NETWORK, 0),
+        (FedDyn(), 3 * NETWORK, 3 * NETWORK, 0),
+        (Moon(), 3 * NETWORK, 3 * NETWORK, 0),
         (FedPer(), 3 * BASE, 3 * BASE, 0),
-        (Downpour(pushes=2), 6 * WHOLE, 6 * WHOLE, 0),
-        (GossipSgd(pushes=2), 0, 0, 6 * WHOLE),
+        (Downpour(pushes=2), 6 * NETWORK, 6 * NETWORK, 0),
+        (GossipSgd(pushes=2), 0, 0, 6 * NETWORK),
         (PartialModels(topology="ring"), 0, 0, 6 * BASE),
         (PartialModels(exchanges=2), 0, 0, 6 * BASE),
         (Local(), 0, 0, 0),

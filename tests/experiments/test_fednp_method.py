@@ -7,10 +7,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from gossamer.experiments.federated.client import Client
 from gossamer.experiments.federated.fedavg import FedAvg
 from gossamer.experiments.federated.fednp import FedNP
-from gossamer.experiments.federated.method import Turn
+from gossamer.experiments.federated.method import Client, Turn
 from gossamer.models import SgdLearner, SlicedNetwork, mlp
 
 

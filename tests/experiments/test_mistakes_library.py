@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from gossamer.experiments.arena import Arena, Gossip
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.data import DataError, from_torch
-from gossamer.experiments.federated.config import parse_comparison
+from gossamer.experiments.federated.comparison import parse_comparison
 from gossamer.models import Learner, ModelError, SgdLearner, SlicedNetwork, mlp
 
 torch.set_num_threads(1)

@@ -13,9 +13,9 @@ import torch
 
 from gossamer.experiments.config.named_files import entry_files, named_files
 from gossamer.experiments.config.tables import ConfigError, parse_config
-from gossamer.experiments.federated.config import parse_comparison
-from gossamer.experiments.federated.run import Cell as Compared
-from gossamer.experiments.federated.run import run_cells as run_compared
+from gossamer.experiments.federated.comparison import Cell as Compared
+from gossamer.experiments.federated.comparison import parse_comparison
+from gossamer.experiments.federated.comparison import run_cells as run_compared
 from gossamer.experiments.study import Job
 from gossamer.experiments.study.sweep import Cell, run_cells
 
@@ -172,7 +172,7 @@ def test_a_comparison_notices_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_comparison_whose_files_change_meanwhile_ends(tmp_path: Path) -> None:
     (tmp_path / "own_data.py").write_text(OWN, "utf-8")
     tables = {"data": {"set": "own_data:make"}, "network": {"layout": "4=3=2"}, "rounds": 1}
-    tables |= {"peers": 2, "split": {"kind": "iid"}}
+    tables |= {"peers": 2}
     config = parse_comparison({"methods": {"local": {}}, **tables})
     one = Compared(config, "local", 0, str(tmp_path / "config.toml"))
     assert run_compared([one], Job(tmp_path))[0]["key"] == one.key

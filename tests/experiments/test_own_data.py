@@ -14,9 +14,8 @@ from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.build import Swarm, make_learner
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.data import DataError, load
-from gossamer.experiments.federated.config import parse_comparison
-from gossamer.experiments.federated.deal import clients_of
-from gossamer.experiments.federated.registry import METHODS
+from gossamer.experiments.federated import METHODS
+from gossamer.experiments.federated.comparison import clients_of, parse_comparison
 from gossamer.experiments.study.outcomes import outcomes
 
 torch.set_num_threads(1)

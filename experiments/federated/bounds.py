@@ -1,4 +1,6 @@
-"""Clients alone, and every question put to all of their networks: a mark for fusing and averaging.
+"""What learning together is compared with: clients alone, one network on all samples, all networks at once.
+
+Every question put to all of the clients' networks is a mark for fusing and averaging:
 
     p(k|x) ∝ Σ_j n_jk/n_k · p_j(k|x)          n_jk samples of class k at client j
 
@@ -8,14 +10,58 @@ Who never saw a class has no say in it. All networks are needed wherever one is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ...models import Metrics
-from .client import Client
-from .local import Local
+from .method import Client, Method, Turn
+
+
+class Local(Method):
+    """Each client trains its own network on its own samples. There is no state besides them."""
+
+    bound = True
+
+    def start(self, clients: Sequence[Client]) -> None:
+        return None
+
+    def round(self, state: None, clients: Sequence[Client], turn: Turn) -> None:
+        for k in turn.pick(clients):
+            clients[k].train()
+
+
+class Pooled(Method):
+    """One network on everybody's samples, which is what federations exist to avoid: an upper mark.
+
+    The state is a client that has them all.
+
+    A round is E epochs, so that it sees as many samples as a round of K clients; it takes as many more
+    steps one after the other. Samples keep the labels that their clients gave them.
+    """
+
+    bound = True
+
+    def start(self, clients: Sequence[Client]) -> Client:
+        learner = copy(clients[0].learner)  # its network, optimizer, batches and order
+        learner.samples = (
+            torch.cat([client.learner.samples[0] for client in clients]),
+            torch.cat([client.learner.samples[1] for client in clients]),
+        )
+        return Client(learner, clients[0].epochs)
+
+    def round(self, state: Client, clients: Sequence[Client], turn: Turn) -> Client:
+        turn.pick(clients)
+        state.train()
+        return state
+
+    def test(self, state: Client, clients: Sequence[Client]) -> list[Metrics]:
+        values = state.values()
+        for client in clients:
+            client.load(values)
+        return [client.test() for client in clients]
 
 
 class Ensemble(Local):
