@@ -318,14 +318,14 @@ class SwarmSecurity:
 
     def _status(self, peer: str, payload: bytes) -> list[Heard]:
         try:
-            body, listed = self.register.status(peer, payload, self._wall())
+            head, body = self.register.status(peer, payload, self._wall())
         except TrustError as error:
             if error.cause != "unknown-sender":
                 raise
             self._early.keep(peer, payload)
             return []
         online = signed.state_of(body) == "online"
-        self.keyring.seen(peer, listed, self._clock(), present=online)
+        self.keyring.seen(peer, head, self._clock(), online=online)
         return [Heard("status", peer, body)]
 
     def _own(self, kind: str, payload: bytes) -> list[Heard]:

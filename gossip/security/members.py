@@ -231,10 +231,8 @@ class Register:
 
     # --- statuses -------------------------------------------------------------------------------
 
-    def status(self, peer: str, payload: bytes, now: float) -> tuple[bytes, int]:
-        """The status published at `peer`'s topic, and the number of the revocation list that the peer has.
-
-        TrustError if it is not valid.
+    def status(self, peer: str, payload: bytes, now: float) -> tuple[StatusHead, bytes]:
+        """Read a status published at `peer`'s topic; TrustError if it is not valid.
 
         A last will is signed beforehand and may come at any time; every other status has a number
         that rises, so that the broker cannot bring an old one back. A goodbye shows its peer's invitation and
@@ -250,14 +248,14 @@ class Register:
                 )
             edition = self._goodbye(peer, head["key"], status, now)
         if status.will:
-            return body, status.revocations
+            return status, body
         known, last = self._numbers.get(peer, (b"", -1))
         if known == status.incarnation and status.number <= last:
             raise TrustError("stale", f"an older status of {peer} than the one that is known")
         self._numbers[peer] = (status.incarnation, status.number)
         if edition is not None:
             self._note_left(peer, edition)
-        return body, status.revocations
+        return status, body
 
     def _goodbye(self, peer: str, key: bytes, status: StatusHead, now: float) -> Edition:
         """When a peer said goodbye of which we know no card; TrustError if it does not count."""
