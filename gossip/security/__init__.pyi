@@ -36,6 +36,7 @@ from .members import Death as Death
 from .members import Edition as Edition
 from .members import Member as Member
 from .members import Register as Register
+from .members import StatusHead as StatusHead
 from .members import read_death as read_death
 from .members import read_published as read_published
 from .members import sign_card as sign_card

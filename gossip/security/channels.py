@@ -50,7 +50,7 @@ from ..chunks import HEADER_BYTES as CHUNK_HEADER_BYTES
 from ..wire import Buffer
 from . import signed
 from .identity import Identity, TrustError
-from .members import INCARNATION_BYTES, Member
+from .members import INCARNATION_BYTES, Member, StatusHead
 
 MAGIC: Final = b"GSMX"
 VERSION: Final = 3
@@ -109,7 +109,7 @@ def check_inside(sender: str, session: str, packet: bytes) -> None:
 def exchange_tag(name: str, exchange: bytes) -> bytes:
     """8 bytes by which a receiver finds the sender of a packet: one exchange key of one peer."""
     return hashlib.blake2b(
-        name.encode() + b"\0" + exchange, digest_size=TAG_BYTES, person=b"gossamer-life"
+        name.encode() + b"\0" + exchange, digest_size=TAG_BYTES, person=b"gossamer-tag"
     ).digest()
 
 
@@ -426,13 +426,13 @@ class Keyring:
             self._channels.close(peer)
             self._asked.pop(peer, None)
 
-    def seen(self, peer: str, revocations: int, now: float, *, present: bool) -> None:
+    def seen(self, peer: str, status: StatusHead, now: float, *, online: bool) -> None:
         """Note a status of a member: which revocation list it has, and whether it says that it is there."""
         with self._lock:
             channel = self._channels.get(peer)
-            if channel is not None:
-                channel.present = channel.present or present
-                channel.revocations = max(channel.revocations, revocations)
+            if channel is not None and channel.incarnation == status.incarnation:
+                channel.present |= online
+                channel.revocations = max(channel.revocations, status.revocations)
                 self._expect(channel, now)
 
     def present(self) -> list[str]:
@@ -533,7 +533,11 @@ class Keyring:
         """Plan to hand our revocation list to a peer that lacks it, or stop."""
         if channel.revocations >= self._list_number:
             channel.list_due = inf
-        elif channel.list_due == inf:
+        else:
+            self._hand_over(channel, now)
+
+    def _hand_over(self, channel: Channel, now: float) -> None:
+        if channel.list_due == inf:
             channel.list_due, channel.list_wait = now + FIRST_REPEAT, 2 * FIRST_REPEAT
 
     def _tell(self, channel: Channel, inside: bytes) -> None:
@@ -611,6 +615,7 @@ class Keyring:
             if model not in channel.models:
                 raise TrustError("not-a-member", f"{model!r} is not shared with {channel.name}")
             if listed < self._list_number:
+                self._hand_over(channel, now)  # though it may have said otherwise
                 raise TrustError("behind", self._lacks(channel, listed))
             if listed > self._list_number:
                 raise TrustError(

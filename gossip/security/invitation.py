@@ -17,9 +17,9 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from ..topics import ROOT, check_name
 from . import signed
@@ -49,18 +49,18 @@ _INVITATION, _TICKET = "gossamer-invitation:", "gossamer-ticket:"
 class Claims:
     """What an invitation says. `models` None admits to every partial model."""
 
-    swarm: str
-    number: str
+    swarm: signed.Text
+    number: signed.Text
     """Names the invitation, for revocation."""
     kind: Literal["peer", "ticket"]
-    key: bytes
+    key: signed.Key
     """The invited peer's public key, or the ticket's own."""
-    label: str
+    label: signed.Text
     """The invited peer's label; empty on a ticket."""
-    models: frozenset[str] | None
-    uses: int
-    issued: float
-    expires: float
+    models: signed.Names | None
+    uses: signed.Count
+    issued: signed.Number
+    expires: signed.Number
 
     def admits(self, model: str) -> bool:
         """Whether a partial model may be shared; a pair of models needs both."""
@@ -192,10 +192,7 @@ def read_claims(invitation: bytes, owner: bytes) -> Claims:
             f"an invitation of version {version!s:.20}; this peer reads version {VERSION}: ask the "
             "swarm's owner for a new one",
         )
-    try:
-        return _read_head(head)
-    except (KeyError, ValueError):
-        raise TrustError("uninvited", "an invitation of a form that is not known here") from None
+    return signed.parse(Claims, head, "an invitation", "uninvited")
 
 
 def save_invitation(path: Path, invitation: bytes) -> None:
@@ -225,38 +222,12 @@ def _issue(
         raise TrustError("malformed", f"{len(set(models))} models: between 1 and {MAX_MODELS}")
     if not days > 0:
         raise TrustError("malformed", f"valid for {days:g} days: it would never be")
-    now = time.time()
-    label, key = holder
-    head = {
-        "version": VERSION,
-        "swarm": swarm,
-        "number": secrets.token_hex(8),
-        "kind": kind,
-        "key": key,
-        "label": label,
-        "models": None if models is None else sorted(set(models)),
-        "uses": uses,
-        "issued": now,
-        "expires": now + days * 86400,
-    }
-    return signed.sign(owner, _PLACE, head)
-
-
-def _read_head(head: dict[str, Any]) -> Claims:
-    kind, models = head["kind"], head["models"]
-    if kind not in ("peer", "ticket"):
-        raise ValueError
-    return Claims(
-        signed.as_text(head["swarm"]),
-        signed.as_text(head["number"]),
-        kind,
-        signed.as_bytes(head["key"], 32),
-        signed.as_text(head["label"]),
-        None if models is None else frozenset(signed.as_texts(models)),
-        signed.as_count(head["uses"]),
-        signed.as_number(head["issued"]),
-        signed.as_number(head["expires"]),
+    now, (label, key) = time.time(), holder
+    admitted = None if models is None else frozenset(models)
+    claims = Claims(
+        swarm, secrets.token_hex(8), kind, key, label, admitted, uses, now, now + days * 86400
     )
+    return signed.sign(owner, _PLACE, {"version": VERSION} | signed.head_of(claims))
 
 
 # --- revocation ---------------------------------------------------------------------------------------
@@ -273,19 +244,20 @@ def revocation_topic(swarm: str) -> str:
 class Revocations:
     """Ids of peers and numbers of invitations that count no more."""
 
-    number: int = 0
-    peers: frozenset[str] = field(default_factory=frozenset)
-    invitations: frozenset[str] = field(default_factory=frozenset)
+    number: signed.Count = 0
+    peers: signed.Names = frozenset()
+    invitations: signed.Names = frozenset()
+
+    def __post_init__(self) -> None:
+        if len(self.peers) + len(self.invitations) > MAX_ENTRIES:
+            raise TrustError(
+                "malformed", f"over {MAX_ENTRIES} revocations: start a swarm with a new owner key"
+            )
 
     def add(self, peers: Iterable[str] = (), invitations: Iterable[str] = ()) -> Revocations:
         """The next list, with more on it; `peers` are ids or whole names (`label@id`)."""
         ids = self.peers | {peer.rpartition("@")[2] for peer in peers}
-        numbers = self.invitations | set(invitations)
-        if len(ids) + len(numbers) > MAX_ENTRIES:
-            raise TrustError(
-                "malformed", f"over {MAX_ENTRIES} revocations: start a swarm with a new owner key"
-            )
-        return Revocations(self.number + 1, ids, numbers)
+        return Revocations(self.number + 1, ids, self.invitations | set(invitations))
 
     def names(self, peer: str, invitation: str) -> bool:
         """Whether a peer (by its whole name) or its invitation is on the list."""
@@ -293,28 +265,16 @@ class Revocations:
 
     def sign(self, owner: Identity, swarm: str) -> bytes:
         """The list as it is published."""
-        head = {
-            "number": self.number,
-            "peers": sorted(self.peers),
-            "papers": sorted(self.invitations),
-            "issued": time.time(),
-        }
+        head = signed.head_of(self) | {"issued": time.time()}
+        head["papers"] = head.pop("invitations")  # as in all lists that owners have on their disks
         return signed.sign(owner, revocation_topic(swarm), head)
 
     @classmethod
     def read(cls, data: bytes, owner: bytes, swarm: str) -> Revocations:
         """A published list, if the owner signed it."""
         head, _ = signed.read(data, revocation_topic(swarm), lambda _: owner)
-        try:
-            number = signed.as_count(head["number"])
-            peers, numbers = signed.as_texts(head["peers"]), signed.as_texts(head["papers"])
-            if len(peers) + len(numbers) > MAX_ENTRIES:
-                raise ValueError
-        except (KeyError, ValueError):
-            raise TrustError(
-                "malformed", "a revocation list of a form that is not known here"
-            ) from None
-        return cls(number, frozenset(peers), frozenset(numbers))
+        head["invitations"] = head.get("papers")
+        return signed.parse(cls, head, "a revocation list")
 
     @classmethod
     def load(cls, path: Path, owner: bytes, swarm: str) -> Revocations:

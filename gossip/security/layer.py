@@ -22,7 +22,7 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol
 
 from gossamer.logs import is_milestone
@@ -40,10 +40,10 @@ from .members import (
     NAMED,
     CardHead,
     EarlyStatuses,
-    Edition,
     MisdatedCards,
     NameClaim,
     Register,
+    StatusHead,
     Unanswered,
     read_death,
     sign_card,
@@ -240,12 +240,12 @@ class SwarmSecurity:
         self._name_claim.ours = True
         self._cards += 1
         self._issued = self._date()
-        keyring = self.keyring
-        edition = Edition(self._issued, keyring.incarnation, self._cards)
+        keyring, admission = self.keyring, self._admission
         head = CardHead(
-            edition, keyring.exchange, keyring.masks, self._session, self._since, self._models
-        )
-        return sign_card(self.identity, self.swarm, self._admission, head, body)
+            self._issued, keyring.incarnation, self._cards, keyring.exchange, keyring.masks,
+            self._session, self._since, self._models, admission.invitation, admission.endorsement,
+        )  # fmt: skip
+        return sign_card(self.identity, self.swarm, head, body)
 
     def _date(self) -> float:
         """Return the time, but not one before our former card: our clock may have been set back since, and
@@ -261,21 +261,21 @@ class SwarmSecurity:
     def status(self, body: bytes) -> bytes:
         """Our status, signed; it replaces those before it. Our goodbye shows our invitation, too."""
         self._statuses += 1
-        leaves = signed.state_of(body) == "left"
-        return self._sign_status(
-            self._statuses, body,
-            answers=self._name_claim.met, goodbye=(self._admission, self._wall()) if leaves else None,
-        )  # fmt: skip
+        head = self._status_head(self._statuses, answers=tuple(self._name_claim.met))
+        if signed.state_of(body) == "left":
+            head = replace(
+                head, issued=self._wall(),
+                invitation=self._admission.invitation, endorsement=self._admission.endorsement,
+            )  # fmt: skip
+        return sign_status(self.identity, self.swarm, head, body)
 
     def will(self, body: bytes) -> bytes:
         """Our last will, signed beforehand."""
-        return self._sign_status(0, body, will=True)
+        return sign_status(self.identity, self.swarm, self._status_head(0, will=True), body)
 
-    def _sign_status(self, number: int, body: bytes, **options: Any) -> bytes:
-        return sign_status(
-            self.identity, self.swarm, self.keyring.incarnation, number, body,
-            revocations=self.register.revocations.number, **options,
-        )  # fmt: skip
+    def _status_head(self, number: int, **options: Any) -> StatusHead:
+        known = self.register.revocations.number
+        return StatusHead(self.keyring.incarnation, number, known, **options)
 
     # --- what we hear ---------------------------------------------------------------------------
 
@@ -318,14 +318,14 @@ class SwarmSecurity:
 
     def _status(self, peer: str, payload: bytes) -> list[Heard]:
         try:
-            body, listed = self.register.status(peer, payload, self._wall())
+            head, body = self.register.status(peer, payload, self._wall())
         except TrustError as error:
             if error.cause != "unknown-sender":
                 raise
             self._early.keep(peer, payload)
             return []
         online = signed.state_of(body) == "online"
-        self.keyring.seen(peer, listed, self._clock(), present=online)
+        self.keyring.seen(peer, head, self._clock(), online=online)
         return [Heard("status", peer, body)]
 
     def _own(self, kind: str, payload: bytes) -> list[Heard]:
@@ -337,11 +337,13 @@ class SwarmSecurity:
         place = (topics.card if kind == "card" else topics.status)(self.swarm, self.name)
         head, body = signed.read(payload, place, lambda _: self.identity.public)
         if kind == "card":
-            if head.get("incarnation") != self.keyring.incarnation:
-                self._former_issued = max(self._former_issued, signed.as_number(head["issued"]))
+            card = signed.parse(CardHead, head, "a card under our own name")
+            if card.incarnation != self.keyring.incarnation:
+                self._former_issued = max(self._former_issued, card.issued)
             return [Heard("card", self.name, body)]
         try:
-            return [Heard("status", self.name, body)] if self._name_claim.hear(head, body) else []
+            status = signed.parse(StatusHead, head, "a status under our own name")
+            return [Heard("status", self.name, body)] if self._name_claim.hear(status, body) else []
         except TrustError as error:
             if error.cause != "unanswered":
                 raise

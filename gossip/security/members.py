@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+
+from pydantic import AfterValidator, Field, Strict
 
 from .. import topics
 from . import signed
@@ -26,6 +29,12 @@ _log = logging.getLogger(__name__)
 VERSION: Final = 3
 """Of the heads of cards and statuses. Version 2 did not say which revocation list its peer has."""
 INCARNATION_BYTES: Final = 16
+Incarnation: TypeAlias = Annotated[
+    bytes, Strict(), Field(min_length=INCARNATION_BYTES, max_length=INCARNATION_BYTES)
+]
+SessionName: TypeAlias = Annotated[
+    signed.Text, AfterValidator(partial(topics.check_name, "session"))
+]
 LAST_NUMBER: Final = 2**63 - 1
 """The number of a goodbye: no card of its incarnation comes after it."""
 
@@ -54,39 +63,55 @@ class Edition(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """An admitted peer, as its latest card has it."""
+class CardHead:
+    """What a peer says of itself in the head of its card, besides its key."""
 
-    name: str
-    key: bytes
-    edition: Edition
-    exchange: bytes
+    issued: signed.Number
+    incarnation: Incarnation
+    """Which start of the peer this is."""
+    number: signed.Count
+    exchange: signed.Key
     """Its newest X25519 key, for packets."""
-    masks: bytes
+    masks: signed.Key
     """Its X25519 key for the masks of this session, which outlives a restart."""
-    session: str
-    since: float
-    models: frozenset[str]
-    """The partial models that it implements and is admitted to."""
-    claims: Claims
-    """What its invitation says."""
+    session: SessionName
+    since: signed.Number
+    models: signed.Names
+    """The partial models that it implements."""
+    invitation: signed.Data
+    endorsement: signed.Data
 
     @property
-    def incarnation(self) -> bytes:
-        """Which start of the peer this is."""
-        return self.edition.incarnation
+    def edition(self) -> Edition:
+        """How new the card is."""
+        return Edition(self.issued, self.incarnation, self.number)
 
 
 @dataclass(frozen=True, slots=True)
-class CardHead:
-    """What a peer says of itself in the head of its card."""
+class Member(CardHead):
+    """An admitted peer, as its latest card has it; `models` are those that it is admitted to."""
 
-    edition: Edition
-    exchange: bytes
-    masks: bytes
-    session: str
-    since: float
-    models: frozenset[str]
+    name: str
+    key: bytes
+    claims: Claims
+    """What its invitation says."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusHead:
+    """What security needs to know of a status; numbers of one incarnation rise, a will needs none."""
+
+    incarnation: Incarnation
+    number: signed.Count
+    revocations: signed.Count
+    """The number of the revocation list that the peer has."""
+    will: signed.Flag = False
+    answers: tuple[signed.Data, ...] = ()
+    """Other incarnations under the same name that were heard before: see `NameClaim`."""
+    issued: signed.Number | None = None
+    """When the peer said goodbye; with its invitation, that it counts without a card."""
+    invitation: signed.Data = b""
+    endorsement: signed.Data = b""
 
 
 class Register:
@@ -168,24 +193,11 @@ class Register:
         member = self.members.get(peer)
         return self._before.get(peer) if member is None else member.edition
 
-    def _member(self, peer: str, head: Mapping[str, Any], now: float) -> Member:
-        try:
-            admission = Admission(
-                signed.as_bytes(head["invitation"]), signed.as_bytes(head["endorsement"])
-            )
-            exchange, masks = (
-                signed.as_bytes(head["exchange"], 32),
-                signed.as_bytes(head["masks"], 32),
-            )
-            models = signed.as_texts(head["models"])
-            since, issued = signed.as_number(head["since"]), signed.as_number(head["issued"])
-            incarnation = signed.as_bytes(head["incarnation"], INCARNATION_BYTES)
-            number = signed.as_count(head["number"])
-            session = topics.check_name("session", signed.as_text(head["session"]))
-        except (KeyError, ValueError):
-            raise TrustError("malformed", f"the card of {peer} lacks what security needs") from None
-        claims = check(admission, self.owner, self.swarm, peer, head["key"], now)
-        self._allow(peer, head["key"], claims)
+    def _member(self, peer: str, head: dict[str, Any], now: float) -> Member:
+        card, key = signed.parse(CardHead, head, f"a card of {peer}"), head["key"]
+        issued, admission = card.issued, Admission(card.invitation, card.endorsement)
+        claims = check(admission, self.owner, self.swarm, peer, key, now)
+        self._allow(peer, key, claims)
         if issued > now + CLOCK_SKEW:
             # Once known, it would make every card look old that its peer issues with the right time.
             raise MisdatedCard(
@@ -201,11 +213,8 @@ class Register:
                 f"{MAX_CARD_AGE / 3600:.0f}: the peer is gone, its clock is behind, or ours is ahead",
                 issued,
             )
-        edition = Edition(issued, incarnation, number)
-        admitted = frozenset(model for model in models if claims.admits(model))
-        return Member(
-            peer, head["key"], edition, exchange, masks, session, since, admitted, claims
-        )  # fmt: skip
+        admitted = frozenset(model for model in card.models if claims.admits(model))
+        return Member(**asdict(replace(card, models=admitted)), name=peer, key=key, claims=claims)
 
     def _allow(self, peer: str, key: bytes, claims: Claims) -> None:
         if self.revocations.names(peer, claims.number):
@@ -222,53 +231,39 @@ class Register:
 
     # --- statuses -------------------------------------------------------------------------------
 
-    def status(self, peer: str, payload: bytes, now: float) -> tuple[bytes, int]:
-        """The status published at `peer`'s topic, and the number of the revocation list that the peer has.
-
-        TrustError if it is not valid.
+    def status(self, peer: str, payload: bytes, now: float) -> tuple[StatusHead, bytes]:
+        """Read a status published at `peer`'s topic; TrustError if it is not valid.
 
         A last will is signed beforehand and may come at any time; every other status has a number
         that rises, so that the broker cannot bring an old one back. A goodbye shows its peer's invitation and
         date, so that it counts without a card, which a peer that leaves takes away.
         """
         head, body = read_published(self.swarm, peer, "status", payload)
-        incarnation, number = head.get("incarnation"), head.get("number")
-        listed = head.get("revocations")
-        if not (
-            isinstance(incarnation, bytes) and signed.is_count(number) and signed.is_count(listed)
-        ):
-            raise TrustError("malformed", f"the status of {peer} lacks what security needs")
-        member, will = self.members.get(peer), head.get("will") is True
-        if member is None or member.incarnation != incarnation:
-            if will or signed.state_of(body) != "left":
+        status = signed.parse(StatusHead, head, f"a status of {peer}")
+        member, edition = self.members.get(peer), None
+        if member is None or member.incarnation != status.incarnation:
+            if status.will or signed.state_of(body) != "left":
                 raise TrustError(
                     "unknown-sender", f"a status of {peer}, whose card is not known yet"
                 )
-            edition = self._goodbye(peer, head, now)
-        else:
-            edition = None
-        if will:
-            return body, listed
+            edition = self._goodbye(peer, head["key"], status, now)
+        if status.will:
+            return status, body
         known, last = self._numbers.get(peer, (b"", -1))
-        if known == incarnation and number <= last:
+        if known == status.incarnation and status.number <= last:
             raise TrustError("stale", f"an older status of {peer} than the one that is known")
-        self._numbers[peer] = (incarnation, number)
+        self._numbers[peer] = (status.incarnation, status.number)
         if edition is not None:
             self._note_left(peer, edition)
-        return body, listed
+        return status, body
 
-    def _goodbye(self, peer: str, head: Mapping[str, Any], now: float) -> Edition:
+    def _goodbye(self, peer: str, key: bytes, status: StatusHead, now: float) -> Edition:
         """When a peer said goodbye of which we know no card; TrustError if it does not count."""
-        try:
-            admission = Admission(
-                signed.as_bytes(head["invitation"]), signed.as_bytes(head["endorsement"])
-            )
-            edition = Edition(signed.as_number(head["issued"]), head["incarnation"], LAST_NUMBER)
-        except (KeyError, ValueError):
-            raise TrustError(
-                "malformed", f"the goodbye of {peer} lacks what security needs"
-            ) from None
-        claims = check_holder(admission, self.owner, self.swarm, peer, head["key"])
+        if status.issued is None:
+            raise TrustError("malformed", f"a goodbye of {peer} without a date")
+        edition = Edition(status.issued, status.incarnation, LAST_NUMBER)
+        admission = Admission(status.invitation, status.endorsement)
+        claims = check_holder(admission, self.owner, self.swarm, peer, key)
         if claims.kind == "ticket" and id_of(peer) not in self._holders.get(claims.number, {}):
             # Whoever holds a ticket can make up as many keys as it likes.
             raise TrustError("unknown-sender", f"a goodbye of {peer}, which was not admitted here")
@@ -337,60 +332,19 @@ def read_published(
     return signed.read(payload, place, lambda head: _key(head, peer))
 
 
-def sign_card(
-    identity: Identity, swarm: str, admission: Admission, head: CardHead, body: bytes
-) -> bytes:
+def sign_card(identity: Identity, swarm: str, head: CardHead, body: bytes) -> bytes:
     """A card as it is published; `body` is what presence wants to say."""
-    fields = {
-        "version": VERSION,
-        "key": identity.public,
-        **head.edition._asdict(),
-        "exchange": head.exchange,
-        "masks": head.masks,
-        "session": head.session,
-        "since": head.since,
-        "models": sorted(head.models),
-        "invitation": admission.invitation,
-        "endorsement": admission.endorsement,
-    }
-    return signed.sign(identity, topics.card(swarm, identity.name), fields, body)
+    return _publish(identity, topics.card(swarm, identity.name), head, body)
 
 
-def sign_status(
-    identity: Identity,
-    swarm: str,
-    incarnation: bytes,
-    number: int,
-    body: bytes,
-    *,
-    revocations: int = 0,
-    will: bool = False,
-    answers: Iterable[bytes] = (),
-    goodbye: tuple[Admission, float] | None = None,
-) -> bytes:
-    """A status as it is published; numbers of one incarnation rise, a will needs none of its own.
+def sign_status(identity: Identity, swarm: str, head: StatusHead, body: bytes) -> bytes:
+    """A status as it is published; `body` is what presence wants to say."""
+    return _publish(identity, topics.status(swarm, identity.name), head, body)
 
-    revocations: the number of the revocation list that the peer has.
-    answers: other incarnations under the same name that were heard before: see `NameClaim`.
-    goodbye: the peer's invitation and the time, if it leaves: see `Register.status`.
-    """
-    head = {
-        "version": VERSION,
-        "key": identity.public,
-        "incarnation": incarnation,
-        "number": number,
-        "revocations": revocations,
-        "will": will,
-        "answers": list(answers),
-    }
-    if goodbye is not None:
-        admission, issued = goodbye
-        head |= {
-            "invitation": admission.invitation,
-            "endorsement": admission.endorsement,
-            "issued": issued,
-        }
-    return signed.sign(identity, topics.status(swarm, identity.name), head, body)
+
+def _publish(identity: Identity, topic: str, head: CardHead | StatusHead, body: bytes) -> bytes:
+    fields = {"version": VERSION, "key": identity.public} | signed.head_of(head)
+    return signed.sign(identity, topic, fields, body)
 
 
 def _key(head: Mapping[str, Any], peer: str) -> bytes:
@@ -569,25 +523,19 @@ class NameClaim:
         """The other incarnations under our name that were heard of lately."""
         return list(self._met)
 
-    def hear(self, head: Mapping[str, Any], body: bytes) -> bool:
+    def hear(self, head: StatusHead, body: bytes) -> bool:
         """Take in a status that our key has signed: whether presence should know it (now).
 
         TrustError if it must not count.
         """
-        other, answers = head.get("incarnation"), head.get("answers", [])
-        if (
-            not isinstance(other, bytes)
-            or len(other) != INCARNATION_BYTES
-            or not isinstance(answers, list)
-        ):
-            raise TrustError("malformed", "a status under our own name lacks what security needs")
+        other = head.incarnation
         if other == self._incarnation:
             return self.ours or not self._doubt
         self._met.pop(other, None)
         self._met[other] = None
         if len(self._met) > MAX_MET:
             del self._met[next(iter(self._met))]
-        if self._incarnation in answers:
+        if self._incarnation in head.answers:
             self._alive.add(other)
         if not self.ours and other not in self._alive:
             if signed.state_of(body) == "online":
@@ -607,6 +555,13 @@ MAX_TEXT: Final = 200
 """Characters of a reason, and of who signed it: both are logged."""
 
 
+def _printable(text: str) -> str:
+    return "".join(filter(str.isprintable, text[:MAX_TEXT]))
+
+
+Printable: TypeAlias = Annotated[signed.Text, AfterValidator(_printable)]
+
+
 @dataclass(frozen=True, slots=True)
 class Death:
     """A death notice: the swarm's owner declares that a session is over, because its peer cannot say so.
@@ -619,10 +574,10 @@ class Death:
     session: which one is over. reason, by: why, and by whose word. time: since when (seconds since 1970).
     """
 
-    session: str
-    reason: str
-    by: str
-    time: float
+    session: SessionName
+    reason: Printable
+    by: Printable
+    time: signed.Number
 
     def encode(self) -> bytes:
         """The body of a notice, as JSON."""
@@ -631,18 +586,7 @@ class Death:
     @classmethod
     def decode(cls, body: bytes) -> Death:
         """Read a body; TrustError if it is of another form."""
-        try:
-            table = json.loads(body)
-            return cls(
-                topics.check_name("session", signed.as_text(table["session"])),
-                _printable(table["reason"]),
-                _printable(table["by"]),
-                signed.as_number(table["time"]),
-            )
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            raise TrustError(
-                "malformed", "a death notice of a form that is not known here"
-            ) from None
+        return signed.parse(cls, body, "a death notice")
 
 
 def sign_death(owner: Identity, swarm: str, peer: str, death: Death) -> bytes:
@@ -655,7 +599,3 @@ def read_death(payload: bytes, owner: bytes, swarm: str, peer: str) -> bytes:
     _, body = signed.read(payload, topics.death(swarm, peer), lambda _: owner)
     Death.decode(body)
     return body
-
-
-def _printable(value: object) -> str:
-    return "".join(filter(str.isprintable, signed.as_text(value)[:MAX_TEXT]))

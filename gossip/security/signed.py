@@ -6,9 +6,10 @@ The signature covers the *place* (a topic, or the kind of document) and every by
 were sent: nothing is encoded again before it is checked, and nothing signed for one place counts in
 another.
 
-A signature says who wrote a statement, not that it is sound. `as_bytes` and its like check the fields of a
-head and never convert them: `bytes(field)` of a number would allocate as many bytes, `int(field)` of an
-infinity raises what nobody expects, `str(field)` of a list that is nested a thousand deep too.
+A signature says who wrote a statement, not that it is sound. What a head says is declared once, as a
+dataclass: `head_of` writes it, and `parse` checks every field and never converts one: `bytes(field)` of a
+number would allocate as many bytes, `str(field)` of a list that is nested a thousand deep raises what nobody
+expects.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
-from math import isfinite
-from typing import Any, Final, TypeGuard
+from dataclasses import fields
+from functools import cache
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgpack
+from pydantic import Field, Strict, TypeAdapter, ValidationError
 
-from .identity import Identity, TrustError, verify
+from .identity import Cause, Identity, TrustError, verify
 
 MAGIC: Final = b"GSMS"
 VERSION: Final = 1
@@ -76,47 +79,42 @@ def _covered(place: str, content: bytes) -> bytes:
     return b"gossamer statement v1\0" + place.encode() + b"\0" + content
 
 
-# --- fields of a head: ValueError if one is not what it should be ------------------------------------
+# --- heads --------------------------------------------------------------------------------------------
+
+Text: TypeAlias = Annotated[str, Strict()]
+Names: TypeAlias = frozenset[Text]
+Data: TypeAlias = Annotated[bytes, Strict()]
+Key: TypeAlias = Annotated[bytes, Strict(), Field(min_length=32, max_length=32)]
+Flag: TypeAlias = Annotated[bool, Strict()]
+Number: TypeAlias = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+Count: TypeAlias = Annotated[int, Strict(), Field(ge=0, lt=2**63)]
+_Head = TypeVar("_Head")
 
 
-def as_bytes(value: Any, length: int | None = None) -> bytes:
-    """Bytes, of a certain length if one is named."""
-    if not isinstance(value, bytes) or length not in (None, len(value)):
-        raise ValueError("not bytes, or of another length")
-    return value
+def head_of(value: Any) -> dict[str, Any]:
+    """The head of a statement that says what a dataclass says."""
+    found = {each.name: getattr(value, each.name) for each in fields(value)}
+    return {key: sorted(v) if isinstance(v, frozenset) else v for key, v in found.items()}
 
 
-def as_text(value: Any) -> str:
-    """A text."""
-    if not isinstance(value, str):
-        raise ValueError("not a text")
-    return value
+def parse(
+    kind: type[_Head], head: dict[str, Any] | bytes, what: str, cause: Cause = "malformed"
+) -> _Head:
+    """A head, or the JSON text of one, as a dataclass; TrustError if a field is missing or of another kind.
+
+    what: names it in the error.
+    """
+    try:
+        adapter = _adapter(kind)
+        is_json = isinstance(head, bytes)
+        return adapter.validate_json(head) if is_json else adapter.validate_python(head)
+    except ValidationError:
+        raise TrustError(cause, f"{what} of a form that is not known here") from None
 
 
-def as_texts(value: Any) -> list[str]:
-    """A list of texts."""
-    if not isinstance(value, list):
-        raise ValueError("not a list")
-    return [as_text(each) for each in value]
-
-
-def as_number(value: Any) -> float:
-    """A finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        raise ValueError("not a number")
-    return float(value)
-
-
-def is_count(value: Any) -> TypeGuard[int]:
-    """Whether a value is a whole number that fits 63 bits."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def as_count(value: Any) -> int:
-    """A whole number that fits 63 bits."""
-    if not is_count(value):
-        raise ValueError("not a count")
-    return value
+@cache
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def state_of(body: bytes) -> str | None:

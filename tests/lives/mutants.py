@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from gossamer.gossip import Balances, Gossiper, Ledger
-from gossamer.gossip.security import FirstOpinion, layer
+from gossamer.gossip.security import FirstOpinion, Identity, StatusHead, layer
 from gossamer.peer import Bootstrap, Engine, Link, Others, PeerGuards, Roster, Saver, presence
 
 Patch = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -91,8 +91,8 @@ def _goodbye_without_invitation() -> Any:
     """A signed goodbye that only those can read who still know the card of its peer."""
     sign = layer.sign_status
 
-    def bare(*arguments: Any, goodbye: Any = None, **options: Any) -> bytes:
-        return sign(*arguments, **options)
+    def bare(identity: Identity, swarm: str, head: StatusHead, body: bytes) -> bytes:
+        return sign(identity, swarm, replace(head, issued=None, invitation=b""), body)
 
     return mock.patch.object(layer, "sign_status", bare)
 

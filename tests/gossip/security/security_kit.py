@@ -14,7 +14,6 @@ from gossamer.gossip.messages import Give
 from gossamer.gossip.security import (
     Admission,
     CardHead,
-    Edition,
     Heard,
     Identity,
     SwarmSecurity,
@@ -105,13 +104,13 @@ class Person:
     ) -> bytes:
         """A card on which this peer, which is hostile, says what it likes."""
         keyring = self.security.keyring
+        admission = admission or self.admission
         head = CardHead(
-            Edition(self.clock.wall(), keyring.incarnation, 1000), keyring.exchange, keyring.masks,
+            self.clock.wall(), keyring.incarnation, 1000, keyring.exchange, keyring.masks,
             self.session, self.clock.wall(), frozenset(self.models),
+            admission.invitation, admission.endorsement,
         )  # fmt: skip
-        return sign_card(
-            identity or self.identity, swarm, admission or self.admission, replace(head, **changes), b"{}"
-        )  # fmt: skip
+        return sign_card(identity or self.identity, swarm, replace(head, **changes), b"{}")
 
 
 def wake(

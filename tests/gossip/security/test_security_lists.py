@@ -20,7 +20,7 @@ from security_kit import (
 )
 
 from gossamer.gossip import topics
-from gossamer.gossip.security import Revocations, revocation_topic
+from gossamer.gossip.security import Revocations, StatusHead, revocation_topic, sign_status
 from gossamer.gossip.security.channels import FIRST_REPEAT, LONGEST_REPEAT
 
 
@@ -45,6 +45,13 @@ def publish_status(speaker, listeners):
     status = speaker.security.status(ONLINE)
     for listener in listeners:
         listener.security.hear(topics.status(SWARM, speaker.name), status)
+
+
+def claim_list(speaker, listener, number):
+    """A peer signs a status that says that it has the list of this number."""
+    head = StatusHead(speaker.security.keyring.incarnation, 10**6 + number % 10**6, number)
+    status = sign_status(speaker.identity, SWARM, head, ONLINE)
+    assert listener.security.hear(topics.status(SWARM, speaker.name), status)
 
 
 # --- agreement ----------------------------------------------------------------------------------------
@@ -82,15 +89,30 @@ def test_two_peers_give_each_other_nothing_until_they_have_the_same_list():
 
 
 def test_what_comes_from_a_peer_with_a_newer_list_waits_until_we_have_it():
-    """Ben said that he has the list, and lost it: he was started again from an old checkpoint."""
+    """Anna believes that Ben has it: his status said so, and was not true."""
     (anna, ben), clock = group("anna", "ben")
     show(anna, list_against())
-    ahead = anna.security.keyring
-    ahead.seen(ben.name, 1, clock.now, present=True)
+    claim_list(ben, anna, 1)
     (packet,) = anna.packets(ben)
     assert received(ben, [packet]) == []
     assert causes(ben) == {"ahead": 1}
     assert ben.list_number == 0
+    # His first packet shows the truth, and he is handed the list all the same.
+    assert received(anna, ben.packets(anna)) == []
+    assert causes(anna) == {"behind": 1}
+    exchange([anna, ben], clock)
+    assert ben.list_number == 1
+    assert understand(anna, ben)
+
+
+def test_a_status_of_another_incarnation_says_nothing_about_this_one():
+    (anna, ben), clock = group("anna", "ben")
+    show(anna, list_against())
+    other = StatusHead(bytes(16), 7, 10**9)
+    anna.security.keyring.seen(ben.name, other, clock.now, online=True)
+    assert not anna.packets(ben)
+    exchange([anna, ben], clock)
+    assert ben.list_number == 1
 
 
 def test_a_list_is_handed_over_after_1_2_4_and_at_last_every_30_seconds():
@@ -171,6 +193,12 @@ def test_no_list_can_be_read_off_the_broker_or_told_from_other_packets():
     assert b"else" not in packet
 
 
+def pretend(liar, listener, number, clock):
+    """Let a liar seal for somebody as if that one had the same list."""
+    head = StatusHead(listener.security.keyring.incarnation, 1, number)
+    liar.security.keyring.seen(listener.name, head, clock.now, online=True)
+
+
 # --- revoked members and those who do not know it -----------------------------------------------------
 
 
@@ -202,8 +230,8 @@ def test_an_active_revoked_member_gets_nothing_whatever_list_it_claims_to_have(c
     anna, ben, carl, clock = revoked_trio()
     carl.security.keyring.set_list(claimed, b"", clock.now)
     for listener in (anna, ben):
-        carl.security.keyring.seen(listener.name, claimed, clock.now, present=True)
-    publish_status(carl, [anna, ben])
+        pretend(carl, listener, claimed, clock)
+    claim_list(carl, ben, claimed)
     heard = received(ben, carl.packets(ben))
     assert bool(heard) is (claimed == 0)  # Ben knows no better yet
     assert received(anna, carl.packets(anna)) == []
@@ -219,7 +247,8 @@ def test_who_lies_about_its_list_silences_itself_alone():
     anna, ben, liar = people
     liar.security.keyring.set_list(10**9, b"GSMS nonsense", clock.now)
     for listener in (anna, ben):
-        liar.security.keyring.seen(listener.name, 10**9, clock.now, present=True)
+        pretend(liar, listener, 10**9, clock)
+        claim_list(liar, listener, 10**9)
     assert received(anna, liar.packets(anna)) == []
     exchange(people, clock, rounds=10)
     assert (anna.list_number, ben.list_number) == (0, 0)

@@ -29,6 +29,7 @@ from gossamer.gossip.security import (
     NullSecurity,
     Register,
     Revocations,
+    StatusHead,
     TrustError,
     endorse,
     invite,
@@ -317,11 +318,13 @@ def test_a_goodbye_of_a_stranger_is_refused():
     eve, forged = invited("eve", owner=Identity.generate("somebody"))
     topic = topics.status(SWARM, eve.name)
     for admission in (forged, admitted):  # not the owner's; somebody else's
-        goodbye = (admission, clock.wall())
-        status = sign_status(eve, SWARM, bytes(16), 1, LEFT, goodbye=goodbye)
-        assert ben.security.hear(topic, status) == []
+        shown = admission.invitation, admission.endorsement
+        head = StatusHead(bytes(16), 1, 0, False, (), clock.wall(), *shown)
+        assert ben.security.hear(topic, sign_status(eve, SWARM, head, LEFT)) == []
     assert ben.security.counters == {"untrusted-uninvited": 2}
-    assert ben.security.hear(topic, sign_status(eve, SWARM, bytes(16), 1, LEFT)) == []
+    assert (
+        ben.security.hear(topic, sign_status(eve, SWARM, StatusHead(bytes(16), 1, 0), LEFT)) == []
+    )
     assert ben.security.counters["untrusted-malformed"] == 1
 
 
@@ -485,7 +488,7 @@ def test_the_warning_names_a_few_of_many(caplog):
 
 def stranger_status(number, size):
     stranger = Identity.generate(f"x{number}")
-    status = sign_status(stranger, SWARM, bytes(16), 1, b"." * size)
+    status = sign_status(stranger, SWARM, StatusHead(bytes(16), 1, 0), b"." * size)
     return topics.status(SWARM, stranger.name), status
 
 
@@ -573,15 +576,29 @@ def test_once_the_name_is_ours_late_wills_are_heard():
     assert said(new, place, old.will(b"offline")) == [b"offline"]
 
 
-def test_incarnations_met_are_bounded_and_nonsense_is_refused():
+def test_incarnations_met_are_bounded():
     own = NameClaim(bytes(16))
     own.ours = True
     for number in range(1, 21):
-        own.hear({"incarnation": bytes([number] * 16), "answers": []}, b"")
+        own.hear(StatusHead(bytes([number] * 16), 1, 0), b"")
     assert own.met == [bytes([number] * 16) for number in range(21 - MAX_MET, 21)]
-    for wrong in ({}, {"incarnation": b"short"}, {"incarnation": bytes([1] * 16), "answers": 3}):
-        with pytest.raises(TrustError, match="lacks what security needs"):
-            own.hear(wrong, b"")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"incarnation": b"short"}, {"answers": 3}, {"answers": [3]}, {"will": 1}]
+)
+def test_nonsense_under_our_own_name_is_malformed(wrong):
+    (anna,), place = incarnations(1)
+    other = anna.identity
+    head = {
+        "version": VERSION,
+        "key": other.public,
+        "incarnation": bytes(16),
+        "number": 1,
+        "revocations": 0,
+    }
+    assert anna.hear(place, signed.sign(other, place, head | wrong)) == []
+    assert anna.counters == {"untrusted-malformed": 1}
 
 
 def test_the_echo_waits_for_an_incarnation_that_may_still_answer():

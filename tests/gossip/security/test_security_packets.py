@@ -29,7 +29,7 @@ from security_kit import (
 
 from gossamer.gossip import topics
 from gossamer.gossip.chunks import Chunker
-from gossamer.gossip.security import OVERHEAD, Edition, Keyring, NullSecurity, TrustError
+from gossamer.gossip.security import OVERHEAD, Keyring, NullSecurity, TrustError
 from gossamer.gossip.security.channels import (
     BLOCK_BITS,
     HEADER,
@@ -234,8 +234,8 @@ def test_members_of_one_group_cannot_read_or_write_anothers():
     cheating = Keyring(ben.identity, anna.security.register.owner, ben.session, SWARM, ["group-b"])
     cheating.admit(ben.security.register.members[carl.name], clock.now)
     member = carl.security.register.members[ben.name]
-    edition = Edition(clock.wall(), cheating.incarnation, 1)
-    carl.security.keyring.admit(replace(member, edition=edition, exchange=cheating.exchange), 0.0)
+    member = replace(member, incarnation=cheating.incarnation, exchange=cheating.exchange)
+    carl.security.keyring.admit(member, 0.0)
     chunk = ben.chunks(ben.give(carl, "group-b"))[0]
     assert carl.security.open("group-b", cheating.seal(carl.name, "group-b", chunk)) is None
     assert only(carl.security.counters, "not-a-member") == 1
@@ -518,7 +518,7 @@ def test_a_card_is_issued_again_when_the_clock_was_set():
     wrong.by = -2 * CARD_INTERVAL
     assert ben.security.card_due()
     assert hears_card(anna, ben)  # numbered higher in the same incarnation, whatever its date
-    assert anna.security.register.members[ben.name].edition.issued < clock.wall()
+    assert anna.security.register.members[ben.name].issued < clock.wall()
 
 
 def test_an_older_card_of_the_same_start_does_not_come_back():
