@@ -155,12 +155,12 @@ class Balances:
 
         on_its_way: weight of this model in own open transfers, all of which may come back.
         """
-        shape, dtype = self._kinds[give.vector]
+        shape, dtype = self._kinds[give.model]
         if give.value.dtype != dtype and not np.can_cast(give.value.dtype, dtype, "same_kind"):
             return "bad-dtype"
         if give.value.shape != shape:
             return "wrong-length"
-        return None if 0 < give.weight <= self._room(give.vector) - on_its_way else "weight"
+        return None if 0 < give.weight <= self._room(give.model) - on_its_way else "weight"
 
     def _room(self, model: str) -> int:
         """Return the weight that may still come in; half the range waits for own weight to be injected."""
@@ -171,7 +171,7 @@ class Balances:
 
     def credit(self, give: Give) -> str | None:
         """Absorb a transfer; a cause, and nothing changed, if the result would not be finite."""
-        model = give.vector
+        model = give.model
         mass = absorb_finite(self._mass(model), Mass(give.value, give.weight))
         if mass is None:
             return "not-finite"
@@ -199,7 +199,7 @@ class Balances:
 
     def take_back(self, give: Give) -> None:
         """Absorb the mass of an own transfer that was not credited."""
-        self._set(give.vector, absorb(self._mass(give.vector), Mass(give.value, give.weight)))
+        self._set(give.model, absorb(self._mass(give.model), Mass(give.value, give.weight)))
 
     def snapshot(self, *, values: bool) -> dict[str, Any]:
         """Return weights and, on request, copies of the values, as plain data."""

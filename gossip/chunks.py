@@ -160,7 +160,7 @@ class Reassembler:
     When a bound is reached an unfinished message is given up and counted in `dropped` by cause: its sender
     repeats it. It is a message of the sender that occupies the most, the one that waits the longest for
     another chunk, so that a sender who floods us displaces its own messages and nobody else's. Raise the
-    bounds with the size of your vectors times the neighbours that may send at the same time.
+    bounds with the size of your models times the neighbours that may send at the same time.
     """
 
     max_message_bytes: int = 64 * 1024 * 1024

@@ -1,7 +1,7 @@
 """Differential privacy for what a peer releases: clipped updates with Gaussian noise, and their price.
 
 Off unless asked for. A *release* is what others get to see of one stretch of training: the change of a
-vector, shortened to a length of at most `clip`, plus noise of `noise` times that length. Whether the
+model, shortened to a length of at most `clip`, plus noise of `noise` times that length. Whether the
 peer's data (all of it) was there then makes a difference of at most `clip`, so n releases of it are n
 Gaussian mechanisms, which the accountant adds up. Noise protects against everybody, group members and
 the final average included; that is its difference from masks, which only hide who said what.
@@ -78,10 +78,10 @@ class Releases:
         self._known: dict[int, float] = {}
 
     def release(self, before: Array, after: Array) -> Array:
-        """What to keep and gossip instead of `after`, when training moved the vector from `before`.
+        """What to keep and gossip instead of `after`, when training moved the model from `before`.
 
-        Every call is one release: call it once per vector and stretch, and write the result back to
-        the vector, so that nothing un-noised is ever pushed.
+        Every call is one release: call it once per model and stretch, and write the result back to
+        the model, so that nothing un-noised is ever pushed.
         """
         if before.shape != after.shape:
             raise PrivacyError(

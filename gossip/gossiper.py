@@ -125,7 +125,7 @@ class Gossiper:
         return self.ledger.session
 
     @property
-    def vectors(self) -> tuple[str, ...]:
+    def models(self) -> tuple[str, ...]:
         """The names of all partial models, sorted."""
         return self._balances.models
 
@@ -171,7 +171,7 @@ class Gossiper:
     def _known(self, model: str) -> str:
         if model not in self._balances.weights:
             raise ValueError(
-                f"peer {self.peer!r} has no partial model {model!r}, only {list(self.vectors)}"
+                f"peer {self.peer!r} has no partial model {model!r}, only {list(self.models)}"
             )
         return model
 
@@ -218,7 +218,7 @@ class Gossiper:
                 self.peer_gone(peer, addressed)
             elif edge[0] == peer and not self._neighbours.reachable(peer):
                 self.ledger.update(edge, sent=-np.inf)
-        shared = set(models).intersection(self.vectors)
+        shared = set(models).intersection(self.models)
         self._neighbours.online(peer, session, shared, leaving=leaving)
         return True
 
@@ -449,7 +449,7 @@ class Gossiper:
         message: Message = give
         if transfer.recalling:
             to, to_session = give.receiver, give.receiver_session
-            message = Recall(give.vector, give.sender, give.session, to, to_session, give.sequence)
+            message = Recall(give.model, give.sender, give.session, to, to_session, give.sequence)
         self._outbox.append(message)
 
     # --- settling what was given ----------------------------------------------------------------
@@ -475,7 +475,7 @@ class Gossiper:
 
     def _acknowledged(self, ack: Ack, now: float) -> None:
         """Close the transfer that was answered; what was not credited comes back."""
-        edge = (ack.sender, ack.vector)
+        edge = (ack.sender, ack.model)
         transfer = self.ledger.open.get(edge)
         if transfer is None or (ack.giver_session, ack.session, ack.sequence) != (
             self.session,
@@ -526,7 +526,7 @@ class Gossiper:
             if edge[0] != peer or give.receiver_session != session:
                 continue
             (self.ledger.reclaim if statement is None else self.ledger.close)(edge)
-            if settled.get(give.vector) == [give.sequence, "credited"]:
+            if settled.get(give.model) == [give.sequence, "credited"]:
                 self.counters["settled-by-statement"] += 1
             else:
                 self.counters["taken-back"] += 1
@@ -559,11 +559,11 @@ class Gossiper:
         For drivers that want to see a compressed value; `handle` does this by itself, and refuses what
         cannot be unpacked, so that its sender takes its mass back.
         """
-        if give.packed is None or give.value.size or give.vector not in self._balances.weights:
+        if give.packed is None or give.value.size or give.model not in self._balances.weights:
             return give
         try:
-            ours = self.ledger.open.get((give.sender, give.vector))
-            size = self._balances.size(give.vector)
+            ours = self.ledger.open.get((give.sender, give.model))
+            size = self._balances.size(give.model)
             value = self.links.unpack(give, size, None if ours is None else ours.give)
         except PackError as error:
             return error.cause
@@ -579,12 +579,12 @@ class Gossiper:
             # Another session of this peer: only its own ledger may say what became of the transfer.
             self.counters["other-session"] += 1
             return
-        if message.vector not in self._balances.weights:
+        if message.model not in self._balances.weights:
             # No line in the ledger, or strangers could fill it; it can never be credited anyway.
-            self.counters["refused-unknown-vector"] += 1
+            self.counters["refused-unknown-model"] += 1
             self._answer(message, "void")
             return
-        last, verdict = self.ledger.verdict(message.sender, message.session, message.vector)
+        last, verdict = self.ledger.verdict(message.sender, message.session, message.model)
         if message.sequence < max(last, 1):
             self.counters["stale"] += 1
             if last:
@@ -595,7 +595,7 @@ class Gossiper:
             self.counters["duplicate"] += 1
             self._answer(message, verdict)
         elif isinstance(message, Recall):
-            self._deferred.pop((message.sender, message.vector), None)
+            self._deferred.pop((message.sender, message.model), None)
             self._decide(message, "void", "recalled-from-here")
         else:
             self._receive_new(message)
@@ -611,7 +611,7 @@ class Gossiper:
             defect = "gone-session"
         if defect is None and not self.mode.admit(give):
             # Looked at when its turn has come, so that a mode hears of a refusal at the right time.
-            self._deferred[give.sender, give.vector] = give
+            self._deferred[give.sender, give.model] = give
             self.counters["held"] += 1
             return
         if defect is None and not (give.weight or give.value.size or give.packed):
@@ -626,7 +626,7 @@ class Gossiper:
             if (
                 defect == "not-finite"
             ):  # ours may be what is wrong, and who only receives never pushes
-                self._warn_if_diverged(give.vector)
+                self._warn_if_diverged(give.model)
             gone = defect == "gone-session"
             self._decide(give, "void", f"refused-{defect}", "gone" if gone else "void")
             self.mode.refused(give)
@@ -634,7 +634,7 @@ class Gossiper:
     def _credit(self, give: Give) -> str | None:
         """Absorb a transfer as it is admitted; return the cause, and change nothing, if it is refused."""
         # What is on its way may all come back, and must find room.
-        defect = self._balances.defect(give, self.ledger.open_weight[give.vector])
+        defect = self._balances.defect(give, self.ledger.open_weight[give.model])
         if defect is not None:
             return defect
         admitted = give if self.admit is None else self.admit(give)
@@ -663,11 +663,11 @@ class Gossiper:
     ) -> None:
         self.counters[cause] += 1
         sender, session = message.sender, message.session
-        self.ledger.decide(sender, session, message.vector, message.sequence, verdict)
+        self.ledger.decide(sender, session, message.model, message.sequence, verdict)
         self._answer(message, answer or verdict)
 
     def _answer(self, message: Give | Recall, verdict: Answer) -> None:
-        at = message.vector, self.peer, self.session
+        at = message.model, self.peer, self.session
         self._outbox.append(Ack(*at, message.sender, message.session, message.sequence, verdict))
 
     # --- time -----------------------------------------------------------------------------------
@@ -696,13 +696,13 @@ class Gossiper:
         Keep ticking until `drained()`, then publish `statement()` for the neighbours' `peer_gone`.
         """
         self.leaving = True
-        for model in self.vectors:
+        for model in self.models:
             self.release(model)
         self._hand_over(now)
 
     def _hand_over(self, now: float) -> None:
         """Give all held weight of every model to some free neighbour that stays, if there is one."""
-        for model in self.vectors:
+        for model in self.models:
             weight, staying = self.weight(model), self.heirs(model)
             heirs = [peer for peer in self.free_neighbours(model) if peer in staying]
             if weight and heirs:

@@ -1,7 +1,7 @@
 """The books of one peer: which transfers are open, and what became of those it received.
 
-Per (neighbour, vector) at most one transfer is open, and its sequence number rises. So a receiver
-needs to remember one line per (sender, session, vector): the last sequence and its verdict. Whatever
+Per (neighbour, model) at most one transfer is open, and its sequence number rises. So a receiver
+needs to remember one line per (sender, session, model): the last sequence and its verdict. Whatever
 is older has been closed by its sender and may be ignored.
 """
 
@@ -19,7 +19,7 @@ from .messages import Give, Tag, Verdict
 from .pushsum import MAX_WEIGHT
 
 Edge: TypeAlias = tuple[str, str]
-"""(neighbour, vector)"""
+"""(neighbour, model)"""
 
 RECLAIMED_KEPT = 1024
 """How many reclaimed transfers are remembered, for a goodbye that must fit into one message."""
@@ -67,26 +67,26 @@ class Transfer:
 
 
 class Ledger:
-    """Open transfers going out, and one line per (sender, session, vector) coming in."""
+    """Open transfers going out, and one line per (sender, session, model) coming in."""
 
     def __init__(self, peer: str, session: str) -> None:
         self.peer = peer
         self.session = session
         self.open: dict[Edge, Transfer] = {}
         self.open_weight: Counter[str] = Counter()
-        """The weight in open transfers, by vector."""
+        """The weight in open transfers, by model."""
         self.revision = 0
         """Debits and decisions so far: what must be saved before anybody is told."""
         self.reclaimed: list[list[Any]] = []
         """Transfers taken back without the receiver's word, because it was declared dead or this peer had
-        to end: rows of receiver, its session, vector, sequence, weight. A receiver that is alive after all,
+        to end: rows of receiver, its session, model, sequence, weight. A receiver that is alive after all,
         and had credited one, must give that weight up: see `Gossiper.peer_gone`."""
         self._sequences: dict[Edge, int] = {}
         self._seen: dict[str, dict[str, dict[str, tuple[int, Verdict]]]] = {}
 
     def debit(
         self,
-        vector: str,
+        model: str,
         receiver: str,
         receiver_session: str,
         weight: int,
@@ -96,14 +96,14 @@ class Ledger:
         packed: Packed | None = None,
     ) -> Transfer:
         """Open a transfer; the caller has taken its mass from what it holds."""
-        edge = (receiver, vector)
+        edge = (receiver, model)
         if edge in self.open:
-            raise ValueError(f"transfer of {vector!r} to {receiver!r}: one is open already")
+            raise ValueError(f"transfer of {model!r} to {receiver!r}: one is open already")
         sequence = self._sequences.get(edge, 0) + 1
         self._sequences[edge] = sequence
         self.revision += 1
         give = Give(
-            vector,
+            model,
             self.peer,
             self.session,
             sequence,
@@ -115,7 +115,7 @@ class Ledger:
             packed,
         )
         self.open[edge] = Transfer(give, now, now)
-        self.open_weight[vector] += weight
+        self.open_weight[model] += weight
         return self.open[edge]
 
     def update(self, edge: Edge, **changes: Any) -> Transfer:
@@ -134,7 +134,7 @@ class Ledger:
         transfer = self.close(edge)
         give = transfer.give
         if give.weight:
-            row = [give.receiver, give.receiver_session, give.vector, give.sequence, give.weight]
+            row = [give.receiver, give.receiver_session, give.model, give.sequence, give.weight]
             self.reclaimed.append(row)
             del self.reclaimed[:-RECLAIMED_KEPT]
         return transfer
@@ -142,38 +142,38 @@ class Ledger:
     def settle_reclaimed(self, receiver: str, session: str) -> list[tuple[str, int, int]]:
         """Strike off what was reclaimed from a receiver that says now what it credited.
 
-        Returns rows of vector, sequence, weight.
+        Returns rows of model, sequence, weight.
         """
         rows = [row for row in self.reclaimed if row[:2] == [receiver, session]]
         for row in rows:
             self.reclaimed.remove(row)
             self.revision += 1
-        return [(vector, sequence, weight) for _, _, vector, sequence, weight in rows]
+        return [(model, sequence, weight) for _, _, model, sequence, weight in rows]
 
-    def given(self, receiver: str, vector: str) -> int:
+    def given(self, receiver: str, model: str) -> int:
         """Return the last sequence that was given on an edge; 0 if none was."""
-        return self._sequences.get((receiver, vector), 0)
+        return self._sequences.get((receiver, model), 0)
 
-    def verdict(self, sender: str, session: str, vector: str) -> tuple[int, Verdict]:
+    def verdict(self, sender: str, session: str, model: str) -> tuple[int, Verdict]:
         """Return the last sequence seen and its verdict; (0, "void") if none was."""
-        return self._seen.get(sender, {}).get(session, {}).get(vector, (0, "void"))
+        return self._seen.get(sender, {}).get(session, {}).get(model, (0, "void"))
 
     def decide(
-        self, sender: str, session: str, vector: str, sequence: int, verdict: Verdict
+        self, sender: str, session: str, model: str, sequence: int, verdict: Verdict
     ) -> None:
         """Write down, once and for all, what became of a received sequence."""
         self.revision += 1
         sessions = self._seen.setdefault(sender, {})
-        sessions.setdefault(session, {})[vector] = (sequence, verdict)
+        sessions.setdefault(session, {})[model] = (sequence, verdict)
         if len(sessions) > SESSIONS_KEPT:
             del sessions[next(iter(sessions))]
 
     def lines(self) -> Iterator[tuple[str, str, str, int, Verdict]]:
-        """Yield (sender, session, vector, last sequence, verdict) of all that was received."""
+        """Yield (sender, session, model, last sequence, verdict) of all that was received."""
         for sender, sessions in self._seen.items():
-            for session, vectors in sessions.items():
-                for vector, (sequence, verdict) in vectors.items():
-                    yield sender, session, vector, sequence, verdict
+            for session, models in sessions.items():
+                for model, (sequence, verdict) in models.items():
+                    yield sender, session, model, sequence, verdict
 
     def snapshot(self) -> dict[str, Any]:
         """Return the books as plain data; transfers that share a value share it here too.
@@ -189,7 +189,7 @@ class Ledger:
             arrays[at] = give.value
             rows.append(
                 [
-                    give.vector,
+                    give.model,
                     give.receiver,
                     give.receiver_session,
                     give.sequence,
@@ -213,9 +213,9 @@ class Ledger:
     def restore(cls, data: dict[str, Any]) -> Ledger:
         """Rebuild the books; open transfers are due to be sent again at once."""
         ledger = cls(data["peer"], data["session"])
-        for vector, receiver, session, sequence, weight, at, tag, recalling in data["open"]:
+        for model, receiver, session, sequence, weight, at, tag, recalling in data["open"]:
             give = Give(
-                vector,
+                model,
                 ledger.peer,
                 ledger.session,
                 sequence,
@@ -227,13 +227,13 @@ class Ledger:
             )
             # No delay can be learnt from a transfer that lived through a restart: 2 attempts.
             transfer = Transfer(give, None, 0.0, attempts=2, recalling=recalling)
-            ledger.open[receiver, vector] = transfer
-            ledger.open_weight[vector] += weight
+            ledger.open[receiver, model] = transfer
+            ledger.open_weight[model] += weight
         ledger.reclaimed = [list(row) for row in data["reclaimed"]]
-        for receiver, vector, sequence in data["sequences"]:
-            ledger._sequences[receiver, vector] = sequence
-        for sender, session, vector, sequence, verdict in data["seen"]:
-            ledger._seen.setdefault(sender, {}).setdefault(session, {})[vector] = (
+        for receiver, model, sequence in data["sequences"]:
+            ledger._sequences[receiver, model] = sequence
+        for sender, session, model, sequence, verdict in data["seen"]:
+            ledger._seen.setdefault(sender, {}).setdefault(session, {})[model] = (
                 sequence,
                 verdict,
             )

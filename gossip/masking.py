@@ -45,15 +45,15 @@ class MaskPlan:
             raise ValueError(f"private averaging: scale {self.scale} is not a power of two")
 
 
-def mask(secret: bytes, vector: str, round: int, attempt: int, length: int, scale: float) -> Array:
-    """The common mask of two peers for one vector and one attempt at one round; float64, exact.
+def mask(secret: bytes, model: str, round: int, attempt: int, length: int, scale: float) -> Array:
+    """The common mask of two peers for one model and one attempt at one round; float64, exact.
 
     secret: 32 bytes that the two share and nobody else has (`Keyring.mask_secret`).
     """
     if len(secret) != 32:
         raise ValueError(f"private averaging: a secret of {len(secret)} bytes, not 32")
     # A key of its own for every use, by a construction that the standard library has: keyed BLAKE2.
-    label = f"gossamer mask v1\0{vector}\0{round}\0{attempt}".encode()
+    label = f"gossamer mask v1\0{model}\0{round}\0{attempt}".encode()
     key = hashlib.blake2b(label, key=secret, digest_size=32).digest()
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(4 * length))
     numbers = np.frombuffer(stream, "<u4") >> (32 - _BITS)
@@ -63,20 +63,20 @@ def mask(secret: bytes, vector: str, round: int, attempt: int, length: int, scal
 
 @dataclass(slots=True)
 class PrivateRound:
-    """One peer's part in one private averaging of one vector.
+    """One peer's part in one private averaging of one model.
 
         private = PrivateRound("anna", "global", round=3, secrets={"ben": …, "carl": …})
         mass = private.enter(mass)           # masked: gossip this
         mass = private.cancel("ben", mass)   # ben vanished before it gave anything away
         mass = private.again()               # somebody vanished later: begin anew from the true value
 
-    peer, vector, round: who, what, when; the same round has the same masks at both ends.
+    peer, model, round: who, what, when; the same round has the same masks at both ends.
     secrets: per neighbour that takes part, the secret shared with it. Both ends must list each other:
         lockstep rounds wait for exactly these neighbours.
     """
 
     peer: str
-    vector: str
+    model: str
     round: int
     secrets: Mapping[str, bytes] = field(repr=False)
     plan: MaskPlan = field(default_factory=MaskPlan)
@@ -90,17 +90,17 @@ class PrivateRound:
         Refused with fewer than two neighbours: the only one could simply subtract its mask.
         """
         if self._true is not None:
-            raise ValueError(f"private round {self.round} of {self.vector!r} has begun already")
+            raise ValueError(f"private round {self.round} of {self.model!r} has begun already")
         if len(self.secrets) < 2:
             raise ValueError(
-                f"private averaging of {self.vector!r}: peer {self.peer!r} has {len(self.secrets)} "
+                f"private averaging of {self.model!r}: peer {self.peer!r} has {len(self.secrets)} "
                 "neighbours, and a single one would see through its mask; give it two or more"
             )
         if mass.weight == 0:
-            raise ValueError(f"private averaging of {self.vector!r}: no weight, nothing to hide")
+            raise ValueError(f"private averaging of {self.model!r}: no weight, nothing to hide")
         if not is_finite(mass.value):
             raise ValueError(
-                f"private averaging of {self.vector!r}: its values are NaN or infinite, which no mask hides: "
+                f"private averaging of {self.model!r}: its values are NaN or infinite, which no mask hides: "
                 "the training has diverged; lower the learning rate, or look at the data"
             )
         self._true = Mass(np.array(mass.value), mass.weight)
@@ -124,20 +124,20 @@ class PrivateRound:
         ones would show the difference of what changed between them.
         """
         left = {peer: s for peer, s in self.secrets.items() if peer not in without}
-        return PrivateRound(self.peer, self.vector, self.round, left, self.plan, self.attempt + 1)
+        return PrivateRound(self.peer, self.model, self.round, left, self.plan, self.attempt + 1)
 
     @property
     def true(self) -> Mass:
         """The mass as it was before it was masked."""
         if self._true is None:
-            raise ValueError(f"private round {self.round} of {self.vector!r} has not begun")
+            raise ValueError(f"private round {self.round} of {self.model!r} has not begun")
         return self._true
 
     def _total(self, neighbours: Collection[str], length: int) -> Array:
         total = np.zeros(length)
         for other in sorted(neighbours):
             common = mask(
-                self.secrets[other], self.vector, self.round, self.attempt, length, self.plan.scale
+                self.secrets[other], self.model, self.round, self.attempt, length, self.plan.scale
             )
             total += common if self.peer < other else -common
         return total
@@ -149,18 +149,18 @@ def enter_round(
     secret_with: Callable[[str], bytes],
     plans: Mapping[str, MaskPlan],
 ) -> dict[str, PrivateRound]:
-    """Mask the planned vectors of a gossiper; call it just before its mode begins round `number`.
+    """Mask the planned models of a gossiper; call it just before its mode begins round `number`.
 
     secret_with: the secret shared with a neighbour (`Keyring.mask_secret`). Keep what is returned
     until the round is over, for `leave_round`.
     """
     rounds = {}
-    for vector, plan in plans.items():
-        secrets = {other: secret_with(other) for other in gossiper.neighbours(vector)}
-        private = PrivateRound(gossiper.peer, vector, number, secrets, plan)
-        mass = private.enter(Mass(gossiper.value(vector), gossiper.weight(vector)))
-        gossiper.set_value(vector, mass.value)
-        rounds[vector] = private
+    for model, plan in plans.items():
+        secrets = {other: secret_with(other) for other in gossiper.neighbours(model)}
+        private = PrivateRound(gossiper.peer, model, number, secrets, plan)
+        mass = private.enter(Mass(gossiper.value(model), gossiper.weight(model)))
+        gossiper.set_value(model, mass.value)
+        rounds[model] = private
     return rounds
 
 
@@ -169,9 +169,9 @@ def leave_round(gossiper: Gossiper, rounds: Mapping[str, PrivateRound], neighbou
 
     Right only if it had given nothing away in this round: see `PrivateRound.cancel`.
     """
-    for vector, private in rounds.items():
-        mass = private.cancel(neighbour, Mass(gossiper.value(vector), gossiper.weight(vector)))
-        gossiper.set_value(vector, mass.value)
+    for model, private in rounds.items():
+        mass = private.cancel(neighbour, Mass(gossiper.value(model), gossiper.weight(model)))
+        gossiper.set_value(model, mass.value)
 
 
 def extra_exchanges(scale: float, neighbours: int, spread: float, rate: float) -> int:

@@ -128,7 +128,7 @@ class MemoryNetwork(Generic[M]):
 def introduce(
     gossipers: Iterable[Gossiper], edges: Collection[tuple[str, str]] | None = None
 ) -> None:
-    """Tell every gossiper that the others are online, for the vectors that both have.
+    """Tell every gossiper that the others are online, for the models that both have.
 
     edges: directed (from, to) pairs along which mass may be pushed; by default all.
     """
@@ -137,7 +137,7 @@ def introduce(
         for b in everyone:
             if a is not b:
                 along = edges is None or (a.peer, b.peer) in edges
-                a.peer_online(b.peer, b.session, b.vectors if along else ())
+                a.peer_online(b.peer, b.session, b.models if along else ())
 
 
 def run(

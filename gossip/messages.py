@@ -35,7 +35,7 @@ class Give:
         yet (an empty array): `Gossiper.unpacked` has what it takes.
     """
 
-    vector: str
+    model: str
     sender: str
     session: str
     sequence: int
@@ -56,7 +56,7 @@ class Ack:
     the one asked about if the giver's books are old.
     """
 
-    vector: str
+    model: str
     sender: str
     session: str
     receiver: str
@@ -73,7 +73,7 @@ class Recall:
     sequence and answers "void".
     """
 
-    vector: str
+    model: str
     sender: str
     session: str
     receiver: str

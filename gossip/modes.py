@@ -97,9 +97,9 @@ class ManualMode:
 
 
 class AsyncMode(ManualMode):
-    """No rounds, no barriers: every `interval` seconds, per vector, push to one random neighbour.
+    """No rounds, no barriers: every `interval` seconds, per model, push to one random neighbour.
 
-    interval: seconds between pushes of one vector. Lower it for faster agreement, raise it to save
+    interval: seconds between pushes of one model. Lower it for faster agreement, raise it to save
         bandwidth; below the acknowledgement delay it only keeps edges busy.
     fraction: the share of the held weight that is given away, between 0 and 1 exclusive. One half
         mixes well; lower it if neighbours are few and slow to give back.
@@ -121,18 +121,18 @@ class AsyncMode(ManualMode):
         self._due: dict[str, float] = {}
 
     def step(self, gossiper: Gossiper, now: float) -> None:
-        """Push each vector that is due to one free neighbour; if none is free, try again later."""
-        for vector in gossiper.vectors:
-            if now < self._due.get(vector, -math.inf):
+        """Push each model that is due to one free neighbour; if none is free, try again later."""
+        for model in gossiper.models:
+            if now < self._due.get(model, -math.inf):
                 continue
-            weight = gossiper.weight(vector)
+            weight = gossiper.weight(model)
             share = portion(weight, self.fraction)
             if min(share, weight - share) < self.floor:
                 continue
-            free = gossiper.free_neighbours(vector)
-            if free and gossiper.push(vector, {free[gossiper.rng.integers(len(free))]: share}, now):
+            free = gossiper.free_neighbours(model)
+            if free and gossiper.push(model, {free[gossiper.rng.integers(len(free))]: share}, now):
                 swing = self.jitter * (2 * gossiper.rng.random() - 1)
-                self._due[vector] = now + self.interval * (1 + swing)
+                self._due[model] = now + self.interval * (1 + swing)
 
 
 # --- asynchronous, at the pace of training -------------------------------------------------------
@@ -149,11 +149,11 @@ def check_drift(bound: float | Mapping[str, float]) -> None:
 
 
 class Drift:
-    """How far vectors have moved since they were last pushed.
+    """How far models have moved since they were last pushed.
 
-    bound: the relative distance below which a push is skipped, for all vectors or each by name (others
+    bound: the relative distance below which a push is skipped, for all models or each by name (others
         are always pushed). Raise it to save messages while values move little; too high, and peers
-        learn from each other too late. It keeps one copy of each vector.
+        learn from each other too late. It keeps one copy of each model.
     traffic: where skipped messages are counted.
     """
 
@@ -162,40 +162,40 @@ class Drift:
         self._bound, self._traffic = bound, traffic
         self._last: dict[str, Array] = {}
 
-    def bound(self, vector: str) -> float:
-        """The bound of one vector; 0 if it has none."""
-        return self._bound.get(vector, 0.0) if isinstance(self._bound, Mapping) else self._bound
+    def bound(self, model: str) -> float:
+        """The bound of one model; 0 if it has none."""
+        return self._bound.get(model, 0.0) if isinstance(self._bound, Mapping) else self._bound
 
-    def small(self, vector: str, value: Array) -> bool:
-        """Whether a vector has moved less than its bound. If not, its value is remembered as pushed."""
-        bound = self.bound(vector)
+    def small(self, model: str, value: Array) -> bool:
+        """Whether a model has moved less than its bound. If not, its value is remembered as pushed."""
+        bound = self.bound(model)
         if bound <= 0:
             return False
-        last = self._last.get(vector)
+        last = self._last.get(model)
         if last is not None:
             moved = float(np.linalg.norm(value - last))
             if moved < bound * float(np.linalg.norm(last)):
                 return True
-        self._last[vector] = np.array(value)
+        self._last[model] = np.array(value)
         return False
 
-    def skip(self, vector: str, messages: int, values: int) -> None:
+    def skip(self, model: str, messages: int, values: int) -> None:
         """Count messages that were not sent, of so many float32 values each."""
-        self._traffic[vector].skip(messages, messages * 4 * values)
+        self._traffic[model].skip(messages, messages * 4 * values)
 
 
 class PacedMode(ManualMode):
-    """Every request is one push of each vector, in equal parts to a few random neighbours.
+    """Every request is one push of each model, in equal parts to a few random neighbours.
 
     Where `AsyncMode` keeps to a clock, this keeps to the work done: a slow machine gossips as often
     per training step as a fast one. What cannot be pushed now (no neighbour is free) is pushed later,
-    but no more than `backlog` pushes per vector pile up.
+    but no more than `backlog` pushes per model pile up.
 
     fanout: neighbours that share in one push. Raise it if peers disagree too much while training:
         four in one push mix better than four pushes to one, because weights stay more even.
     fraction: the share of the held weight that one push gives away, between 0 and 1 exclusive; by
         default an equal part for each of the neighbours and for the peer itself.
-    ahead: transfers of one vector that may be on their way before `caught_up` is false. Training moves
+    ahead: transfers of one model that may be on their way before `caught_up` is false. Training moves
         only the weight that is held, so what is on its way learns nothing: raise it from 0 only where
         links are slow and training is not.
     floor: do not push while a share or the rest would fall below this weight.
@@ -229,12 +229,12 @@ class PacedMode(ManualMode):
         self._drift = drift
         self._welcomes: set[tuple[str, str]] = set()
 
-    def welcome(self, vector: str, peer: str) -> None:
+    def welcome(self, model: str, peer: str) -> None:
         """Push to a neighbour that counts for nothing yet as soon as it is free, not after training."""
-        self._welcomes.add((vector, peer))
+        self._welcomes.add((model, peer))
 
     def request(self, *, anyway: bool = False) -> None:
-        """Ask for one more push of every vector; `anyway`, from now on, however little they moved."""
+        """Ask for one more push of every model; `anyway`, from now on, however little they moved."""
         self._requested += 1
         if anyway:
             self._drift = None
@@ -245,53 +245,53 @@ class PacedMode(ManualMode):
         It is no barrier: whoever answers lets the peer go on, and who cannot be reached is not
         waited for.
         """
-        return all(gossiper.in_flight(vector) <= self.ahead for vector in gossiper.vectors)
+        return all(gossiper.in_flight(model) <= self.ahead for model in gossiper.models)
 
     def step(self, gossiper: Gossiper, now: float) -> None:
         """Push what is owed, as far as neighbours are free."""
-        for vector in gossiper.vectors:
-            self._owed[vector] = min(self._owed[vector] + self._requested, self.backlog)
-            while self._owed[vector] and self._push(gossiper, vector, now):
-                self._owed[vector] -= 1
+        for model in gossiper.models:
+            self._owed[model] = min(self._owed[model] + self._requested, self.backlog)
+            while self._owed[model] and self._push(gossiper, model, now):
+                self._owed[model] -= 1
         self._requested = 0
-        for vector, peer in sorted(self._welcomes):
-            weight = gossiper.weight(vector)
+        for model, peer in sorted(self._welcomes):
+            weight = gossiper.weight(model)
             share = portion(weight, Fraction(1, self.fanout + 1))
             # Below the floor too: a newcomer that hears nothing never gives, and nobody else may be there
             # to lift a weight that was lost to somebody who died.
             if min(share, weight - share) < 1:
                 continue
-            if peer not in gossiper.reachable_neighbours(vector):
-                self._welcomes.discard((vector, peer))
-            elif peer in gossiper.free_neighbours(vector):
-                self._welcomes.discard((vector, peer))
-                gossiper.push(vector, {peer: share}, now)
+            if peer not in gossiper.reachable_neighbours(model):
+                self._welcomes.discard((model, peer))
+            elif peer in gossiper.free_neighbours(model):
+                self._welcomes.discard((model, peer))
+                gossiper.push(model, {peer: share}, now)
 
-    def _push(self, gossiper: Gossiper, vector: str, now: float) -> bool:
-        free = gossiper.free_neighbours(vector)
+    def _push(self, gossiper: Gossiper, model: str, now: float) -> bool:
+        free = gossiper.free_neighbours(model)
         if self._turns:
-            whose = self._turns[self._turn[vector] % len(self._turns)]
+            whose = self._turns[self._turn[model] % len(self._turns)]
             free = [peer for peer in free if peer in whose]
-            if not free and not whose.intersection(gossiper.reachable_neighbours(vector)):
-                self._turn[vector] += 1
+            if not free and not whose.intersection(gossiper.reachable_neighbours(model)):
+                self._turn[model] += 1
                 return True
         if not free:
             return False
         chosen = gossiper.rng.permutation(len(free))[: self.fanout]
-        weight = gossiper.weight(vector)
+        weight = gossiper.weight(model)
         if self.fraction is None:
             share = portion(weight, Fraction(1, len(chosen) + 1))
         else:
             share = portion(weight, self.fraction) // len(chosen)
         if min(share, weight - share * len(chosen)) < self.floor:
             return False
-        self._turn[vector] += 1
+        self._turn[model] += 1
         if self._drift is not None:
-            value = gossiper.value(vector)
-            if self._drift.small(vector, value):
-                self._drift.skip(vector, len(chosen), value.size)
+            value = gossiper.value(model)
+            if self._drift.small(model, value):
+                self._drift.skip(model, len(chosen), value.size)
                 return True
-        return gossiper.push(vector, {free[index]: share for index in chosen}, now)
+        return gossiper.push(model, {free[index]: share for index in chosen}, now)
 
 
 # --- rounds in lockstep --------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def exchanges_for(tolerance: float, rate: float) -> int:
 
 @dataclass(slots=True)
 class _Course:
-    """How far one vector has come: exchange `at` of round `round`; idle after the last exchange."""
+    """How far one model has come: exchange `at` of round `round`; idle after the last exchange."""
 
     round: int = -1
     at: int = 0
@@ -323,12 +323,12 @@ class RoundsMode:
     """Rounds of a fixed number of exchanges; `exchanges_for` turns a tolerance into that number.
 
     The driver calls `begin_round(gossiper, r)` with r = 0, 1, 2, … after training, ticks until
-    `finished(r)`, and trains again. All peers of a vector use the same numbers.
+    `finished(r)`, and trains again. All peers of a model use the same numbers.
 
     exchanges: exchanges per round. Raise it for a better average, at that many messages per edge.
-    sources: per vector, the in-neighbours to wait for; by default the peers it is pushed to, which
+    sources: per model, the in-neighbours to wait for; by default the peers it is pushed to, which
         is right for undirected graphs.
-    shares: per vector, the fraction given to each out-neighbour (the peer's column of a
+    shares: per model, the fraction given to each out-neighbour (the peer's column of a
         column-stochastic matrix, itself left out); by default equal parts for all and itself.
     """
 
@@ -347,25 +347,25 @@ class RoundsMode:
         self._courses: dict[str, _Course] = {}
 
     def begin_round(self, gossiper: Gossiper, number: int) -> None:
-        """Start averaging all vectors; every one must have weight and the last round be finished."""
-        for vector in gossiper.vectors:
-            course = self._courses.setdefault(vector, _Course())
+        """Start averaging all models; every one must have weight and the last round be finished."""
+        for model in gossiper.models:
+            course = self._courses.setdefault(model, _Course())
             if not course.idle or number <= course.round:
                 raise ValueError(
-                    f"round {number} of {vector!r} cannot begin: round {course.round} is "
+                    f"round {number} of {model!r} cannot begin: round {course.round} is "
                     f"{'over' if course.idle else 'not finished'}"
                 )
-            if gossiper.weight(vector) == 0:
+            if gossiper.weight(model) == 0:
                 raise ValueError(
-                    f"round {number}: peer {gossiper.peer!r} holds no weight of {vector!r}, and its "
+                    f"round {number}: peer {gossiper.peer!r} holds no weight of {model!r}, and its "
                     f"neighbours would wait in vain; inject some first"
                 )
-            neighbours = gossiper.neighbours(vector)
-            sources = neighbours if self._sources is None else self._sources.get(vector, ())
-            self._courses[vector] = _Course(number, 0, False, False, set(sources))
+            neighbours = gossiper.neighbours(model)
+            sources = neighbours if self._sources is None else self._sources.get(model, ())
+            self._courses[model] = _Course(number, 0, False, False, set(sources))
 
     def finished(self, number: int) -> bool:
-        """Whether this round is over for every vector."""
+        """Whether this round is over for every model."""
         return bool(self._courses) and all(
             c.round > number or (c.round == number and c.idle) for c in self._courses.values()
         )
@@ -374,7 +374,7 @@ class RoundsMode:
         """Hold what belongs to a later exchange. Late or untagged mass (a leaver's) joins at once."""
         if give.tag is None:
             return True
-        course = self._courses.get(give.vector, _Course())
+        course = self._courses.get(give.model, _Course())
         if course.idle:
             return give.tag[0] <= course.round
         now = (course.round, course.at)
@@ -382,7 +382,7 @@ class RoundsMode:
 
     def credited(self, give: Give) -> None:
         """Strike the sender off the list of those still to come in this exchange."""
-        course = self._courses.get(give.vector)
+        course = self._courses.get(give.model)
         if course is not None and give.tag == (course.round, course.at):
             course.missing.discard(give.sender)
 
@@ -400,31 +400,31 @@ class RoundsMode:
             course.missing.discard(peer)
 
     def step(self, gossiper: Gossiper, now: float) -> None:
-        """Go on, in every vector, as far as what has arrived allows."""
-        for vector, course in self._courses.items():
-            while not course.idle and self._advance(gossiper, vector, course, now):
+        """Go on, in every model, as far as what has arrived allows."""
+        for model, course in self._courses.items():
+            while not course.idle and self._advance(gossiper, model, course, now):
                 pass
 
     def snapshot(self) -> dict[str, Any]:
-        """Return how far every vector has come."""
+        """Return how far every model has come."""
         return {
-            vector: [c.round, c.at, c.pushed, c.idle, sorted(c.sources), sorted(c.missing)]
-            for vector, c in self._courses.items()
+            model: [c.round, c.at, c.pushed, c.idle, sorted(c.sources), sorted(c.missing)]
+            for model, c in self._courses.items()
         }
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Take over how far every vector had come."""
-        for vector, (number, at, pushed, idle, sources, missing) in data.items():
-            self._courses[vector] = _Course(number, at, pushed, idle, set(sources), set(missing))
+        """Take over how far every model had come."""
+        for model, (number, at, pushed, idle, sources, missing) in data.items():
+            self._courses[model] = _Course(number, at, pushed, idle, set(sources), set(missing))
 
-    def _advance(self, gossiper: Gossiper, vector: str, course: _Course, now: float) -> bool:
+    def _advance(self, gossiper: Gossiper, model: str, course: _Course, now: float) -> bool:
         """Push, or end an exchange that is complete; say whether anything moved."""
         if not course.pushed:
-            if not self._push(gossiper, vector, (course.round, course.at), now):
+            if not self._push(gossiper, model, (course.round, course.at), now):
                 return False
             course.pushed = True
             course.missing = set(course.sources)
-            gossiper.release(vector)
+            gossiper.release(model)
             return True
         if course.missing:
             return False
@@ -433,17 +433,17 @@ class RoundsMode:
         course.idle = course.at == self.exchanges
         return True
 
-    def _push(self, gossiper: Gossiper, vector: str, tag: tuple[int, int], now: float) -> bool:
+    def _push(self, gossiper: Gossiper, model: str, tag: tuple[int, int], now: float) -> bool:
         """Split the mass over the out-neighbours at once; not while one of the edges is busy."""
-        neighbours = gossiper.neighbours(vector)
-        if len(gossiper.free_neighbours(vector, online_only=False)) < len(neighbours):
+        neighbours = gossiper.neighbours(model)
+        if len(gossiper.free_neighbours(model, online_only=False)) < len(neighbours):
             return False
-        weight = gossiper.weight(vector)
+        weight = gossiper.weight(model)
         if self._shares is None:
             part = weight // (len(neighbours) + 1)
             shares = dict.fromkeys(neighbours, part)
         else:
-            column = self._shares[vector]
+            column = self._shares[model]
             shares = {p: portion(weight, column[p]) for p in neighbours if p in column}
         if not shares:
             return True
@@ -451,7 +451,7 @@ class RoundsMode:
             gossiper.counters["starved"] += 1
             return False
         # What cannot be written stays here: neighbours that know this need not wait for it.
-        return gossiper.push(vector, shares, now, tag) or gossiper.skip(vector, shares, now, tag)
+        return gossiper.push(model, shares, now, tag) or gossiper.skip(model, shares, now, tag)
 
 
 # --- rounds through servers ----------------------------------------------------------------------
@@ -459,7 +459,7 @@ class RoundsMode:
 
 @dataclass(slots=True)
 class _Client:
-    """A vector that another peer averages; `given` while its mass is with the server."""
+    """A model that another peer averages; `given` while its mass is with the server."""
 
     server: str
     round: int = -1
@@ -469,7 +469,7 @@ class _Client:
 
 @dataclass(slots=True)
 class _Server:
-    """A vector that this peer averages; `pot` is what each client put in and shall get back."""
+    """A model that this peer averages; `pot` is what each client put in and shall get back."""
 
     round: int = -1
     done: int = -1
@@ -478,11 +478,11 @@ class _Server:
 
 
 class ServerMode:
-    """Rounds through a server. Different vectors may have different servers.
+    """Rounds through a server. Different models may have different servers.
 
     The driver calls `begin_round(gossiper, r)` with r = 0, 1, 2, … after training, on clients and
     servers alike, and ticks until `finished(r)`. A server closes a round when all its neighbours for
-    that vector have given, or when its driver calls `close_round` because it waited long enough; so
+    that model have given, or when its driver calls `close_round` because it waited long enough; so
     tell it of its clients (`peer_online`) before the round. A client that comes too late takes part
     in the server's next round, and is then finished with that.
 
@@ -498,32 +498,32 @@ class ServerMode:
         """Whose session was gone for good once: where they are not back, nobody waits for them."""
 
     def begin_round(self, gossiper: Gossiper, number: int) -> None:
-        """Start averaging all vectors; training should pause until `finished(number)`."""
+        """Start averaging all models; training should pause until `finished(number)`."""
         named = self._clients.keys() | self._own.keys()
-        if named != set(gossiper.vectors):
+        if named != set(gossiper.models):
             raise ValueError(
                 f"server mode: servers are named for {sorted(named)}, but peer {gossiper.peer!r} "
-                f"has the vectors {list(gossiper.vectors)}"
+                f"has the partial models {list(gossiper.models)}"
             )
         for client in self._clients.values():
             client.round = max(client.round, number)
-        for vector, server in self._own.items():
+        for model, server in self._own.items():
             server.round = max(server.round, number)
-            gossiper.release(vector)
+            gossiper.release(model)
 
     def finished(self, number: int) -> bool:
         """Whether this round is over: the means are back, or will never be (a server is gone)."""
         states = [*self._clients.values(), *self._own.values()]
         return all(state.done >= number for state in states)
 
-    def close_round(self, vector: str) -> None:
+    def close_round(self, model: str) -> None:
         """Wait no longer: average what has arrived (a driver's deadline, on the server)."""
-        server = self._own[vector]
+        server = self._own[model]
         server.closed = server.round > server.done
 
     def admit(self, give: Give) -> bool:
         """Hold clients' mass while no round of theirs is open; untagged mass joins at once."""
-        server = self._own.get(give.vector)
+        server = self._own.get(give.model)
         if give.tag is None or give.tag[1] != GATHER or server is None:
             return True
         return server.round > server.done and give.tag[0] <= server.round and not server.closed
@@ -533,11 +533,11 @@ class ServerMode:
         if give.tag is None:
             return
         number, exchange = give.tag
-        if exchange == GATHER and give.vector in self._own:
-            pot = self._own[give.vector].pot
+        if exchange == GATHER and give.model in self._own:
+            pot = self._own[give.model].pot
             pot[give.sender] = pot.get(give.sender, 0) + give.weight
-        elif exchange == RETURN and give.vector in self._clients:
-            client = self._clients[give.vector]
+        elif exchange == RETURN and give.model in self._clients:
+            client = self._clients[give.model]
             client.given = False
             client.done = max(client.done, number)
 
@@ -546,10 +546,10 @@ class ServerMode:
         if give.tag is None:
             return
         number, exchange = give.tag
-        if exchange == GATHER and give.vector in self._own:
-            self._own[give.vector].pot.setdefault(give.sender, 0)
-        elif exchange == RETURN and give.vector in self._clients:
-            client = self._clients[give.vector]
+        if exchange == GATHER and give.model in self._own:
+            self._own[give.model].pot.setdefault(give.sender, 0)
+        elif exchange == RETURN and give.model in self._clients:
+            client = self._clients[give.model]
             client.given = False
             client.done = max(client.done, number)
 
@@ -558,10 +558,10 @@ class ServerMode:
 
         A server keeps what a client refused for it: it goes back with the next round's mean.
         """
-        server = self._own.get(give.vector)
+        server = self._own.get(give.model)
         if server is not None and give.weight and give.tag is not None and give.tag[1] == RETURN:
             server.pot[give.receiver] = server.pot.get(give.receiver, 0) + give.weight
-        client = self._clients.get(give.vector)
+        client = self._clients.get(give.model)
         if client is not None and client.given and give.receiver == client.server:
             client.given = False
             client.done = client.round
@@ -578,15 +578,15 @@ class ServerMode:
 
     def step(self, gossiper: Gossiper, now: float) -> None:
         """Give to the servers, and give back as a server, whatever is due."""
-        for vector, client in self._clients.items():
+        for model, client in self._clients.items():
             if client.round > client.done:
-                self._step_client(gossiper, vector, client, now)
-        for vector, server in self._own.items():
+                self._step_client(gossiper, model, client, now)
+        for model, server in self._own.items():
             if server.round > server.done:
-                self._step_server(gossiper, vector, server, now)
+                self._step_server(gossiper, model, server, now)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return how far every vector has come."""
+        """Return how far every model has come."""
         return {
             "clients": {v: [c.round, c.done, c.given] for v, c in self._clients.items()},
             "own": {v: [s.round, s.done, s.closed, dict(s.pot)] for v, s in self._own.items()},
@@ -594,46 +594,46 @@ class ServerMode:
         }
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Take over how far every vector had come."""
+        """Take over how far every model had come."""
         self._gone = set(data.get("gone", ()))
-        for vector, (number, done, given) in data["clients"].items():
-            server = self._clients[vector].server
-            self._clients[vector] = _Client(server, number, done, given)
-        for vector, (number, done, closed, pot) in data["own"].items():
-            self._own[vector] = _Server(number, done, closed, dict(pot))
+        for model, (number, done, given) in data["clients"].items():
+            server = self._clients[model].server
+            self._clients[model] = _Client(server, number, done, given)
+        for model, (number, done, closed, pot) in data["own"].items():
+            self._own[model] = _Server(number, done, closed, dict(pot))
 
-    def _step_client(self, gossiper: Gossiper, vector: str, client: _Client, now: float) -> None:
-        weight = gossiper.weight(vector)
+    def _step_client(self, gossiper: Gossiper, model: str, client: _Client, now: float) -> None:
+        weight = gossiper.weight(model)
         if client.given:
             return
         if weight == 0:
             gossiper.counters["nothing-to-give"] += 1
             client.done = client.round
-        elif client.server in gossiper.free_neighbours(vector, online_only=False):
+        elif client.server in gossiper.free_neighbours(model, online_only=False):
             tag = (client.round, GATHER)
-            given = gossiper.push(vector, {client.server: weight}, now, tag, whole=True)
+            given = gossiper.push(model, {client.server: weight}, now, tag, whole=True)
             # What cannot be written stays here: a server that knows this averages without it.
-            client.given = given or gossiper.skip(vector, [client.server], now, tag)
-        elif client.server in self._gone.difference(gossiper.neighbours(vector)):
+            client.given = given or gossiper.skip(model, [client.server], now, tag)
+        elif client.server in self._gone.difference(gossiper.neighbours(model)):
             client.done = client.round  # it went while we trained: go on with what we have
 
-    def _step_server(self, gossiper: Gossiper, vector: str, server: _Server, now: float) -> None:
+    def _step_server(self, gossiper: Gossiper, model: str, server: _Server, now: float) -> None:
         if not server.closed:
-            server.closed = server.pot.keys() >= set(gossiper.neighbours(vector))
+            server.closed = server.pot.keys() >= set(gossiper.neighbours(model))
         if server.closed:
             # Mass may come from somebody who is no more: its stake, too, stays in the average.
-            for peer in self._gone.difference(gossiper.neighbours(vector)):
+            for peer in self._gone.difference(gossiper.neighbours(model)):
                 server.pot.pop(peer, None)
-            free = gossiper.free_neighbours(vector, online_only=False)
+            free = gossiper.free_neighbours(model, online_only=False)
             server.pot = {peer: stake for peer, stake in server.pot.items() if stake}
             shares = {peer: server.pot[peer] for peer in free if peer in server.pot}
             back = (server.round, RETURN)
-            if shares and gossiper.push(vector, shares, now, back, whole=True):
+            if shares and gossiper.push(model, shares, now, back, whole=True):
                 for peer in shares:
                     del server.pot[peer]
             elif shares and len(shares) == len(server.pot):
                 # No mean that can be written: what they put in stays here, and is theirs when there is.
-                gossiper.skip(vector, shares, now, back)
+                gossiper.skip(model, shares, now, back)
                 server.closed = False
                 server.done = server.round
             if not server.pot:

@@ -9,13 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """What presence says of one neighbour; `vectors` are those that may be pushed to it.
+    """What presence says of one neighbour; `models` are those that may be pushed to it.
 
     leaving: it hands over its own mass and takes nothing any more.
     """
 
     session: str
-    vectors: frozenset[str]
+    models: frozenset[str]
     online: bool = True
     leaving: bool = False
 
@@ -40,11 +40,11 @@ class Neighbours:
         return self._known.get(peer)
 
     def online(
-        self, peer: str, session: str, vectors: Iterable[str], *, leaving: bool = False
+        self, peer: str, session: str, models: Iterable[str], *, leaving: bool = False
     ) -> None:
         """Note a neighbour that is online."""
         self._lists.clear()
-        self._known[peer] = Neighbour(session, frozenset(vectors), leaving=leaving)
+        self._known[peer] = Neighbour(session, frozenset(models), leaving=leaving)
 
     def offline(self, peer: str) -> None:
         """Note that a neighbour, if it is known, cannot be reached for now."""
@@ -71,7 +71,7 @@ class Neighbours:
         return {
             "gone": sorted(map(list, self.gone)),
             "left": sorted(map(list, self.left)),
-            "neighbours": [[peer, n.session, sorted(n.vectors)] for peer, n in self._known.items()],
+            "neighbours": [[peer, n.session, sorted(n.models)] for peer, n in self._known.items()],
         }
 
     def restore(self, data: Mapping[str, Any]) -> None:
@@ -79,29 +79,29 @@ class Neighbours:
         self._lists.clear()
         self.gone = {(peer, session) for peer, session in data["gone"]}
         self.left = {(peer, session) for peer, session in data["left"]}
-        for peer, session, vectors in data.get("neighbours", []):
-            self._known[peer] = Neighbour(session, frozenset(vectors), online=False)
+        for peer, session, models in data.get("neighbours", []):
+            self._known[peer] = Neighbour(session, frozenset(models), online=False)
 
     def reachable(self, peer: str) -> bool:
         """Whether it makes sense to send: unknown peers are given the benefit of the doubt."""
         known = self._known.get(peer)
         return known is None or known.online
 
-    def sharing(self, vector: str, *, online_only: bool = False) -> list[str]:
-        """Return the neighbours that a vector may be pushed to, sorted by name."""
-        at = vector, online_only
+    def sharing(self, model: str, *, online_only: bool = False) -> list[str]:
+        """Return the neighbours that a model may be pushed to, sorted by name."""
+        at = model, online_only
         if at not in self._lists:
             self._lists[at] = sorted(
                 peer
                 for peer, known in self._known.items()
-                if vector in known.vectors and (known.online or not online_only)
+                if model in known.models and (known.online or not online_only)
             )
         return list(self._lists[at])
 
-    def shares(self, peer: str, vector: str) -> bool:
-        """Return whether a vector may be pushed to a peer, online or not."""
-        return peer in self._known and vector in self._known[peer].vectors
+    def shares(self, peer: str, model: str) -> bool:
+        """Return whether a model may be pushed to a peer, online or not."""
+        return peer in self._known and model in self._known[peer].models
 
-    def staying(self, vector: str) -> list[str]:
+    def staying(self, model: str) -> list[str]:
         """Return those of them that are not about to leave themselves."""
-        return [peer for peer in self.sharing(vector) if not self._known[peer].leaving]
+        return [peer for peer in self.sharing(model) if not self._known[peer].leaving]

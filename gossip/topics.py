@@ -2,7 +2,7 @@
 
 gossamer/v1/{swarm}/peer/{id}/card             retained: models, schema, public key
 gossamer/v1/{swarm}/peer/{id}/status           retained: birth, or the last will
-gossamer/v1/{swarm}/peer/{id}/inbox/{vector}   gossip for that peer; never retained
+gossamer/v1/{swarm}/peer/{id}/inbox/{model}   gossip for that peer; never retained
 gossamer/v1/{swarm}/peer/{id}/metrics          telemetry
 gossamer/v1/{swarm}/peer/{id}/death            retained: the owner declares a session over
 """
@@ -31,24 +31,24 @@ class TopicError(GossamerError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One topic of a peer, taken apart. `vector` is set for inboxes alone."""
+    """One topic of a peer, taken apart. `model` is set for inboxes alone."""
 
     swarm: str
     peer: str
     kind: Kind
-    vector: str | None = None
+    model: str | None = None
 
     def __post_init__(self) -> None:
         check_name("swarm", self.swarm)
         check_name("peer", self.peer)
         if self.kind == "inbox":
-            check_name("vector", self.vector or "")
-        elif self.kind not in _PLAIN_KINDS or self.vector is not None:
-            raise TopicError(f"no topic of kind {self.kind!r} with vector {self.vector!r}")
+            check_name("model", self.model or "")
+        elif self.kind not in _PLAIN_KINDS or self.model is not None:
+            raise TopicError(f"no topic of kind {self.kind!r} with model {self.model!r}")
 
     def __str__(self) -> str:
         path = f"{ROOT}/{self.swarm}/peer/{self.peer}/{self.kind}"
-        return path if self.vector is None else f"{path}/{self.vector}"
+        return path if self.model is None else f"{path}/{self.model}"
 
 
 def check_name(what: str, name: str) -> str:
@@ -78,9 +78,9 @@ def status(swarm: str, peer: str) -> str:
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def inbox(swarm: str, peer: str, vector: str) -> str:
-    """Where others send `peer` gossip about `vector`."""
-    return str(Topic(swarm, peer, "inbox", vector))
+def inbox(swarm: str, peer: str, model: str) -> str:
+    """Where others send `peer` gossip about `model`."""
+    return str(Topic(swarm, peer, "inbox", model))
 
 
 def longest(swarm: str) -> str:
@@ -99,7 +99,7 @@ def death(swarm: str, peer: str) -> str:
 
 
 def every(swarm: str, kind: Kind) -> str:
-    """The pattern of every peer's topic of that kind in the swarm (of all vectors, for inboxes)."""
+    """The pattern of every peer's topic of that kind in the swarm (of all models, for inboxes)."""
     check_name("swarm", swarm)
     return f"{ROOT}/{swarm}/peer/+/{kind}" + ("/+" if kind == "inbox" else "")
 

@@ -37,7 +37,7 @@ from .pushsum import is_finite
 Buffer: TypeAlias = bytes | bytearray | memoryview
 WireDtype: TypeAlias = Literal["float32", "float64", "float16"]
 SchemaEntry: TypeAlias = tuple[str, Sequence[int], str]
-"""One field of a vector: name, shape, dtype (`("layer1.weight", (300, 784), "float32")`)."""
+"""One field of a model: name, shape, dtype (`("layer1.weight", (300, 784), "float32")`)."""
 Cause: TypeAlias = Literal[
     "garbage",  # not a message of ours at all, or a header that makes no sense
     "truncated",  # shorter than its header says
@@ -48,7 +48,7 @@ Cause: TypeAlias = Literal[
     "non-finite",
     "overflow",  # the value does not fit the dtype chosen for the wire
     "checksum",  # chunks that do not belong together, or were changed on the way
-    "schema",  # peers disagree on what the vector is made of
+    "schema",  # peers disagree on what the model is made of
 ]
 
 MAGIC: Final = b"GSMR"
@@ -91,7 +91,7 @@ class Decoded:
 
 
 def schema_hash(entries: Iterable[SchemaEntry]) -> str:
-    """16 hex characters that two peers share exactly when their vectors mean the same thing.
+    """16 hex characters that two peers share exactly when their models mean the same thing.
 
     Covers names, shapes and dtypes in order; the device that holds them is nobody's business.
     """
@@ -126,7 +126,7 @@ def require_schema(decoded: Decoded, expected: str) -> None:
         message = decoded.message
         raise WireError(
             "schema",
-            f"vector {message.vector!r} from {message.sender!r} has schema {decoded.schema}, "
+            f"model {message.model!r} from {message.sender!r} has schema {decoded.schema}, "
             f"ours is {expected}: compare both peers' cards to see which field differs",
         )
 
@@ -209,7 +209,7 @@ def encode(message: Message, schema: str, dtype: WireDtype = "float32") -> list[
                 "to_session": message.receiver_session,
             }
     header |= {
-        "vector": message.vector,
+        "vector": message.model,
         "from": message.sender,
         "session": message.session,
         "to": message.receiver,
@@ -226,7 +226,7 @@ def encode(message: Message, schema: str, dtype: WireDtype = "float32") -> list[
 def decode(data: Buffer, max_bytes: int = MAX_MESSAGE_BYTES) -> Decoded:
     """The message in `data`. Its value is a read-only view: `data` lives as long as the value does.
 
-    Raises WireError, whatever the bytes are. Lower `max_bytes` to what your largest vector needs.
+    Raises WireError, whatever the bytes are. Lower `max_bytes` to what your largest model needs.
     """
     view = memoryview(data).cast("B").toreadonly()
     if len(view) > max_bytes:
@@ -369,7 +369,7 @@ def _give(header: dict[str, Any], value: np.ndarray[Any, Any] | None) -> Message
     assert value is not None
     tag = header["tag"]
     return Give(
-        vector=header["vector"],
+        model=header["vector"],
         sender=header["from"],
         session=header["session"],
         sequence=header["seq"],
@@ -383,7 +383,7 @@ def _give(header: dict[str, Any], value: np.ndarray[Any, Any] | None) -> Message
 
 def _ack(header: dict[str, Any], _value: np.ndarray[Any, Any] | None) -> Message:
     return Ack(
-        vector=header["vector"],
+        model=header["vector"],
         sender=header["from"],
         session=header["session"],
         receiver=header["to"],
@@ -395,7 +395,7 @@ def _ack(header: dict[str, Any], _value: np.ndarray[Any, Any] | None) -> Message
 
 def _recall(header: dict[str, Any], _value: np.ndarray[Any, Any] | None) -> Message:
     return Recall(
-        vector=header["vector"],
+        model=header["vector"],
         sender=header["from"],
         session=header["session"],
         receiver=header["to"],

@@ -52,7 +52,7 @@ class Agreement:
             not gossiper.stranded()
             and all(
                 len(self._recent[vector]) == _RECENT and max(self._recent[vector]) <= tolerance
-                for vector in gossiper.vectors
+                for vector in gossiper.models
                 if gossiper.neighbours(vector)
             )
             and all(

@@ -105,8 +105,8 @@ class Bootstrap:
     def open(self, gossiper: Gossiper, since: float) -> dict[str, str]:
         """Begin a session; returns digests of the values that it starts from, for the card."""
         self._since = since
-        self._starts = {v: digest(self._store.read(v)) for v in gossiper.vectors}
-        self.waiting = {v for v in gossiper.vectors if not gossiper.injected(v)}
+        self._starts = {v: digest(self._store.read(v)) for v in gossiper.models}
+        self.waiting = {v for v in gossiper.models if not gossiper.injected(v)}
         self._begun = self._complete = False
         self._quiet_since.clear()
         self._warned.clear()

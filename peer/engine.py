@@ -225,9 +225,9 @@ class Engine:
 
     def _look(self) -> View:
         gossiper = self.gossiper
-        waiting = frozenset(filter(self._is_waiting, gossiper.vectors))
+        waiting = frozenset(filter(self._is_waiting, gossiper.models))
         counted = self._books.counted
-        for vector in gossiper.vectors:
+        for vector in gossiper.models:
             if vector not in waiting:
                 counted.setdefault(vector, self._books.round)
         return View(
@@ -237,7 +237,7 @@ class Engine:
             counts={v: self._books.round - since for v, since in sorted(counted.items())},
             waiting=waiting,
             open=len(gossiper.ledger.open),
-            neighbours=any(gossiper.neighbours(v) for v in gossiper.vectors),
+            neighbours=any(gossiper.neighbours(v) for v in gossiper.models),
             rejected=self._rejected(),
             received=self._received,
         )
@@ -312,7 +312,7 @@ class Engine:
         if not rejections:
             return ""
         gossiper = self.gossiper
-        reachable = {p for v in gossiper.vectors for p in gossiper.reachable_neighbours(v)}
+        reachable = {p for v in gossiper.models for p in gossiper.reachable_neighbours(v)}
         age = self._machine.uptime() - self._began
         everybody = bool(reachable) and reachable <= rejections.keys()
         if self.restored or age > self.settings.lease or everybody:
@@ -341,7 +341,7 @@ class Engine:
         return bool(self.gossiper.ledger.revision) or any(self._weights().values())
 
     def _weights(self) -> dict[str, int]:
-        return {v: self.gossiper.injected(v) for v in self.gossiper.vectors}
+        return {v: self.gossiper.injected(v) for v in self.gossiper.models}
 
     def _begin_anew(self) -> None:
         self.gossiper, self.mode = self._sessions.begin()
@@ -459,7 +459,7 @@ class Engine:
             return not gossiper.ledger.open
         if not gossiper.leaving:
             gossiper.hand_over(self._machine.monotonic())
-        held = any(gossiper.weight(v) and self._heirs(v) for v in gossiper.vectors)
+        held = any(gossiper.weight(v) and self._heirs(v) for v in gossiper.models)
         self.view = self._look()
         return not gossiper.ledger.open and not held
 
@@ -580,12 +580,12 @@ class Engine:
 
     def _accounts(self) -> dict[str, Any]:
         gossiper = self.gossiper
-        accounts = {v: gossiper.account(v) for v in gossiper.vectors}
+        accounts = {v: gossiper.account(v) for v in gossiper.models}
         gives = (transfer.give for transfer in gossiper.ledger.open.values())
         return {
             "weight": {v: [a.held, a.open, a.injected] for v, a in accounts.items()},
             "open": [
-                [g.receiver, g.receiver_session, g.vector, g.sequence, g.weight] for g in gives
+                [g.receiver, g.receiver_session, g.model, g.sequence, g.weight] for g in gives
             ],
             "reclaimed": gossiper.reclaimed,
         }
@@ -754,7 +754,7 @@ class Engine:
 
     def _handle(self, message: Message, now: float) -> None:
         """Let the gossiper take a message in, and note what it did to agreement and masks."""
-        vector = message.vector
+        vector = message.model
         before = self.gossiper.counters["credited"]
         self.store.forget()
         self.gossiper.handle(message, now)

@@ -488,9 +488,9 @@ class Link:
             self.wake()
 
     def _queue(self, where: topics.Topic, payload: bytes | memoryview) -> None:
-        if where.vector is None:
+        if where.model is None:
             return
-        if not self.trust.expects(where.vector, payload):
+        if not self.trust.expects(where.model, payload):
             return  # counted there: strangers take up no memory
         largest = max(self._room.largest + HEADER_BYTES, self.trust.largest_list)
         if len(payload) > largest + self.trust.overhead:
@@ -499,7 +499,7 @@ class Link:
             len(self._pending) < MAX_PENDING
             and self._pending_bytes + len(payload) <= self._pending_limit
         ):
-            self._pending.append((where.vector, payload))
+            self._pending.append((where.model, payload))
             self._pending_bytes += len(payload)
         else:
             self.dropped["busy"] += 1

@@ -94,9 +94,9 @@ class Dispatch:
             self._chunker = Chunker(f"{self._name}/{session}", limit)
         outgoing = []
         for message in messages:
-            buffers = encode(message, self._schemas[message.vector], self._dtype_of(message))
+            buffers = encode(message, self._schemas[message.model], self._dtype_of(message))
             total = sum(len(buffer) for buffer in buffers)
-            self._check(message.vector, total, limit - HEADER_BYTES)
+            self._check(message.model, total, limit - HEADER_BYTES)
             self._count(message, total, -(-total // (limit - HEADER_BYTES)))
             self._compression.sent(message, buffers)
             packets = self._chunker.split(buffers)
@@ -107,7 +107,7 @@ class Dispatch:
                 packets = iter(sealed)
             elif total > max_packet - HEADER_BYTES:
                 packets = iter(list(packets))  # a checksum over much: not on the event loop
-            outgoing.append(Outgoing(message.receiver, message.vector, packets))
+            outgoing.append(Outgoing(message.receiver, message.model, packets))
         return outgoing
 
     def _check(self, vector: str, total: int, body: int) -> None:
@@ -131,7 +131,7 @@ class Dispatch:
         """
         if not isinstance(message, Give | Recall):
             return
-        tries = self._tries.setdefault((message.receiver, message.vector), _Tries())
+        tries = self._tries.setdefault((message.receiver, message.model), _Tries())
         if isinstance(message, Recall):
             tries.recalled = True
             return
@@ -146,7 +146,7 @@ class Dispatch:
                 "acknowledged none in time: it may be busy, or packets get lost; fewer and larger ones fare "
                 "better: raise max_packet and the broker's packet limit (mosquitto: max_packet_size or "
                 "message_size_limit), or its max_queued_messages, or compress",
-                self._name, message.vector, total, pieces, message.receiver, tries.sent,
+                self._name, message.model, total, pieces, message.receiver, tries.sent,
             )  # fmt: skip
 
     def _dtype_of(self, message: Message) -> WireDtype:
@@ -159,7 +159,7 @@ class Dispatch:
         """A message's packets as its receiver alone can open them; here, not on the event loop."""
         sealed = []
         for packet in packets:
-            closed = self._trust.seal(message.receiver, message.vector, packet)
+            closed = self._trust.seal(message.receiver, message.model, packet)
             if closed is None:
                 return None
             sealed.append(closed)

@@ -123,7 +123,7 @@ class LinkState:
         plain = np.dtype(wide_enough(give.value, self._dtype)).itemsize * give.value.size
         if give.packed is None:
             return plain
-        self.links.traffic[give.vector].sent(give.packed.nbytes, plain)
+        self.links.traffic[give.model].sent(give.packed.nbytes, plain)
         return give.packed.nbytes
 
 
@@ -210,7 +210,7 @@ class EventSimulator:
             seed=seed, lossy=self._wire.lossy, links=state.links,
         )  # fmt: skip
         self._links[place] = state
-        for vector in gossiper.vectors:
+        for vector in gossiper.models:
             gossiper.inject(vector, self._weights[place], after_hearing=not founder)
 
     def end(self, place: int) -> None:
@@ -223,7 +223,7 @@ class EventSimulator:
         """Tell two gossipers of each other."""
         for here, there in ((one, other), (other, one)):
             known = self.gossipers[there]
-            self.gossipers[here].peer_online(known.peer, known.session, known.vectors)
+            self.gossipers[here].peer_online(known.peer, known.session, known.models)
 
     def push(self, vector: str, place: int, outcomes: Mapping[int, Outcome], now: float) -> bool:
         """Let a peer give a share to each of its receivers; False if its value cannot be written.
@@ -248,7 +248,7 @@ class EventSimulator:
         messages = self.gossipers[place].poll()
         for give in messages:
             assert isinstance(give, Give)
-            self.bytes[give.vector] += self._links[place].sent(give)
+            self.bytes[give.model] += self._links[place].sent(give)
             receiver = self._places[give.receiver]
             arrives, closes, heard = outcomes[receiver]
             if arrives < math.inf:
@@ -276,7 +276,7 @@ class EventSimulator:
         sender = self.gossipers.get(self._places[give.sender])
         if sender is None or sender.session != give.session:
             return  # the giver is gone with its ledger
-        edge = (give.receiver, give.vector)
+        edge = (give.receiver, give.model)
         transfer = sender.ledger.open.get(edge)
         if transfer is None or transfer.give is not give:
             return  # taken back already: its receiver has begun another session
@@ -425,7 +425,7 @@ class Lockstep(EventSimulator):
             self.begin(place, place, founder=True)
         for vector, server in (servers or {}).items():
             for place, gossiper in self.gossipers.items():
-                if place != server and vector in gossiper.vectors:
+                if place != server and vector in gossiper.models:
                     self._meet(place, server)
 
     def weight(self, place: int, vector: str) -> float:
@@ -446,7 +446,7 @@ class Lockstep(EventSimulator):
     def serve(self) -> None:
         """One round of every vector through its server."""
         for place, gossiper in self.gossipers.items():
-            for vector in gossiper.vectors:
+            for vector in gossiper.models:
                 self._refuse_not_finite(place, vector)
             self._modes[place].begin_round(gossiper, self._round)
         sent = 1

@@ -132,7 +132,7 @@ def run_swarm(
 def _gossiper(member: Member, seed: int) -> Gossiper:
     store = NetworkStore(member.network)
     gossiper = Gossiper(member.name, f"s-{member.name}", store, mode=PacedMode(2), seed=seed)
-    for vector in gossiper.vectors:
+    for vector in gossiper.models:
         gossiper.inject(vector, ONE)
     return gossiper
 

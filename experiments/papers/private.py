@@ -202,7 +202,7 @@ def accuracy(exchanges: int, plan: MaskPlan | None, rounds: int = 20, seed: int 
         gossipers[member.name] = Gossiper(
             member.name, f"s-{member.name}", NetworkStore(member.network), mode=modes[-1], seed=1
         )
-        for vector in gossipers[member.name].vectors:
+        for vector in gossipers[member.name].models:
             gossipers[member.name].inject(vector, ONE)
     names = list(gossipers)
     ring = {

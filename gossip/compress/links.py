@@ -51,7 +51,7 @@ SENT_KEPT = 2
 
 @dataclass(slots=True)
 class Traffic:
-    """Counts of one vector at one peer. They add with `+`."""
+    """Counts of one partial model at one peer. They add with `+`."""
 
     messages: int = 0
     """Compressed messages that left, repeats included."""
@@ -66,7 +66,7 @@ class Traffic:
     worst: float = 0.0
     """The largest of them."""
     skipped: int = 0
-    """Messages not sent because the vector had hardly moved."""
+    """Messages not sent because the model had hardly moved."""
     skipped_bytes: int = 0
     """What they would have taken uncompressed."""
 
@@ -114,7 +114,7 @@ class _Reference:
 
 @dataclass(slots=True, eq=False)
 class _Edge:
-    """What both ends of an edge know of one vector."""
+    """What both ends of an edge know of one model."""
 
     sent: deque[_Reference] = field(default_factory=lambda: deque(maxlen=SENT_KEPT))
     heard: _Reference | None = None
@@ -134,7 +134,7 @@ class Links:
 
     pipeline: how to compress what this peer sends; None sends plain values, and still understands
         others' compressed ones.
-    shapes: the blocks of each vector, for compressors that look at matrices.
+    shapes: the blocks of each model, for compressors that look at matrices.
     room: bytes of references to keep. Raise it if `refused-no-reference` is counted by neighbours that
         were not restarted.
     """
@@ -158,7 +158,7 @@ class Links:
     # --- sending --------------------------------------------------------------------------------
 
     def pack(
-        self, vector: str, receiver: str, session: str, value: Array, rng: np.random.Generator
+        self, model: str, receiver: str, session: str, value: Array, rng: np.random.Generator
     ) -> tuple[Array, Packed, float] | None:
         """What the receiver will read of a value, how it is sent, and which part of it came through.
 
@@ -167,7 +167,7 @@ class Links:
         assert self.pipeline is not None
         with np.errstate(over="ignore"):
             plain = np.asarray(value, dtype=np.float32)
-        edge = self._edges.get((receiver, vector), _Edge())
+        edge = self._edges.get((receiver, model), _Edge())
         known = edge.latest
         if known is not None and (known.session != session or known.value.shape != plain.shape):
             known = None
@@ -180,7 +180,7 @@ class Links:
             else:
                 pipeline = self.pipeline.dense if self.dense else self.pipeline
                 base = -known.sequence if known is edge.heard else known.sequence
-                packed = pipeline.pack(change, rng, self._shapes.get(vector), base)
+                packed = pipeline.pack(change, rng, self._shapes.get(model), base)
             try:
                 came = unpack(packed, plain.size)
                 gain, part = _damping(change, came)
@@ -188,15 +188,15 @@ class Links:
                 read = self._add(came, packed.gain, None if known is None else known.value)
             except PackError:  # beyond what float32 holds, or nearly
                 return None
-        self.traffic[vector].packed_one(distortion(plain, read))
+        self.traffic[model].packed_one(distortion(plain, read))
         return read, packed, part
 
     def settled(self, give: Give, *, credited: bool) -> None:
         """Note what became of an own transfer: both ends know its value now, or do not."""
         if not credited:
-            self._drop((give.receiver, give.vector))
+            self._drop((give.receiver, give.model))
         elif give.packed is not None:
-            edge = self._edge(give.receiver, give.vector)
+            edge = self._edge(give.receiver, give.model)
             before = edge.nbytes
             edge.latest = _Reference(give.receiver_session, give.sequence, _values(give))
             edge.sent.append(edge.latest)
@@ -228,7 +228,7 @@ class Links:
             if known is None or known.size != length:
                 raise PackError(
                     "no-reference",
-                    f"{give.vector!r}: transfer {packed.base} is not remembered here",
+                    f"{give.model!r}: transfer {packed.base} is not remembered here",
                 )
         value = self._add(unpack(packed, length), packed.gain, known)
         value.setflags(write=False)
@@ -237,14 +237,14 @@ class Links:
     def credited(self, give: Give) -> None:
         """Remember the value of a compressed transfer that was credited."""
         if give.packed is not None:
-            edge = self._edge(give.sender, give.vector)
+            edge = self._edge(give.sender, give.model)
             before = edge.nbytes
             edge.heard = edge.latest = _Reference(give.session, give.sequence, _values(give))
             self._make_room(edge.nbytes - before)
 
     def _named(self, give: Give, base: int, on_its_way: Give | None) -> Array | None:
         """The value that a message refers to: its sender's transfer `base`, or ours if negative."""
-        edge = self._edges.get((give.sender, give.vector), _Edge())
+        edge = self._edges.get((give.sender, give.model), _Edge())
         kept = list(edge.sent) if base < 0 else [] if edge.heard is None else [edge.heard]
         for each in kept:
             if (each.session, each.sequence) == (give.session, abs(base)):
@@ -254,10 +254,10 @@ class Links:
             return _values(on_its_way) if there == (give.session, -base) else None
         return None
 
-    def _edge(self, peer: str, vector: str) -> _Edge:
-        self._edges.setdefault((peer, vector), _Edge())
-        self._edges.move_to_end((peer, vector))
-        return self._edges[peer, vector]
+    def _edge(self, peer: str, model: str) -> _Edge:
+        self._edges.setdefault((peer, model), _Edge())
+        self._edges.move_to_end((peer, model))
+        return self._edges[peer, model]
 
     def _make_room(self, more: int) -> None:
         self._used += more

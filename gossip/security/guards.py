@@ -179,7 +179,7 @@ class Guards:
 
     def _allowed(self, give: Give, distance: float) -> float:
         """How far this value may be from ours, in lengths of ours, given how far others are."""
-        limits, known = self.settings, self._distances.setdefault(give.vector, OrderedDict())
+        limits, known = self.settings, self._distances.setdefault(give.model, OrderedDict())
         sender = id_of(give.sender)
         known[sender] = distance
         known.move_to_end(sender)
@@ -231,7 +231,7 @@ class Guards:
             known.pop(id_of(give.sender), None)  # it is no measure of what is usual
         _log.warning(
             "peer %s is in quarantine for %g s: %d transfers refused, the last (%s) for its %s",
-            give.sender, self.settings.quarantine, record.strikes, give.vector, cause,
+            give.sender, self.settings.quarantine, record.strikes, give.model, cause,
         )  # fmt: skip
 
     def _record(self, sender: str, now: float) -> _Record:
@@ -274,9 +274,9 @@ def guard(gossiper: Gossiper, guards: Guards, clock: Callable[[], float]) -> Non
     """
 
     def admit(give: Give) -> Give | str:
-        injected = gossiper.injected(give.vector)
-        worth = injected or gossiper.promised(give.vector)
-        own, held = gossiper.value(give.vector), gossiper.weight(give.vector)
+        injected = gossiper.injected(give.model)
+        worth = injected or gossiper.promised(give.model)
+        own, held = gossiper.value(give.model), gossiper.weight(give.model)
         return guards.inspect(give, own, held, worth, clock(), counting=bool(injected))
 
     gossiper.admit = admit
@@ -343,10 +343,10 @@ class FirstOpinion:
 
         Transfers that can be no opinion (of another length, not finite) are for the guards to refuse.
         """
-        size = self._sizes.get(give.vector)
+        size = self._sizes.get(give.model)
         if size is None or give.value.shape != (size,) or not is_finite(give.value):
             return False
-        heard = self._heard.setdefault(give.vector, _Heard(now, {}))
+        heard = self._heard.setdefault(give.model, _Heard(now, {}))
         elder = id_of(give.sender)
         if elder in heard.gives or len(heard.gives) < self._enough:
             heard.gives[elder] = (

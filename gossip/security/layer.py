@@ -411,7 +411,7 @@ class SwarmSecurity:
         cause = TrustError(
             "impersonated", f"{opened.sender} sealed a message that names {message.sender}"
         )
-        self._refused(cause, f"the inbox of {message.vector}")
+        self._refused(cause, f"the inbox of {message.model}")
         return False
 
     # --- time -----------------------------------------------------------------------------------
@@ -542,8 +542,8 @@ class Intake:
                 return None
             decoded = decode(whole)
             message = decoded.message
-            if message.vector != vector:
-                raise WireError("garbage", f"a message about {message.vector!r} in the wrong inbox")
+            if message.model != vector:
+                raise WireError("garbage", f"a message about {message.model!r} in the wrong inbox")
             if vector not in self._schemas:
                 self._drop("unknown-model", f"nobody here implements {vector!r}")
                 return None

@@ -71,7 +71,7 @@ def test_peers_learn_together() -> None:
 
 def test_only_those_who_implement_a_model_share_it() -> None:
     swarm, _ = learn()
-    shared = [set(gossiper.vectors) for gossiper in swarm.events.gossipers.values()]
+    shared = [set(gossiper.models) for gossiper in swarm.events.gossipers.values()]
     assert shared == [{"global", "pair"}] * 2 + [{"global"}] * 4
 
 
@@ -80,7 +80,7 @@ def test_mass_is_conserved_while_peers_learn() -> None:
     everyone = swarm.events.gossipers
     assert sum(gossiper.counters["credited"] for gossiper in everyone.values()) > 6
     for name in ("global", "pair"):
-        gossipers = [gossiper for gossiper in everyone.values() if name in gossiper.vectors]
+        gossipers = [gossiper for gossiper in everyone.values() if name in gossiper.models]
         accounts = [gossiper.account(name) for gossiper in gossipers]
         # What is open at its sender may be credited already: the answer is still on its way.
         open_ = sum(

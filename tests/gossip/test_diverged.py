@@ -134,7 +134,7 @@ def test_a_server_that_diverges_with_others_mass_keeps_it_for_them() -> None:
     class Diverging(ServerMode):
         def credited(self, give: Give) -> None:
             super().credited(give)
-            heard.update([give.sender] if give.vector == "v" else [])
+            heard.update([give.sender] if give.model == "v" else [])
             if len(heard) == 3 and not spoilt:
                 spoilt.append(np.array(world.value("a")))
                 world.spoil("a")
@@ -158,7 +158,7 @@ def test_a_skipped_exchange_survives_the_wire_and_a_restart() -> None:
     c = world.peers["c"]
     world.modes["c"].begin_round(c, 0)
     c.tick(0.0)
-    skips = [m for m in c.poll() if isinstance(m, Give) and m.vector == "v"]
+    skips = [m for m in c.poll() if isinstance(m, Give) and m.model == "v"]
     assert [skip.receiver for skip in skips] == ["a", "b", "d"]
     for skip in skips:
         data = b"".join(bytes(part) for part in encode(skip, "0" * 16, "float16"))
@@ -166,10 +166,10 @@ def test_a_skipped_exchange_survives_the_wire_and_a_restart() -> None:
         assert isinstance(back, Give)
         assert (back.weight, back.value.size, back.tag) == (0, 0, (0, 0))
     mode = RoundsMode(2)
-    again = Gossiper.restore(c.snapshot(), DictStore({v: c.value(v) for v in c.vectors}), mode=mode)
+    again = Gossiper.restore(c.snapshot(), DictStore({v: c.value(v) for v in c.models}), mode=mode)
     again.peer_online("a", "sa", ["u", "v"])
     again.tick(1.0)
-    repeated = [m for m in again.poll() if m.vector == "v"]
+    repeated = [m for m in again.poll() if m.model == "v"]
     assert [m.receiver for m in repeated if isinstance(m, Give)] == ["a", "b", "d"]
     again.peer_gone("a", "sa")
     assert again.account("v").held == ONE

@@ -26,7 +26,7 @@ def peer(bound):
 def pushed(gossiper, mode, **how) -> list[str]:
     mode.request(**how)
     gossiper.tick(0.0)
-    return sorted(message.vector for message in gossiper.poll())
+    return sorted(message.model for message in gossiper.poll())
 
 
 def test_a_vector_is_pushed_first_and_again_when_it_has_moved():

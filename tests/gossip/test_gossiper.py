@@ -88,7 +88,7 @@ def bad(give: Give, kind: str) -> Give:
         "zero": replace(give, weight=0),
         "negative": replace(give, weight=-5),
         "huge": replace(give, weight=MAX_WEIGHT),
-        "unknown": replace(give, vector="w"),
+        "unknown": replace(give, model="w"),
     }[kind]
 
 
@@ -104,7 +104,7 @@ def bad(give: Give, kind: str) -> Give:
         ("zero", "refused-weight"),
         ("negative", "refused-weight"),
         ("huge", "refused-weight"),
-        ("unknown", "refused-unknown-vector"),
+        ("unknown", "refused-unknown-model"),
     ],
 )
 def test_bad_mass_is_counted_refused_and_returned(kind: str, cause: str) -> None:
@@ -121,7 +121,7 @@ def test_bad_mass_is_counted_refused_and_returned(kind: str, cause: str) -> None
         (ack,) = b.poll()
         assert isinstance(ack, Ack)
         assert ack.verdict == "void"
-        a.handle(replace(ack, vector="v"), 0.0)
+        a.handle(replace(ack, model="v"), 0.0)
         assert a.weight("v") == ONE
 
 

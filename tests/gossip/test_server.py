@@ -191,7 +191,7 @@ def test_a_server_that_was_never_there_is_waited_for() -> None:
 
 
 def is_credited(give: Give, receiver: Gossiper) -> bool:
-    line = receiver.ledger.verdict(give.sender, give.session, give.vector)
+    line = receiver.ledger.verdict(give.sender, give.session, give.model)
     return line == (give.sequence, "credited")
 
 
@@ -303,7 +303,7 @@ def refuse(world: World, receiver: str, sender: str, vector: str) -> None:
     """Let one peer find something wrong with whatever another gives it."""
 
     def admit(give: Give) -> Give | str:
-        return "weight" if (give.sender, give.vector) == (sender, vector) else give
+        return "weight" if (give.sender, give.model) == (sender, vector) else give
 
     world.peers[receiver].admit = admit
 

@@ -178,7 +178,7 @@ class Swarm(RuleBasedStateMachine):
     def credited_at(self, give: Give, keepers: list[Gossiper]) -> bool:
         for keeper in keepers:
             if (keeper.peer, keeper.session) == (give.receiver, give.receiver_session):
-                line = keeper.ledger.verdict(give.sender, give.session, give.vector)
+                line = keeper.ledger.verdict(give.sender, give.session, give.model)
                 return line == (give.sequence, "credited")
         return False
 
@@ -257,6 +257,15 @@ class Swarm(RuleBasedStateMachine):
         gone = [*self.left, *self.home]
         known = {*self.live, *(n for n, _ in self.dead), *(g.peer for g in gone)}
         return sorted(known)
+
+    def go_home(self, peer: Gossiper) -> None:
+        for former in [*self.left, *self.home]:
+            self.learn(peer, former.peer)
+        peer.close()
+        self.reclaim(peer, stranded_only=False)
+        self.network += self.save(peer)
+        del self.live[peer.peer]
+        self.home.append(peer)
 
     # --- rules ---
 
@@ -452,13 +461,7 @@ class Swarm(RuleBasedStateMachine):
         """
         peer = self.pick(who)
         if any(g is not peer for g in self.staying()):
-            for former in [*self.left, *self.home]:
-                self.learn(peer, former.peer)
-            peer.close()
-            self.reclaim(peer, stranded_only=False)
-            self.network += self.save(peer)
-            del self.live[peer.peer]
-            self.home.append(peer)
+            self.go_home(peer)
 
     # --- what must hold ---
 
@@ -493,6 +496,9 @@ class Swarm(RuleBasedStateMachine):
                 self.network += self.save(gossiper)
             self.deliver_all()
             self.depart()
+            for leaver in [g for g in self.live.values() if g.leaving and not g.ledger.open]:
+                if not leaver.heirs(VECTOR):  # it had taken a transfer back from all that stay
+                    self.go_home(leaver)
             self.conserved()
             self.now += 100.0
             if self.quiet() and not any(g.leaving for g in self.live.values()):
@@ -517,9 +523,12 @@ class Swarm(RuleBasedStateMachine):
         names = sorted(self.live)
         injected = {n: self.live[n].account(VECTOR).injected for n in names}
         for name in names:  # from now on in floats, and over a wire that loses nothing
-            snapshot = self.live[name].snapshot()
-            for values in (snapshot["vault"]["values"], snapshot["vault"]["residue"]):
-                values.update({model: value.astype(float) for model, value in values.items()})
+            snapshot, weight = self.live[name].snapshot(), self.live[name].weight(VECTOR)
+            values, residue = snapshot["vault"]["values"], snapshot["vault"]["residue"]
+            if weight and residue:
+                values[VECTOR] = values[VECTOR] + residue.pop(VECTOR) / weight
+            for each in (values, residue):
+                each.update({model: value.astype(float) for model, value in each.items()})
             store = DictStore({VECTOR: np.zeros(LENGTH)})
             self.live[name] = Gossiper.restore(snapshot, store, retry=RETRY)
         for gossiper in self.live.values():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gossamer.gossip import Ack, Give, Recall, WireError, decode, encode, wire
 
 GIVE = Give(
-    vector="global",
+    model="global",
     sender="ann",
     session="s1",
     sequence=7,

@@ -32,8 +32,8 @@ def diverted(url: str) -> Connect:
         async def elsewhere(topic: str, payload: Any, **options: Any) -> bool:
             if topics.is_gossip(topic):
                 where = topics.parse(topic)
-                assert where.vector is not None
-                topic = topics.inbox(where.swarm + HELD, where.peer, where.vector)
+                assert where.model is not None
+                topic = topics.inbox(where.swarm + HELD, where.peer, where.model)
             return await publish(topic, payload, **options)
 
         transport.publish = elsewhere
@@ -95,8 +95,8 @@ class Relay(Outsider):
             held, self._held = self._held, {}
             for topic, packets in held.items():
                 where = topics.parse(topic)
-                assert where.vector is not None
-                inbox = topics.inbox(self._swarm, where.peer, where.vector)
+                assert where.model is not None
+                inbox = topics.inbox(self._swarm, where.peer, where.model)
                 for packet in reversed(packets):
                     for splice in self._splices(topic, packet):
                         self.counts["splices"] += 1

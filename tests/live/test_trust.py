@@ -36,7 +36,7 @@ def sent(monkeypatch):
 
     def recording(message, schema, dtype):
         if isinstance(message, Give):
-            values.setdefault(message.vector, []).append(message.value.tobytes())
+            values.setdefault(message.model, []).append(message.value.tobytes())
         return encode(message, schema, dtype)
 
     monkeypatch.setattr(outgoing_module, "encode", recording)

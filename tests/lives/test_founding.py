@@ -40,7 +40,7 @@ def injected(stage: Stage) -> dict[str, float]:
     for peer in stage.peers.values():
         assert peer.link is not None
         gossiper = peer.link.engine.gossiper
-        for model in sums.keys() & set(gossiper.vectors):
+        for model in sums.keys() & set(gossiper.models):
             sums[model] += gossiper.injected(model) / ONE
     return sums
 

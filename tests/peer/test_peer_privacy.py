@@ -39,7 +39,7 @@ def test_masks_hide_values_and_leave_the_average(run, tmp_path, monkeypatch, mod
     first: dict[str, np.ndarray] = {}
 
     def recording(message, schema, dtype):
-        if isinstance(message, Give) and message.vector == "global":
+        if isinstance(message, Give) and message.model == "global":
             first.setdefault(message.sender, np.array(message.value))
         return encode(message, schema, dtype)
 
