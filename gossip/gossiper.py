@@ -31,7 +31,7 @@ from .balances import Balances, Store
 from .compress import Links, Packed, PackError
 from .ledger import Edge, Ledger, Transfer, is_line, is_reclaimed
 from .messages import Ack, Answer, Give, Message, Recall, Tag, Verdict
-from .modes import ManualMode, Mode
+from .modes import Mode
 from .neighbours import Neighbours
 from .pushsum import Array, is_finite
 from .retry import Delays, DelaysBySize, RetryPolicy
@@ -93,7 +93,7 @@ class Gossiper:
         links: Links | None = None,
     ) -> None:
         self.ledger = Ledger(peer, session)
-        self.mode: Mode = mode if mode is not None else ManualMode()
+        self.mode = mode if mode is not None else Mode()
         self.links = links if links is not None else Links()
         self.lossy = lossy
         self.rng = np.random.default_rng(seed)

@@ -8,8 +8,8 @@ others, so a peer is hidden once it has masks with two peers that do not tell ea
 Masks are drawn with a cipher, not a random number generator, on a grid of powers of two: both ends
 compute the same numbers, bit for bit, on any machine.
 
-It needs a round to begin from, with the same neighbours at both ends: the lockstep modes. It costs extra
-exchanges, because values start farther apart by the masks' scale; `extra_exchanges` says how many.
+It needs a round to begin from, with the same neighbours at both ends: the lockstep modes. It costs
+log(scale) more exchanges, because values start farther apart by the masks' scale.
 """
 
 from __future__ import annotations
@@ -172,20 +172,6 @@ def leave_round(gossiper: Gossiper, rounds: Mapping[str, PrivateRound], neighbou
     for model, private in rounds.items():
         mass = private.cancel(neighbour, Mass(gossiper.value(model), gossiper.weight(model)))
         gossiper.set_value(model, mass.value)
-
-
-def extra_exchanges(scale: float, neighbours: int, spread: float, rate: float) -> int:
-    """How many more exchanges bring masked values as close together as plain ones.
-
-    spread: the standard deviation of the true values between peers. rate: by how much one exchange
-    shrinks disagreement, |λ2| of the mixing matrix (topology can tell).
-    """
-    if not 0 < rate < 1:
-        raise ValueError(f"extra exchanges: rate {rate} must lie between 0 and 1")
-    if not spread > 0:
-        raise ValueError(f"extra exchanges: spread {spread} must be above 0")
-    noise = scale * math.sqrt(max(neighbours, 1) / 3)
-    return math.ceil(math.log(math.hypot(noise, spread) / spread) / -math.log(rate))
 
 
 def _shifted(mass: Mass, change: Array) -> Mass:

@@ -4,8 +4,8 @@ A mode is a small object that a `Gossiper` is given. It is asked whether a recei
 credited now, told what was credited and who is gone, and pushes from `step`. Its state is part of
 the gossiper's snapshot, so that a restart continues where the last checkpoint was.
 
-`ManualMode` leaves all to the driver; `AsyncMode` keeps to a clock and `PacedMode` to the work done;
-`RoundsMode` averages in lockstep with the neighbours, `ServerMode` through one server per partial model.
+`PacedMode` pushes at the pace of training and never waits; `RoundsMode` averages in lockstep with the
+neighbours, `ServerMode` through one server per partial model. The base, `Mode`, leaves all to the driver.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,109 +30,34 @@ GATHER, RETURN = 0, 1
 """The two exchanges of a server's round: clients to server, server to clients."""
 
 
-class Mode(Protocol):
-    """What a gossiper asks of its mode."""
+class Mode:
+    """What a gossiper asks of its mode. This one credits everything and never pushes: its driver does."""
 
     def admit(self, give: Give) -> bool:
-        """Whether to credit this transfer now; if not, it is held, unanswered, until released."""
-        ...
-
-    def credited(self, give: Give) -> None:
-        """Note that a transfer was credited."""
-        ...
-
-    def refused(self, give: Give) -> None:
-        """Note that a transfer was refused: its sender takes the mass back and sends no other."""
-        ...
-
-    def returned(self, give: Give) -> None:
-        """Note that an own transfer was taken back: refused, recalled, or its receiver is gone."""
-        ...
-
-    def gone(self, peer: str) -> None:
-        """Note that a session of this peer is gone for good: nothing more will come from it."""
-        ...
-
-    def step(self, gossiper: Gossiper, now: float) -> None:
-        """Push whatever is due."""
-        ...
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the mode's state as plain data."""
-        ...
-
-    def restore(self, data: dict[str, Any]) -> None:
-        """Take over the state of a snapshot."""
-        ...
-
-
-class ManualMode:
-    """Never pushes by itself and credits everything: the driver calls `Gossiper.push`."""
-
-    def admit(self, give: Give) -> bool:
-        """Credit everything at once."""
+        """Return whether to credit this transfer now; if not, it is deferred, unanswered, until released."""
         return True
 
     def credited(self, give: Give) -> None:
-        """Need no note."""
+        """Note that a transfer was credited."""
 
     def refused(self, give: Give) -> None:
-        """Need no note."""
+        """Note that a transfer was refused: its sender takes the mass back and sends no other."""
 
     def returned(self, give: Give) -> None:
-        """Need no note."""
+        """Note that an own transfer was taken back: refused, recalled, or its receiver is gone."""
 
     def gone(self, peer: str) -> None:
-        """Need no note."""
+        """Note that a session of this peer is gone for good: nothing more will come from it."""
 
     def step(self, gossiper: Gossiper, now: float) -> None:
-        """Push nothing."""
+        """Push whatever is due."""
 
     def snapshot(self) -> dict[str, Any]:
-        """Return nothing: there is no state."""
+        """Return the mode's state as plain data."""
         return {}
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Take over nothing."""
-
-
-class AsyncMode(ManualMode):
-    """No rounds, no barriers: every `interval` seconds, per model, push to one random neighbour.
-
-    interval: seconds between pushes of one model. Lower it for faster agreement, raise it to save
-        bandwidth; below the acknowledgement delay it only keeps edges busy.
-    fraction: the share of the held weight that is given away, between 0 and 1 exclusive. One half
-        mixes well; lower it if neighbours are few and slow to give back.
-    jitter: intervals vary by this fraction, so that peers do not push in step.
-    floor: do not push while a share or the rest would fall below this weight.
-    """
-
-    def __init__(
-        self, interval: float, *, fraction: float = 0.5, jitter: float = 0.1, floor: int = FLOOR
-    ) -> None:
-        if not 0 < fraction < 1:
-            raise ValueError(f"async mode: fraction is {fraction}, must lie between 0 and 1")
-        if not (interval > 0 and 0 <= jitter < 1):
-            raise ValueError(f"async mode: interval {interval} or jitter {jitter} is out of range")
-        self.interval = interval
-        self.fraction = fraction
-        self.jitter = jitter
-        self.floor = floor
-        self._due: dict[str, float] = {}
-
-    def step(self, gossiper: Gossiper, now: float) -> None:
-        """Push each model that is due to one free neighbour; if none is free, try again later."""
-        for model in gossiper.models:
-            if now < self._due.get(model, -math.inf):
-                continue
-            weight = gossiper.weight(model)
-            share = portion(weight, self.fraction)
-            if min(share, weight - share) < self.floor:
-                continue
-            free = gossiper.free_neighbours(model)
-            if free and gossiper.push(model, {free[gossiper.rng.integers(len(free))]: share}, now):
-                swing = self.jitter * (2 * gossiper.rng.random() - 1)
-                self._due[model] = now + self.interval * (1 + swing)
+        """Take over the state of a snapshot."""
 
 
 # --- asynchronous, at the pace of training -------------------------------------------------------
@@ -162,33 +87,29 @@ class Drift:
         self._bound, self._traffic = bound, traffic
         self._last: dict[str, Array] = {}
 
-    def bound(self, model: str) -> float:
-        """The bound of one model; 0 if it has none."""
-        return self._bound.get(model, 0.0) if isinstance(self._bound, Mapping) else self._bound
+    def skips(self, model: str, value: Array, messages: int) -> bool:
+        """Return whether a model has moved less than its bound, and count the messages that are not sent.
 
-    def small(self, model: str, value: Array) -> bool:
-        """Whether a model has moved less than its bound. If not, its value is remembered as pushed."""
-        bound = self.bound(model)
+        If it has moved farther, its value is remembered as pushed.
+        """
+        bound = self._bound.get(model, 0.0) if isinstance(self._bound, Mapping) else self._bound
         if bound <= 0:
             return False
         last = self._last.get(model)
         if last is not None:
             moved = float(np.linalg.norm(value - last))
             if moved < bound * float(np.linalg.norm(last)):
+                self._traffic[model].skip(messages, messages * 4 * value.size)  # as float32
                 return True
         self._last[model] = np.array(value)
         return False
 
-    def skip(self, model: str, messages: int, values: int) -> None:
-        """Count messages that were not sent, of so many float32 values each."""
-        self._traffic[model].skip(messages, messages * 4 * values)
 
-
-class PacedMode(ManualMode):
+class PacedMode(Mode):
     """Every request is one push of each model, in equal parts to a few random neighbours.
 
-    Where `AsyncMode` keeps to a clock, this keeps to the work done: a slow machine gossips as often
-    per training step as a fast one. What cannot be pushed now (no neighbour is free) is pushed later,
+    It keeps to the work done, not to a clock: a slow machine gossips as often per training step as a fast
+    one. What cannot be pushed now (no neighbour is free) is pushed later,
     but no more than `backlog` pushes per model pile up.
 
     fanout: neighbours that share in one push. Raise it if peers disagree too much while training:
@@ -286,25 +207,12 @@ class PacedMode(ManualMode):
         if min(share, weight - share * len(chosen)) < self.floor:
             return False
         self._turn[model] += 1
-        if self._drift is not None:
-            value = gossiper.value(model)
-            if self._drift.small(model, value):
-                self._drift.skip(model, len(chosen), value.size)
-                return True
+        if self._drift and self._drift.skips(model, gossiper.value(model), len(chosen)):
+            return True
         return gossiper.push(model, {free[index]: share for index in chosen}, now)
 
 
 # --- rounds in lockstep --------------------------------------------------------------------------
-
-
-def exchanges_for(tolerance: float, rate: float) -> int:
-    """Return how many exchanges shrink disagreement by `tolerance` when each multiplies it by `rate`.
-
-    The rate of a topology is |λ2| of its column-stochastic matrix.
-    """
-    if not (0 < tolerance < 1 and 0 <= rate < 1):
-        raise ValueError(f"tolerance {tolerance} and rate {rate} must lie between 0 and 1")
-    return 1 if rate <= tolerance else math.ceil(math.log(tolerance) / math.log(rate))
 
 
 @dataclass(slots=True)
@@ -319,8 +227,12 @@ class _Course:
     missing: set[str] = field(default_factory=set)
 
 
-class RoundsMode:
-    """Rounds of a fixed number of exchanges; `exchanges_for` turns a tolerance into that number.
+class RoundsMode(Mode):
+    """Synchronous push-sum, the paper's "train, then average": rounds of a fixed number of exchanges.
+
+    In every exchange each peer splits its mass over itself and its out-neighbours, and goes on when it
+    has credited the mass of all its in-neighbours. Mass of a later exchange is deferred until its turn,
+    so that the result is that of a matrix power, whatever the network drops, repeats or reorders.
 
     The driver calls `begin_round(gossiper, r)` with r = 0, 1, 2, … after training, ticks until
     `finished(r)`, and trains again. All peers of a model use the same numbers.
@@ -389,9 +301,6 @@ class RoundsMode:
     def refused(self, give: Give) -> None:
         """Wait for its sender no longer: nothing else will come from it in this exchange."""
         self.credited(give)
-
-    def returned(self, give: Give) -> None:
-        """Need no note: what came back joins the mass of the exchange under way."""
 
     def gone(self, peer: str) -> None:
         """Wait for this peer no longer, in this round."""
@@ -466,6 +375,10 @@ class _Client:
     done: int = -1
     given: bool = False
 
+    def end(self, number: int) -> None:
+        """Note that round `number` is over."""
+        self.given, self.done = False, number
+
 
 @dataclass(slots=True)
 class _Server:
@@ -476,9 +389,15 @@ class _Server:
     closed: bool = False
     pot: dict[str, int] = field(default_factory=dict)
 
+    def end(self) -> None:
+        """Note that the round is over."""
+        self.closed, self.done = False, self.round
 
-class ServerMode:
-    """Rounds through a server. Different models may have different servers.
+
+class ServerMode(Mode):
+    """Rounds through a server: clients give it all they have, it gives back the mean.
+
+    Both are plain transfers. Different models may have different servers.
 
     The driver calls `begin_round(gossiper, r)` with r = 0, 1, 2, … after training, on clients and
     servers alike, and ticks until `finished(r)`. A server closes a round when all its neighbours for
@@ -530,28 +449,22 @@ class ServerMode:
 
     def credited(self, give: Give) -> None:
         """Note a client's stake, or that the mean came back."""
+        self._heard(give, give.weight)
+
+    def refused(self, give: Give) -> None:
+        """Average without a refused client; do without a refused mean, whose mass the server keeps."""
+        self._heard(give, 0)
+
+    def _heard(self, give: Give, stake: int) -> None:
         if give.tag is None:
             return
         number, exchange = give.tag
         if exchange == GATHER and give.model in self._own:
             pot = self._own[give.model].pot
-            pot[give.sender] = pot.get(give.sender, 0) + give.weight
+            pot[give.sender] = pot.get(give.sender, 0) + stake
         elif exchange == RETURN and give.model in self._clients:
             client = self._clients[give.model]
-            client.given = False
-            client.done = max(client.done, number)
-
-    def refused(self, give: Give) -> None:
-        """Average without a refused client; do without a refused mean, whose mass the server keeps."""
-        if give.tag is None:
-            return
-        number, exchange = give.tag
-        if exchange == GATHER and give.model in self._own:
-            self._own[give.model].pot.setdefault(give.sender, 0)
-        elif exchange == RETURN and give.model in self._clients:
-            client = self._clients[give.model]
-            client.given = False
-            client.done = max(client.done, number)
+            client.end(max(client.done, number))
 
     def returned(self, give: Give) -> None:
         """End a client's round without a mean: the server refused its mass, or is gone.
@@ -563,8 +476,7 @@ class ServerMode:
             server.pot[give.receiver] = server.pot.get(give.receiver, 0) + give.weight
         client = self._clients.get(give.model)
         if client is not None and client.given and give.receiver == client.server:
-            client.given = False
-            client.done = client.round
+            client.end(client.round)
 
     def gone(self, peer: str) -> None:
         """Keep a lost client's stake in the average; expect nothing from a lost server."""
@@ -573,8 +485,7 @@ class ServerMode:
             server.pot.pop(peer, None)
         for client in self._clients.values():
             if client.server == peer and client.given:
-                client.given = False
-                client.done = client.round
+                client.end(client.round)
 
     def step(self, gossiper: Gossiper, now: float) -> None:
         """Give to the servers, and give back as a server, whatever is due."""
@@ -634,8 +545,6 @@ class ServerMode:
             elif shares and len(shares) == len(server.pot):
                 # No mean that can be written: what they put in stays here, and is theirs when there is.
                 gossiper.skip(model, shares, now, back)
-                server.closed = False
-                server.done = server.round
+                server.end()
             if not server.pot:
-                server.closed = False
-                server.done = server.round
+                server.end()

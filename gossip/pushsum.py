@@ -91,15 +91,6 @@ def absorb(mass: Mass, other: Mass) -> Mass:
     return Mass(step, weight)
 
 
-def estimate(mass: Mass) -> Array:
-    """Return this mass's estimate of the average; an error if it has no weight, thus no opinion."""
-    if mass.weight == 0:
-        raise ValueError(
-            "estimate: this mass has weight 0; absorb a neighbour's mass or inject first"
-        )
-    return mass.value
-
-
 def total(masses: Iterable[Mass]) -> tuple[Any, int]:
     """Return (sum of weight·value, sum of weights): the two things that gossip must conserve."""
     vector: Any = 0

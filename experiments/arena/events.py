@@ -113,10 +113,7 @@ class LinkState:
         """Whether a push is left out because the value has hardly moved since the last."""
         if self._drift is None:
             return False
-        value = gossiper.value(vector)
-        if small := self._drift.small(vector, value):
-            self._drift.skip(vector, messages, value.size)
-        return small
+        return self._drift.skips(vector, gossiper.value(vector), messages)
 
     def sent(self, give: Give) -> int:
         """Count a transfer that leaves; the bytes of its value, without headers."""

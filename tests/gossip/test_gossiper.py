@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 
 from gossamer.gossip import (
-    FLOOR,
     ONE,
     Ack,
-    AsyncMode,
     DictStore,
     FaultPlan,
     Give,
     Gossiper,
     MemoryNetwork,
+    PacedMode,
     Partition,
     Recall,
     RetryPolicy,
@@ -25,6 +24,14 @@ from gossamer.gossip import (
     run,
 )
 from gossamer.gossip.pushsum import MAX_WEIGHT
+
+
+class Eager(PacedMode):
+    """Pushes to whoever is free, at every tick."""
+
+    def step(self, gossiper: Gossiper, now: float) -> None:
+        self.request()
+        super().step(gossiper, now)
 
 
 def make(name: str, value: float = 0.0, weight: int = ONE, **options) -> Gossiper:
@@ -390,7 +397,7 @@ def test_async_gossip_agrees_on_the_weighted_mean_through_faults(samples: list[i
     peers = {}
     for i, count in enumerate(samples):
         store = DictStore({"v": np.full(2, float(i)), "w": np.full(2, -float(i * i))})
-        mode = AsyncMode(0.1)
+        mode = Eager(fraction=0.5)
         peer = Gossiper(f"p{i}", f"s{i}", store, mode=mode, retry=RetryPolicy(first=0.1), seed=i)
         for vector in ("v", "w"):
             peer.inject(vector, ONE * count)
@@ -402,33 +409,10 @@ def test_async_gossip_agrees_on_the_weighted_mean_through_faults(samples: list[i
         mean = np.average(start, weights=samples)
         for peer in peers.values():
             np.testing.assert_allclose(peer.value(vector), mean, rtol=1e-6)
-            peer.mode = AsyncMode(1e9)
+            peer.mode = PacedMode()
     run(peers, network, start=41.0, seconds=40, until=lambda: not any(map(is_busy, peers.values())))
     for vector in ("v", "w"):
         accounts = [p.account(vector) for p in peers.values()]
         assert [a.open for a in accounts] == [0] * 5
         assert sum(a.held for a in accounts) == sum(a.injected for a in accounts)
     assert sum(p.counters["repeat"] for p in peers.values()) > 0
-
-
-def test_async_mode_waits_for_its_interval_a_free_edge_and_enough_weight() -> None:
-    a, b = make("a", mode=AsyncMode(1.0, jitter=0.0)), make("b")
-    introduce([a, b])
-    a.tick(0.0)
-    give = give_of(a)
-    assert give.weight == ONE // 2
-    a.tick(0.5)
-    b.handle(give, 0.5)
-    a.handle(b.poll()[0], 0.5)
-    a.tick(0.9)
-    assert a.poll() == []
-    a.tick(1.0)
-    assert give_of(a).weight == ONE // 4
-    poor = make("p", weight=2 * FLOOR - 1, mode=AsyncMode(1.0))
-    introduce([poor, b])
-    poor.tick(0.0)
-    assert poor.poll() == []
-    with pytest.raises(ValueError, match="fraction is 1"):
-        AsyncMode(1.0, fraction=1)
-    with pytest.raises(ValueError, match="interval"):
-        AsyncMode(0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from gossamer.gossip import FLOOR, ONE, DictStore, Give, Gossiper, PacedMode, introduce
 
@@ -86,3 +87,23 @@ def test_a_newcomer_is_welcomed_with_whatever_weight_is_left():
     gossiper.tick(1.0)
     (give,) = gossiper.poll()
     assert (give.receiver, give.weight) == ("b", FLOOR // 2)
+
+
+def test_a_share_that_would_fall_below_the_floor_is_kept():
+    mode = PacedMode(fraction=0.5)
+    gossiper = Gossiper("a", "a-1", DictStore({"v": np.ones(2)}), mode=mode)
+    gossiper.inject("v", 2 * FLOOR - 1)
+    gossiper.peer_online("b", "b-1", ["v"])
+    mode.request()
+    gossiper.tick(0.0)
+    assert not gossiper.poll()
+    gossiper.inject("v", 1)
+    gossiper.tick(1.0)
+    assert [give.weight for give in gossiper.poll()] == [FLOOR]
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ValueError, match="fraction is 1"):
+        PacedMode(fraction=1)
+    with pytest.raises(ValueError, match="fanout is 0"):
+        PacedMode(0)

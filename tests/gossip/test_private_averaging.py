@@ -23,7 +23,6 @@ from gossamer.gossip import (
     run,
     total,
 )
-from gossamer.gossip.masking import extra_exchanges
 
 NAMES = [f"p{i}" for i in range(8)]
 LENGTH = 400
@@ -161,15 +160,6 @@ def test_what_cannot_be_private_is_refused():
         diverged.enter(Mass(np.array([1.0, np.nan]), ONE))
     with pytest.raises(ValueError, match="masks overflow float16"):
         half.enter(Mass(np.ones(1000, np.float16), ONE >> 4))
-
-
-def test_the_cost_is_the_logarithm_of_the_scale():
-    assert extra_exchanges(64.0, 4, 1.0, 0.5) == 7
-    assert extra_exchanges(64.0, 4, 1.0, 0.25) == 4
-    with pytest.raises(ValueError, match="rate"):
-        extra_exchanges(64.0, 4, 1.0, 1.0)
-    with pytest.raises(ValueError, match="spread"):
-        extra_exchanges(64.0, 4, 0.0, 0.5)
 
 
 # --- through a gossiper ------------------------------------------------------------------------------
