@@ -169,9 +169,13 @@ class Reassembler:
     max_unfinished: int = 64
     dropped: Counter[str] = field(default_factory=Counter)
     """Unfinished messages given up, and duplicated chunks ignored, by cause."""
-    held_bytes: int = 0
     _partials: OrderedDict[tuple[int, int], _Partial] = field(default_factory=OrderedDict)
     _finished: OrderedDict[tuple[int, int], int] = field(default_factory=OrderedDict)
+
+    @property
+    def held_bytes(self) -> int:
+        """How much memory unfinished messages take."""
+        return sum(partial.cost for partial in self._partials.values())
 
     @property
     def unfinished(self) -> int:
@@ -235,7 +239,6 @@ class Reassembler:
             chunk.checksum, chunk.count, bytearray(chunk.total), bytearray(chunk.count), chunk.count
         )
         self._partials[key] = partial
-        self.held_bytes += partial.cost
         return partial
 
     def _oldest_of_largest(self, held: Counter[int], newest: int) -> tuple[int, int]:
@@ -248,12 +251,11 @@ class Reassembler:
         return next((key for key in equals if key[0] == newest), equals[0])
 
     def _give_up(self, key: tuple[int, int], cause: str) -> None:
-        self.held_bytes -= self._partials.pop(key).cost
+        del self._partials[key]
         self.dropped[cause] += 1
 
     def _finish(self, key: tuple[int, int], partial: _Partial) -> memoryview:
         del self._partials[key]
-        self.held_bytes -= partial.cost
         if zlib.crc32(partial.data) != partial.checksum:
             raise WireError("checksum", "the chunks of a message do not add up to its checksum")
         self._finished.pop(key, None)

@@ -35,8 +35,7 @@ def is_reclaimed(row: object) -> bool:
         return False
     *names, sequence, weight = row
     return all(isinstance(name, str) for name in names) and all(
-        isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= MAX_WEIGHT
-        for number in (sequence, weight)
+        type(number) is int and 0 <= number <= MAX_WEIGHT for number in (sequence, weight)
     )
 
 
@@ -103,17 +102,9 @@ class Ledger:
         self._sequences[edge] = sequence
         self.revision += 1
         give = Give(
-            model,
-            self.peer,
-            self.session,
-            sequence,
-            receiver,
-            receiver_session,
-            weight,
-            value,
-            tag,
-            packed,
-        )
+            model, self.peer, self.session, sequence,
+            receiver, receiver_session, weight, value, tag, packed,
+        )  # fmt: skip
         self.open[edge] = Transfer(give, now, now)
         self.open_weight[model] += weight
         return self.open[edge]
@@ -187,18 +178,9 @@ class Ledger:
             give = transfer.give
             at = index.setdefault(id(give.value), len(index))
             arrays[at] = give.value
-            rows.append(
-                [
-                    give.model,
-                    give.receiver,
-                    give.receiver_session,
-                    give.sequence,
-                    give.weight,
-                    at,
-                    None if give.tag is None else list(give.tag),
-                    transfer.recalling,
-                ]
-            )
+            tag = None if give.tag is None else list(give.tag)
+            to = give.receiver, give.receiver_session
+            rows.append([give.model, *to, give.sequence, give.weight, at, tag, transfer.recalling])
         return {
             "peer": self.peer,
             "session": self.session,
@@ -215,16 +197,9 @@ class Ledger:
         ledger = cls(data["peer"], data["session"])
         for model, receiver, session, sequence, weight, at, tag, recalling in data["open"]:
             give = Give(
-                model,
-                ledger.peer,
-                ledger.session,
-                sequence,
-                receiver,
-                session,
-                weight,
-                data["values"][at],
-                None if tag is None else (tag[0], tag[1]),
-            )
+                model, ledger.peer, ledger.session, sequence, receiver, session, weight,
+                data["values"][at], None if tag is None else (tag[0], tag[1]),
+            )  # fmt: skip
             # No delay can be learnt from a transfer that lived through a restart: 2 attempts.
             transfer = Transfer(give, None, 0.0, attempts=2, recalling=recalling)
             ledger.open[receiver, model] = transfer
@@ -233,8 +208,6 @@ class Ledger:
         for receiver, model, sequence in data["sequences"]:
             ledger._sequences[receiver, model] = sequence
         for sender, session, model, sequence, verdict in data["seen"]:
-            ledger._seen.setdefault(sender, {}).setdefault(session, {})[model] = (
-                sequence,
-                verdict,
-            )
+            seen = ledger._seen.setdefault(sender, {}).setdefault(session, {})
+            seen[model] = sequence, verdict
         return ledger

@@ -22,7 +22,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 import msgpack
@@ -102,10 +102,10 @@ def schema_hash(entries: Iterable[SchemaEntry]) -> str:
 
 def schema_difference(ours: Iterable[SchemaEntry], theirs: Iterable[SchemaEntry]) -> str | None:
     """The first field on which two schemas differ, in words; None if they agree."""
-    mine = [(name, tuple(int(size) for size in shape), str(dtype)) for name, shape, dtype in ours]
-    other = [
-        (name, tuple(int(size) for size in shape), str(dtype)) for name, shape, dtype in theirs
-    ]
+    mine, other = (
+        [(name, tuple(int(size) for size in shape), str(dtype)) for name, shape, dtype in entries]
+        for entries in (ours, theirs)
+    )
     for (name, shape, dtype), (name2, shape2, dtype2) in zip(mine, other, strict=False):
         if name != name2:
             return f"field {name!r} here is {name2!r} there"
@@ -175,39 +175,23 @@ def encode(message: Message, schema: str, dtype: WireDtype = "float32") -> list[
     changes): send or join the buffers before anyone writes to that array. float16 halves the
     traffic and keeps 3 digits; float64 doubles it and is for tests and for exact averages.
     """
-    header: dict[str, Any] = {"schema": schema}
+    to_session = message.giver_session if isinstance(message, Ack) else message.receiver_session
+    kind = _KINDS[type(message)]
+    header = {"schema": schema, "kind": kind, "seq": message.sequence, "to_session": to_session}
     buffers: list[Buffer] = []
-    match message:
-        case Give():
-            if message.packed is None:
-                value = as_sent(message.value, dtype)
-                kind, length = dtype, value.size
-                buffers.append(value.view(np.uint8).data)
-            else:
-                kind, length = PACKED, message.packed.length
-                buffers += message.packed.buffers()
-            header |= {
-                "kind": "give",
-                "seq": message.sequence,
-                "to_session": message.receiver_session,
-                "weight": _pack_weight(message.weight),
-                "tag": list(message.tag) if message.tag is not None else None,
-                "dtype": kind,
-                "length": length,
-            }
-        case Ack():
-            header |= {
-                "kind": "ack",
-                "seq": message.sequence,
-                "to_session": message.giver_session,
-                "verdict": message.verdict,
-            }
-        case Recall():
-            header |= {
-                "kind": "recall",
-                "seq": message.sequence,
-                "to_session": message.receiver_session,
-            }
+    if isinstance(message, Ack):
+        header["verdict"] = message.verdict
+    elif isinstance(message, Give):
+        if message.packed is None:
+            value = as_sent(message.value, dtype)
+            written, length = dtype, value.size
+            buffers.append(value.view(np.uint8).data)
+        else:
+            written, length = PACKED, message.packed.length
+            buffers += message.packed.buffers()
+        header["weight"] = _pack_weight(message.weight)
+        header["tag"] = None if message.tag is None else list(message.tag)
+        header |= {"dtype": written, "length": length}
     header |= {
         "vector": message.model,
         "from": message.sender,
@@ -232,24 +216,37 @@ def decode(data: Buffer, max_bytes: int = MAX_MESSAGE_BYTES) -> Decoded:
     if len(view) > max_bytes:
         raise WireError("too-large", f"a message of {len(view)} bytes; the limit is {max_bytes}")
     start, header = _read_header(view)
-    make = _KINDS.get(header.get("kind", ""))
-    if make is None:
-        raise WireError("unknown-kind", f"unknown kind of message {header.get('kind')!r}")
+    kind = header.get("kind", "")
+    if kind not in _FIELDS:
+        raise WireError("unknown-kind", f"unknown kind of message {kind!r}")
     _check_header(header)
     body = view[start:]
-    value, dtype, packed = None, None, None
-    if header["kind"] == "give":
-        dtype = header["dtype"]
-        if dtype == PACKED:
-            value, packed = _NOTHING, _read_packed(body, header["length"])
-        else:
-            value = _read_value(body, dtype, header["length"])
-    elif len(body):
+    if len(body) and kind != "give":
         raise WireError("trailing", f"{len(body)} bytes after a message that carries no value")
-    message = make(header, value)
-    if packed is not None and isinstance(message, Give):
-        message = replace(message, packed=packed)
-    return Decoded(message, header["schema"], dtype)
+    at = {
+        "model": header["vector"],
+        "sender": header["from"],
+        "session": header["session"],
+        "receiver": header["to"],
+        "sequence": header["seq"],
+    }
+    to_session = header["to_session"]
+    if kind == "ack":
+        ack = Ack(**at, giver_session=to_session, verdict=header["verdict"])
+        return Decoded(ack, header["schema"], None)
+    if kind == "recall":
+        return Decoded(Recall(**at, receiver_session=to_session), header["schema"], None)
+    dtype, length = header["dtype"], header["length"]
+    packed = _read_packed(body, length) if dtype == PACKED else None
+    give = Give(
+        **at,
+        receiver_session=to_session,
+        weight=int.from_bytes(header["weight"], "big"),
+        value=_NOTHING if packed is not None else _read_value(body, dtype, length),
+        tag=None if header["tag"] is None else (header["tag"][0], header["tag"][1]),
+        packed=packed,
+    )
+    return Decoded(give, header["schema"], dtype)
 
 
 def _read_header(view: memoryview) -> tuple[int, dict[str, Any]]:
@@ -342,6 +339,7 @@ _COMMON: dict[str, Callable[[object], bool]] = {
     "to_session": _is_name,
     "seq": _is_count,
 }
+_KINDS: dict[type[Message], str] = {Give: "give", Ack: "ack", Recall: "recall"}
 _FIELDS: dict[str, dict[str, Callable[[object], bool]]] = {
     "give": _COMMON
     | {
@@ -363,49 +361,3 @@ def _check_header(header: dict[str, Any]) -> None:
     for name, valid in fields.items():
         if not valid(header[name]):
             raise WireError("garbage", f"header field {name!r} cannot be {in_short(header[name])}")
-
-
-def _give(header: dict[str, Any], value: np.ndarray[Any, Any] | None) -> Message:
-    assert value is not None
-    tag = header["tag"]
-    return Give(
-        model=header["vector"],
-        sender=header["from"],
-        session=header["session"],
-        sequence=header["seq"],
-        receiver=header["to"],
-        receiver_session=header["to_session"],
-        weight=int.from_bytes(header["weight"], "big"),
-        value=value,
-        tag=None if tag is None else (tag[0], tag[1]),
-    )
-
-
-def _ack(header: dict[str, Any], _value: np.ndarray[Any, Any] | None) -> Message:
-    return Ack(
-        model=header["vector"],
-        sender=header["from"],
-        session=header["session"],
-        receiver=header["to"],
-        giver_session=header["to_session"],
-        sequence=header["seq"],
-        verdict=header["verdict"],
-    )
-
-
-def _recall(header: dict[str, Any], _value: np.ndarray[Any, Any] | None) -> Message:
-    return Recall(
-        model=header["vector"],
-        sender=header["from"],
-        session=header["session"],
-        receiver=header["to"],
-        receiver_session=header["to_session"],
-        sequence=header["seq"],
-    )
-
-
-_KINDS: dict[str, Callable[[dict[str, Any], np.ndarray[Any, Any] | None], Message]] = {
-    "give": _give,
-    "ack": _ack,
-    "recall": _recall,
-}

@@ -153,7 +153,8 @@ class Links:
         self._shapes = shapes or {}
         self._room = room
         self._edges: OrderedDict[tuple[str, str], _Edge] = OrderedDict()
-        self._used = 0
+        self.held_bytes = 0
+        """Memory that references take."""
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -210,7 +211,7 @@ class Links:
     def forget(self) -> None:
         """Begin with no references: after the peer has taken a new session, nobody knows the old."""
         self._edges.clear()
-        self._used = 0
+        self.held_bytes = 0
 
     # --- receiving ------------------------------------------------------------------------------
 
@@ -260,12 +261,12 @@ class Links:
         return self._edges[peer, model]
 
     def _make_room(self, more: int) -> None:
-        self._used += more
-        while self._used > self._room:
+        self.held_bytes += more
+        while self.held_bytes > self._room:
             self._drop(next(iter(self._edges)))
 
     def _drop(self, edge: tuple[str, str]) -> None:
-        self._used -= self._edges.pop(edge, _NOTHING).nbytes
+        self.held_bytes -= self._edges.pop(edge, _NOTHING).nbytes
 
     @staticmethod
     def _add(values: Array, gain: float, known: Array | None) -> Array:

@@ -20,19 +20,17 @@ def turns_while_reading(run, interval: float) -> int:
         for number in range(COUNT):
             assert inbox.offer(Received(topic, number.to_bytes(4, "big"), False))
         inbox.close()
-        turns = 0
+        turns, reading = -1, True
 
-        async def other() -> None:
+        def other() -> None:
             nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
+            turns += 1
+            if reading:
+                asyncio.get_running_loop().call_soon(other)
 
-        task = asyncio.create_task(other())
-        await asyncio.sleep(0)
-        turns = 0
+        other()
         read = [int.from_bytes(message.payload, "big") async for message in inbox.messages()]
-        task.cancel()
+        reading = False
         assert read == list(range(COUNT))
         assert inbox.held_bytes == 0
         return turns

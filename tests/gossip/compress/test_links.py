@@ -167,19 +167,19 @@ def test_the_room_that_references_take_is_known_at_all_times():
     hub, *others = [make(name, "int8", room=6 * 4 * SIZE) for name in "habcd"]
     acquaint(hub, *others)
 
-    def used() -> int:
-        return sum(edge.nbytes for edge in hub.links._edges.values())
-
-    for turn in range(5):
+    for _ in range(5):
         for other in others:
             exchange(hub, other)
             exchange(other, hub)
-            assert hub.links._used == used() <= 6 * 4 * SIZE
-        if turn == 3:
-            hub.links.lost("a")
-            assert hub.links._used == used()
+            assert hub.links.held_bytes <= 6 * 4 * SIZE
+    assert hub.links.held_bytes > 3 * 4 * SIZE
+    for other in "abcd":
+        hub.links.lost(other)
+    assert hub.links.held_bytes == 0
+    exchange(hub, others[0])
+    assert hub.links.held_bytes == 4 * SIZE
     hub.links.forget()
-    assert hub.links._used == 0
+    assert hub.links.held_bytes == 0
 
 
 def test_an_answer_may_refer_to_what_is_not_acknowledged_yet():
