@@ -36,7 +36,7 @@ MODES: dict[str, Callable[[str], RoundsMode | ServerMode]] = {
 
 
 class World:
-    """Four peers with two vectors each; the second one of some is set to what cannot be sent."""
+    """Four peers with two models each; the second one of some is set to what cannot be sent."""
 
     def __init__(self, mode: str, faults: FaultPlan) -> None:
         self.network: MemoryNetwork = MemoryNetwork(2, faults)
@@ -49,8 +49,8 @@ class World:
         store = DictStore({v: np.full(3, place, np.float32) for v in "uv"})
         mode: Mode = self.modes[name]
         peer = Gossiper(name, f"s{name}", store, mode=mode, retry=RetryPolicy(first=0.05))
-        for vector in "uv":
-            peer.inject(vector, ONE)
+        for model in "uv":
+            peer.inject(model, ONE)
         return peer
 
     def spoil(self, name: str, value: float = np.nan) -> None:
@@ -69,11 +69,11 @@ class World:
     def settle(self) -> None:
         self.now = run(self.peers, self.network, start=self.now, seconds=30.0)
 
-    def value(self, name: str, vector: str = "v") -> np.ndarray:
-        return self.peers[name].value(vector)
+    def value(self, name: str, model: str = "v") -> np.ndarray:
+        return self.peers[name].value(model)
 
-    def weight(self, vector: str = "v") -> int:
-        return sum(peer.account(vector).held for peer in self.peers.values())
+    def weight(self, model: str = "v") -> int:
+        return sum(peer.account(model).held for peer in self.peers.values())
 
 
 @pytest.mark.parametrize("faults", [FaultPlan(), FAULTY], ids=["clean", "faulty"])

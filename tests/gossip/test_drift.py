@@ -16,8 +16,8 @@ def peer(bound):
     mode = PacedMode(2, drift=Drift(bound, traffic))
     store = DictStore({"v": np.ones(100), "w": np.ones(10)})
     gossiper = Gossiper("a", "s", store, mode=mode)
-    for vector in ("v", "w"):
-        gossiper.inject(vector, ONE)
+    for model in ("v", "w"):
+        gossiper.inject(model, ONE)
     for other in "bcde":
         gossiper.peer_online(other, f"s-{other}", ["v", "w"])
     return gossiper, mode, store, traffic

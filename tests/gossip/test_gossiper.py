@@ -399,20 +399,20 @@ def test_async_gossip_agrees_on_the_weighted_mean_through_faults(samples: list[i
         store = DictStore({"v": np.full(2, float(i)), "w": np.full(2, -float(i * i))})
         mode = Eager(fraction=0.5)
         peer = Gossiper(f"p{i}", f"s{i}", store, mode=mode, retry=RetryPolicy(first=0.1), seed=i)
-        for vector in ("v", "w"):
-            peer.inject(vector, ONE * count)
+        for model in ("v", "w"):
+            peer.inject(model, ONE * count)
         peers[peer.peer] = peer
     introduce(peers.values())
     network: MemoryNetwork = MemoryNetwork(4, faults)
     run(peers, network, seconds=40)
-    for vector, start in (("v", [0, 1, 2, 3, 4]), ("w", [0, -1, -4, -9, -16])):
+    for model, start in (("v", [0, 1, 2, 3, 4]), ("w", [0, -1, -4, -9, -16])):
         mean = np.average(start, weights=samples)
         for peer in peers.values():
-            np.testing.assert_allclose(peer.value(vector), mean, rtol=1e-6)
+            np.testing.assert_allclose(peer.value(model), mean, rtol=1e-6)
             peer.mode = PacedMode()
     run(peers, network, start=41.0, seconds=40, until=lambda: not any(map(is_busy, peers.values())))
-    for vector in ("v", "w"):
-        accounts = [p.account(vector) for p in peers.values()]
+    for model in ("v", "w"):
+        accounts = [p.account(model) for p in peers.values()]
         assert [a.open for a in accounts] == [0] * 5
         assert sum(a.held for a in accounts) == sum(a.injected for a in accounts)
     assert sum(p.counters["repeat"] for p in peers.values()) > 0

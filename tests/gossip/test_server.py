@@ -37,8 +37,8 @@ class World:
             store = DictStore({v: np.array([x], dtype=object) for v, x in values.items()})
             mode = ServerMode(name, SERVERS)
             peer = Gossiper(name, f"s{name}", store, mode=mode, retry=RetryPolicy(first=0.05))
-            for vector in values:
-                peer.inject(vector, ONE * self.samples[name])
+            for model in values:
+                peer.inject(model, ONE * self.samples[name])
             self.peers[name], self.modes[name] = peer, mode
         introduce(self.peers.values())
         self.now = 0.0
@@ -56,14 +56,14 @@ class World:
         )
         return all_finished()
 
-    def mean(self, vector: str, names: list[str]) -> Fraction:
+    def mean(self, model: str, names: list[str]) -> Fraction:
         weights = sum(self.samples[n] for n in names)
-        return sum(
-            (self.samples[n] * self.start[n][vector] for n in names), Fraction(0)
-        ) / Fraction(weights)
+        return sum((self.samples[n] * self.start[n][model] for n in names), Fraction(0)) / Fraction(
+            weights
+        )
 
-    def value(self, name: str, vector: str) -> Fraction:
-        return self.peers[name].value(vector)[0]
+    def value(self, name: str, model: str) -> Fraction:
+        return self.peers[name].value(model)[0]
 
 
 @pytest.mark.parametrize("faults", [FaultPlan(), FAULTY], ids=["clean", "faulty"])
@@ -73,9 +73,9 @@ def test_two_servers_give_the_exact_weighted_means(faults: FaultPlan) -> None:
     assert world.run(0)
     everyone = list(world.peers)
     for name, peer in world.peers.items():
-        for vector in SERVERS:
-            assert world.value(name, vector) == world.mean(vector, everyone)
-            assert peer.weight(vector) == ONE * world.samples[name]
+        for model in SERVERS:
+            assert world.value(name, model) == world.mean(model, everyone)
+            assert peer.weight(model) == ONE * world.samples[name]
 
 
 def test_rounds_follow_each_other_and_training_counts() -> None:
@@ -95,8 +95,8 @@ def test_a_late_client_takes_part_in_the_next_round() -> None:
     on_time = ["p0", "p1", "p2"]
     world.begin(0, on_time)
     assert not world.run(0, seconds=5)
-    for vector, server in SERVERS.items():
-        world.modes[server].close_round(vector)
+    for model, server in SERVERS.items():
+        world.modes[server].close_round(model)
     world.run(0, seconds=5)
     assert all(world.modes[n].finished(0) for n in on_time)
     assert all(world.value(n, "a") == world.mean("a", on_time) for n in on_time)
@@ -131,8 +131,8 @@ def revive(world: World, name: str, session: str) -> None:
     store = DictStore({v: np.array([Fraction(0)], dtype=object) for v in SERVERS})
     mode = ServerMode(name, SERVERS)
     peer = Gossiper(name, session, store, mode=mode, retry=RetryPolicy(first=0.05))
-    for vector in SERVERS:
-        peer.inject(vector, ONE)
+    for model in SERVERS:
+        peer.inject(model, ONE)
     world.peers[name], world.modes[name] = peer, mode
     for other in world.peers.values():
         if other is not peer:
@@ -299,11 +299,11 @@ def test_a_refused_client_is_not_left_waiting() -> None:
     assert world.peers["p2"].weight("a") >= ONE * 3
 
 
-def refuse(world: World, receiver: str, sender: str, vector: str) -> None:
+def refuse(world: World, receiver: str, sender: str, model: str) -> None:
     """Let one peer find something wrong with whatever another gives it."""
 
     def admit(give: Give) -> Give | str:
-        return "weight" if (give.sender, give.model) == (sender, vector) else give
+        return "weight" if (give.sender, give.model) == (sender, model) else give
 
     world.peers[receiver].admit = admit
 

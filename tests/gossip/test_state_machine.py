@@ -26,7 +26,7 @@ from gossamer.gossip import ONE, Ack, DictStore, Give, Gossiper, Message, RetryP
 from gossamer.gossip.compress import Links, parse
 from gossamer.gossip.pushsum import portion
 
-VECTOR = "v"
+MODEL = "v"
 LENGTH = 2
 RETRY = RetryPolicy(first=1.0, recall_factor=20.0)
 LOSSY_PEER = "p1"
@@ -40,7 +40,7 @@ COMPRESSORS = {
 NOTHING = np.empty(0, dtype=np.float32)
 
 
-def eighths(vector: str, value: np.ndarray) -> np.ndarray:
+def eighths(model: str, value: np.ndarray) -> np.ndarray:
     """A wire that keeps multiples of 1/8 only."""
     return np.array([Fraction(round(x * 8), 8) for x in value], dtype=object)
 
@@ -56,8 +56,8 @@ def fractions(value: np.ndarray) -> np.ndarray:
 class ExactLinks(Links):
     """Compresses with float32, as always; what is read is then taken as fractions."""
 
-    def pack(self, vector: str, receiver: str, session: str, value: Any, rng: Any) -> Any:
-        found = super().pack(vector, receiver, session, value, rng)
+    def pack(self, model: str, receiver: str, session: str, value: Any, rng: Any) -> Any:
+        found = super().pack(model, receiver, session, value, rng)
         return found and (fractions(found[0]), *found[1:])
 
     def unpack(self, give: Give, length: int, on_its_way: Give | None = None) -> Any:
@@ -66,7 +66,7 @@ class ExactLinks(Links):
 
 def links(name: str) -> Links:
     compressor = COMPRESSORS.get(name)
-    return ExactLinks(compressor and parse(compressor), {VECTOR: [(1, 2)]})
+    return ExactLinks(compressor and parse(compressor), {MODEL: [(1, 2)]})
 
 
 def travel(message: Message) -> Message:
@@ -127,7 +127,7 @@ class Swarm(RuleBasedStateMachine):
 
     def born(self, name: str, values: list[int]) -> Gossiper:
         self.births += 1
-        store = DictStore({VECTOR: exact(values)})
+        store = DictStore({MODEL: exact(values)})
         session = f"{name}-life-{self.births}"
         gossiper = Gossiper(
             name, session, store,
@@ -139,11 +139,11 @@ class Swarm(RuleBasedStateMachine):
         return gossiper
 
     def value(self, gossiper: Gossiper) -> np.ndarray:
-        return gossiper.value(VECTOR)
+        return gossiper.value(MODEL)
 
     def held(self, gossiper: Gossiper) -> Amount:
         """What a peer's books say that it holds; what it owes is not its own."""
-        held = gossiper.account(VECTOR).held
+        held = gossiper.account(MODEL).held
         return amount(held, self.value(gossiper)) + self.residue(gossiper)
 
     def keepers(self) -> list[Gossiper]:
@@ -172,7 +172,7 @@ class Swarm(RuleBasedStateMachine):
     def residue(self, gossiper: Gossiper) -> Amount:
         """What compressors left behind: a sum that waits for weight."""
         return Amount(
-            0, exact([0] * LENGTH) + gossiper.snapshot()["vault"]["residue"].get(VECTOR, 0)
+            0, exact([0] * LENGTH) + gossiper.snapshot()["vault"]["residue"].get(MODEL, 0)
         )
 
     def credited_at(self, give: Give, keepers: list[Gossiper]) -> bool:
@@ -209,10 +209,10 @@ class Swarm(RuleBasedStateMachine):
         gossiper = self.live.get(message.receiver)
         if gossiper is None:
             return
-        injected = gossiper.account(VECTOR).injected
+        injected = gossiper.account(MODEL).injected
         open_before = dict(gossiper.ledger.open)
         gossiper.handle(message, self.now)
-        new = gossiper.account(VECTOR).injected - injected
+        new = gossiper.account(MODEL).injected - injected
         self.grow(gossiper, amount(new, self.value(gossiper)))
         if isinstance(message, Ack) and (message.sender, message.session) in self.dead:
             for edge in open_before.keys() - gossiper.ledger.open.keys():
@@ -233,7 +233,7 @@ class Swarm(RuleBasedStateMachine):
         self.unsaved[name] = Amount()
         self.live[name] = Gossiper.restore(
             self.saved[name],
-            DictStore({VECTOR: exact([0] * LENGTH)}),
+            DictStore({MODEL: exact([0] * LENGTH)}),
             retry=RETRY,
             lossy=self.lossy(name),
             links=links(name),
@@ -251,7 +251,7 @@ class Swarm(RuleBasedStateMachine):
                 a.peer_gone(name, leaver.session, leaver.statement(), leaver.reclaimed)
         self.given_up |= a.counters["given-up"] > before
         if name in self.live and name != a.peer:
-            a.peer_online(name, self.live[name].session, [VECTOR])
+            a.peer_online(name, self.live[name].session, [MODEL])
 
     def names(self) -> list[str]:
         gone = [*self.left, *self.home]
@@ -279,7 +279,7 @@ class Swarm(RuleBasedStateMachine):
     def start(self, values: list[tuple[int, int, int]]) -> None:
         for i, (a, b, samples) in enumerate(values):
             gossiper = self.born(f"p{i}", [a, b])
-            gossiper.inject(VECTOR, ONE * samples)
+            gossiper.inject(MODEL, ONE * samples)
             self.grow(gossiper, self.held(gossiper))
             self.save(gossiper)
         for gossiper in self.live.values():
@@ -290,26 +290,26 @@ class Swarm(RuleBasedStateMachine):
     def train(self, who: int, delta: int) -> None:
         gossiper = self.pick(who)
         before = self.held(gossiper)
-        gossiper.set_value(VECTOR, self.value(gossiper) + Fraction(delta, 3))
+        gossiper.set_value(MODEL, self.value(gossiper) + Fraction(delta, 3))
         self.grow(gossiper, self.held(gossiper) - before)
 
     @rule(who=st.integers(0, 99), to=st.integers(0, 99), part=st.sampled_from([0.5, 0.25, 1.0]))
     def push(self, who: int, to: int, part: float) -> None:
         gossiper = self.pick(who)
-        free = gossiper.free_neighbours(VECTOR)
-        share = portion(gossiper.weight(VECTOR), part)
+        free = gossiper.free_neighbours(MODEL)
+        share = portion(gossiper.weight(MODEL), part)
         if part == 1.0 and gossiper.peer == LOSSY_PEER:
             return  # everything at once leaves no place for what the wire loses
         if free and share and not gossiper.leaving:
-            assert gossiper.push(VECTOR, {free[to % len(free)]: share}, self.now)
+            assert gossiper.push(MODEL, {free[to % len(free)]: share}, self.now)
 
     @rule(who=st.integers(0, 99))
     def push_to_all(self, who: int) -> None:
         gossiper = self.pick(who)
-        free = gossiper.free_neighbours(VECTOR)
-        share = gossiper.weight(VECTOR) // (len(free) + 1)
+        free = gossiper.free_neighbours(MODEL)
+        share = gossiper.weight(MODEL) // (len(free) + 1)
         if free and share and not gossiper.leaving:
-            assert gossiper.push(VECTOR, dict.fromkeys(free, share), self.now)
+            assert gossiper.push(MODEL, dict.fromkeys(free, share), self.now)
             self.network += self.save(gossiper)
 
     @rule(who=st.integers(0, 99), to=st.integers(0, 99))
@@ -317,9 +317,9 @@ class Swarm(RuleBasedStateMachine):
         """To and fro without a fault: from then on compressed values are differences."""
         pair = self.pick(who), self.pick(to)
         for a, b in (pair, pair[::-1], pair, pair[::-1]):
-            share = a.weight(VECTOR) // 2
-            if share and b.peer in a.free_neighbours(VECTOR) and not a.leaving:
-                assert a.push(VECTOR, {b.peer: share}, self.now)
+            share = a.weight(MODEL) // 2
+            if share and b.peer in a.free_neighbours(MODEL) and not a.leaving:
+                assert a.push(MODEL, {b.peer: share}, self.now)
             for _ in range(2):
                 self.network += [*self.save(a), *self.save(b)]
                 self.deliver_all()
@@ -387,7 +387,7 @@ class Swarm(RuleBasedStateMachine):
         former = [n for n in self.names() if n not in self.live]
         name = former[0] if again and former else f"p{10 + self.births}"
         newcomer = self.born(name, [1000, -1000])
-        newcomer.inject(VECTOR, ONE, after_hearing=True)
+        newcomer.inject(MODEL, ONE, after_hearing=True)
         self.save(newcomer)
         for other in self.names():
             self.learn(newcomer, other)
@@ -476,8 +476,8 @@ class Swarm(RuleBasedStateMachine):
     def open_weight_is_that_of_open_transfers(self) -> None:
         for gossiper in self.live.values():
             weights: Counter[str] = Counter()
-            for (_, vector), transfer in gossiper.ledger.open.items():
-                weights[vector] += transfer.give.weight
+            for (_, model), transfer in gossiper.ledger.open.items():
+                weights[model] += transfer.give.weight
             assert +gossiper.ledger.open_weight == +weights
 
     def quiet(self) -> bool:
@@ -497,7 +497,7 @@ class Swarm(RuleBasedStateMachine):
             self.deliver_all()
             self.depart()
             for leaver in [g for g in self.live.values() if g.leaving and not g.ledger.open]:
-                if not leaver.heirs(VECTOR):  # it had taken a transfer back from all that stay
+                if not leaver.heirs(MODEL):  # it had taken a transfer back from all that stay
                     self.go_home(leaver)
             self.conserved()
             self.now += 100.0
@@ -521,27 +521,27 @@ class Swarm(RuleBasedStateMachine):
         mean = np.array([float(s / held.weight) for s in held.sum])
         spread = max(1.0, *(np.abs(self.value(g).astype(float)).max() for g in self.live.values()))
         names = sorted(self.live)
-        injected = {n: self.live[n].account(VECTOR).injected for n in names}
+        injected = {n: self.live[n].account(MODEL).injected for n in names}
         for name in names:  # from now on in floats, and over a wire that loses nothing
-            snapshot, weight = self.live[name].snapshot(), self.live[name].weight(VECTOR)
+            snapshot, weight = self.live[name].snapshot(), self.live[name].weight(MODEL)
             values, residue = snapshot["vault"]["values"], snapshot["vault"]["residue"]
             if weight and residue:
-                values[VECTOR] = values[VECTOR] + residue.pop(VECTOR) / weight
+                values[MODEL] = values[MODEL] + residue.pop(MODEL) / weight
             for each in (values, residue):
                 each.update({model: value.astype(float) for model, value in each.items()})
-            store = DictStore({VECTOR: np.zeros(LENGTH)})
+            store = DictStore({MODEL: np.zeros(LENGTH)})
             self.live[name] = Gossiper.restore(snapshot, store, retry=RETRY)
         for gossiper in self.live.values():
             for name in names:
                 self.learn(gossiper, name)
         for _ in range(30):
             for g in self.live.values():
-                for to in g.free_neighbours(VECTOR):
-                    share = g.weight(VECTOR) // 2
+                for to in g.free_neighbours(MODEL):
+                    share = g.weight(MODEL) // 2
                     if share:
-                        g.push(VECTOR, {to: share}, self.now)
+                        g.push(MODEL, {to: share}, self.now)
                     self.settle()
-        late = [n for n in names if self.live[n].account(VECTOR).injected != injected[n]]
+        late = [n for n in names if self.live[n].account(MODEL).injected != injected[n]]
         for name in names:
             estimate = self.value(self.live[name])
             if late:  # a newcomer that added its weight at a passing estimate moved the mean
