@@ -147,7 +147,7 @@ class Balances:
         return sent
 
     def size(self, model: str) -> int:
-        """How many values a model has."""
+        """Return how many values a model has."""
         return self._kinds[model][0][0]
 
     def defect(self, give: Give, on_its_way: int) -> str | None:

@@ -60,7 +60,7 @@ class Chunker:
         """Number and attempt of the messages cut lately, by what is in them."""
 
     def split(self, buffers: Sequence[Buffer]) -> Iterator[bytes]:
-        """The payloads of one message, each copied once from `buffers` when it is asked for.
+        """Return the payloads of one message, each copied once from `buffers` when it is asked for.
 
         Do not write to the buffers before the last payload has been taken.
         """
@@ -79,7 +79,7 @@ class Chunker:
     def _number(
         self, views: list[memoryview], total: int, checksum: int, count: int
     ) -> tuple[int, int]:
-        """A new number for a message, or the one that it had before, and the attempt."""
+        """Return a new number for a message, or the one that it had before, and the attempt."""
         # The first buffer is a message's own header, which has a sequence: no two are alike in that.
         known = (total, checksum, bytes(views[0][:_HEAD])) if count > 1 else ()
         message_id, attempt = self._sent.pop(known, (0, _ATTEMPTS))
@@ -115,7 +115,7 @@ def _chunk_size(total: int, count: int) -> int:
 
 
 def _cut(views: list[memoryview], start: int, stop: int) -> Iterator[memoryview]:
-    """The pieces of `views`, seen as one long buffer, between two offsets."""
+    """Return the pieces of `views`, seen as one long buffer, between two offsets."""
     offset = 0
     for view in views:
         low, high = max(start - offset, 0), min(stop - offset, len(view))

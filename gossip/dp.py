@@ -1,6 +1,6 @@
 """Differential privacy for what a peer releases: clipped updates with Gaussian noise, and their price.
 
-Off unless asked for. A *release* is what others get to see of one stretch of training: the change of a
+Off unless asked for. A *release* is what others get to see of one round of training: the change of a
 model, shortened to a length of at most `clip`, plus noise of `noise` times that length. Whether the
 peer's data (all of it) was there then makes a difference of at most `clip`, so n releases of it are n
 Gaussian mechanisms, which the accountant adds up. Noise protects against everybody, group members and
@@ -59,7 +59,7 @@ class ReleasePlan:
 class Releases:
     """One peer's releases so far, and what they cost.
 
-    releases: how many a former life made (`count`), so that a restart forgets no cost.
+    releases: how many former sessions made (`count`), so that a restart forgets no cost.
     seed: for tests alone; by default the noise comes from the operating system's randomness, because
         noise that can be predicted protects nothing.
 
@@ -78,9 +78,9 @@ class Releases:
         self._known: dict[int, float] = {}
 
     def release(self, before: Array, after: Array) -> Array:
-        """What to keep and gossip instead of `after`, when training moved the model from `before`.
+        """Return what to keep and gossip instead of `after`, when training moved the model from `before`.
 
-        Every call is one release: call it once per model and stretch, and write the result back to
+        Every call is one release: call it once per model and round, and write the result back to
         the model, so that nothing un-noised is ever pushed.
         """
         if before.shape != after.shape:
@@ -108,7 +108,7 @@ class Releases:
         return (before + update).astype(after.dtype)
 
     def epsilon(self, releases: int | None = None) -> float:
-        """The epsilon, at the plan's delta, of the releases so far, or of a number of them."""
+        """Return the epsilon, at the plan's delta, of the releases so far, or of a number of them."""
         count = self.count if releases is None else releases
         if count == 0:
             return 0.0
@@ -120,7 +120,7 @@ class Releases:
         return self._known[count]
 
     def report(self) -> dict[str, float]:
-        """What a peer's report should say."""
+        """Return what a peer's report should say."""
         return {
             "epsilon": self.epsilon(),
             "delta": self.plan.delta,

@@ -710,7 +710,7 @@ class Gossiper:
                 self.push(model, {heir: weight}, now, plain=True)
 
     def drained(self) -> bool:
-        """Whether no mass is held or open: a leaver may go."""
+        """Return whether no mass is held or open: a leaver may go."""
         return not self.ledger.open and not any(self._balances.weights.values())
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ def is_reclaimed(row: object) -> bool:
 
 
 def is_line(row: object) -> bool:
-    """Whether plain data that came from elsewhere is a line as `Ledger.lines` yields them."""
+    """Return whether plain data that came from elsewhere is a line as `Ledger.lines` yields them."""
     if not isinstance(row, list | tuple) or len(row) != 5:
         return False
     *names, sequence, verdict = row

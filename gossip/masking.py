@@ -46,7 +46,7 @@ class MaskPlan:
 
 
 def mask(secret: bytes, model: str, round: int, attempt: int, length: int, scale: float) -> Array:
-    """The common mask of two peers for one model and one attempt at one round; float64, exact.
+    """Return the common mask of two peers for one model and one attempt at one round; float64, exact.
 
     secret: 32 bytes that the two share and nobody else has (`Keyring.mask_secret`).
     """
@@ -85,7 +85,7 @@ class PrivateRound:
     _cancelled: set[str] = field(default_factory=set)
 
     def enter(self, mass: Mass) -> Mass:
-        """The mass to gossip instead of the true one: same weight, masked value.
+        """Return the mass to gossip instead of the true one: same weight, masked value.
 
         Refused with fewer than two neighbours: the only one could simply subtract its mask.
         """
@@ -118,7 +118,7 @@ class PrivateRound:
         return _shifted(mass, -self._total([neighbour], mass.value.size))
 
     def again(self, without: Collection[str] = ()) -> PrivateRound:
-        """The next attempt at this round, among the neighbours that are left; `true` is what to enter.
+        """Return the next attempt at this round, among the neighbours that are left; `true` is what to enter.
 
         Everybody who takes part must begin the same attempt. New masks: two attempts with the same
         ones would show the difference of what changed between them.

@@ -31,7 +31,7 @@ class Partition:
     side: frozenset[Any]
 
     def separates(self, a: Any, b: Any, now: float) -> bool:
-        """Whether messages from a to b sent now are lost."""
+        """Return whether messages from a to b sent now are lost."""
         return self.start <= now < self.end and (a in self.side) != (b in self.side)
 
 

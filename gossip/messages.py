@@ -4,7 +4,7 @@ A transfer is a bank transfer: the giver debits itself and sends a `Give`; the r
 once and answers with an `Ack`; a giver that waited too long asks for its mass back with a `Recall`,
 which the receiver answers with an `Ack` too. Messages are plain data: no behaviour, no clock.
 
-A *session* names one life of a peer's ledger. It is drawn when the ledger is first created and
+A *session* names one incarnation of a peer's ledger. It is drawn when the ledger is first created and
 survives a restart from a checkpoint; a peer that starts afresh has a new one.
 """
 

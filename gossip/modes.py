@@ -161,7 +161,7 @@ class PacedMode(Mode):
             self._drift = None
 
     def caught_up(self, gossiper: Gossiper) -> bool:
-        """Whether neighbours keep up with what is pushed to them; if not, a driver trains later.
+        """Return whether neighbours keep up with what is pushed to them; if not, a driver trains later.
 
         It is no barrier: whoever answers lets the peer go on, and who cannot be reached is not
         waited for.
@@ -277,13 +277,13 @@ class RoundsMode(Mode):
             self._courses[model] = _Course(number, 0, False, False, set(sources))
 
     def finished(self, number: int) -> bool:
-        """Whether this round is over for every model."""
+        """Return whether this round is over for every model."""
         return bool(self._courses) and all(
             c.round > number or (c.round == number and c.idle) for c in self._courses.values()
         )
 
     def admit(self, give: Give) -> bool:
-        """Hold what belongs to a later exchange. Late or untagged mass (a leaver's) joins at once."""
+        """Defer what belongs to a later exchange. Late or untagged mass (a leaver's) joins at once."""
         if give.tag is None:
             return True
         course = self._courses.get(give.model, _Course())
@@ -414,7 +414,7 @@ class ServerMode(Mode):
         self._clients = {v: _Client(s) for v, s in servers.items() if s != peer}
         self._own = {v: _Server() for v, s in servers.items() if s == peer}
         self._gone: set[str] = set()
-        """Whose session was gone for good once: where they are not back, nobody waits for them."""
+        """Peers of which a session was declared gone; nobody waits for those that are not back."""
 
     def begin_round(self, gossiper: Gossiper, number: int) -> None:
         """Start averaging all models; training should pause until `finished(number)`."""
@@ -431,7 +431,7 @@ class ServerMode(Mode):
             gossiper.release(model)
 
     def finished(self, number: int) -> bool:
-        """Whether this round is over: the means are back, or will never be (a server is gone)."""
+        """Return whether this round is over: the means are back, or will never be (a server is gone)."""
         states = [*self._clients.values(), *self._own.values()]
         return all(state.done >= number for state in states)
 
@@ -441,7 +441,7 @@ class ServerMode(Mode):
         server.closed = server.round > server.done
 
     def admit(self, give: Give) -> bool:
-        """Hold clients' mass while no round of theirs is open; untagged mass joins at once."""
+        """Defer clients' mass while no round of theirs is open; untagged mass joins at once."""
         server = self._own.get(give.model)
         if give.tag is None or give.tag[1] != GATHER or server is None:
             return True

@@ -83,7 +83,7 @@ class Neighbours:
             self._known[peer] = Neighbour(session, frozenset(models), online=False)
 
     def reachable(self, peer: str) -> bool:
-        """Whether it makes sense to send: unknown peers are given the benefit of the doubt."""
+        """Return whether it makes sense to send: unknown peers are given the benefit of the doubt."""
         known = self._known.get(peer)
         return known is None or known.online
 

@@ -1,4 +1,4 @@
-"""How long to wait for an answer to a transfer: by the delays that were seen, and by how large it is."""
+"""How long to wait for the answer to a transfer, by the delays seen so far and by its size."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
 
-MAX_HOPELESS = 6
-"""Recalls in a row after which the wait for the next becomes no longer."""
-LARGE = 1 << 20
-"""Bytes of a value from which on its size is what its way takes."""
+MAX_FAILED_RECALLS = 6
+"""Failed recalls in a row after which the wait for the next grows no longer."""
+LARGE_VALUE_BYTES = 1 << 20
+"""Size from which on a value's transfer time is governed by its size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +48,16 @@ class RetryPolicy:
 
 
 class Delays:
-    """The acknowledgement delays seen lately, and the waiting times that follow from them.
+    """The acknowledgement delays seen lately, and the timeouts that follow from them.
 
-    size: bytes of the values that they are about.
+    size: bytes of the values that were sent.
     """
 
     def __init__(self, retry: RetryPolicy, size: int = 0) -> None:
         self._policy = retry
-        self._first = retry.first + (size / retry.rate if size >= LARGE else 0.0)
-        self._hopeless = 0
-        """Recalls in a row of what had not arrived."""
+        self._first = retry.first + (size / retry.rate if size >= LARGE_VALUE_BYTES else 0.0)
+        self._failed_recalls = 0
+        """Recalls in a row that found their transfer not arrived."""
         self._seen: deque[float] = deque()
         self._sorted: list[float] = []
         self._scale = 1.0
@@ -75,25 +75,25 @@ class Delays:
             self._scale = max(self._scale, self._policy.backoff ** (attempts - 1))
 
     def recalled(self, arrived: bool) -> None:
-        """Learn from an answer to a recall: had the transfer arrived, or was it asked back too early?
+        """Learn from the answer to a recall whether the transfer had arrived, or was asked back too early.
 
-        Whatever takes longer than the wait for it would else never arrive, and nobody would learn why.
+        Without this, a transfer that takes longer than its timeout would be recalled for ever.
         """
-        self._hopeless = 0 if arrived else min(self._hopeless + 1, MAX_HOPELESS)
+        self._failed_recalls = 0 if arrived else min(self._failed_recalls + 1, MAX_FAILED_RECALLS)
 
     def ack_timeout(self, attempts: int) -> float:
-        """Return how long to wait for an answer to the latest of `attempts` copies."""
+        """Return how long to wait for an answer to the latest of `attempts` copies before repeating it."""
         p = self._policy
         base = p.resend_factor * self._quantile(p.resend_quantile)
         scale = max(self._scale, p.backoff ** min(max(attempts - 1, 0), 64))
         return min(max(base, p.shortest) * scale, p.longest)
 
     def transfer_timeout(self) -> float:
-        """Return the age at which an open transfer is asked back."""
-        return self.silence_timeout() * self._policy.backoff**self._hopeless
+        """Return the age at which an open transfer is recalled."""
+        return self.silence_timeout() * self._policy.backoff**self._failed_recalls
 
     def silence_timeout(self) -> float:
-        """Return the age at which an open transfer is one that nobody should wait for."""
+        """Return the age at which nobody should wait for the answer to an open transfer any longer."""
         p = self._policy
         return p.recall_factor * max(self._quantile(p.recall_quantile), p.shortest)
 
@@ -104,7 +104,7 @@ class Delays:
             del self._sorted[bisect_left(self._sorted, self._seen.popleft())]
 
     def _quantile(self, q: float) -> float:
-        """The quantile, interpolated; asked for at every tick, so the delays are kept in order."""
+        """Return the quantile, interpolated; asked for at every tick, so the delays are kept in order."""
         if not self._sorted:
             return self._first
         place = q * (len(self._sorted) - 1)
@@ -114,9 +114,9 @@ class Delays:
 
 
 class DelaysBySize:
-    """Delays of transfers by the size of their values: what is slow for a small one is not for a large.
+    """Delays by the size of the values sent: what is slow for a small one is not for a large one.
 
-    All small ones have theirs in common; of large ones, those that differ by less than a factor of two.
+    All small values share one `Delays`; large ones share it if they differ by less than a factor of two.
     """
 
     def __init__(self, retry: RetryPolicy) -> None:
@@ -124,8 +124,8 @@ class DelaysBySize:
         self._classes: dict[int, Delays] = {}
 
     def of(self, size: int) -> Delays:
-        """The delays of values of so many bytes."""
-        at = (size // LARGE).bit_length()
+        """Return the delays of values of so many bytes."""
+        at = (size // LARGE_VALUE_BYTES).bit_length()
         if at not in self._classes:
             self._classes[at] = Delays(self._policy, size)
         return self._classes[at]

@@ -1,4 +1,4 @@
-"""Topics: who says what, where. Identity is in the path, so that broker ACLs can match it.
+"""MQTT topics. Identity is in the path, so that broker ACLs can match it.
 
 gossamer/v1/{swarm}/peer/{id}/card             retained: models, schema, public key
 gossamer/v1/{swarm}/peer/{id}/status           retained: birth, or the last will
@@ -68,18 +68,18 @@ def check_name(what: str, name: str) -> str:
 
 
 def card(swarm: str, peer: str) -> str:
-    """Where `peer` says what it can do (retained)."""
+    """Return the topic of a peer's card: what it can do (retained)."""
     return str(Topic(swarm, peer, "card"))
 
 
 def status(swarm: str, peer: str) -> str:
-    """Where `peer` says that it lives, and its last will that it died (retained)."""
+    """Return the topic of a peer's birth message and last will (retained)."""
     return str(Topic(swarm, peer, "status"))
 
 
 @lru_cache(maxsize=_REMEMBERED)
 def inbox(swarm: str, peer: str, model: str) -> str:
-    """Where others send `peer` gossip about `model`."""
+    """Return the topic on which others send `peer` gossip about `model`."""
     return str(Topic(swarm, peer, "inbox", model))
 
 
@@ -89,23 +89,23 @@ def longest(swarm: str) -> str:
 
 
 def metrics(swarm: str, peer: str) -> str:
-    """Where `peer` publishes its measurements."""
+    """Return the topic on which `peer` publishes its measurements."""
     return str(Topic(swarm, peer, "metrics"))
 
 
 def death(swarm: str, peer: str) -> str:
-    """Where the swarm's owner declares that a session of `peer` is over (retained)."""
+    """Return the topic on which the swarm's owner declares a session of `peer` over (retained)."""
     return str(Topic(swarm, peer, "death"))
 
 
 def every(swarm: str, kind: Kind) -> str:
-    """The pattern of every peer's topic of that kind in the swarm (of all models, for inboxes)."""
+    """Return the pattern of every peer's topic of that kind in the swarm (of all models, for inboxes)."""
     check_name("swarm", swarm)
     return f"{ROOT}/{swarm}/peer/+/{kind}" + ("/+" if kind == "inbox" else "")
 
 
 def inboxes(swarm: str, peer: str) -> str:
-    """The pattern of all inboxes of one peer."""
+    """Return the pattern of all inboxes of one peer."""
     return f"{ROOT}/{check_name('swarm', swarm)}/peer/{check_name('peer', peer)}/inbox/+"
 
 
@@ -126,7 +126,7 @@ def parse(topic: str) -> Topic:
 
 
 def is_state(topic: str) -> bool:
-    """Whether a topic holds state (cards, status, deaths, revocations), which a transport must never drop.
+    """Return whether a topic holds state (cards, status, deaths, revocations): transports never drop that.
 
     Everything else may be dropped under pressure: the ledger repeats gossip, and metrics are
     telemetry.
@@ -135,13 +135,13 @@ def is_state(topic: str) -> bool:
 
 
 def is_gossip(topic: str) -> bool:
-    """Whether a topic is somebody's inbox: where parameters travel."""
+    """Return whether a topic is somebody's inbox: where parameters travel."""
     return "/inbox/" in topic
 
 
 @lru_cache(maxsize=_REMEMBERED)
 def matches(pattern: str, topic: str) -> bool:
-    """Whether an MQTT subscription pattern (`+` one level, a final `#` the rest) covers a topic."""
+    """Return whether an MQTT subscription pattern (`+` one level, a final `#` the rest) covers a topic."""
     wanted, levels = pattern.split("/"), topic.split("/")
     if topic.startswith("$") and wanted[0] in ("+", "#"):
         return False  # MQTT 4.7.2: wildcards at the start do not see the broker's own topics

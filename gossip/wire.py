@@ -91,7 +91,7 @@ class Decoded:
 
 
 def schema_hash(entries: Iterable[SchemaEntry]) -> str:
-    """16 hex characters that two peers share exactly when their models mean the same thing.
+    """Return 16 hex characters that two peers share exactly when their models mean the same thing.
 
     Covers names, shapes and dtypes in order; the device that holds them is nobody's business.
     """
@@ -101,7 +101,7 @@ def schema_hash(entries: Iterable[SchemaEntry]) -> str:
 
 
 def schema_difference(ours: Iterable[SchemaEntry], theirs: Iterable[SchemaEntry]) -> str | None:
-    """The first field on which two schemas differ, in words; None if they agree."""
+    """Return the first field on which two schemas differ, in words; None if they agree."""
     mine, other = (
         [(name, tuple(int(size) for size in shape), str(dtype)) for name, shape, dtype in entries]
         for entries in (ours, theirs)
@@ -169,7 +169,7 @@ def wide_enough(value: np.ndarray[Any, Any], dtype: WireDtype) -> WireDtype:
 
 
 def encode(message: Message, schema: str, dtype: WireDtype = "float32") -> list[Buffer]:
-    """The message as buffers to be sent one after the other.
+    """Return the message as buffers to be sent one after the other.
 
     The value's buffer is a view of the array that the message holds (no copy, unless the dtype
     changes): send or join the buffers before anyone writes to that array. float16 halves the
@@ -208,7 +208,7 @@ def encode(message: Message, schema: str, dtype: WireDtype = "float32") -> list[
 
 
 def decode(data: Buffer, max_bytes: int = MAX_MESSAGE_BYTES) -> Decoded:
-    """The message in `data`. Its value is a read-only view: `data` lives as long as the value does.
+    """Return the message in `data`. Its value is a read-only view: `data` lives as long as the value does.
 
     Raises WireError, whatever the bytes are. Lower `max_bytes` to what your largest model needs.
     """

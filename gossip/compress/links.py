@@ -161,7 +161,7 @@ class Links:
     def pack(
         self, model: str, receiver: str, session: str, value: Array, rng: np.random.Generator
     ) -> tuple[Array, Packed, float] | None:
-        """What the receiver will read of a value, how it is sent, and which part of it came through.
+        """Return what the receiver will read of a value, how it is sent, and which part of it came through.
 
         None if it must go plain.
         """
@@ -216,7 +216,7 @@ class Links:
     # --- receiving ------------------------------------------------------------------------------
 
     def unpack(self, give: Give, length: int, on_its_way: Give | None = None) -> Array:
-        """The value of a compressed transfer, read only. Raises PackError, whatever was sent.
+        """Return the value of a compressed transfer, read only. Raises PackError, whatever was sent.
 
         on_its_way: our own open transfer on the same edge, if there is one. Its receiver may have
         credited it already and refer to it.
@@ -244,7 +244,7 @@ class Links:
             self._make_room(edge.nbytes - before)
 
     def _named(self, give: Give, base: int, on_its_way: Give | None) -> Array | None:
-        """The value that a message refers to: its sender's transfer `base`, or ours if negative."""
+        """Return the value that a message refers to: its sender's transfer `base`, or ours if negative."""
         edge = self._edges.get((give.sender, give.model), _Edge())
         kept = list(edge.sent) if base < 0 else [] if edge.heard is None else [edge.heard]
         for each in kept:
@@ -279,12 +279,12 @@ class Links:
 
 
 def _values(give: Give) -> Array:
-    """A transfer's value as references are kept: without a copy, unless it is of another kind."""
+    """Return a transfer's value as references are kept: without a copy, unless it is of another kind."""
     return np.asarray(give.value, dtype=np.float32)
 
 
 def _damping(change: Array, came: Array) -> tuple[float, float]:
-    """The gain of what came of a change, and the part of the change that it stands for.
+    """Return the gain of what came of a change, and the part of the change that it stands for.
 
     Both are 1 where nearly everything came: a gain costs a multiplication and saves nothing there.
     """

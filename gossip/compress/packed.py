@@ -66,13 +66,13 @@ class Packed:
         return sum(len(buffer) for buffer in self.buffers())
 
     def buffers(self) -> list[Buffer]:
-        """The bytes to send."""
+        """Return the bytes to send."""
         facts = bytes(msgpack.packb(list(self.stages)) or b"")
         return [_LENGTHS.pack(len(facts), self.base, self.gain) + facts, *self.data]
 
     @classmethod
     def parse(cls, body: memoryview, length: int) -> Packed:
-        """What `buffers` wrote. Nothing is unpacked yet: see `unpack`. Raises PackError."""
+        """Return what `buffers` wrote. Nothing is unpacked yet: see `unpack`. Raises PackError."""
         if len(body) < _LENGTHS.size:
             raise PackError("truncated", f"{len(body)} bytes are too few for a compressed value")
         size, base, gain = _LENGTHS.unpack_from(body)
@@ -102,7 +102,7 @@ class Reader:
         self._left = memoryview(whole).cast("B")
 
     def take(self, dtype: str, count: int) -> Array:
-        """The next `count` numbers."""
+        """Return the next `count` numbers."""
         size = count * np.dtype(dtype).itemsize
         if size > len(self._left):
             raise PackError("truncated", f"{len(self._left)} bytes left where {size} are needed")
@@ -122,7 +122,7 @@ def as_buffer(array: Array) -> memoryview:
 
 
 def in_short(value: object) -> str:
-    """What came over the wire, in a few characters.
+    """Return what came over the wire, in a few characters.
 
     Of lists and maps only the kind: writing out one that is nested a thousand deep raises RecursionError.
     """
@@ -130,7 +130,7 @@ def in_short(value: object) -> str:
 
 
 def check_count(value: object, low: int, high: int, what: str) -> int:
-    """A whole number that came over the wire, if it is within bounds; else PackError."""
+    """Return a whole number that came over the wire, if it is within bounds; else PackError."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise PackError("garbage", f"{what} cannot be {in_short(value)}: it lies in {low}..{high}")
     return value

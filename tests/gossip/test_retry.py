@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gossamer.gossip import ONE, Ack, Delays, DictStore, Give, Gossiper, Recall, RetryPolicy
-from gossamer.gossip.retry import LARGE, MAX_HOPELESS, DelaysBySize
+from gossamer.gossip.retry import LARGE_VALUE_BYTES, MAX_FAILED_RECALLS, DelaysBySize
 
 
 def test_what_is_large_may_take_its_time() -> None:
@@ -14,11 +14,11 @@ def test_what_is_large_may_take_its_time() -> None:
     delays = DelaysBySize(retry)
     for _ in range(50):
         delays.of(100).acknowledged(0.01, 1)
-    assert delays.of(LARGE - 1).transfer_timeout() == pytest.approx(0.4)
+    assert delays.of(LARGE_VALUE_BYTES - 1).transfer_timeout() == pytest.approx(0.4)
     assert delays.of(40_000_000).transfer_timeout() == pytest.approx(20 * 41.0)
     delays.of(40_000_000).acknowledged(5.0, 1)
     assert delays.of(41_000_000).transfer_timeout() == pytest.approx(100.0)
-    assert delays.of(LARGE - 1).transfer_timeout() == pytest.approx(0.4)
+    assert delays.of(LARGE_VALUE_BYTES - 1).transfer_timeout() == pytest.approx(0.4)
 
 
 def test_a_recall_that_came_too_early_makes_the_next_wait_longer() -> None:
@@ -28,7 +28,7 @@ def test_a_recall_that_came_too_early_makes_the_next_wait_longer() -> None:
         assert delays.transfer_timeout() == pytest.approx(wait)
     for _ in range(100):
         delays.recalled(arrived=False)
-    assert delays.transfer_timeout() == pytest.approx(10.0 * 2.0**MAX_HOPELESS)
+    assert delays.transfer_timeout() == pytest.approx(10.0 * 2.0**MAX_FAILED_RECALLS)
     delays.recalled(arrived=True)
     assert delays.transfer_timeout() == pytest.approx(10.0)
 
