@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .compress.links import Traffic
+from .compress import Traffic
 from .messages import Give
 from .pushsum import FLOOR, Array, portion
 
