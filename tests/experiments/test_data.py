@@ -14,7 +14,7 @@ from gossamer.experiments.data import (
     DataError,
     Dataset,
     Samples,
-    checksums,
+    files,
     from_torch,
     load,
     names,
@@ -155,7 +155,7 @@ def test_a_missing_file_is_named_with_places_checksum_and_advice(empty: Path, na
     assert text.startswith(f"{name.removesuffix('-binary')}: ") or name == "hapt-sitstand"
     assert str(empty / "data") in text
     assert str(empty / "cache" / "gossamer") in text
-    assert any(checksum in text for checksum in checksums.KNOWN.values())
+    assert any(checksum in text for checksum in files.KNOWN.values())
     assert "GOSSAMER_DATA" in text or "put " in text
     assert "\n" not in text
 
@@ -179,7 +179,7 @@ def test_a_damaged_file_is_named_with_both_checksums(empty: Path) -> None:
         load("hapt", empty)
     text = str(caught.value)
     assert str(folder / "hapt_fft100.npz") in text
-    assert checksums.KNOWN["sensors/hapt_fft100.npz"] in text
+    assert files.KNOWN["sensors/hapt_fft100.npz"] in text
     assert found in text
 
 

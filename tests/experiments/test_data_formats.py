@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from gossamer.experiments.data import DataError, checksums, load
+from gossamer.experiments.data import DataError, files, load
+from gossamer.experiments.data.digits import read_idx
 from gossamer.experiments.data.femnist import merged_labels
-from gossamer.experiments.data.mnist import read_idx
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data folder whose files have no known checksum, so that small ones are accepted."""
-    monkeypatch.setattr(checksums, "KNOWN", {})
+    monkeypatch.setattr(files, "KNOWN", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for family in ("mnist", "femnist", "handwriting", "sensors"):
         (tmp_path / family).mkdir()
