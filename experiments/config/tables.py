@@ -134,15 +134,20 @@ class TaskEntry(SettingsTable):
     permutations of the last `last` labels, dealt in turn. swaps: every peer swaps a pair of its own.
     modified: another target for one block of the `sparse` vectors."""
     labels: Annotated[tuple[int, int] | None, Field(strict=False)] = None
+    """The two labels of a swap, as in `[8, 9]`."""
     last: int = 3
+    """How many labels, from the last one, take part in a cycle or a permutation."""
     peers: Who = "all"
+    """Whose labels: the first so many peers, a list of their numbers, or all."""
 
 
 class Size(SettingsTable):
     """Peers whose network has another layout; as many parts, inputs and outputs as everybody's."""
 
     layout: str
+    """The network of these peers."""
     peers: Who
+    """The first so many peers, or a list of their numbers."""
 
 
 class Network(SettingsTable):
@@ -209,6 +214,7 @@ class Model(SettingsTable):
     """
 
     name: str
+    """Names the model to all peers; those that have one of the same name share it."""
     layout: str | None = None
     """Cells per part, as in `64-24-10`."""
     share: Share = None
@@ -216,7 +222,9 @@ class Model(SettingsTable):
     "head" = 0}`, the last that matches; `gossamer slices CONFIG` lists the parts. Inputs and outputs go to
     the first model with a share unless named. A model listed with 0 has no cells there."""
     peers: Who = "all"
+    """Who implements it: the first so many peers, a list of their numbers, or all."""
     depends: list[str] = []
+    """Models that every peer with this one has too; weights between the two are averaged in this one."""
     matching: Literal["none", "align", "fuse"] = "none"
     """align: peers with a network of their own (`network.trained`, or starts that are not equal) permute
     its cells to agree with the others' before they count. fuse: peers of different widths average at a
@@ -256,7 +264,9 @@ class Training(SettingsTable):
     """Of a batch's losses. `sum` is the paper's: a step as long as its samples' own steps together, so divide
     `rate` by `batch` for a like one."""
     rate: Annotated[float, Field(gt=0)] = 0.1
+    """The learning rate."""
     optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
+    """Plain gradient descent, the same with momentum, or Adam; its state stays with the peer."""
     momentum: Annotated[float, Field(gt=0, lt=1)] | None = None
     """For the optimizer `momentum`: the share of the last step that is taken again; 0.9 if left out."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
@@ -312,9 +322,13 @@ class Churn(SettingsTable):
     """A file of lines `step,event,peer[,other]`, beside the config: arrive, leave, link-down, link-up. If
     left out, events are drawn with the chances below, per step and peer or link."""
     leave: Chance = 0.01
+    """That a peer that is there leaves."""
     arrive: Chance = 0.1
+    """That a peer that is away comes back."""
     link_down: Chance = 0.0
+    """That a link fails."""
     link_up: Chance = 0.5
+    """That a link which has failed works again."""
     step: Positive = 1.0
     """Virtual seconds per step."""
 
@@ -323,8 +337,11 @@ class Split(SettingsTable):
     """A partition: for a while nothing passes between some peers and all others."""
 
     start: Annotated[float, Field(ge=0)]
+    """The virtual second at which it begins."""
     end: Positive
+    """The virtual second at which it ends."""
     peers: Who
+    """Those on one side: the first so many, or a list of their numbers."""
 
 
 class Time(SettingsTable):
@@ -353,7 +370,9 @@ class Time(SettingsTable):
     """How long a peer waits for an answer before it settles a transfer; lost mass then returns to it.
     Ten mean delays if left out."""
     churn: Churn | None = None
+    """Peers that come and go; nobody does without this table."""
     partitions: list[Split] = []
+    """Times in which some peers hear nobody else."""
 
 
 class Experiment(ScheduleSettings):
@@ -366,9 +385,13 @@ class Experiment(ScheduleSettings):
     peers: Count = 16
     """How many there are; a comparison calls them clients."""
     data: Data = Data()
+    """Which samples there are, and who holds them."""
     tasks: list[TaskEntry] = []
+    """What labels mean to whom; the same to all without these."""
     network: Network = Network()
+    """The network that every peer trains."""
     training: Training = Training()
+    """How a peer learns between two averagings."""
 
 
 class Config(Experiment):
@@ -384,9 +407,11 @@ class Config(Experiment):
     bridge: bool = False
     """Add the fewest links that join partial models which the topology tears apart, and list them."""
     models: list[Model] = []
+    """The partial models; without any, every peer is alone."""
     fednp: FedNPOptions | None = None
     """Wraps every learner in FedNP; its keys are in models/fednp/options.py."""
     gossip: Gossip = Gossip()
+    """How peers average, and how live ones wait and connect."""
     trust: TrustTable = Trust()
     """Whom live peers believe: `trust = "swarm"`, or a table; the tables Trust and PeerTrust here."""
     time: Time | None = None

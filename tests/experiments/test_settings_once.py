@@ -18,12 +18,14 @@ from papers_kit import Papers
 from pydantic import BaseModel, ValidationError
 
 from gossamer import gossip, peer
-from gossamer.experiments import config
-from gossamer.experiments.config.tables import ConfigError, load_config
+from gossamer.experiments import config, federated
+from gossamer.experiments.config.tables import ConfigError, load_config, parse_config
 from gossamer.experiments.live.join import load_join
 from gossamer.experiments.live.layout import plan
+from gossamer.experiments.study.sweep import expand
 from gossamer.gossip import LinkSettings, MqttOptions
 from gossamer.gossip.security import public_text
+from gossamer.models import fednp
 from gossamer.peer import BrokerAddress, HostSpec, PeerSpec, Settings
 
 URL = "mqtt://127.0.0.1:1"
@@ -82,19 +84,38 @@ LINK = {"connect_timeout": 7, "keepalive": 7, "max_packet": 4096}
 COMMAND_LINE_ONLY = {"replace"}
 
 DECLARED_MORE_THAN_ONCE = {
-    "exchanges": {"PlaceSettings", "Gossip"},  # a config may leave it to the graph
+    "exchanges": {"PlaceSettings", "Gossip", "PartialModels"},  # a config may leave it to the graph
     "trust": {"Settings", "Config", "JoinConfig"},  # in files it is a table with a kind
     "matching": {"MatchingSettings", "Model"},  # a config says it of each of its models
     "trained": {"Settings", "Network"},  # a config names the files of trained networks
     "max_packet": {"LinkSettings", "BrokerSettings"},  # the limit of a broker that is started
     "swarm": {"Settings", "SwarmSpec"},  # the processes of one machine have one too
+    "per_process": {"Gossip", "SwarmSpec"},
+    "broker": {"HostSpec", "SwarmSpec"},
+    "folder": {"HostSpec", "SwarmSpec"},
+    "entry": {"Network", "PeerSpec", "JoinConfig"},  # a network's function; a peer's learner
+    "arguments": {"PeerSpec", "JoinConfig"},
+    "samples": {"Data", "PeerSpec", "JoinConfig"},  # a config's are per peer, a peer's are its own
+    "seed": {"Experiment", "PeerSpec", "JoinConfig"},
+    "network": {"Experiment", "PeerSpec", "JoinConfig"},  # a table; the file of a trained one
+    "rate": {"Training", "Method", "GuardSettings"},  # a method may have its own; messages a second
+    "epochs": {"Training", "Method"},  # a method may have its own
+    "topology": {"Config", "GossipSgd", "PartialModels"},  # methods of one comparison have several
+    "compress": {"WireSettings", "ServerMethod"},  # with a server, what is left out is lost
+    "share": {"Model", "PartialModels"},
+    "pushes": {"GossipSgd", "Downpour"},  # to a peer; to the server
+    "server_rate": {"Scaffold", "Downpour"},  # they differ in what is usual
+    "mu": {"FedProx", "Moon"},  # the letter of both papers, for different terms
 }
+"""Keys of more than one table, and why; names and places that every table has are left out."""
+EVERYWHERE = {"name", "kind", "peers", "layout", "start", "alpha", "batch", "loss", "training"}
+"""Words that mean another thing in each table."""
 
 
 def settings_classes() -> Iterator[type]:
-    """All tables of settings, and the plans of processes, in gossip, peer, configs and devices' files."""
+    """All tables of settings, and the plans of processes: of peers, configs, devices' files, comparisons."""
     found = ["gossamer.experiments.live.join"]
-    for package in (config, gossip, peer):
+    for package in (config, federated, fednp, gossip, peer):
         within = f"{package.__name__}."
         found += [one.name for one in pkgutil.walk_packages(package.__path__, within)]
     for module in (importlib.import_module(name) for name in found if "__main__" not in name):
@@ -174,17 +195,32 @@ def test_a_childs_process_reads_what_was_written(tmp_path: Path, key: str) -> No
 def test_no_knob_is_declared_twice() -> None:
     declared: dict[str, set[str]] = {}
     for each in settings_classes():
-        for key in inspect.get_annotations(each):
+        known = getattr(each, "model_fields", None) or inspect.get_annotations(each)
+        for key in inspect.get_annotations(each).keys() & known:
             declared.setdefault(key, set()).add(each.__name__)
-    knobs = {*Settings.model_fields, *BrokerAddress.model_fields}
     twice = {key: classes for key, classes in declared.items() if len(classes) > 1}
-    assert {key: twice[key] for key in knobs & twice.keys()} == DECLARED_MORE_THAN_ONCE
-    assert knobs <= declared.keys()
+    assert {key: twice[key] for key in twice.keys() - EVERYWHERE} == DECLARED_MORE_THAN_ONCE
+    assert {*Settings.model_fields, *BrokerAddress.model_fields} <= declared.keys()
+
+
+def test_no_table_declares_again_what_it_inherits() -> None:
+    for each in settings_classes():
+        inherited = {key for base in each.__mro__[1:] for key in inspect.get_annotations(base)}
+        fields = getattr(each, "model_fields", {}).keys()
+        assert not inspect.get_annotations(each).keys() & inherited & fields, each
+
+
+def test_a_sweep_varies_the_keys_of_a_config_and_has_one_of_its_own() -> None:
+    axes = {"training.rate": [0.1, 0.2], "data.total": [300, 400], "seeds": 2}
+    cells = expand(parse_config(BASE | {"data": {}, "sweep": axes}))
+    assert [len(cells), {*cells[0].settings}] == [8, {"training.rate", "data.total", "seed"}]
 
 
 def test_every_knob_has_a_docstring() -> None:
-    for table in (Settings, BrokerAddress):
-        assert [key for key, field in table.model_fields.items() if not field.description] == []
+    for table in settings_classes():
+        if issubclass(table, BaseModel):
+            bare = [key for key, field in table.model_fields.items() if not field.description]
+            assert bare == [], table
 
 
 def test_a_connection_is_tried_equally_long_everywhere() -> None:
