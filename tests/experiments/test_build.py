@@ -154,6 +154,23 @@ def test_cross_lets_pairs_of_unrelated_models_own_weights() -> None:
     assert len(without.network.slicing.private) > len(crossed.network.slicing.private)
 
 
+def test_a_total_is_dealt_out_tested_on_own_classes_and_trained_by_epochs() -> None:
+    data = {"total": 200, "partition": "shards", "tested": "own"}
+    members = swarm(data=data, training={"epochs": 2}).members()
+    assert sum(member.samples for member in members) == 200
+    for member in members:
+        learner: Any = member.learner
+        assert learner.local_samples == 2 * member.samples
+        assert {*learner.held_out[1].tolist()} <= {*learner.samples[1].tolist()}
+    with pytest.raises(ConfigError, match="key 'training': has epochs and local_samples"):
+        swarm(training={"epochs": 2, "local_samples": 30})
+
+
+def test_peers_with_one_task_share_one_copy_of_the_test_samples() -> None:
+    held: list[Any] = [member.learner for member in swarm().members()]
+    assert len({id(learner.held_out[1]) for learner in held}) == 1
+
+
 def test_the_poorest_peer_of_a_set_without_test_samples_keeps_back_one() -> None:
     digits = load("digits")
     few = replace(digits, train=digits.train.take(range(8)), test=None)
