@@ -15,7 +15,7 @@ import typer
 
 from ..errors import ConfigError
 from . import console
-from .broker_options import Ca, PasswordFile, broker_password
+from .options import Ca, PasswordFile, broker_password
 
 if TYPE_CHECKING:
     from ...gossip import MqttTransport

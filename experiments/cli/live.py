@@ -15,20 +15,23 @@ import typer
 from ..errors import ConfigError, Stopped
 from ..results import make_folder, require_folder
 from . import console
-from .broker_options import (
+from .options import (
     OPTIONS,
     Ca,
     Certificate,
+    Force,
     Keepalive,
     Key,
     MaxPacket,
     Mqtt,
+    Out,
     PasswordFile,
     Url,
     broker_address,
     broker_password,
+    load_torch,
+    results_for,
 )
-from .options import Force, Out, load_torch, results_for
 
 if TYPE_CHECKING:
     from ...peer import BrokerTls, PeerSpec, RuleFiles

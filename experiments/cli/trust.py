@@ -18,8 +18,8 @@ from gossamer.files import write_whole
 from ..errors import ConfigError
 from ..results import require_folder
 from . import console
-from .broker_options import Ca, PasswordFile, broker_password
 from .forget import forget_command
+from .options import Ca, PasswordFile, broker_password
 
 Owner = Annotated[Path, typer.Option(help="The owner's key file (gossamer keygen owner).")]
 SwarmName = Annotated[str, typer.Option("--swarm", help="The swarm's name.")]

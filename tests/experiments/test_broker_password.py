@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cli_kit import runner
 
-from gossamer.experiments.cli.broker_options import VARIABLE, broker_password
+from gossamer.experiments.cli.options import VARIABLE, broker_password
 from gossamer.experiments.errors import ConfigError
 from gossamer.experiments.live import run as watch
 from gossamer.experiments.live.join import load_join
