@@ -10,6 +10,7 @@ import errno
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -332,20 +333,24 @@ register_topology(app)
 register_trust(app)
 
 
-def main() -> None:
-    """Run the command; bad input is one line on stderr and exit code 2."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command; bad input is one line on stderr and exit code 2.
+
+    arguments: those of the command line if left out.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        app(prog_name="gossamer")
+        app(given, prog_name="gossamer")
     except Stopped as stop:
         console.err.print(str(stop), markup=False, soft_wrap=True)
         sys.exit(INTERRUPTED)
     except GossamerError as error:
-        if "--debug" in sys.argv[1:]:
+        if "--debug" in given:
             raise
         console.err.print("[bold red]error:[/]", escape(str(error)), soft_wrap=True)
         sys.exit(2)
     except OSError as error:
-        if "--debug" in sys.argv[1:] or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if "--debug" in given or error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         where = f"{error.filename}: " if error.filename else ""
         text = f"{where}no space left on its disk; free some and run again"

@@ -7,6 +7,7 @@ list of processes.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -88,7 +89,9 @@ def broker_address(url: str, **options: object) -> BrokerAddress:
         raise ConfigError(f"--{option} {mistake['input']}: {mistake['msg']}") from None
 
 
-def broker_password(url: str, file: Path | None = None) -> str | None:
+def broker_password(
+    url: str, file: Path | None = None, environment: Mapping[str, str] = os.environ
+) -> str | None:
     """The password that goes with a broker's URL: the file's first line, else the environment's.
 
     None where the URL has its own, or no user name: then the variable is meant for another broker.
@@ -98,7 +101,7 @@ def broker_password(url: str, file: Path | None = None) -> str | None:
     address = Address.parse(url)
     if file is None:
         wanted = address.username is not None and address.password is None
-        return os.environ.get(VARIABLE) or None if wanted else None
+        return environment.get(VARIABLE) or None if wanted else None
     if address.password is not None:
         raise ConfigError(f"{file}: the broker's URL has a password too; leave one of them out")
     if address.username is None:

@@ -1,6 +1,5 @@
 """The command in this process: what it printed, and how it ended."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from gossamer.experiments.cli import app as cli
-from gossamer.experiments.cli import console
 
 
 @dataclass(frozen=True)
@@ -27,14 +25,10 @@ def runner(
     """Runs `gossamer COMMAND …` in a folder of its own."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "100")  # of usage messages
-    monkeypatch.setattr(
-        console.out, "width", 160
-    )  # of tables, however wide the tests' own terminal is
 
     def run(*arguments: str) -> Result:
-        monkeypatch.setattr(sys, "argv", ["gossamer", *command, *arguments])
         with pytest.raises(SystemExit) as stop:
-            cli.main()
+            cli.main([*command, *arguments])
         return Result(stop.value.code, *capsys.readouterr())
 
     return run

@@ -263,9 +263,8 @@ def test_a_worker_returns_what_it_was_given(tmp_path: Path) -> None:
     assert 0 <= outcome.accuracy <= 1
 
 
-def test_the_benchmarks_loops_find_the_same_partition(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "INPUTS", 20)
-    peers = [bench.Cells.of(peer.values * 3) for peer in bench.planted(6)]
+def test_the_benchmarks_loops_find_the_same_partition() -> None:
+    peers = [bench.Cells.of(peer.values * 3) for peer in bench.planted(6, inputs=20)]
     found = list(match(peers).assignments)
     slow = bench.looped(peers)
     assert bench.same_partition(found, slow)
