@@ -27,7 +27,7 @@ from . import console
 from . import fuse as cli_fuse
 from . import papers as cli_papers
 from . import slices as cli_slices
-from .live import ShowSettings, register, saying_what_is_kept
+from .live import ShowSettings, register, report_interruption
 from .options import Force, Out, Torch, load_torch, results_for
 from .topology import register as register_topology
 from .trust import register as register_trust
@@ -85,7 +85,7 @@ def demo_command(
     from ..live.run import run_demo
 
     results = results_for(out, Path("results/demo"), "demo", force=force)
-    with results.begun() as folder, saying_what_is_kept(folder):
+    with results.begun() as folder, report_interruption(folder):
         run_demo(folder, broker)
 
 

@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 
 from gossamer.experiments.cli import app as cli
+from gossamer.experiments.cli import console
+
+for each in (console.out, console.err):
+    each.width = 160  # of tables, however wide the tests' own terminal is
 
 
 @dataclass(frozen=True)
@@ -32,3 +36,10 @@ def runner(
         return Result(stop.value.code, *capsys.readouterr())
 
     return run
+
+
+def setting(result: Result, name: str) -> str:
+    """The value of a setting that --show-settings printed."""
+    rows = [line.split() for line in result.out.splitlines()]
+    (value,) = (row[1] for row in rows if row[:1] == [name])
+    return value

@@ -20,7 +20,7 @@ from gossamer.experiments.papers.matching import (
     differences,
     marks,
     matching_study,
-    run_cells,
+    run_cell,
 )
 from gossamer.experiments.papers.matching_methods import (
     METHODS,
@@ -257,8 +257,7 @@ def test_printed_figures_stand_beside_runs_of_the_same_name(name: str) -> None:
 
 def test_a_worker_returns_what_it_was_given(tmp_path: Path) -> None:
     cell = tiny(0)[0]
-    (found,) = run_cells([cell], Job(tmp_path))
-    assert found["key"] == cell.key
+    found = run_cell(cell, Job(tmp_path))
     outcome = Outcome(**{k: found["outcomes"][0][k] for k in ("accuracy", "cells", "parameters")})
     assert 0 <= outcome.accuracy <= 1
 
