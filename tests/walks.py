@@ -126,9 +126,8 @@ def simulate(folder: Path, *, before: str = "", after: str = "") -> None:
 def _gossamer(*arguments: str) -> None:
     from gossamer.experiments.cli.app import main
 
-    sys.argv = ["gossamer", *arguments]
     try:
-        main()
+        main(arguments)
     except SystemExit as stop:
         if stop.code:
             raise

@@ -130,10 +130,12 @@ def _require_settling(model: str, matrix: csr_array) -> None:
         )
 
 
-def bridge(graph: nx.Graph, members: Members) -> Bridging:
+def bridge(graph: nx.Graph, members: Members, exact: int = EXACT) -> Bridging:
     """The least set of links whose addition connects every partial model's subgraph.
 
     Among equals, peers with few links are taken first. Add the result with `bridged`.
+
+    exact: candidate links up to which the least set is sought; beyond, a good one is taken.
     """
     torn = {
         model: part
@@ -144,7 +146,7 @@ def bridge(graph: nx.Graph, members: Members) -> Bridging:
         return Bridging((), True)
     if not graph.is_directed() and _nested([frozenset(part) for part in torn.values()]):
         return Bridging(tuple(sorted(_chained(graph, torn))), True)
-    candidates = _candidates(graph, torn)
+    candidates = _candidates(graph, torn, exact)
     chosen = _least(graph, torn, candidates) if candidates is not None else None
     if chosen is not None:
         return Bridging(tuple(sorted(chosen)), True)
@@ -158,7 +160,7 @@ def bridged(graph: nx.Graph, bridging: Bridging) -> nx.Graph:
     return copy
 
 
-def _candidates(graph: nx.Graph, torn: Mapping[str, nx.Graph]) -> list[Edge] | None:
+def _candidates(graph: nx.Graph, torn: Mapping[str, nx.Graph], exact: int) -> list[Edge] | None:
     """One link for each way in which a link can help; None when there are too many ways.
 
     Peers that lie in the same component of the same models are interchangeable.
@@ -171,7 +173,7 @@ def _candidates(graph: nx.Graph, torn: Mapping[str, nx.Graph]) -> list[Edge] | N
     classes: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for peer in sorted(place, key=lambda peer: (graph.degree(peer), peer)):
         classes.setdefault(tuple(place[peer]), []).append(peer)
-    if len(classes) ** 2 > 2 * EXACT:
+    if len(classes) ** 2 > 2 * exact:
         return None
     used: Counter[int] = Counter()
     edges: list[Edge] = []

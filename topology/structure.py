@@ -93,12 +93,13 @@ def require_connected(graph: nx.Graph, what: str = "the graph") -> None:
 
 
 def effective_diameter(
-    graph: nx.Graph, share: float = 0.9, sources: int = 64, seed: Seed = 0
+    graph: nx.Graph, share: float = 0.9, sources: int = 64, seed: Seed = 0, levels: int = 500
 ) -> float:
     """Hops within which `share` of the ordered pairs of peers reach each other, interpolated.
 
     Exact up to `sources` peers, else from that many random sources: raise it for a finer estimate,
-    lower it for speed. `inf` when fewer pairs than `share` are joined at all.
+    lower it for speed. Graphs deeper than `levels` (long rings) are walked source by source. `inf` when
+    fewer pairs than `share` are joined at all.
     """
     nodes = sorted(graph.nodes)
     if len(nodes) < 2:
@@ -107,7 +108,7 @@ def effective_diameter(
     picked = np.arange(len(nodes))
     if len(nodes) > sources:
         picked = np.random.default_rng(seed).choice(len(nodes), sources, replace=False)
-    counts = _hop_counts(links, picked)
+    counts = _hop_counts(links, picked, levels)
     reached = np.cumsum(counts) / (len(picked) * (len(nodes) - 1))
     if reached[-1] < share:
         return float("inf")
@@ -115,13 +116,10 @@ def effective_diameter(
     return float(at - 1 + (share - reached[at - 1]) / (reached[at] - reached[at - 1]))
 
 
-def _hop_counts(
-    links: csr_array, picked: NDArray[np.intp], levels: int = 500
-) -> NDArray[np.float64]:
+def _hop_counts(links: csr_array, picked: NDArray[np.intp], levels: int) -> NDArray[np.float64]:
     """How many (source, other) pairs are 0, 1, 2, … hops apart.
 
-    Breadth-first from 64 sources at once, one bit each: a level is one pass over the links. Graphs
-    deeper than `levels` (long rings) are walked source by source instead.
+    Breadth-first from 64 sources at once, one bit each: a level is one pass over the links.
     """
     into = csr_array(links.T)
     heard = np.flatnonzero(np.diff(into.indptr))

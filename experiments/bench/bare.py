@@ -99,27 +99,6 @@ class Gates:
 # --- the clients ------------------------------------------------------------------------------------
 
 
-def connection(port: int, name: str) -> aiomqtt.Client:
-    """Return an aiomqtt client, not connected yet, that never watches a socket which is closed.
-
-    When paho has something to write, aiomqtt adds the writer in the loop's next turn. A broker that hangs
-    up in between has made paho close the socket, and the loop prints that `add_writer` failed.
-    """
-    client = aiomqtt.Client("127.0.0.1", port, identifier=f"bare-{name}")
-    paho: Any = client._client  # aiomqtt has no public way to paho
-    loop = asyncio.get_running_loop()
-
-    def watch(sock: Any) -> None:
-        if paho.socket() is sock and paho.want_write():
-            loop.add_writer(sock.fileno(), paho.loop_write)
-
-    # Through the loop even so: paho connects on another thread.
-    paho.on_socket_register_write = lambda _client, _data, sock: loop.call_soon_threadsafe(
-        watch, sock
-    )
-    return client
-
-
 async def run(spec: dict[str, Any], name: str, neighbours: list[str]) -> None:
     """One client: take part in every turn."""
     folder, messages, window = Path(spec["folder"]), spec["messages"], 2 * len(neighbours)
@@ -128,7 +107,8 @@ async def run(spec: dict[str, Any], name: str, neighbours: list[str]) -> None:
     arrived = asyncio.Condition()
 
     # The receiver in a group of its own: whatever ends the client, it is seen to its end too.
-    async with connection(spec["port"], name) as client, asyncio.TaskGroup() as group:
+    client = aiomqtt.Client("127.0.0.1", spec["port"], identifier=f"bare-{name}")
+    async with client, asyncio.TaskGroup() as group:
         await client.subscribe(f"bare/{name}")
 
         async def receive() -> None:

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from ...models import Metrics, SlicedNetwork, mlp
-from ...peer import Broker, BrokerAddress, LocalSwarm, PeerSpec, Settings, SwarmSpec, find_mosquitto
+from ...peer import Broker, BrokerAddress, LocalSwarm, PeerSpec, Settings, SwarmSpec
 from . import Row
 from .bare import Gates, say_through, wait_for_turn
 
@@ -80,7 +80,6 @@ def make_learner(peer: str, folder: str | None, pause: float = 0.0) -> IdleLearn
 
 PARAMETERS = 266_610
 VALUE_BYTES = 4 * PARAMETERS
-NO_BROKER = "mosquitto is not on PATH: install it"
 _START_SECONDS = 120.0
 _TURN_SECONDS = 120.0
 
@@ -132,8 +131,6 @@ def checkpoint() -> list[Row]:
 
 
 def _compared(name: str, traffic: Traffic, wanted: float | None) -> list[Row]:
-    if find_mosquitto() is None:
-        return [Row(name, "MB/s", None, None, None, wanted, note=NO_BROKER)]
     sides = compare(traffic)
     mine, bare = (traffic.turn_bytes / median(t.seconds for t in side) / 1e6 for side in sides)
     messages = traffic.peers * traffic.messages
@@ -159,7 +156,7 @@ def compare(traffic: Traffic) -> tuple[list[Turn], list[Turn]]:
     turns = traffic.turns + 1
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gossamer-bench-")))
-        broker = stack.enter_context(Broker(kind="mosquitto"))
+        broker = stack.enter_context(Broker())
         bare = stack.enter_context(_bare_clients(traffic, folder, broker, turns))
         peers, _ = stack.enter_context(live_peers(traffic, folder, broker, turns))
         for side in (bare, peers):
@@ -271,8 +268,6 @@ def memory() -> list[Row]:
         return [
             Row("memory per peer", "MB", None, None, None, note="needs Linux: /proc is missing")
         ]
-    if find_mosquitto() is None:
-        return [Row("memory per peer", "MB", None, None, None, note=NO_BROKER)]
     few, many = _resident(FEW), _resident(MANY)
     calm = (_learning(FEW), _learning(MANY))
     return [
@@ -301,7 +296,7 @@ def _learning(peers: int) -> float:
     traffic = Traffic(peers=peers)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gossamer-bench-")))
-        broker = stack.enter_context(Broker(kind="mosquitto"))
+        broker = stack.enter_context(Broker())
         settings = Settings(
             swarm="bench", rounds=_ROUNDS, expect=tuple(traffic.names), founder=True,
             settle_timeout=5.0, checkpoint=False,
@@ -346,7 +341,7 @@ def _resident(peers: int) -> tuple[float, float]:
     traffic = Traffic(peers=peers, per_process=peers, exchanges=40 // peers + 4)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gossamer-bench-")))
-        broker = stack.enter_context(Broker(kind="mosquitto"))
+        broker = stack.enter_context(Broker())
         gates, swarm = stack.enter_context(live_peers(traffic, folder, broker, turns=2))
         gates.ready(_TIMEOUT)
         process = next(iter(swarm.pids.values()))

@@ -63,13 +63,15 @@ def prepare(widths: tuple[int, ...] = (64, 128, 256, 512), blocks: int = 2) -> W
     return Work(exchange, step, len(network.flat), len(network.slicing.coordinates("global")))
 
 
-def networks() -> list[Row]:
+def networks(
+    prepared: Callable[[], Work] = prepare, timed: Callable[..., tuple[float, float]] = alternate
+) -> list[Row]:
     """Read and write a partial model at level 80 beside one training step of batch 32, one thread each."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        work = prepare()
-        taken, step = alternate(work.exchange, work.step, repeats=REPEATS)
+        work = prepared()
+        taken, step = timed(work.exchange, work.step, repeats=REPEATS)
     finally:
         torch.set_num_threads(threads)
     name = f"read and write {work.shared / 1e6:.1f} of {work.values / 1e6:.1f} million values"
@@ -140,10 +142,10 @@ def measure() -> list[dict[str, Any]]:
     return [asdict(row) for row in rows]
 
 
-def planted(width: int, seed: int = 0) -> list[Cells]:
+def planted(width: int, seed: int = 0, inputs: int = INPUTS) -> list[Cells]:
     """Peers that each have a noisy two thirds of common cells, in an order of their own."""
     rng = np.random.default_rng(seed)
-    common = rng.normal(size=(width * 3 // 2, INPUTS + 1 + OUTPUTS)) * 0.15
+    common = rng.normal(size=(width * 3 // 2, inputs + 1 + OUTPUTS)) * 0.15
     found = []
     for _ in range(PEERS):
         mine = common[rng.permutation(len(common))[:width]]

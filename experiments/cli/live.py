@@ -15,20 +15,23 @@ import typer
 from ..errors import ConfigError, Stopped
 from ..results import make_folder, require_folder
 from . import console
-from .broker_options import (
+from .options import (
     OPTIONS,
     Ca,
     Certificate,
+    Force,
     Keepalive,
     Key,
     MaxPacket,
     Mqtt,
+    Out,
     PasswordFile,
     Url,
     broker_address,
     broker_password,
+    load_torch,
+    results_for,
 )
-from .options import Force, Out, load_torch, results_for
 
 if TYPE_CHECKING:
     from ...peer import BrokerTls, PeerSpec, RuleFiles
@@ -107,7 +110,7 @@ def swarm_command(
         else:
             kept = ("trust",)  # made before the swarm begins
             console.err.print(f"trust: throw-away keys and invitations in {folder / 'trust'}")
-        with saying_what_is_kept(folder), broker_for(broker) as own:
+        with report_interruption(folder), broker_for(broker) as own:
             address = address or broker_address(own.url, **given)
             outcome = run_live(
                 settings,
@@ -121,7 +124,7 @@ def swarm_command(
 
 
 @contextlib.contextmanager
-def saying_what_is_kept(folder: Path) -> Iterator[None]:
+def report_interruption(folder: Path) -> Iterator[None]:
     """A live swarm that is interrupted is over: its peers have left, and cannot go on another time."""
     try:
         yield

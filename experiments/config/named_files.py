@@ -75,11 +75,11 @@ def named_files(config: Experiment, source: str = "config") -> list[Path]:
 def topology_files(spec: str | Mapping[str, Any], folder: Path) -> list[Path]:
     """The file of a graph, or those of the module that makes it; none for a builder's name."""
     from ...topology import TopologyError, parse
-    from ..graphs.swarm import beside, found_beside
+    from ..graphs.swarm import beside, complete_path
 
     try:
         with beside(folder):
-            kind, parameters = parse(found_beside(spec, folder))  # pyright: ignore[reportArgumentType]
+            kind, parameters = parse(complete_path(spec, folder))  # pyright: ignore[reportArgumentType]
     except TopologyError:
         return []  # building it says what is wrong
     if kind == "file" and isinstance(path := parameters.get("path"), str):

@@ -145,7 +145,7 @@ def swarm_graph(config: Config, models: Members, source: str = "config") -> Swar
         )
     folder = Path(source).parent
     with _error_context(source, "topology"), beside(folder):
-        found = _swarm_graph(config, found_beside(config.topology, folder), models)
+        found = _swarm_graph(config, complete_path(config.topology, folder), models)
     if config.gossip.rule != "push":
         with _error_context(source, "gossip.rule"):
             _check_rule(found)
@@ -230,7 +230,7 @@ def describe_bridging(added: Bridging, labels: Mapping[int, str] | None = None) 
     return f"bridged: {count} added to join torn partial models ({proof}): {links}"
 
 
-def found_beside(spec: Spec, folder: Path) -> Spec:
+def complete_path(spec: Spec, folder: Path) -> Spec:
     """The spec with a file's path completed when the file stands in `folder`."""
     if isinstance(spec, str):
         spec = spec.strip()

@@ -29,7 +29,7 @@ from ...peer import (
 from ...peer import label as label_of
 from ..build import Swarm
 from ..cli import console
-from ..cli.broker_options import broker_password, with_user
+from ..cli.options import broker_password, with_user
 from ..config.reading import read_table
 from ..config.tables import (
     Config,

@@ -21,7 +21,7 @@ from ...peer import NetworkStore
 from ..build import Member, Swarm
 from ..config.tables import Config, Data, Model, Network, Training
 from ..results import Record
-from ..study import Frame, Job, Study, as_text, frame_of, key_of
+from ..study import EachCell, Frame, Job, Study, as_text, frame_of, key_of
 from . import Paper
 
 Array = np.ndarray[Any, Any]
@@ -159,24 +159,20 @@ class Cell:
         return key_of(json.dumps(["byzantine", asdict(self)]))
 
 
-def run_cells(cells: list[Cell], job: Job) -> list[Record]:
-    """Run each cell."""
+def run_cell(cell: Cell, job: Job) -> Record:
+    """Run a swarm."""
+    setting = cell.setting
+    hostile = range(0, setting.peers, setting.peers // setting.hostile)[: setting.hostile]
+    guards = GuardSettings() if cell.guarded else None
     log = logging.getLogger("gossamer.gossip.security.guards")
     level = log.level
     log.setLevel(logging.ERROR)  # hundreds of quarantines are what the study is about
     try:
-        return [_run(cell) for cell in cells]
+        outcome = run_swarm(setting, ATTACKS.get(cell.line), guards, hostile)
     finally:
         log.setLevel(level)
-
-
-def _run(cell: Cell) -> Record:
-    setting = cell.setting
-    hostile = range(0, setting.peers, setting.peers // setting.hostile)[: setting.hostile]
-    guards = GuardSettings() if cell.guarded else None
-    outcome = run_swarm(setting, ATTACKS.get(cell.line), guards, hostile)
     return {
-        "key": cell.key, "attack": cell.line, "guarded": cell.guarded, "accuracy": outcome.accuracy,
+        "attack": cell.line, "guarded": cell.guarded, "accuracy": outcome.accuracy,
         "quarantined": outcome.quarantined, "wronged": outcome.wronged,
     }  # fmt: skip
 
@@ -187,7 +183,7 @@ def byzantine(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     cells = [Cell(CLEAN, True, setting)]
     cells += [Cell(attack, guarded, setting) for attack in ATTACKS for guarded in (False, True)]
     return Study(
-        paper.name, cells, run_cells, table,
+        paper.name, cells, EachCell(run_cell), table,
         titles={
             "summary": f"{setting.hostile} of {setting.peers} peers hostile, digits, {setting.rounds} rounds:"
             " accuracy of the honest"

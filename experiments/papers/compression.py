@@ -7,7 +7,6 @@ hardly moved (dynamic averaging). Twins differ in nothing but that.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 from ..config.tables import Config, Data, Gossip, Model, Network, TaskEntry, Training
 from ..live.run import broker_for, run_live
 from ..results import Record
-from ..study import Frame, Job, Study, as_text, frame_of, key_of
+from ..study import EachCell, Frame, Job, Study, as_text, frame_of, key_of
 from . import Paper
 
 TWIN = "uncompressed"
@@ -68,7 +67,7 @@ def compression(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     cells += [cell("async", f"drift {bound:g}", drift=bound) for bound in bounds]
     title = f"8 live peers, 13,000 shared values, {rounds} rounds of training"
     return Study(
-        paper.name, cells, run_cells, table, draw,
+        paper.name, cells, EachCell(run_cell), table, draw,
         titles={"summary": title},
         latest=lambda record: f"{record['mode']}, {record['what']}: {record['accuracy']:.3f}",
         always={TWIN}, live=True,
@@ -91,23 +90,16 @@ def study_config(cell: Cell) -> Config:
     )
 
 
-def run_cells(cells: list[Cell], job: Job) -> list[Record]:
-    """Run a swarm for each cell, in a folder of its own."""
-    found: list[Record] = []
-    for cell in cells:
-        folder = job.folder / cell.name
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted
-        with broker_for(None, say=False) as broker:
-            outcome = run_live(study_config(cell), folder, broker, quiet=True)
-        traffic = outcome.traffic
-        found.append(
-            {
-                "key": cell.key, "mode": cell.mode, "what": cell.line,
-                "accuracy": float(np.mean(list(outcome.accuracy.values()))), "bytes": outcome.bytes,
-                "distortion": traffic.mean_distortion, "worst": traffic.worst, "skipped": traffic.skipped,
-            }
-        )  # fmt: skip
-    return found
+def run_cell(cell: Cell, job: Job) -> Record:
+    """Run a swarm in a folder of its own."""
+    with broker_for(None, say=False) as broker:
+        outcome = run_live(study_config(cell), job.empty_folder(cell.name), broker, quiet=True)
+    traffic = outcome.traffic
+    return {
+        "mode": cell.mode, "what": cell.line,
+        "accuracy": float(np.mean(list(outcome.accuracy.values()))), "bytes": outcome.bytes,
+        "distortion": traffic.mean_distortion, "worst": traffic.worst, "skipped": traffic.skipped,
+    }  # fmt: skip
 
 
 def table(records: Sequence[Record]) -> dict[str, Frame]:

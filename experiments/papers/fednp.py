@@ -21,7 +21,7 @@ from ...models import Metrics, SlicedNetwork, Start, stream
 from ...models.fednp import FedNPLearner, FedNPOptions
 from ..arena import Arena
 from ..results import Record
-from ..study import Frame, Job, Study, as_text, frame_of, key_of
+from ..study import EachCell, Frame, Job, Study, as_text, frame_of, key_of
 from . import Paper
 
 if TYPE_CHECKING:
@@ -210,29 +210,24 @@ class Cell:
 def toy(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     """Return the study: FedAvg, FedNP, and FedNP with z frozen."""
     return Study(
-        paper.name, [Cell(line, seed) for seed in seeds for line in (BOUND, *METHODS)], run_cells, table,
-        lambda folder, records: draw_fits(folder / "figure", records),
+        paper.name, [Cell(line, seed) for seed in seeds for line in (BOUND, *METHODS)],
+        EachCell(run_cell), table, lambda folder, records: draw_fits(folder / "figure", records),
         titles={"summary": f"{paper.title} ({paper.section})"},
         latest=lambda record: f"{record['method']}, seed {record['seed']}",
     )  # fmt: skip
 
 
-def run_cells(cells: list[Cell], job: Job) -> list[Record]:
-    """Run each cell."""
-    found: list[Record] = []
-    for cell in cells:
-        record: Record = {"key": cell.key, "seed": cell.seed, "method": cell.line}
-        if cell.line == BOUND:
-            record["mse"] = least_squares(cell.seed)
-        else:
-            fit = run(METHODS[cell.line], cell.seed)
-            record |= {
-                "mse": fit.errors[-1], "by_round": fit.errors, "shared": fit.shared.tolist(),
-                "own": [curve.tolist() for curve in fit.own],
-                "spread": None if fit.spread is None else fit.spread.tolist(),
-            }  # fmt: skip
-        found.append(record)
-    return found
+def run_cell(cell: Cell, job: Job) -> Record:
+    """Run a method, or find the bound."""
+    record: Record = {"seed": cell.seed, "method": cell.line}
+    if cell.line == BOUND:
+        return record | {"mse": least_squares(cell.seed)}
+    fit = run(METHODS[cell.line], cell.seed)
+    return record | {
+        "mse": fit.errors[-1], "by_round": fit.errors, "shared": fit.shared.tolist(),
+        "own": [curve.tolist() for curve in fit.own],
+        "spread": None if fit.spread is None else fit.spread.tolist(),
+    }  # fmt: skip
 
 
 def table(records: Sequence[Record]) -> dict[str, Frame]:

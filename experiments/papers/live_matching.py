@@ -13,7 +13,6 @@ peers on the same samples in the same order that share nothing, in the arena.
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -30,7 +29,7 @@ from ..config.tables import Config, Data, Gossip, Model, Network, Size, Training
 from ..live.layout import plan
 from ..live.run import broker_for, run_live
 from ..results import Record, cannot_write, make_folder, read_records, replacing
-from ..study import Frame, Job, Study, as_text, frame_of, key_of
+from ..study import EachCell, Frame, Job, Study, as_text, frame_of, key_of
 from . import Paper
 
 
@@ -232,25 +231,20 @@ def read_joining(metrics: Path) -> Joining:
     )
 
 
-def run_newcomer_cells(cells: list[Cell], job: Job) -> list[Record]:
-    """Run a swarm for each cell, whose line is the kind of matching."""
-    found: list[Record] = []
+def run_newcomer_cell(cell: Cell, job: Job) -> Record:
+    """Run a swarm; the cell's line is the kind of matching."""
     sizes = Sizes()
-    for cell in cells:
-        networks = train_before(job.folder / "networks", sizes)
-        folder = job.folder / cell.line
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted
-        with broker_for(None, say=False) as broker:
-            metrics = run_newcomers(cell.line, networks, folder, broker, sizes)
-        found.append({"key": cell.key, "matching": cell.line, **asdict(read_joining(metrics))})
-    return found
+    networks = train_before(job.folder / "networks", sizes)
+    with broker_for(None, say=False) as broker:
+        metrics = run_newcomers(cell.line, networks, job.empty_folder(cell.line), broker, sizes)
+    return {"matching": cell.line, **asdict(read_joining(metrics))}
 
 
 def newcomers(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     """Return the study of newcomers."""
     return Study(
-        paper.name, [Cell(paper.name, kind) for kind in KINDS], run_newcomer_cells, newcomers_table,
-        draw_newcomers,
+        paper.name, [Cell(paper.name, kind) for kind in KINDS], EachCell(run_newcomer_cell),
+        newcomers_table, draw_newcomers,
         titles={"summary": "accuracy of newcomers that were trained apart"},
         latest=lambda record: f"matching {record['matching']}", live=True,
     )  # fmt: skip
@@ -355,25 +349,20 @@ def width_of(peer: str) -> int:
     return WIDTHS[int(peer) // EACH]
 
 
-def run_width_cells(cells: list[Cell], job: Job) -> list[Record]:
+def run_width_cell(cell: Cell, job: Job) -> Record:
     """Run the peers alone, in the arena, or together, as live processes."""
-    found: list[Record] = []
-    for cell in cells:
-        if cell.line == "alone":
-            simulation = Simulation.of(widths_config(alone=True))
-            tests = [
-                (member.name, round.index, test.accuracy)
-                for round in simulation.rounds()
-                for member, test in zip(simulation.members, round.tests, strict=False)
-            ]
-        else:
-            folder = job.folder / cell.line
-            shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted
-            with broker_for(None, say=False) as broker:
-                metrics = run_live(widths_config(), folder, broker, quiet=True).records
-            tests = tests_of(metrics)
-        found.append({"key": cell.key, "how": cell.line, "tests": tests})
-    return found
+    if cell.line == "alone":
+        simulation = Simulation.of(widths_config(alone=True))
+        tests = [
+            (member.name, round.index, test.accuracy)
+            for round in simulation.rounds()
+            for member, test in zip(simulation.members, round.tests, strict=False)
+        ]
+    else:
+        with broker_for(None, say=False) as broker:
+            folder = job.empty_folder(cell.line)
+            tests = tests_of(run_live(widths_config(), folder, broker, quiet=True).records)
+    return {"how": cell.line, "tests": tests}
 
 
 def tests_of(metrics: Path) -> list[tuple[str, int, float]]:
@@ -388,7 +377,7 @@ def widths(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     """Return the study of widths."""
     cells = [Cell(paper.name, how) for how in ("alone", "together")]
     return Study(
-        paper.name, cells, run_width_cells, widths_table, draw_widths,
+        paper.name, cells, EachCell(run_width_cell), widths_table, draw_widths,
         titles={"summary": "accuracy at the end, mean by width"},
         latest=lambda record: record["how"], live=True,
     )  # fmt: skip

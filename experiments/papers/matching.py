@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ..results import Record
-from ..study import Frame, Job, Study, as_text, frame_of, key_of
+from ..study import EachCell, Frame, Job, Study, as_text, frame_of, key_of
 from . import Paper
 from .matching_methods import LAMBDAS, METHODS, Peers, Setting, magi, run_stream
 
@@ -45,20 +45,17 @@ class Cell:
         return key_of(json.dumps(asdict(self)))
 
 
-def run_cells(cells: list[Cell], job: Job) -> list[Record]:
-    """Run every method of every cell. The matrices are too small for more threads."""
-    return [_run(cell) for cell in cells]
+def run_cell(cell: Cell, job: Job) -> Record:
+    """Run every method: outcomes by x and method; one x, unless the run is a stream.
 
-
-def _run(cell: Cell) -> Record:
-    """Outcomes by x and method; one x, unless the run is a stream."""
+    The matrices are too small for more threads.
+    """
     if cell.steps:
         found = run_stream(cell.setting, cell.steps)
     else:
         peers = Peers(cell.setting)
         found = {cell.x: {name: METHODS[name](peers) for name in cell.methods}}
     return {
-        "key": cell.key,
         "panel": cell.panel,
         "seed": cell.setting.seed,
         "setting": asdict(cell.setting),
@@ -241,7 +238,7 @@ def matching_study(
     """
     about = f"{paper.section}; mean of {{seeds}} seeds, bars: standard error.\n{caption}"
     return Study(
-        paper.name, cells, run_cells,
+        paper.name, cells, EachCell(run_cell),
         lambda records: tables(records, x_label, printed, printed_by, claims),
         lambda folder, records: draw(folder, records, paper.title, x_label, about, look or Look()),
         titles={

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..federated import mocha
 from ..results import Record
-from ..study import Frame, Job, Study, as_text, frame_of, key_of
+from ..study import EachCell, Frame, Job, Study, as_text, frame_of, key_of
 from . import Paper
 
 SAMPLES = (10, 30, 70)
@@ -44,7 +44,7 @@ def multitask(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
         for method in mocha.METHODS
     ]
     return Study(
-        paper.name, cells, run_cells, table, draw,
+        paper.name, cells, EachCell(run_cell), table, draw,
         titles={"summary": f"{paper.title} ({paper.section})"},
         latest=lambda record: f"{record['method']}, seed {record['seed']}",
     )  # fmt: skip
@@ -56,21 +56,15 @@ def subjects() -> mocha.Subjects:
     return mocha.subjects()
 
 
-def run_cells(cells: list[Cell], job: Job) -> list[Record]:
-    """Run each cell."""
+def run_cell(cell: Cell, job: Job) -> Record:
+    """Run a method."""
     people = subjects()
-    found: list[Record] = []
-    for cell in cells:
-        data = mocha.split(people, cell.samples, cell.seed)
-        run = mocha.run(cell.line, data, cell.seed)
-        found.append(
-            {
-                "key": cell.key, "data": people.name, "subjects": len(people.tasks), "seed": cell.seed,
-                "samples": cell.samples, "method": cell.line, "accuracy": float(np.mean(run.accuracy)),
-                "by_subject": run.accuracy, "strength": run.strength, "objectives": run.objectives,
-            }
-        )  # fmt: skip
-    return found
+    run = mocha.run(cell.line, mocha.split(people, cell.samples, cell.seed), cell.seed)
+    return {
+        "data": people.name, "subjects": len(people.tasks), "seed": cell.seed,
+        "samples": cell.samples, "method": cell.line, "accuracy": float(np.mean(run.accuracy)),
+        "by_subject": run.accuracy, "strength": run.strength, "objectives": run.objectives,
+    }  # fmt: skip
 
 
 def summarise(records: Sequence[Record]) -> Frame:

@@ -22,7 +22,7 @@ from ...models import NETWORKS, Anatomy, Buffers, SgdLearner, SlicedNetwork, dis
 from ..arena import Arena
 from ..data import DataError, Dataset, Samples, load_once, partition
 from ..results import Record
-from ..study import Frame, Job, Study, as_text, frame_of, key_of
+from ..study import EachCell, Frame, Job, Study, as_text, frame_of, key_of
 from . import Paper
 
 if TYPE_CHECKING:
@@ -123,18 +123,13 @@ class Deal:
     """[peers, test samples]: how much a test sample counts in each peer's own test; rows sum to 1."""
 
 
-def run_cells(cells: list[Cell], job: Job) -> list[Record]:
-    """Run each cell."""
-    return [run(cell, job.threads) for cell in cells]
-
-
-def run(cell: Cell, threads: int = 1) -> Record:
+def run_cell(cell: Cell, job: Job) -> Record:
     """Train, average, test now and then; accuracies are means over peers."""
     setting = cell.setting
     data = load_once(setting.data)
     dealt = deal(setting, data, cell.seed)
     learners = make_learners(cell, data.classes, dealt)
-    arena = Arena(learners, threads=threads)
+    arena = Arena(learners, threads=job.threads)
     by_round: list[tuple[int, float, float]] = []
     own = common = torch.empty(0)
     for index in range(1, setting.rounds + 1):
@@ -146,7 +141,7 @@ def run(cell: Cell, threads: int = 1) -> Record:
     network = learners[0].network
     shared = len(network.slicing.coordinates(MODEL)) if MODEL in network.owners else 0
     return {
-        "key": cell.key, "line": cell.network, "scheme": cell.scheme.name, "seed": cell.seed,
+        "line": cell.network, "scheme": cell.scheme.name, "seed": cell.seed,
         "own": float(own.mean()), "common": float(common.mean()), "worst": float(own.min()),
         "by_peer": own.tolist(), "by_round": by_round,
         "shared": shared / len(network.flat),
@@ -337,7 +332,7 @@ def networks_study(paper: Paper, settings: Mapping[str, Setting], seeds: range) 
         if scheme is not FEDBN or setting.normed
     ]
     return Study(
-        paper.name, cells, run_cells, table,
+        paper.name, cells, EachCell(run_cell), table,
         lambda folder, records: draw(folder / "figure", paper.title, settings, records),
         titles={"summary": f"{paper.title} ({paper.section})"},
         latest=lambda record: f"{record['scheme']}: {record['own']:.3f}",

@@ -35,7 +35,7 @@ from ...peer import NetworkStore
 from ..build import Swarm
 from ..config.tables import Config, Data, Model, Network, Training
 from ..results import Record
-from ..study import Frame, Job, Study, as_text, frame_of, key_of
+from ..study import EachCell, Frame, Job, Study, as_text, frame_of, key_of
 from . import Paper
 
 Array = np.ndarray[Any, Any]
@@ -255,19 +255,13 @@ class Cell:
         return key_of(json.dumps(["private", asdict(self)]))
 
 
-def run_cells(cells: list[Cell], job: Job) -> list[Record]:
-    """Run each cell."""
-    found: list[Record] = []
-    for cell in cells:
-        plan = None if cell.scale is None else MaskPlan(cell.scale)
-        record: Record = {"key": cell.key, "protocol": cell.line}
-        if cell.setting is not None:
-            record |= asdict(watch_neighbour(cell.setting, plan))
-        else:
-            record["exchanges"] = cell.exchanges
-            record["accuracy"] = accuracy(cell.exchanges, plan, cell.rounds)
-        found.append(record)
-    return found
+def run_cell(cell: Cell, job: Job) -> Record:
+    """Let a neighbour watch, or learn."""
+    plan = None if cell.scale is None else MaskPlan(cell.scale)
+    if cell.setting is not None:
+        return {"protocol": cell.line} | asdict(watch_neighbour(cell.setting, plan))
+    learned = accuracy(cell.exchanges, plan, cell.rounds)
+    return {"protocol": cell.line, "exchanges": cell.exchanges, "accuracy": learned}
 
 
 def private(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
@@ -280,7 +274,7 @@ def private(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
         for scale, exchanges in ((None, 6), (16.0, 6), (16.0, 20))
     ]
     return Study(
-        paper.name, cells, run_cells, table,
+        paper.name, cells, EachCell(run_cell), table,
         titles={
             "summary": f"private averaging: {setting.peers} peers of degree {setting.degree}, masks up to "
             f"{setting.scale:g} standard deviations",

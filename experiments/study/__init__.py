@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import threading
 import time
@@ -55,10 +56,26 @@ class Job:
     folder: Path
     threads: int = 1
 
+    def empty_folder(self, name: str) -> Path:
+        """Return a folder for one run's files, without what an interrupted run left in it."""
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+        return self.folder / name
+
 
 def one_by_one(cells: Sequence[C]) -> list[list[C]]:
     """Return batches of one cell each."""
     return [[cell] for cell in cells]
+
+
+@dataclass(frozen=True)
+class EachCell(Generic[C]):
+    """Runs the cells of a batch one after the other; each cell's key is added to its record."""
+
+    run: Callable[[C, Job], Record]
+
+    def __call__(self, cells: list[C], job: Job) -> list[Record]:
+        """Run them."""
+        return [{"key": cell.key, **self.run(cell, job)} for cell in cells]
 
 
 @dataclass(frozen=True)
@@ -67,8 +84,8 @@ class Study(Generic[C]):
 
     cells: every run; a figure of several seeds lists them seed by seed, so that an interrupted study has
         all lines for some seeds.
-    run: runs a batch of cells and returns a record for each, with the cell's key as "key". A function of a
-        module, since worker processes import it.
+    run: runs a batch of cells and returns a record for each, with the cell's key as "key"; `EachCell` makes
+        one of what runs a single cell. A function of a module, since worker processes import it.
     table: makes text tables of the records, by name: "summary" first. Each is printed under its title in
         `titles` and written as NAME.csv.
     figure: draws files into a folder; None draws nothing.

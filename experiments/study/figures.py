@@ -57,6 +57,29 @@ def draw_lines(
     ticks: Mapping[float, str] | None = None,
 ) -> list[Path]:
     """Draw curves with error bars as PNG and SVG beside each other; returns the files."""
+    figure = figure_of_lines(
+        lines,
+        title=title,
+        x_label=x_label,
+        y_label=y_label,
+        caption=caption,
+        legend=legend,
+        ticks=ticks,
+    )
+    return save(figure, path)
+
+
+def figure_of_lines(
+    lines: Sequence[Line],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str = "accuracy",
+    caption: str = "",
+    legend: str = "",
+    ticks: Mapping[float, str] | None = None,
+) -> Figure:
+    """Draw curves with error bars."""
     figure, axes = canvas(caption)
     for index, line in enumerate(lines):
         errors = None
@@ -73,7 +96,7 @@ def draw_lines(
     if ticks:
         axes.set_xticks(list(ticks), list(ticks.values()))
     place_legend(axes, legend)
-    return save(figure, path)
+    return figure
 
 
 def canvas(caption: str = "", width: float = 7.5, height: float = 4.6) -> tuple[Figure, Axes]:

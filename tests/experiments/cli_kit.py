@@ -1,6 +1,5 @@
 """The command in this process: what it printed, and how it ended."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,9 @@ import pytest
 
 from gossamer.experiments.cli import app as cli
 from gossamer.experiments.cli import console
+
+for each in (console.out, console.err):
+    each.width = 160  # of tables, however wide the tests' own terminal is
 
 
 @dataclass(frozen=True)
@@ -27,14 +29,17 @@ def runner(
     """Runs `gossamer COMMAND …` in a folder of its own."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "100")  # of usage messages
-    monkeypatch.setattr(
-        console.out, "width", 160
-    )  # of tables, however wide the tests' own terminal is
 
     def run(*arguments: str) -> Result:
-        monkeypatch.setattr(sys, "argv", ["gossamer", *command, *arguments])
         with pytest.raises(SystemExit) as stop:
-            cli.main()
+            cli.main([*command, *arguments])
         return Result(stop.value.code, *capsys.readouterr())
 
     return run
+
+
+def setting(result: Result, name: str) -> str:
+    """The value of a setting that --show-settings printed."""
+    rows = [line.split() for line in result.out.splitlines()]
+    (value,) = (row[1] for row in rows if row[:1] == [name])
+    return value

@@ -19,7 +19,6 @@ from gossamer.experiments.bench.live import VALUE_BYTES, Traffic, compare, rss
 from gossamer.experiments.bench.wire import codec
 from gossamer.experiments.config.tables import ConfigError
 from gossamer.experiments.results import Results
-from gossamer.peer import find_mosquitto
 
 
 def ticking(steps: list[float]) -> Iterator[float]:
@@ -157,10 +156,6 @@ def test_the_bare_client_needs_nothing_heavy() -> None:
 
 @pytest.mark.timeout(600)
 def test_peers_and_bare_clients_take_turns_on_one_broker() -> None:
-    if find_mosquitto() is None:
-        if os.environ.get("GOSSAMER_REQUIRE_MOSQUITTO") == "1":
-            pytest.fail("GOSSAMER_REQUIRE_MOSQUITTO=1, but mosquitto is not on PATH")
-        pytest.skip("mosquitto is not on PATH")
     peers, bare = compare(Traffic(peers=4, per_process=4, exchanges=1, turns=2))
     assert len(peers) == len(bare) == 2
     for turn in (*peers, *bare):

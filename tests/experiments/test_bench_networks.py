@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from gossamer.experiments.bench import models
@@ -20,7 +19,7 @@ def test_what_is_timed() -> None:
     work.step()
 
 
-def test_the_ratio_is_of_the_exchange_to_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ratio_is_of_the_exchange_to_the_step() -> None:
     small = prepare(widths=(4,), blocks=1)
     threads: list[int] = []
 
@@ -29,7 +28,5 @@ def test_the_ratio_is_of_the_exchange_to_the_step(monkeypatch: pytest.MonkeyPatc
         threads.append(torch.get_num_threads())
         return 0.02, 1.0
 
-    monkeypatch.setattr(models, "prepare", lambda: small)
-    monkeypatch.setattr(models, "alternate", alternate)
-    (row,) = models.networks()
+    (row,) = models.networks(lambda: small, alternate)
     assert (row.ratio, row.met, threads) == (0.02, True, [1])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cli_kit import runner
 
-from gossamer.experiments.cli.broker_options import VARIABLE, broker_password
+from gossamer.experiments.cli.options import VARIABLE, broker_password
 from gossamer.experiments.errors import ConfigError
 from gossamer.experiments.live import run as watch
 from gossamer.experiments.live.join import load_join
@@ -19,6 +19,7 @@ from gossamer.peer import Broker, BrokerAddress, BrokerSettings, HostSpec, mqtt_
 HOST = "mqtt://127.0.0.1:1"
 URL = "mqtt://anna@127.0.0.1:1"
 OWN = "mqtt://anna:own@127.0.0.1:1"
+ENVIRONMENT = {VARIABLE: "of the environment"}
 
 
 @pytest.fixture(autouse=True)
@@ -33,19 +34,17 @@ def secret(tmp_path: Path) -> Path:
     return file
 
 
-def test_the_file_goes_before_the_environment(monkeypatch, secret):
+def test_the_file_goes_before_the_environment(secret):
     assert broker_password(URL) is None
-    monkeypatch.setenv(VARIABLE, "of the environment")
-    assert broker_password(URL) == "of the environment"
-    assert broker_password(URL, secret) == "of a file: ü "
+    assert broker_password(URL, None, ENVIRONMENT) == "of the environment"
+    assert broker_password(URL, secret, ENVIRONMENT) == "of a file: ü "
     secret.write_bytes(b"written elsewhere\r\n")
     assert broker_password(URL, secret) == "written elsewhere"
 
 
 @pytest.mark.parametrize("url", [HOST, OWN])
-def test_the_environment_is_not_for_urls_without_a_user_or_with_a_password(monkeypatch, url):
-    monkeypatch.setenv(VARIABLE, "of the environment")
-    assert broker_password(url) is None
+def test_the_environment_is_not_for_urls_without_a_user_or_with_a_password(url):
+    assert broker_password(url, None, ENVIRONMENT) is None
 
 
 @pytest.mark.parametrize(

@@ -143,12 +143,9 @@ def test_square_brackets_in_an_error_are_shown(gossamer: Callable[..., Result]) 
     assert "[red].toml" in gossamer("simulate", "[red].toml").err
 
 
-def test_debug_shows_the_traceback(
-    gossamer: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["gossamer", "--debug", "simulate", "none.toml"])
+def test_debug_shows_the_traceback() -> None:
     with pytest.raises(ConfigError, match="there is no such file"):
-        cli.main()
+        cli.main(["--debug", "simulate", "none.toml"])
 
 
 @pytest.mark.parametrize("option", [("--runs", "0"), ("--jobs", "0"), ("--runs", "many")])

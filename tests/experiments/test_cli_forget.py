@@ -9,20 +9,20 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from gossamer.experiments.cli import forget as cli_forget
+from gossamer.experiments.cli import trust as cli_trust
 from gossamer.experiments.config.tables import ConfigError
 from gossamer.gossip import MqttTransport, topics
 from gossamer.gossip.security import Admission, Death, Identity, NullSecurity, SwarmSecurity, invite
 
 SWARM = "garden"
 app = typer.Typer()
-app.command("forget")(cli_forget.forget_command)
+app.command("forget")(cli_trust.forget_command)
 
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
     """A broker on this machine needs no five seconds to say that it has nothing."""
-    monkeypatch.setattr(cli_forget, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(cli_trust, "_ANSWER_SECONDS", 1.0)
 
 
 def forget(broker, name, *words):

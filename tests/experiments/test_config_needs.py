@@ -13,7 +13,6 @@ from results_kit import at
 
 from gossamer.experiments.arena import simulate_in_time
 from gossamer.experiments.arena.simulation import Simulation
-from gossamer.experiments.cli import console
 from gossamer.experiments.config.needs import (
     NEEDS,
     Run,
@@ -257,7 +256,6 @@ def test_a_config_of_another_kind_of_run_is_refused(run: Run, tmp_path: Path) ->
 def gossamer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Result]:
-    monkeypatch.setattr(console.err, "width", 160)
     return runner(tmp_path, monkeypatch, capsys)
 
 

@@ -6,10 +6,15 @@ import re
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
-from gossamer.experiments.study import figures
-from gossamer.experiments.study.figures import Line, canvas, draw_lines, place_legend, save
+from gossamer.experiments.study.figures import (
+    Line,
+    canvas,
+    draw_lines,
+    figure_of_lines,
+    place_legend,
+    save,
+)
 
 LINES = [
     Line("none", [0, 50, 100], [0.5, 0.6, 0.55], [0.4, 0.55, 0.5], [0.6, 0.7, 0.6]),
@@ -38,11 +43,9 @@ def test_equal_results_are_equal_files(tmp_path: Path) -> None:
     assert b"dc:date" not in one[1].read_bytes()
 
 
-def test_error_bars_reach_the_ends_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Figure] = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
-    draw(Path("unused"))
-    (bars,) = drawn[0].axes[0].collections  # the second line has none
+def test_error_bars_reach_the_ends_given() -> None:
+    figure = figure_of_lines(LINES, title="A title", x_label="level")
+    (bars,) = figure.axes[0].collections  # the second line has none
     ends = [segment[:, 1].tolist() for segment in bars.get_segments()]  # type: ignore[attr-defined]
     expected = [[0.4, 0.6], [0.55, 0.7], [0.5, 0.6]]
     assert ends == [pytest.approx(pair) for pair in expected]

@@ -20,7 +20,7 @@ from gossamer.experiments.papers.matching import (
     differences,
     marks,
     matching_study,
-    run_cells,
+    run_cell,
 )
 from gossamer.experiments.papers.matching_methods import (
     METHODS,
@@ -257,15 +257,13 @@ def test_printed_figures_stand_beside_runs_of_the_same_name(name: str) -> None:
 
 def test_a_worker_returns_what_it_was_given(tmp_path: Path) -> None:
     cell = tiny(0)[0]
-    (found,) = run_cells([cell], Job(tmp_path))
-    assert found["key"] == cell.key
+    found = run_cell(cell, Job(tmp_path))
     outcome = Outcome(**{k: found["outcomes"][0][k] for k in ("accuracy", "cells", "parameters")})
     assert 0 <= outcome.accuracy <= 1
 
 
-def test_the_benchmarks_loops_find_the_same_partition(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "INPUTS", 20)
-    peers = [bench.Cells.of(peer.values * 3) for peer in bench.planted(6)]
+def test_the_benchmarks_loops_find_the_same_partition() -> None:
+    peers = [bench.Cells.of(peer.values * 3) for peer in bench.planted(6, inputs=20)]
     found = list(match(peers).assignments)
     slow = bench.looped(peers)
     assert bench.same_partition(found, slow)

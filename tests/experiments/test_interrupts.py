@@ -11,7 +11,7 @@ import pytest
 import torch
 from results_kit import at
 
-from gossamer.experiments.arena import Round
+from gossamer.experiments.arena import Arena, Round
 from gossamer.experiments.arena.simulation import Simulation, simulate
 from gossamer.experiments.config.tables import parse_config
 from gossamer.models import ModelError
@@ -130,17 +130,15 @@ def test_interrupted_networks_come_home_too(tmp_path: Path) -> None:
         assert torch.equal(fresh.network.flat, member.network.flat)
 
 
-def test_what_does_not_fit_leaves_earlier_results_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    simulate(simulation(), at(tmp_path))
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    refused = simulation()
-
-    def refuse(*_: object) -> None:
+class Refused(Simulation):
+    def arena(self, threads: int | None = None) -> Arena:
         raise ModelError("does not fit")
 
-    monkeypatch.setattr(Simulation, "arena", refuse)
+
+def test_what_does_not_fit_leaves_earlier_results_alone(tmp_path: Path) -> None:
+    fitting = simulation()
+    simulate(fitting, at(tmp_path))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(ModelError):
-        simulate(refused, at(tmp_path, force=True))
+        simulate(Refused(fitting.config, fitting.members), at(tmp_path, force=True))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

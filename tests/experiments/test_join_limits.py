@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli_kit import runner
+from cli_kit import runner, setting
 
 from gossamer.experiments.config.tables import ConfigError, parse_config
-from gossamer.experiments.live import run as watch
 from gossamer.experiments.live.join import load_join, read_join
 from gossamer.experiments.live.layout import plan
 from gossamer.gossip import LONGEST_KEEPALIVE, MqttOptions
-from gossamer.peer import BrokerAddress, HostSpec, Settings, mqtt_transport
+from gossamer.peer import BrokerAddress, Settings, mqtt_transport
 
 URL = "mqtt://127.0.0.1:1"
 TIMEOUTS = ("start_timeout", "settle_timeout", "leave_timeout")
@@ -67,30 +66,17 @@ def test_the_keepalive_reaches_the_connection():
 def test_join_hands_the_keepalive_to_the_broker(
     tmp_path, monkeypatch, capsys, text, option, expected
 ):
-    seen: list[HostSpec] = []
-    monkeypatch.setattr("gossamer.peer.run_guarded", lambda spec: seen.append(spec) or 1)
     written(tmp_path, text)
     arguments = ["--broker", URL, "--swarm", "s", "--config", "anna.toml", "-o", "out"]
-    assert runner(tmp_path, monkeypatch, capsys, "join")(*arguments, *option).code == 1
-    assert [spec.broker.keepalive for spec in seen] == [expected]
+    run = runner(tmp_path, monkeypatch, capsys, "join")
+    assert setting(run(*arguments, *option, "--show-settings"), "keepalive") == str(expected)
 
 
 def test_swarm_hands_the_keepalive_to_the_broker(tmp_path, monkeypatch, capsys):
-    seen: list[BrokerAddress] = []
-
-    def run_live(config, folder, address, **_):
-        seen.append(plan(config, folder, address).broker)
-        raise ConfigError("enough")
-
-    monkeypatch.setattr(watch, "run_live", run_live)
-    (tmp_path / "swarm.toml").write_text(
-        "peers = 2\ndata.samples = 20\ngossip.keepalive = 9\n"
-        '[[models]]\nname = "all"\nlayout = "64-32-10"\n'
-    )
-    run = runner(tmp_path, monkeypatch, capsys, "swarm")
-    for options in ([], ["--keepalive", "7"]):
-        assert run("swarm.toml", "--broker", URL, *options).code == 2
-    assert [address.keepalive for address in seen] == [9, 7]
+    (tmp_path / "swarm.toml").write_text("peers = 2\ngossip.keepalive = 9\n")
+    run = runner(tmp_path, monkeypatch, capsys, "swarm", "swarm.toml", "--show-settings")
+    for options, expected in (([], "9"), (["--keepalive", "7"], "7")):
+        assert setting(run("--broker", URL, *options), "keepalive") == expected
 
 
 def test_an_option_beyond_mqtts_bounds_is_one_line(tmp_path, monkeypatch, capsys):

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_kit import runner
+from cli_kit import runner, setting
 
 from gossamer.experiments.config.tables import ConfigError, load_config, parse_config
-from gossamer.experiments.live import run as watch
 from gossamer.experiments.live.join import read_join
 from gossamer.experiments.live.layout import plan
 from gossamer.gossip import LARGEST_PACKET, MqttOptions, MqttTransport
@@ -76,29 +75,18 @@ def test_a_config_takes_numbers_only(size: str, tmp_path: Path) -> None:
 def test_join_hands_it_to_the_broker(
     tmp_path, monkeypatch, capsys, text: str, option: list[str], expected: int
 ) -> None:
-    seen: list[HostSpec] = []
-    monkeypatch.setattr("gossamer.peer.run_guarded", lambda spec: seen.append(spec) or 1)
     (tmp_path / "anna.toml").write_text(f'name = "anna"\nentry = "m:f"\n{text}\n')
     arguments = ["--broker", URL, "--swarm", "s", "--config", "anna.toml", "-o", "out"]
     options = ["--max-packet", *option] if option else []
-    result = runner(tmp_path, monkeypatch, capsys, "join")(*arguments, *options)
-    assert result.code == 1
-    assert [spec.broker.max_packet for spec in seen] == [expected]
+    run = runner(tmp_path, monkeypatch, capsys, "join")
+    assert setting(run(*arguments, *options, "--show-settings"), "max_packet") == str(expected)
 
 
 def test_swarm_hands_it_to_the_broker(tmp_path, monkeypatch, capsys) -> None:
-    seen: list[BrokerAddress] = []
-
-    def run_live(_config, _folder, address, **_):
-        seen.append(address)
-        raise ConfigError("enough")
-
-    monkeypatch.setattr(watch, "run_live", run_live)
     (tmp_path / "swarm.toml").write_text("peers = 2\n")
-    run = runner(tmp_path, monkeypatch, capsys, "swarm")
-    for options in ([], ["--max-packet", "700"]):
-        assert run("swarm.toml", "--broker", URL, *options).code == 2
-    assert [address.max_packet for address in seen] == [LARGEST_PACKET, 700]
+    run = runner(tmp_path, monkeypatch, capsys, "swarm", "swarm.toml", "--show-settings")
+    for options, expected in (([], LARGEST_PACKET), (["--max-packet", "700"], 700)):
+        assert setting(run("--broker", URL, *options), "max_packet") == str(expected)
 
 
 def test_an_option_that_no_packet_can_be_is_one_line(tmp_path, monkeypatch, capsys) -> None:

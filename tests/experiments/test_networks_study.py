@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,11 +23,11 @@ from gossamer.experiments.papers.networks import (
     draw,
     make_learners,
     networks_study,
-    run,
+    run_cell,
     table,
 )
 from gossamer.experiments.results import Results
-from gossamer.experiments.study import run_study
+from gossamer.experiments.study import Job, run_study
 from gossamer.models import ModelGraph, SlicedNetwork, discover, small_cnn
 
 TINY = Setting(
@@ -35,6 +36,7 @@ TINY = Setting(
 )  # fmt: skip
 SERIES = replace(TINY, network="lstm", layout="series", options={"hidden": 6})
 SETTINGS = {"CNN": TINY, "LSTM": SERIES}
+JOB = Job(Path())
 TITLE = Paper("tiny", "here", "Tiny", "")
 
 
@@ -138,8 +140,8 @@ def test_too_many_windows_are_refused():
 
 def test_a_run_is_repeatable_and_learns_what_it_says():
     cell = Cell("CNN", replace(TINY, rounds=8, test_every=8, local_samples=80), papers.FULL, 0)
-    record = run(cell)
-    assert record == run(cell)
+    record = run_cell(cell, JOB)
+    assert record == run_cell(cell, JOB)
     assert record["by_round"] == [(8, record["own"], record["common"])]
     assert record["common"] > 0.3  # guessing gets 0.1
     assert record["shared"] == 1.0
@@ -150,7 +152,7 @@ def test_a_run_is_repeatable_and_learns_what_it_says():
 
 def test_series_are_read_by_both_kinds_of_network():
     for setting in (SERIES, replace(SERIES, network="cnn1d", layout="channels", options={})):
-        assert run(Cell("", setting, papers.PARTIAL, 0))["shared"] > 0.3
+        assert run_cell(Cell("", setting, papers.PARTIAL, 0), JOB)["shared"] > 0.3
 
 
 def test_fedbn_only_where_there_is_a_norm():

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import csv
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cli_kit import runner
 from results_kit import at
 
-from gossamer.experiments.arena import LearningSimulation, Mean, Reading, simulate_in_time
+from gossamer.experiments.arena import Arena, LearningSimulation, Mean, Reading, simulate_in_time
 from gossamer.experiments.arena.simulation import (
     accuracies_at,
     curve,
@@ -20,7 +20,6 @@ from gossamer.experiments.arena.simulation import (
     summarise_times,
     write_presence,
 )
-from gossamer.experiments.cli import app as cli
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.study.outcomes import outcome
 
@@ -129,9 +128,8 @@ def test_the_round_that_ends_with_the_run_counts(pace: float, rounds: int) -> No
 def test_the_command_shows_the_mean(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("trace.csv").write_text(TRACE, "utf-8")
-    Path("tiny.toml").write_text(
+    (tmp_path / "trace.csv").write_text(TRACE, "utf-8")
+    (tmp_path / "tiny.toml").write_text(
         """
 name = "tiny"
 peers = 4
@@ -144,13 +142,10 @@ time = {training = 1, delay = 0.1, churn = {trace = "trace.csv"}}
 """,
         "utf-8",
     )
-    monkeypatch.setattr(sys, "argv", ["gossamer", "simulate", "tiny.toml", "-o", "out"])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    assert not stop.value.code
-    said = capsys.readouterr().out
-    accuracy = float(mean_of(Path("out"))[0])
-    assert f"accuracy {accuracy:.3f}: the mean over the 3 of 4 peers that are there" in said
+    result = runner(tmp_path, monkeypatch, capsys)("simulate", "tiny.toml", "-o", "out")
+    assert not result.code
+    accuracy = float(mean_of(tmp_path / "out")[0])
+    assert f"accuracy {accuracy:.3f}: the mean over the 3 of 4 peers that are there" in result.out
 
 
 def test_a_mistake_leaves_earlier_results_alone(tmp_path: Path) -> None:
@@ -166,17 +161,17 @@ def test_a_mistake_leaves_earlier_results_alone(tmp_path: Path) -> None:
 def test_a_training_that_is_interrupted_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     own = table() | {"models": [{"name": "global", "layout": "64-4-10"}]}  # four cells are private
     swarm = LearningSimulation(parse_config(own))
-    train, calls = swarm._arena.train, []
+    train, calls = Arena.train, []
     held: list[torch.Tensor] = []
 
-    def interrupted(peers: list[int]) -> None:
+    def interrupted(arena: Arena, peers: list[int]) -> None:
         held[:] = [member.network.flat.clone() for member in swarm.members]
-        train(peers)
+        train(arena, peers)
         calls.append(peers)
         if len(calls) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(swarm._arena, "train", interrupted)
+    monkeypatch.setattr(Arena, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
         swarm.run()
     trained = calls[-1]

@@ -52,7 +52,7 @@ def test_every_width_learns_more_together_than_alone(tmp_path, mosquitto):
     outcome = collect(config, spec, [])
     held, injected = outcome.weight["global"]
     assert held == injected == config.peers
-    records = newcomers.run_width_cells([newcomers.Cell("widths", "alone")], Job(tmp_path))
+    records = [newcomers.run_width_cell(newcomers.Cell("widths", "alone"), Job(tmp_path))]
     alone = newcomers.curves(records)["alone"].groupby("width").last()
     for width in newcomers.WIDTHS:
         together = [v for peer, v in outcome.accuracy.items() if newcomers.width_of(peer) == width]

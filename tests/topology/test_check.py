@@ -11,7 +11,6 @@ from gossamer.topology import (
     TopologyError,
     bridge,
     bridged,
-    check,
     check_models,
     components,
     facts,
@@ -71,13 +70,10 @@ def test_bridges_are_marked_and_the_graph_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("directed", [False, True])
-def test_large_swarms_are_bridged_without_proof(
-    directed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(check, "EXACT", 3)
+def test_large_swarms_are_bridged_without_proof(directed: bool) -> None:
     graph = nx.gnp_random_graph(60, 0.01, seed=1, directed=directed)
     members = {"all": range(60), "even": range(0, 60, 2), "third": range(0, 60, 3)}
-    found = bridge(graph, members)
+    found = bridge(graph, members, exact=3)
     assert not found.least
     assert connected(bridged(graph, found), members)
 
