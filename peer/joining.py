@@ -131,6 +131,8 @@ async def _free_generation(link: Link) -> int:
             return max(link.generation, generation)
         if status.state == "left":
             return max(link.generation, generation)
+        if not first and status.generation < link.generation:
+            return link.generation  # a device that ours has replaced, whatever it says
         if replace and (first or generation > link.generation):
             return _take_back(link, generation)
         if not first and status.state == "offline":

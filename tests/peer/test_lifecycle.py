@@ -591,6 +591,31 @@ def test_a_restart_with_its_own_checkpoint_replaces_nobody(run: Run, tmp_path):
     assert run(swarm()) == [1, 1, 1]
 
 
+def test_a_device_restarts_though_the_one_it_replaced_seems_to_be_online(run: Run, tmp_path):
+    """The old one came back while the new one was away, was told, and ended: its status stays stored."""
+
+    async def swarm() -> int:
+        nest, old, b = await pair(tmp_path)
+        session = old.peer.link.session
+        await old.crash()
+        settings = ENDLESS.updated(expect=(), founder=None, replace=True)
+        new = nest.start("a", settings=settings, checkpoint=tmp_path / "new.checkpoint")
+        await wait_for(new.counts)
+        await new.crash()
+        stale = Status("online", session, "training", generation=1)
+        nest.broker.publish("old", topics.status("nest", "a"), stale.encode(), True)
+        settings = settings.updated(replace=False)
+        back = nest.start("a", settings=settings, checkpoint=tmp_path / "new.checkpoint")
+        await wait_for(back.counts)
+        for one in (back, b):
+            one.go_on_for(3)
+        await back.task
+        await b.task
+        return back.peer.link.generation
+
+    assert run(swarm()) == 2
+
+
 def test_a_replaced_device_takes_its_name_back_with_replace(run: Run, tmp_path):
     async def swarm() -> int:
         nest, old, b = await pair(tmp_path)
