@@ -24,7 +24,6 @@ from .checkpoint import FORMAT as FORMAT
 from .checkpoint import CheckpointLock as CheckpointLock
 from .checkpoint import load_checkpoint as load_checkpoint
 from .checkpoint import save_checkpoint as save_checkpoint
-from .compression import blocks as blocks
 from .engine import Engine as Engine
 from .errors import NotHandedIn as NotHandedIn
 from .errors import PeerError as PeerError
@@ -36,6 +35,7 @@ from .host import mqtt_connect as mqtt_connect
 from .host import mqtt_transport as mqtt_transport
 from .host import run_guarded as run_guarded
 from .link import Link as Link
+from .outgoing import blocks as blocks
 from .peer import Connect as Connect
 from .peer import Peer as Peer
 from .peer import Report as Report

@@ -22,13 +22,12 @@ from ..models import Learner, Metrics, PeerCounting, Weighted
 from .agreement import Agreement
 from .bootstrap import Bootstrap, Others, PeerGuards
 from .cards import Goodbye, Phase, Statement
-from .compression import Compression
 from .errors import PeerError
+from .inbound import InboundLimits
 from .machine import Machine, RealMachine, mark, trim_heap
-from .outgoing import Dispatch, Outgoing
+from .outgoing import Compression, Dispatch, Outgoing
 from .presence import Event, Gone, Offline, Online
 from .privacy import Privacy
-from .room import Room
 from .saving import Saver
 from .sessions import Sessions
 from .settings import Settings
@@ -64,14 +63,6 @@ class View:
     """Why this session must end, if neighbours who are to be believed say so."""
     received: int
     """Messages taken in so far."""
-
-
-@dataclass(frozen=True)
-class Turn:
-    """What one turn of gossip led to."""
-
-    outgoing: list[Outgoing]
-    view: View
 
 
 @dataclass(frozen=True)
@@ -149,9 +140,9 @@ class Engine:
         self._unsent: list[Message] = []
         """Messages that wait for a checkpoint that covers them."""
         sizes = {vector: self.store.read(vector).size for vector in self.schemas}
-        self.room = Room(name, sizes, settings.dtype)
+        self.limits = InboundLimits(name, sizes, settings.dtype)
         """How much of what others send may wait."""
-        self._reassembler = self.room.reassembler()
+        self._reassembler = self.limits.reassembler()
         self._guards = None
         if settings.bounds is not None:
             self._guards = PeerGuards(settings.bounds)
@@ -400,7 +391,7 @@ class Engine:
         now: float,
         max_packet: int,
         in_touch: float | None = None,
-    ) -> Turn:
+    ) -> list[Outgoing]:
         """Take in packets and events, let time pass, and return what to send.
 
         in_touch: when the others could last hear of us, by the machine's uptime.
@@ -409,7 +400,7 @@ class Engine:
             self._in_touch = in_touch
         for event in events:
             self._apply(event)
-        self.room.fit(self._reassembler, len(self._others.known))
+        self.limits.fit(self._reassembler, len(self._others.known))
         for vector, packet in arrived:
             self._take(vector, packet, now)
         self._mute_quarantined(now)
@@ -420,7 +411,7 @@ class Engine:
         messages = self._covered([*self._unsent, *self.gossiper.poll()])
         outgoing = self._dispatch.pack(messages, self.session, max_packet)
         self.view = self._look()
-        return Turn(outgoing, self.view)
+        return outgoing
 
     def _covered(self, messages: list[Message]) -> list[Message]:
         """Return the messages that may leave: all, once the checkpoint knows what they say."""

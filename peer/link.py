@@ -40,8 +40,8 @@ MAX_PACKET = 4 << 20
 either side; lower this when large packets hold up other traffic on a slow link."""
 
 MAX_PENDING = 2 * MAX_PIECES
-"""Packets that may wait for a busy peer; more, or more bytes than its models make likely (see Room), are
-dropped and counted: their senders repeat them. A message in many small packets finds room as a whole."""
+"""Packets that may wait for a busy peer. More, or more bytes than InboundLimits allow, are dropped and
+counted: their senders repeat them. A message in many small packets finds room as a whole."""
 
 
 ANSWER_PAUSE = 1.0
@@ -102,9 +102,9 @@ class Link:
         self.asked = asyncio.Event()
         """Set when our own question on our status topic came back to us."""
         self.packets = self.bytes = 0
-        self._room = engine.room
+        self._limits = engine.limits
         self._pending: list[tuple[str, bytes | memoryview]] = []
-        self._pending_bytes, self._pending_limit = 0, engine.room.waiting(0)
+        self._pending_bytes, self._pending_limit = 0, engine.limits.waiting(0)
         self._events: list[Event] = []
         self._introduced = False
         """Whether the others can know our card, without which they cannot read what we seal."""
@@ -398,7 +398,7 @@ class Link:
             gone = self.roster.tick(now, connected=connected)
             events = [*self.take_events(), *gone]
             arrived, self._pending, self._pending_bytes = self._pending, [], 0
-            self._pending_limit = self._room.waiting(len(self.roster.online()))
+            self._pending_limit = self._limits.waiting(len(self.roster.online()))
             limit = self._max_packet()
             if self._returned:
                 self._returned = False
@@ -407,7 +407,7 @@ class Link:
                 self._goodbyes_due = False
                 await self.worker.run(self.engine.keep_goodbyes, self._goodbyes)
             try:
-                turn = await self.worker.run(
+                outgoing = await self.worker.run(
                     self.engine.turn, arrived, events, now, limit, self.in_touch
                 )
             except asyncio.CancelledError:
@@ -420,7 +420,7 @@ class Link:
                     # Not before: a round that begins counts on its neighbours' secrets.
                     self.trust.gone(event.peer, event.session)
             self._tell_counts()
-            await self._send(turn.outgoing)
+            await self._send(outgoing)
             if self._introduced:
                 await self._send_lists()
             async with self._turned:
@@ -492,7 +492,7 @@ class Link:
             return
         if not self.trust.expects(where.model, payload):
             return  # counted there: strangers take up no memory
-        largest = max(self._room.largest + HEADER_BYTES, self.trust.largest_list)
+        largest = max(self._limits.largest + HEADER_BYTES, self.trust.largest_list)
         if len(payload) > largest + self.trust.overhead:
             self.dropped["packet-too-large"] += 1
         elif (

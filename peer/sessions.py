@@ -9,8 +9,8 @@ import numpy as np
 
 from ..gossip import Array, Gossiper, PacedMode, RoundsMode, ServerMode, Store, as_sent, wide_enough
 from ..gossip.security import Guards, guard
-from .compression import Compression
 from .machine import Machine
+from .outgoing import Compression
 from .settings import Settings
 
 PeerMode: TypeAlias = PacedMode | RoundsMode | ServerMode

@@ -107,7 +107,7 @@ def live(settings: Config, folder: Path) -> tuple[np.ndarray, int]:
             sent = [
                 (out.receiver, (out.model, packet))
                 for name, engine in engines.items()
-                for out in engine.turn(arrived[name], [], 0.0, 1 << 20).outgoing
+                for out in engine.turn(arrived[name], [], 0.0, 1 << 20)
                 for packet in out.packets
             ]
             arrived = {name: [what for to, what in sent if to == name] for name in engines}

@@ -27,11 +27,11 @@ from gossamer.gossip.security import NullSecurity, SecurityLayer
 from gossamer.models import Metrics, ModelGraph, SgdLearner, SlicedNetwork, mlp
 from gossamer.peer.checkpoint import load_checkpoint, save_checkpoint
 from gossamer.peer.engine import Engine, View
+from gossamer.peer.inbound import InboundLimits
 from gossamer.peer.lifecycle import State
 from gossamer.peer.link import Link
 from gossamer.peer.machine import RealMachine, ThreadWorker
 from gossamer.peer.peer import Peer, Report
-from gossamer.peer.room import Room
 from gossamer.peer.settings import Settings
 
 GLOBAL: dict[str, str] = {"global": "4-4-2"}
@@ -278,7 +278,7 @@ class Script(MemoryTransport):
 async def delivered(
     arrivals: Sequence[tuple[str, bytes]],
     *,
-    room: Room | None = None,
+    limits: InboundLimits | None = None,
     trust: SecurityLayer | None = None,
     born: bool = False,
 ) -> tuple[Link, list[tuple[str, bytes]]]:
@@ -287,7 +287,7 @@ async def delivered(
     born: whether the others know of it.
     """
     engine = Engine("a", make_learner("a"), quick())
-    engine.room = room or engine.room
+    engine.limits = limits or engine.limits
     async with ThreadWorker("a") as worker:
         link = Link(
             "a", quick(), engine, worker, {},
@@ -300,11 +300,11 @@ async def delivered(
 
 
 async def flooded(
-    room: Room, packets: Sequence[bytes], trust: SecurityLayer | None = None
+    limits: InboundLimits, packets: Sequence[bytes], trust: SecurityLayer | None = None
 ) -> Counter[str]:
     """Return what a peer that is busy all the time drops of these packets, by cause."""
     inbox = topics.inbox("nest", "a", "global")
-    link, _ = await delivered([(inbox, packet) for packet in packets], room=room, trust=trust)
+    link, _ = await delivered([(inbox, packet) for packet in packets], limits=limits, trust=trust)
     return link.dropped
 
 

@@ -362,7 +362,7 @@ def test_a_peer_killed_while_it_hands_over_takes_part_again(tmp_path):
     one = begin(Engine("a", make_learner("a"), quick(), checkpoint=path))
     one.turn([], [x], 0.0, 10**6)
     assert not one.hand_over()
-    assert one.turn([], [], 1.0, 10**6).outgoing  # saved before it was sent
+    assert one.turn([], [], 1.0, 10**6)  # saved before it was sent
     two = Engine("a", make_learner("a"), quick(), checkpoint=path)
     assert two.session == one.session
     begin(two)
@@ -399,7 +399,7 @@ def test_in_lockstep_a_peer_killed_while_it_hands_over_goes_on_leaving(run: Run,
     x = Online("x", "sx", ("global",), heard=("global",), counts={"global": 1})
     one.turn([], [x], 0.0, 10**6)
     assert not one.hand_over()
-    assert one.turn([], [], 1.0, 10**6).outgoing  # saved before it was sent
+    assert one.turn([], [], 1.0, 10**6)  # saved before it was sent
 
     async def swarm() -> Report:
         return (
@@ -435,7 +435,7 @@ def test_a_goodbye_that_was_heard_last_is_heeded_before_anything_is_taken_back(t
     engine = begin(Engine("a", make_learner("a"), quick()))
     engine.turn([], [x], 0.0, 10**6)
     engine.train()
-    (message,) = [m for m in engine.turn([], [], 1.0, 10**6).outgoing if m.model == "global"]
+    (message,) = [m for m in engine.turn([], [], 1.0, 10**6) if m.model == "global"]
     assert message.receiver == "x"
     given = engine.report()["weight"]["global"][1]
     rows = [["a", engine.session, "global", 1, "credited"]]

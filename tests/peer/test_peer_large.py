@@ -16,23 +16,23 @@ from gossamer.gossip import MAX_MESSAGE_BYTES, Chunker, Give, MemoryBroker, Reca
 from gossamer.gossip.security import NullSecurity
 from gossamer.peer.engine import Engine
 from gossamer.peer.errors import PeerError
+from gossamer.peer.inbound import MAX_WAITING_BYTES, MIN_WAITING_BYTES, InboundLimits
 from gossamer.peer.outgoing import TRIES, Dispatch
-from gossamer.peer.room import LEAST, MOST, Room
 
 # --- room ---------------------------------------------------------------------------------------
 
 
 def test_the_room_fits_the_peers_own_models():
     values = 17_500_000  # 70 MB
-    reassembler = Room("a", {"global": values}, "float32").reassembler()
+    reassembler = InboundLimits("a", {"global": values}, "float32").reassembler()
     assert reassembler.add(next(Chunker("b", 16_000).split([bytes(4 * values)]))) is None
     assert reassembler.unfinished == 1
 
 
 def test_a_hub_has_room_for_a_message_of_each_of_its_neighbours():
-    room = Room("a", {"v": 10_000, "w": 10_000}, "float32")
-    reassembler = room.reassembler()
-    room.fit(reassembler, 200)
+    limits = InboundLimits("a", {"v": 10_000, "w": 10_000}, "float32")
+    reassembler = limits.reassembler()
+    limits.fit(reassembler, 200)
     chunks = [list(Chunker(f"p{n}", 30_000).split([bytes(40_000)])) for n in range(200)]
     for first, _ in chunks:
         assert reassembler.add(first) is None
@@ -50,21 +50,21 @@ def test_a_peer_keeps_no_room_for_what_it_has_no_use_for():
 def test_a_model_too_large_for_any_message_is_refused_by_name():
     values = MAX_MESSAGE_BYTES // 4
     with pytest.raises(PeerError, match=rf"model global: its {values} values .* or send float16"):
-        Room("a", {"local": 10, "global": values}, "float32")
-    Room("a", {"global": values}, "float16")
+        InboundLimits("a", {"local": 10, "global": values}, "float32")
+    InboundLimits("a", {"global": values}, "float16")
     with pytest.raises(PeerError, match=r"several partial models$"):
-        Room("a", {"global": 2 * values}, "float16")
+        InboundLimits("a", {"global": 2 * values}, "float16")
 
 
 def test_what_may_wait_grows_with_models_and_neighbours():
-    small, large = (Room("a", {"v": size}, "float32") for size in (100, 10_000_000))
-    assert small.waiting(1) == small.waiting(8) == LEAST
+    small, large = (InboundLimits("a", {"v": size}, "float32") for size in (100, 10_000_000))
+    assert small.waiting(1) == small.waiting(8) == MIN_WAITING_BYTES
     assert 160_000_000 <= large.waiting(1) < large.waiting(4) <= 500_000_000
-    assert large.waiting(10_000) == MOST
-    assert Room("a", {"v": 60_000_000}, "float32").waiting(10_000) >= 2 * 240_000_000
+    assert large.waiting(10_000) == MAX_WAITING_BYTES
+    assert InboundLimits("a", {"v": 60_000_000}, "float32").waiting(10_000) >= 2 * 240_000_000
 
 
-LARGE = Room("a", {"global": 1_000_000}, "float32")
+LARGE = InboundLimits("a", {"global": 1_000_000}, "float32")
 
 
 class Wary(NullSecurity):
@@ -76,7 +76,7 @@ class Wary(NullSecurity):
 
 def test_outsiders_fill_no_memory_of_a_busy_peer(run):
     junk = bytes(1 << 20)
-    assert run(flooded(Room("a", {"global": 1000}, "float32"), [junk] * 100)) == {
+    assert run(flooded(InboundLimits("a", {"global": 1000}, "float32"), [junk] * 100)) == {
         "packet-too-large": 100
     }
     dropped = run(flooded(LARGE, [junk] * 100))

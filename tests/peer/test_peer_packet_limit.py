@@ -10,9 +10,9 @@ from peer_kit import Nest, Still, consensus, flooded, held, injected, make_learn
 from gossamer.gossip import MemoryBroker, topics
 from gossamer.peer import outgoing
 from gossamer.peer.errors import PeerError
+from gossamer.peer.inbound import InboundLimits
 from gossamer.peer.link import MAX_PENDING
 from gossamer.peer.outgoing import MAX_PIECES
-from gossamer.peer.room import Room
 
 LOW = 4000
 
@@ -103,7 +103,7 @@ def test_a_message_in_hundreds_of_packets_passes(run):
 
 
 def test_a_busy_peer_has_room_for_a_whole_message_but_not_for_everything(run):
-    room = Room("a", {"global": 1_000_000}, "float32")
+    room = InboundLimits("a", {"global": 1_000_000}, "float32")
     pieces = [bytes(500)] * MAX_PIECES
     assert not run(flooded(room, pieces))
     empty = [b""] * MAX_PENDING
