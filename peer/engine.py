@@ -137,6 +137,8 @@ class Engine:
         self._saver = Saver(name, settings, checkpoint, self._tree, self._machine)
         self._saved: tuple[str, int] | None = None
         """The session, and the revision of its ledger, when it was last saved."""
+        self._heard_goodbye = False
+        """Whether a goodbye was heard since: the broker may forget it, and nobody would say it again."""
         self._unsent: list[Message] = []
         """Messages that wait for a checkpoint that covers them."""
         sizes = {vector: self.store.read(vector).size for vector in self.schemas}
@@ -416,7 +418,8 @@ class Engine:
     def _covered(self, messages: list[Message]) -> list[Message]:
         """Return the messages that may leave: all, once the checkpoint knows what they say."""
         self._unsent = []
-        if messages and self._saved != (self.session, self.gossiper.ledger.revision):
+        news = messages and self._saved != (self.session, self.gossiper.ledger.revision)
+        if news or self._heard_goodbye:
             if not self.save():
                 self._unsent = messages  # the saver raises when it has failed for too long
                 return []
@@ -544,8 +547,8 @@ class Engine:
         return self._books.goodbyes
 
     def keep_goodbyes(self, goodbyes: dict[str, str]) -> None:
-        """Write these down with the next checkpoint."""
-        self._books.goodbyes = goodbyes
+        """Write these down with the next checkpoint, in this turn."""
+        self._books.goodbyes, self._heard_goodbye = goodbyes, True
 
     def _remember(self, ending: Ending) -> None:
         """Keep a goodbye beyond its session: a new status will replace it at the broker."""
@@ -595,6 +598,7 @@ class Engine:
         if not self._saver.save(durable=durable):
             return False
         self._saved = self.session, self.gossiper.ledger.revision
+        self._heard_goodbye = False
         return True
 
     def _tree(self) -> dict[str, Any]:
@@ -702,6 +706,7 @@ class Engine:
             case Offline():
                 self.gossiper.peer_offline(event.peer)
             case Gone():
+                self._heard_goodbye = self._heard_goodbye or event.statement is not None
                 self._dispatch.gone(event.peer)
                 self._privacy.gone(self.gossiper, event.peer)
                 before = self._agreement.values()

@@ -394,18 +394,19 @@ class Link:
             await self._rest()
             self.check_lease()
             now = self.machine.monotonic()
-            connected = self.transport.connection.state == "connected"
-            gone = self.roster.tick(now, connected=connected)
-            events = [*self.take_events(), *gone]
-            arrived, self._pending, self._pending_bytes = self._pending, [], 0
-            self._pending_limit = self._limits.waiting(len(self.roster.online()))
-            limit = self._max_packet()
             if self._returned:
                 self._returned = False
                 await self.worker.run(self.engine.reconnected, now)
             if self._goodbyes_due:
                 self._goodbyes_due = False
                 await self.worker.run(self.engine.keep_goodbyes, self._goodbyes)
+            limit = self._max_packet()
+            # Nothing is awaited between here and the turn: what a cancelled turn has taken is put back.
+            connected = self.transport.connection.state == "connected"
+            gone = self.roster.tick(now, connected=connected)
+            events = [*self.take_events(), *gone]
+            arrived, self._pending, self._pending_bytes = self._pending, [], 0
+            self._pending_limit = self._limits.waiting(len(self.roster.online()))
             try:
                 outgoing = await self.worker.run(
                     self.engine.turn, arrived, events, now, limit, self.in_touch
