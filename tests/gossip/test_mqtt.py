@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from blockbuster import blockbuster_ctx
+from waiting import until
 
 from gossamer.gossip.transport import (
     Address,
@@ -205,9 +206,8 @@ def test_a_broker_that_refuses_us_for_a_while_is_waited_for(run, mosquitto, capl
                 await a.subscribe("x/status")
                 await asyncio.to_thread(first.close)
                 async with Broker(BrokerSettings(port=port, users={"b": "c"}), kind="mosquitto"):
-                    while refusals() < 2:
-                        assert a.connection.state != "failed"
-                        await asyncio.sleep(0.01)
+                    await until(lambda: refusals() >= 2 or a.connection.state == "failed")
+                    assert a.connection.state != "failed"
                 async with Broker(BrokerSettings(port=port), kind="mosquitto"):
                     assert await a.publish("x/status", b"state")
                     assert (await anext(a.messages())).payload == b"state"

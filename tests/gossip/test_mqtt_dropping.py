@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 import pytest
+from waiting import turns, until
 
 from gossamer.gossip.transport import MqttOptions, MqttTransport, TransportError
 from gossamer.gossip.transport.packet_limit import CUTS, LAST_CUTS, PacketLimit
@@ -25,12 +26,7 @@ def options(version: str) -> MqttOptions:
 async def push(transport: MqttTransport, size: int) -> None:
     while True:
         await transport.publish(INBOX, bytes(min(size, transport.max_payload(INBOX))))
-        await asyncio.sleep(0.01)
-
-
-async def until(condition) -> None:
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+        await turns(20)
 
 
 # --- with mosquitto ----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import contextlib
 import logging
 
 import pytest
+from waiting import turns, until
 
 from gossamer.gossip.transport import MqttOptions, MqttTransport, TransportError
 from gossamer.gossip.transport.packet_limit import CUTS, LAST_CUTS, MIN_PROBED_PACKET, PacketLimit
@@ -162,16 +163,11 @@ class Strict:
 QUICK = MqttOptions(first_delay=0.01, longest_delay=0.05, connect_timeout=120.0)
 
 
-async def until(condition) -> None:
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-
-
 async def push(transport: MqttTransport) -> None:
     """Send a chunk, as large as the transport says, whenever there is a connection."""
     while True:
         await transport.publish(INBOX, bytes(min(300_000, transport.max_payload(INBOX))))
-        await asyncio.sleep(0.01)
+        await turns(20)
 
 
 def test_chunks_shrink_until_the_broker_takes_them(run, caplog):

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import pytest
 from proxy import read_packet
+from waiting import until
 
 from gossamer.gossip import Echo, MqttOptions, MqttTransport
 
@@ -76,11 +77,6 @@ def listener(broker: HalfBroker) -> MqttTransport:
     return transport
 
 
-async def until(condition) -> None:
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-
-
 def test_who_does_not_hear_itself_starts_over(run, caplog):
     caplog.set_level(logging.INFO)
 
@@ -118,12 +114,17 @@ def test_who_hears_itself_stays_and_hands_nothing_on(run):
 
 
 def test_an_echo_that_nobody_subscribed_to_is_not_waited_for(run):
+    """Another that did subscribe, and was opened later, has been found deaf by then."""
+
     async def scenario():
         async with (
             HalfBroker("deaf") as broker,
             listener(broker) as a,
+            HalfBroker("deaf") as control,
+            listener(control) as b,
         ):
-            await asyncio.sleep(1.0)
+            await b.subscribe("deaf/a/inbox/+")
+            await until(lambda: b.counters["deaf"] == 1)
             assert broker.connections == 1
             assert broker.published == []
             assert a.connection.state == "connected"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from relay import Relay, diverted
-from swarm_kit import wait_for
 from trusting import Gate, Outsider, Swarmlet, config_of
+from waiting import until
 
 from gossamer.experiments.build import Swarm
 from gossamer.gossip import ONE, topics
@@ -85,7 +85,7 @@ def test_a_second_life_of_one_key_is_refused_while_the_first_goes_on(mosquitto, 
         swarm = Swarmlet(config, tmp_path, mosquitto.url)
         gate = Gate(swarm.members[0].learner, at=1)
         swarm.start_all({0: gate})
-        await wait_for(gate.reached.is_set)
+        await until(gate.reached.is_set)
         first = swarm.tasks[0]
         swarm.start(0, Swarm(config).members()[0].learner)
         with pytest.raises(PeerError, match="the name is already online"):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 from swarm_kit import small_config
+from waiting import wait_until
 
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.config.tables import Config, Model, Trust
@@ -72,10 +72,7 @@ class Patient(Gate):
         self._ready = ready
 
     def train(self, steps: int) -> Metrics:
-        for _ in range(40_000):
-            if self._ready(self.rounds):
-                break
-            time.sleep(0.005)
+        wait_until(lambda: self._ready(self.rounds), "the others to come as far")
         return super().train(steps)
 
 

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from peer_kit import quick, wait_for
+from peer_kit import quick
+from waiting import turns, until, wait_until
 
 from gossamer.gossip import ONE
 from gossamer.peer.host import BrokerAddress, HostSpec, PeerSpec, run_host
@@ -27,13 +27,13 @@ def spec(tmp_path, empty_broker, monkeypatch):
     settings = quick(
         rounds=10**9, expect=("a", "b"), founder=True, test_every=10**9, leave_timeout=200.0
     )
-    peers = [PeerSpec(n, "peer_kit:make_learner", {"name": n}, settings) for n in "ab"]
+    peers = [PeerSpec(n, "learner_kit:make_learner", {"name": n}, settings) for n in "ab"]
     return HostSpec(BrokerAddress(empty_broker.url), str(tmp_path), peers)
 
 
 async def until_trained(spec: HostSpec) -> None:
     files = [Path(spec.folder) / f"{peer.name}.jsonl" for peer in spec.peers]
-    await wait_for(lambda: all(file.exists() and file.stat().st_size for file in files))
+    await until(lambda: all(file.exists() and file.stat().st_size for file in files))
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_signals_that_come_again_do_not_disturb_the_leaving(run, spec):
         await until_trained(spec)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), number)
-            await asyncio.sleep(0.01)
+            await turns(10)
         return await host
 
     reports = run(scenario())
@@ -107,17 +107,26 @@ def test_processes_hear_of_a_killed_supervisor(tmp_path, empty_broker):
         [sys.executable, "-c", SUPERVISOR, str(tmp_path), empty_broker.url]
     )
     try:
-        until(supervisor, tmp_path, "begun")
-        time.sleep(0.2)
+        wait_for_files(tmp_path, "begun", supervisor)
+        # A process that begins now, with a closed standard input, has ended before theirs.
+        control = [str(script), "", "", str(tmp_path / "control"), ""]
+        subprocess.run(control, stdin=subprocess.DEVNULL, check=True)
+        (tmp_path / "control.ended").unlink()
         assert not list(tmp_path.glob("*.ended"))
     finally:
         supervisor.kill()
         supervisor.wait()
-    until(None, tmp_path, "ended")
+    wait_for_files(tmp_path, "ended")
 
 
-def until(process: subprocess.Popen[bytes] | None, folder: Path, what: str) -> None:
+def wait_for_files(
+    folder: Path, what: str, supervisor: subprocess.Popen[bytes] | None = None
+) -> None:
+    """Wait for what both scripts write, unless their supervisor has ended before."""
     files = [folder / f"host-{index}.json--with-parent.{what}" for index in (0, 1)]
-    while not all(file.exists() for file in files):
-        assert process is None or process.poll() is None
-        time.sleep(0.02)
+
+    def written() -> bool:
+        assert supervisor is None or supervisor.poll() is None
+        return all(file.exists() for file in files)
+
+    wait_until(written, what)

@@ -25,7 +25,7 @@ def start(tmp_path, empty_broker, monkeypatch):
     address = BrokerAddress(empty_broker.url)
 
     def run() -> int:
-        spec = PeerSpec("a", "peer_kit:make_learner", {"name": "a"}, quick(rounds=2))
+        spec = PeerSpec("a", "learner_kit:make_learner", {"name": "a"}, quick(rounds=2))
         return run_guarded(HostSpec(address, str(tmp_path), [spec]))
 
     return run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from dataclasses import dataclass, field
@@ -21,8 +20,8 @@ from peer_kit import (
     last_seen,
     make_learner,
     quick,
-    wait_for,
 )
+from waiting import turns, until
 
 from gossamer.gossip import ONE, Delays, FaultPlan, MemoryBroker
 from gossamer.peer.errors import PeerError
@@ -117,7 +116,7 @@ class Start:
     async def given_up(self, name):
         await self.outlive(name)
         others = [self.lives[other].peer.link.roster for other in set(TRIO) - {name}]
-        await wait_for(lambda: all(one._entries[name].announced is None for one in others))
+        await until(lambda: all(one._entries[name].announced is None for one in others))
 
 
 def test_a_newcomer_counts_only_after_hearing(run):
@@ -166,11 +165,11 @@ def test_a_crashed_peer_goes_on_from_its_checkpoint(run, tmp_path, mode, caplog)
         nest = Nest(quick(rounds=16, mode=mode, servers={"global": "b"}), broker)
         start = Start(nest, limit=10**6, folder=tmp_path)
         for victim, after in (("a", 3), ("b", 7), ("a", 11)):  # b is the server
-            await wait_for(lambda v=victim, n=after: start.gates[v].reached >= n)
+            await until(lambda v=victim, n=after: start.gates[v].reached >= n)
             session = start.engine(victim).session
             await start.crash(victim)
             start.begin(victim, Gate(10**6))
-            await wait_for(lambda v=victim: start.lives[v].peer.link is not None)
+            await until(lambda v=victim: start.lives[v].peer.link is not None)
             assert start.engine(victim).session == session
         return start, await start.finish()
 
@@ -196,7 +195,7 @@ def test_who_is_through_first_tells_for_whom_it_stays(run, caplog):
         await start.wait()
         start.gates["a"].open()
         line = "peer a has trained all its rounds; it stays until these are through: b, c"
-        await wait_for(lambda: line in caplog.text)
+        await until(lambda: line in caplog.text)
         await start.finish()
 
     run(swarm())
@@ -223,14 +222,14 @@ def test_a_peer_that_dies_for_good_is_given_up_and_takes_only_what_it_held(run, 
 def test_away_for_longer_than_the_lease_a_checkpoint_comes_back_as_a_newcomer(run, tmp_path):
     async def swarm():
         start = Start(Nest(quick(rounds=10**6)), limit=10**6, folder=tmp_path)
-        await wait_for(lambda: start.gates["c"].reached > 3)
+        await until(lambda: start.gates["c"].reached > 3)
         session = start.engine("c").session
         await start.crash("c")
         lost = start.engine("c").gossiper.account("global")
         await start.given_up("c")
         last_seen(tmp_path / "c.checkpoint", 10 * start.nest.settings.lease)
         start.begin("c", Gate(10**9))
-        await wait_for(lambda: start.lives["c"].trains())
+        await until(lambda: start.lives["c"].trains())
         assert start.engine("c").session != session
         return await start.finish(more=5), lost
 
@@ -243,17 +242,17 @@ def test_away_for_longer_than_the_lease_a_checkpoint_comes_back_as_a_newcomer(ru
 def test_a_peer_out_of_touch_for_too_long_takes_a_new_session_by_itself(run, caplog):
     async def swarm():
         start = Start(Nest(quick(rounds=10**6)), limit=10**6)
-        await wait_for(lambda: start.gates["c"].reached > 3)
+        await until(lambda: start.gates["c"].reached > 3)
         lone = start.lives["c"]
         session, transport = start.engine("c").session, lone.transports[-1]
-        start.nest.broker.disconnect(transport, transport._will)
+        start.nest.broker.disconnect(transport, transport.will)
         transport.lose("the cable was pulled")
         lone.peer.link.in_touch -= 10 * start.nest.settings.lease
         lost = start.engine("c").gossiper.account("global")
         await start.given_up("c")
         await transport.reconnect()
-        await wait_for(lambda: start.engine("c").session != session)
-        await wait_for(lambda: start.engine("c").gossiper.weight("global") > 0)
+        await until(lambda: start.engine("c").session != session)
+        await until(lambda: start.engine("c").gossiper.weight("global") > 0)
         return start, await start.finish(more=5), lost
 
     start, reports, lost = run(swarm())
@@ -270,7 +269,7 @@ def test_an_outage_shorter_than_the_lease_costs_nothing(run):
         for _ in range(2):
             await start.wait()
             nest.broker.stop()
-            await asyncio.sleep(0.05)
+            await turns(50)
             await nest.broker.start([life.transports[-1] for life in nest.lives])
             for gate in start.gates.values():
                 gate.limit += 2
@@ -295,7 +294,7 @@ def test_who_died_while_the_broker_was_away_is_missed_and_given_up(run, caplog):
         await nest.broker.start([start.lives[name].transports[-1] for name in "ab"])
         for name, other in ("ab", "ba"):
             entries = start.lives[name].peer.link.roster._entries
-            await wait_for(lambda e=entries, o=other: e[o].doubted_since is None)
+            await until(lambda e=entries, o=other: e[o].doubted_since is None)
             entries["c"].doubted_since -= RETURN_GRACE + 10 * nest.settings.lease
         return start, await start.finish(), lost
 
@@ -346,7 +345,7 @@ def test_a_crash_inside_training_speaks_through_the_last_will(run):
         nest = Nest(quick(rounds=2))
         with pytest.raises(ZeroDivisionError, match="bad data"):
             await nest.start("a", Broken(make_learner("a"), 0.0)).task
-        return nest.broker._retained["gossamer/v1/nest/peer/a/status"]
+        return nest.broker.retained["gossamer/v1/nest/peer/a/status"]
 
     assert b'"offline"' in run(swarm())
 

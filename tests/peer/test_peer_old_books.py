@@ -16,8 +16,8 @@ from peer_kit import (
     held,
     make_learner,
     quick,
-    wait_for,
 )
+from waiting import until
 
 from gossamer.gossip import ONE, Ack, Delays
 from gossamer.peer.engine import Engine
@@ -130,16 +130,16 @@ def test_an_old_copy_of_a_checkpoint_is_found_out_and_counts_once(run, tmp_path,
     async def swarm():
         nest = Nest(quick(rounds=10**9, expect=PAIR, founder=True))
         one, two = (nest.start(n, checkpoint=tmp_path / f"{n}.checkpoint") for n in PAIR)
-        await wait_for(lambda: two.counts() and two.peer.link.view.round > 2)
+        await until(lambda: two.counts() and two.peer.link.view.round > 2)
         ledger = two.peer.link.engine.gossiper.ledger
         session = two.peer.link.session
         shutil.copy(tmp_path / "b.checkpoint", tmp_path / "copy")
         given = ledger.given("a", "global")
-        await wait_for(lambda: ledger.given("a", "global") > given + 5)
+        await until(lambda: ledger.given("a", "global") > given + 5)
         await two.crash()
         shutil.copy(tmp_path / "copy", tmp_path / "b.checkpoint")
         again = nest.start("b", checkpoint=tmp_path / "b.checkpoint")
-        await wait_for(lambda: again.counts() and again.peer.link.session != session)
+        await until(lambda: again.counts() and again.peer.link.session != session)
         for life in (one, again):
             life.go_on_for(3)
         return [one, again], await nest.all()
@@ -161,15 +161,15 @@ def test_who_was_given_up_and_returns_in_its_old_session_is_told_and_counts_once
     async def swarm():
         nest = Nest(quick(rounds=10**9, expect=PAIR, founder=True))
         one, two = (nest.start(n, checkpoint=tmp_path / f"{n}.checkpoint") for n in PAIR)
-        await wait_for(lambda: two.counts() and two.peer.link.view.round > 2)
+        await until(lambda: two.counts() and two.peer.link.view.round > 2)
         session = two.peer.link.session
         lost = two.peer.link.engine.gossiper
         await two.crash()
         account = lost.account("global")
         await one.outlive("b")
-        await wait_for(lambda: one.peer.link.roster._entries["b"].announced is None)
+        await until(lambda: one.peer.link.roster._entries["b"].announced is None)
         again = nest.start("b", checkpoint=tmp_path / "b.checkpoint")
-        await wait_for(lambda: again.counts() and again.peer.link.session != session)
+        await until(lambda: again.counts() and again.peer.link.session != session)
         for life in (one, again):
             life.go_on_for(3)
         return [one, again], await nest.all(), account

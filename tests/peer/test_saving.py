@@ -8,8 +8,9 @@ import os
 import stat
 
 import pytest
-from peer_kit import Clocks, Nest, Still, begin, held, injected, make_learner, quick, wait_for
+from peer_kit import Clocks, Nest, Still, begin, held, injected, make_learner, quick
 from safetensors import SafetensorError
+from waiting import until
 
 from gossamer.gossip import ONE, ReleasePlan
 from gossamer.peer import checkpoint, saving
@@ -177,16 +178,16 @@ def test_a_peer_without_room_ends_as_if_killed_and_goes_on_where_it_was(run, tmp
     async def swarm():
         nest = Nest(quick(rounds=10**9, expect=PAIR, founder=True))
         one, two = (nest.start(n, checkpoint=tmp_path / f"{n}.checkpoint") for n in PAIR)
-        await wait_for(lambda: two.counts() and two.peer.link.view.round > 2)
+        await until(lambda: two.counts() and two.peer.link.view.round > 2)
         session = two.peer.link.session
         disk.full = True
         with pytest.raises(NotSaved):
             await two.task
         two.crashed = True
-        status = nest.broker._retained["gossamer/v1/nest/peer/b/status"]
+        status = nest.broker.retained["gossamer/v1/nest/peer/b/status"]
         assert b'"offline"' in status  # its last will, no goodbye
         again = nest.start("b", checkpoint=tmp_path / "b.checkpoint")
-        await wait_for(again.trains)
+        await until(again.trains)
         assert again.peer.link.session == session
         for life in (one, again):
             life.go_on_for(3)

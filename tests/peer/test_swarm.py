@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from peer_kit import quick, wait_for
+from peer_kit import quick
+from waiting import until
 
 from gossamer.gossip import ONE
 from gossamer.peer import swarm as module
@@ -32,7 +33,7 @@ def spec(tmp_path, empty_broker):
     peers = [
         PeerSpec(
             name,
-            "peer_kit:make_learner",
+            "learner_kit:make_learner",
             {"name": name},
             quick(swarm=swarm, expect=names, founder=True, leave_timeout=0.2),
         )
@@ -124,7 +125,7 @@ def test_a_deserted_process_is_not_restarted(run, spec, pretend):
     async def scenario():
         swarm = LocalSwarm(spec, on_event=events.append)
         task = asyncio.create_task(swarm.run())
-        await wait_for(lambda: "c" in swarm.pids and "a" not in swarm.pids)
+        await until(lambda: "c" in swarm.pids and "a" not in swarm.pids)
         swarm.desert("c")
         os.kill(swarm.pids["c"], signal.SIGKILL)
         await task
@@ -141,7 +142,7 @@ def test_stop_ends_all_and_restarts_none(run, spec, pretend):
         task = asyncio.create_task(swarm.run())
         files = [spec.folder / f"host-{index}.json.count" for index in (0, 1)]
         begun = lambda: all(file.exists() and file.stat().st_size for file in files)  # noqa: E731
-        await wait_for(lambda: len(swarm.pids) == 3 and begun())
+        await until(lambda: len(swarm.pids) == 3 and begun())
         swarm.stop()
         await task
         return swarm.pids
@@ -159,7 +160,7 @@ def test_who_does_not_leave_in_time_is_killed(run, spec, pretend, monkeypatch):
         swarm = LocalSwarm(spec, on_event=events.append)
         task = asyncio.create_task(swarm.run())
         files = [spec.folder / f"host-{index}.json.deaf" for index in (0, 1)]
-        await wait_for(lambda: all(file.exists() for file in files))
+        await until(lambda: all(file.exists() for file in files))
         swarm.stop()
         await task
 
