@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from gossamer.models import ModelGraph, SgdLearner, SlicedNetwork, mlp
+from gossamer.models import Metrics, ModelGraph, SgdLearner, SlicedNetwork, mlp
 
 GLOBAL: dict[str, str] = {"global": "4-4-2"}
 
@@ -47,3 +47,17 @@ def make_learner(
         reduction="sum",
         seed=1,
     )
+
+
+class Mistaken(SgdLearner):
+    """A learner with a mistake in its code."""
+
+    def train(self, steps: int) -> Metrics:
+        raise ZeroDivisionError
+
+
+def make_mistaken(name: str) -> SgdLearner:
+    """A learner that cannot train."""
+    fine = make_learner(name)
+    data = torch.zeros(4, 4), torch.zeros(4, dtype=torch.long)
+    return Mistaken(fine.network, data, data)

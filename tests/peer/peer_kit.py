@@ -23,6 +23,7 @@ from gossamer.gossip import (
     MemoryTransport,
     Payload,
     Received,
+    RetryPolicy,
     Will,
     topics,
 )
@@ -35,7 +36,7 @@ from gossamer.peer.lifecycle import State
 from gossamer.peer.link import Link
 from gossamer.peer.machine import RealMachine, ThreadWorker
 from gossamer.peer.peer import Peer, Report
-from gossamer.peer.settings import Settings
+from gossamer.peer.settings import Limits, Settings
 
 
 class Clocks(RealMachine):
@@ -138,6 +139,11 @@ class Gate:
         self.limit = 10**9
 
 
+ASK_BACK_SOON = Limits(retry=RetryPolicy(recall_longest=0.5))
+"""For tests in which somebody stands before a gate and answers nobody: the others ask their mass back, not
+only after twenty times the longest delay they have seen, which on a slow machine is too long for any test."""
+
+
 @dataclass
 class Life:
     """One peer that runs, and the means to pull its plug."""
@@ -191,6 +197,7 @@ class Nest:
     broker: MemoryBroker = field(default_factory=MemoryBroker)
     lives: list[Life] = field(default_factory=list)
     transport: type[MemoryTransport] = MemoryTransport
+    limits: Limits = field(default_factory=Limits)
 
     def start(
         self,
@@ -213,7 +220,7 @@ class Nest:
         peer = Peer(
             name, learner or make_learner(name), settings or self.settings, connect,
             samples=samples, checkpoint=checkpoint, seed=sum(name.encode()), machine=machine,
-            on_record=on_record, on_report=on_report,
+            limits=self.limits, on_record=on_record, on_report=on_report,
         )  # fmt: skip
         life = Life(peer, made)
         life.task = asyncio.create_task(peer.run(), name=name)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from peer_kit import quick
@@ -37,12 +36,11 @@ async def until_trained(spec: HostSpec) -> None:
 
 
 @pytest.fixture
-def stdin(monkeypatch):
-    """Standard input, of which the test holds the other end."""
-    ours, theirs = os.pipe()
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(fileno=lambda: ours))
-    yield theirs
-    os.close(ours)
+def pipe():
+    """What a process reads in place of its standard input, and the end that the test holds."""
+    theirs, ours = os.pipe()
+    yield theirs, ours
+    os.close(theirs)
 
 
 def test_signals_that_come_again_do_not_disturb_the_leaving(run, spec):
@@ -58,30 +56,30 @@ def test_signals_that_come_again_do_not_disturb_the_leaving(run, spec):
     assert sum(sum(report.weight["global"][:2]) for report in reports) == 2 * ONE
 
 
-def test_peers_leave_when_their_supervisor_is_gone(run, spec, stdin, caplog):
+def test_peers_leave_when_their_supervisor_is_gone(run, spec, pipe, caplog):
     caplog.set_level("INFO")
 
     async def scenario():
-        host = asyncio.create_task(run_host(spec, with_parent=True))
+        host = asyncio.create_task(run_host(spec, parent=pipe[0]))
         await until_trained(spec)
-        os.close(stdin)
+        os.close(pipe[1])
         return await host
 
     assert len(run(scenario())) == 2
     assert caplog.text.count("left swarm nest: it was told to stop") == 2
 
 
-def test_peers_without_a_supervisor_do_not_mind_a_closed_standard_input(run, spec, stdin):
-    os.close(stdin)
-
-    async def scenario():
-        host = asyncio.create_task(run_host(spec))
-        await until_trained(spec)
-        assert not host.done()
-        os.kill(os.getpid(), signal.SIGTERM)
-        await host
-
-    run(scenario())
+def test_peers_without_a_supervisor_do_not_mind_a_closed_standard_input(run, spec, tmp_path):
+    spec.write(tmp_path / "host.json")
+    command = [sys.executable, "-m", "gossamer.peer", str(tmp_path / "host.json")]
+    with subprocess.Popen(command, cwd=HERE, stdin=subprocess.DEVNULL) as process:
+        try:
+            run(until_trained(spec))
+            assert process.poll() is None
+            process.terminate()
+            assert process.wait() == 0
+        finally:
+            process.kill()
 
 
 SUPERVISOR = """
@@ -92,8 +90,8 @@ from gossamer.peer.settings import Settings
 from gossamer.peer.swarm import LocalSwarm, SwarmSpec
 folder = Path(sys.argv[1])
 peers = [PeerSpec(name, "nobody:calls", {}, Settings()) for name in "ab"]
-sys.executable = str(folder / "python")
-asyncio.run(LocalSwarm(SwarmSpec("nest", BrokerAddress(sys.argv[2]), folder, peers)).run())
+spec = SwarmSpec("nest", BrokerAddress(sys.argv[2]), folder, peers)
+asyncio.run(LocalSwarm(spec, python=str(folder / "python")).run())
 """
 
 

@@ -15,7 +15,6 @@ from peer_kit import make_learner, quick
 from waiting import until
 
 from gossamer.gossip import ONE, MqttTransport, Will
-from gossamer.models import SgdLearner
 from gossamer.peer.broker import Broker
 from gossamer.peer.errors import ExitCode, PeerError
 from gossamer.peer.host import (
@@ -109,10 +108,11 @@ def test_a_mistake_of_the_learner_is_a_crash_with_its_traceback(
     tmp_path, empty_broker, monkeypatch
 ):
     monkeypatch.chdir(HERE)
-    monkeypatch.setattr(SgdLearner, "train", lambda *_: 1 / 0)
     address = BrokerAddress(empty_broker.url)
-    with pytest.raises(BaseExceptionGroup):
-        run_guarded(HostSpec(address, str(tmp_path), [peer_spec("a")]))
+    mistaken = peer_spec("a", "learner_kit:make_mistaken")
+    with pytest.raises(BaseExceptionGroup) as caught:
+        run_guarded(HostSpec(address, str(tmp_path), [mistaken]))
+    assert caught.group_contains(ZeroDivisionError)
 
 
 def test_connections_of_peers_listen_for_themselves(run):

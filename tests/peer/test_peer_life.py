@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from peer_kit import (
+    ASK_BACK_SOON,
     Gate,
     Life,
     Nest,
@@ -23,21 +25,13 @@ from peer_kit import (
 )
 from waiting import turns, until
 
-from gossamer.gossip import ONE, Delays, FaultPlan, MemoryBroker
+from gossamer.gossip import ONE, FaultPlan, MemoryBroker
 from gossamer.peer.errors import PeerError
 from gossamer.peer.presence import RETURN_GRACE
+from gossamer.peer.settings import Limits
 
 TRIO = ("a", "b", "c")
-
-
-@pytest.fixture(autouse=True)
-def _ask_back_soon(monkeypatch):
-    """Who stands before a gate answers nobody, and the others must get to theirs all the same.
-
-    They do when they ask their mass back: after twenty times the longest delay they have seen, which on
-    a slow machine is longer than any test may take.
-    """
-    monkeypatch.setattr(Delays, "transfer_timeout", lambda _: 0.5)
+quick_nest = partial(Nest, limits=ASK_BACK_SOON)
 
 
 class Paced:
@@ -121,7 +115,7 @@ class Start:
 
 def test_a_newcomer_counts_only_after_hearing(run):
     async def swarm():
-        nest, gates = Nest(quick(rounds=8)), []
+        nest, gates = quick_nest(quick(rounds=8)), []
         settings = nest.settings.updated(expect=TRIO, founder=True)
         for name in TRIO:
             gates.append(Gate(3))
@@ -144,7 +138,7 @@ def test_a_newcomer_counts_only_after_hearing(run):
 
 def test_a_leaver_hands_over_all_its_mass(run):
     async def swarm():
-        start = Start(Nest(quick(rounds=8)), limit=3)
+        start = Start(quick_nest(quick(rounds=8)), limit=3)
         await start.wait()
         start.lives["a"].peer.leave("going home")
         return start, await start.finish()
@@ -162,7 +156,7 @@ def test_a_crashed_peer_goes_on_from_its_checkpoint(run, tmp_path, mode, caplog)
 
     async def swarm():
         broker = MemoryBroker(FaultPlan(loss=0.1, duplicate=0.1, reorder=0.1), seed=1)
-        nest = Nest(quick(rounds=16, mode=mode, servers={"global": "b"}), broker)
+        nest = quick_nest(quick(rounds=16, mode=mode, servers={"global": "b"}), broker)
         start = Start(nest, limit=10**6, folder=tmp_path)
         for victim, after in (("a", 3), ("b", 7), ("a", 11)):  # b is the server
             await until(lambda v=victim, n=after: start.gates[v].reached >= n)
@@ -191,7 +185,7 @@ def test_who_is_through_first_tells_for_whom_it_stays(run, caplog):
     caplog.set_level(logging.INFO)
 
     async def swarm():
-        start = Start(Nest(quick(rounds=6)), limit=3)
+        start = Start(quick_nest(quick(rounds=6)), limit=3)
         await start.wait()
         start.gates["a"].open()
         line = "peer a has trained all its rounds; it stays until these are through: b, c"
@@ -205,7 +199,7 @@ def test_a_peer_that_dies_for_good_is_given_up_and_takes_only_what_it_held(run, 
     caplog.set_level(logging.INFO)
 
     async def swarm():
-        start = Start(Nest(quick(rounds=10)), limit=4)
+        start = Start(quick_nest(quick(rounds=10)), limit=4)
         await start.wait()
         await start.crash("c")
         lost = start.engine("c").gossiper.account("global")
@@ -221,7 +215,7 @@ def test_a_peer_that_dies_for_good_is_given_up_and_takes_only_what_it_held(run, 
 
 def test_away_for_longer_than_the_lease_a_checkpoint_comes_back_as_a_newcomer(run, tmp_path):
     async def swarm():
-        start = Start(Nest(quick(rounds=10**6)), limit=10**6, folder=tmp_path)
+        start = Start(quick_nest(quick(rounds=10**6)), limit=10**6, folder=tmp_path)
         await until(lambda: start.gates["c"].reached > 3)
         session = start.engine("c").session
         await start.crash("c")
@@ -241,7 +235,7 @@ def test_away_for_longer_than_the_lease_a_checkpoint_comes_back_as_a_newcomer(ru
 
 def test_a_peer_out_of_touch_for_too_long_takes_a_new_session_by_itself(run, caplog):
     async def swarm():
-        start = Start(Nest(quick(rounds=10**6)), limit=10**6)
+        start = Start(quick_nest(quick(rounds=10**6)), limit=10**6)
         await until(lambda: start.gates["c"].reached > 3)
         lone = start.lives["c"]
         session, transport = start.engine("c").session, lone.transports[-1]
@@ -264,7 +258,7 @@ def test_a_peer_out_of_touch_for_too_long_takes_a_new_session_by_itself(run, cap
 
 def test_an_outage_shorter_than_the_lease_costs_nothing(run):
     async def swarm():
-        nest = Nest(quick(rounds=8))
+        nest = quick_nest(quick(rounds=8))
         start = Start(nest, limit=2)
         for _ in range(2):
             await start.wait()
@@ -285,7 +279,7 @@ def test_who_died_while_the_broker_was_away_is_missed_and_given_up(run, caplog):
     caplog.set_level(logging.INFO)
 
     async def swarm():
-        nest = Nest(quick(rounds=10))
+        nest = quick_nest(quick(rounds=10))
         start = Start(nest, limit=4)
         await start.wait()
         lost = start.engine("c").gossiper.account("global")
@@ -309,14 +303,12 @@ def test_who_died_while_the_broker_was_away_is_missed_and_given_up(run, caplog):
     assert "stopped settling" not in caplog.text
 
 
-def test_a_name_that_is_online_is_refused_and_its_owner_goes_on(run, monkeypatch):
-    monkeypatch.setattr("gossamer.peer.joining.NAME_GRACE", 0.3)
-
+def test_a_name_that_is_online_is_refused_and_its_owner_goes_on(run):
     async def swarm():
-        nest = Nest(quick(rounds=4))
+        nest = quick_nest(quick(rounds=4))
         start = Start(nest)
         await start.wait()
-        double = Nest(nest.settings, nest.broker).start("a")
+        double = Nest(nest.settings, nest.broker, limits=Limits(name_grace=0.3)).start("a")
         with pytest.raises(PeerError, match=r"peer a: the name is already online.*session"):
             await double.task
         return start, await start.finish()
@@ -328,7 +320,7 @@ def test_a_name_that_is_online_is_refused_and_its_owner_goes_on(run, monkeypatch
 
 def test_a_name_is_free_again_after_an_error(run):
     async def swarm():
-        nest = Nest(quick(rounds=2, expect=("a", "nobody"), start_timeout=0.2))
+        nest = quick_nest(quick(rounds=2, expect=("a", "nobody"), start_timeout=0.2))
         with pytest.raises(PeerError, match="nobody did not come online"):
             await nest.start("a").task
         return await nest.start("a", settings=quick(rounds=2)).task
@@ -342,7 +334,7 @@ def test_a_crash_inside_training_speaks_through_the_last_will(run):
             raise ZeroDivisionError("bad data")
 
     async def swarm():
-        nest = Nest(quick(rounds=2))
+        nest = quick_nest(quick(rounds=2))
         with pytest.raises(ZeroDivisionError, match="bad data"):
             await nest.start("a", Broken(make_learner("a"), 0.0)).task
         return nest.broker.retained["gossamer/v1/nest/peer/a/status"]
@@ -353,11 +345,11 @@ def test_a_crash_inside_training_speaks_through_the_last_will(run):
 @pytest.mark.parametrize("mode", ["rounds", "server"])
 def test_nobody_joins_lockstep_modes_midway_and_nobody_waits_for_who_tries(run, mode):
     async def swarm():
-        nest = Nest(quick(rounds=4, mode=mode, servers={"global": "a"}))
+        nest = quick_nest(quick(rounds=4, mode=mode, servers={"global": "a"}))
         start = Start(nest)
         await start.wait()
         with pytest.raises(PeerError, match=f"already training in {mode} mode"):
-            await Nest(nest.settings, nest.broker).start("d").task
+            await quick_nest(nest.settings, nest.broker).start("d").task
         return await start.finish()
 
     assert held(run(swarm())) == 3
@@ -365,14 +357,14 @@ def test_nobody_joins_lockstep_modes_midway_and_nobody_waits_for_who_tries(run, 
 
 def test_of_two_schemas_the_later_peer_gives_up_and_names_the_field(run):
     async def swarm():
-        nest = Nest(quick(rounds=4))
+        nest = quick_nest(quick(rounds=4))
         start = Start(nest)
         await start.wait()
         other = make_learner("d", {"global": "4-5-2"})
         with pytest.raises(
             PeerError, match=r"average with peer .*model 'global' is not the same: field"
         ):
-            await Nest(nest.settings, nest.broker).start("d", other).task
+            await quick_nest(nest.settings, nest.broker).start("d", other).task
         return await start.finish()
 
     assert held(run(swarm())) == 3
@@ -380,7 +372,7 @@ def test_of_two_schemas_the_later_peer_gives_up_and_names_the_field(run):
 
 def test_a_peer_alone_just_learns(run):
     async def swarm():
-        return await Nest(quick(rounds=3)).start("a").task
+        return await quick_nest(quick(rounds=3)).start("a").task
 
     report = run(swarm())
     assert report.rounds == 3

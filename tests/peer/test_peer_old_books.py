@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import shutil
+from functools import partial
 
 import pytest
 import torch
 from peer_kit import (
+    ASK_BACK_SOON,
     Clocks,
     Nest,
     Still,
@@ -19,18 +21,13 @@ from peer_kit import (
 )
 from waiting import until
 
-from gossamer.gossip import ONE, Ack, Delays
+from gossamer.gossip import ONE, Ack
 from gossamer.peer.engine import Engine
 from gossamer.peer.errors import PeerError
 from gossamer.peer.presence import Online
 
 PAIR = ("a", "b")
-
-
-@pytest.fixture(autouse=True)
-def _ask_back_soon(monkeypatch):
-    """After the longest delay that was seen, times twenty, a slow machine's test would be over."""
-    monkeypatch.setattr(Delays, "transfer_timeout", lambda _: 0.5)
+quick_nest = partial(Nest, limits=ASK_BACK_SOON)
 
 
 def one_life(path, machine=None, **settings) -> Engine:
@@ -128,7 +125,7 @@ def test_lockstep_modes_cannot_renew_and_say_why(tmp_path):
 
 def test_an_old_copy_of_a_checkpoint_is_found_out_and_counts_once(run, tmp_path, caplog):
     async def swarm():
-        nest = Nest(quick(rounds=10**9, expect=PAIR, founder=True))
+        nest = quick_nest(quick(rounds=10**9, expect=PAIR, founder=True))
         one, two = (nest.start(n, checkpoint=tmp_path / f"{n}.checkpoint") for n in PAIR)
         await until(lambda: two.counts() and two.peer.link.view.round > 2)
         ledger = two.peer.link.engine.gossiper.ledger
@@ -159,7 +156,7 @@ def test_who_was_given_up_and_returns_in_its_old_session_is_told_and_counts_once
     run, tmp_path, caplog
 ):
     async def swarm():
-        nest = Nest(quick(rounds=10**9, expect=PAIR, founder=True))
+        nest = quick_nest(quick(rounds=10**9, expect=PAIR, founder=True))
         one, two = (nest.start(n, checkpoint=tmp_path / f"{n}.checkpoint") for n in PAIR)
         await until(lambda: two.counts() and two.peer.link.view.round > 2)
         session = two.peer.link.session
