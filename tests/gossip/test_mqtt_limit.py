@@ -217,8 +217,8 @@ def test_a_failing_link_is_not_taken_for_a_strict_broker(run):
                 await until(lambda count=number: a.counters["reconnects"] == count)
                 await until(lambda: a.connection.state == "connected")
                 assert await a.publish(INBOX, bytes(100_000))
-                assert a._limit._suspect()
-                await until(lambda: not a._limit._suspect())
+                assert a.packet_limit.suspect()
+                await until(lambda: not a.packet_limit.suspect())
                 broker.cut()
             assert a.max_payload(INBOX) == most
             assert a.counters["packets-halved"] == 0

@@ -10,7 +10,7 @@ import pytest
 from proxy import read_packet
 from waiting import until
 
-from gossamer.gossip import Echo, MqttOptions, MqttTransport
+from gossamer.gossip import MqttOptions, MqttTransport
 
 ECHO = "deaf/a/inbox/@echo"
 # Patient by itself, so that a slow machine is not taken for a bad broker; each test shortens one wait.
@@ -72,9 +72,7 @@ class HalfBroker:
 
 def listener(broker: HalfBroker) -> MqttTransport:
     """A transport that calls to itself every now and then; it counts turns of the loop, not seconds."""
-    transport = MqttTransport(broker.url, "a", options=QUICK, echo=ECHO)
-    transport._echo = Echo(ECHO, 0.3)
-    return transport
+    return MqttTransport(broker.url, "a", options=QUICK, echo=ECHO, echo_every=0.3)
 
 
 def test_who_does_not_hear_itself_starts_over(run, caplog):

@@ -122,7 +122,7 @@ def test_connections_of_peers_listen_for_themselves(run):
 
     transport = run(made())
     assert isinstance(transport, MqttTransport)
-    assert transport._echo._topic == "gossamer/v1/garden/peer/a/inbox/@echo"
+    assert transport.echo_topic == "gossamer/v1/garden/peer/a/inbox/@echo"
 
 
 @pytest.mark.timeout(600)  # torch is loaded twice, on whatever machine this is
