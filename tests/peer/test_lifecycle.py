@@ -600,13 +600,13 @@ def test_a_device_restarts_though_the_one_it_replaced_seems_to_be_online(run: Ru
         await old.crash()
         settings = ENDLESS.updated(expect=(), founder=None, replace=True)
         new = nest.start("a", settings=settings, checkpoint=tmp_path / "new.checkpoint")
-        await wait_for(new.counts)
+        await until(new.counts)
         await new.crash()
         stale = Status("online", session, "training", generation=1)
         nest.broker.publish("old", topics.status("nest", "a"), stale.encode(), True)
         settings = settings.updated(replace=False)
         back = nest.start("a", settings=settings, checkpoint=tmp_path / "new.checkpoint")
-        await wait_for(back.counts)
+        await until(back.counts)
         for one in (back, b):
             one.go_on_for(3)
         await back.task

@@ -10,8 +10,7 @@ import pytest
 from peer_kit import Gate, Nest, Still, make_learner, quick
 from waiting import turns, until
 
-from gossamer.gossip import ONE, DictStore, Gossiper
-from gossamer.gossip.security import NullSecurity, TrustError
+from gossamer.gossip import ONE, DictStore, Gossiper, MemoryBroker
 from gossamer.peer.lifecycle import State
 
 PAIR = ("a", "b")
@@ -157,18 +156,11 @@ def test_of_two_who_leave_at_once_the_one_who_stays_inherits_all(run):
     assert last.weight["global"][:2] == [3 * ONE, 0]
 
 
-def test_a_goodbye_that_is_too_long_is_shortened(run, caplog, monkeypatch):
+def test_a_goodbye_that_is_too_long_is_shortened(run, caplog):
     """The first lines are left out: those who came first are the likeliest to be gone."""
 
-    def status(self, body):
-        if len(body) > 5000:
-            raise TrustError("malformed", f"a statement of {len(body)} bytes")
-        return body
-
-    monkeypatch.setattr(NullSecurity, "status", status)
-
     async def swarm():
-        nest = Nest(quick(rounds=10**9, leave_timeout=9e3))
+        nest = Nest(quick(rounds=10**9, leave_timeout=9e3), MemoryBroker(max_packet=5000))
         life = nest.start("a")
         await until(life.trains)
         books = life.peer.link.engine.gossiper.ledger
