@@ -176,6 +176,7 @@ def test_a_checkpoint_that_lacks_something_is_refused_in_one_line(tmp_path, key,
 def test_a_failed_save_leaves_the_old_one_and_takes_up_no_room(tmp_path):
     path = tmp_path / "c"
     save_checkpoint(path, {"n": 1})
+    (tmp_path / "c.part").write_bytes(b"half")  # of a process that was killed
     with largest_file(10_000), pytest.raises(SafetensorError, match="File too large"):
         save_checkpoint(path, {"n": 2, "values": torch.ones(10_000)})
     assert load_checkpoint(path) == {"n": 1}
