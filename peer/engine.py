@@ -124,7 +124,8 @@ class Engine:
         limits: Limits | None = None,
     ):
         self.name, self.learner, self.settings = name, learner, settings
-        self.limits = limits or Limits()
+        self.fixed = limits or Limits()
+        """Times and sizes that no user sets."""
         self._machine = machine or RealMachine()
         self.network = learner.network
         self.store = MatchedStore(self.network, settings.matching, trained=settings.trained)
@@ -136,7 +137,7 @@ class Engine:
         self.dropped: Counter[str] = Counter()
         self._received = 0
         self._in_touch = self._began = self._machine.uptime()
-        self._saver = Saver(name, settings, checkpoint, self._tree, self._machine, self.limits)
+        self._saver = Saver(name, settings, checkpoint, self._tree, self._machine, self.fixed)
         self._saved: tuple[str, int] | None = None
         """The session, and the revision of its ledger, when it was last saved."""
         self._unsent: list[Message] = []
@@ -160,7 +161,7 @@ class Engine:
         self._memory: dict[str, Any] = {}
         self.trust: SecurityLayer = NullSecurity(name)
         self._dispatch = Dispatch(
-            name, self.schemas, settings.dtype, self.compression, self.trust, self.limits.max_pieces
+            name, self.schemas, settings.dtype, self.compression, self.trust, self.fixed.max_pieces
         )
         self.set_trust(self.trust)
         self._agreement = Agreement(self.schemas, self.store)
@@ -168,7 +169,7 @@ class Engine:
         self._sessions = Sessions(
             name, settings, self.schemas, self.store,
             compression=self.compression, guards=self._guards, seed=seed, machine=self._machine,
-            retry=self.limits.retry,
+            retry=self.fixed.retry,
         )  # fmt: skip
         self.unsaid: Ending | None = None
         """How a former session failed, if no broker took its goodbye."""

@@ -105,7 +105,7 @@ async def _free_generation(link: Link) -> int:
     Asks on our own status topic: what is retained there comes before our own question.
     """
     question = Status("offline", link.session, reason="asks whether its name is free")
-    grace = link.machine.monotonic() + link.engine.limits.name_grace
+    grace = link.machine.monotonic() + link.engine.fixed.name_grace
     first, replace = not link.engine.has_claimed, link.settings.replace
     while True:
         await link.say(question, retain=False)

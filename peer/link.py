@@ -445,7 +445,7 @@ class Link:
                 f"peer {self.name}: the broker takes {room} bytes a message at most, and gossip needs "
                 f"{least}: raise the broker's packet limit (mosquitto: max_packet_size)"
             )
-        return min(room, self.engine.limits.max_packet)
+        return min(room, self.engine.fixed.max_packet)
 
     async def _send_lists(self) -> None:
         """Send revocation lists to those who lack them; note who is out because an invitation expired."""
