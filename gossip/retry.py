@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
+from math import inf
 
 MAX_FAILED_RECALLS = 6
 """Failed recalls in a row after which the wait for the next grows no longer."""
@@ -39,6 +40,9 @@ class RetryPolicy:
     """Ask for the mass back after this many times that quantile. Raise it if neighbours pause for
     long and the recalls are answered "credited" anyway; lower it if mass is locked up by peers that
     vanish."""
+    recall_longest: float = inf
+    """Ask for the mass back after this many seconds at the latest. Lower it where neighbours are known to
+    stall: what they have credited by then is not counted twice, for they say so."""
     shortest: float = 0.02
     """Never repeat faster than this, in seconds."""
     longest: float = 30.0
@@ -90,7 +94,8 @@ class Delays:
 
     def transfer_timeout(self) -> float:
         """Return the age at which an open transfer is recalled."""
-        return self.silence_timeout() * self._policy.backoff**self._failed_recalls
+        age = self.silence_timeout() * self._policy.backoff**self._failed_recalls
+        return min(age, self._policy.recall_longest)
 
     def silence_timeout(self) -> float:
         """Return the age at which nobody should wait for the answer to an open transfer any longer."""

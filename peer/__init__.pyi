@@ -48,6 +48,7 @@ from .records import label as label
 from .saving import Saver as Saver
 from .settings import CredentialSettings as CredentialSettings
 from .settings import LifeSettings as LifeSettings
+from .settings import Limits as Limits
 from .settings import Matching as Matching
 from .settings import MatchingSettings as MatchingSettings
 from .settings import PlaceSettings as PlaceSettings

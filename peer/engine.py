@@ -30,7 +30,7 @@ from .presence import Event, Gone, Offline, Online
 from .privacy import Privacy
 from .saving import Saver
 from .sessions import Sessions
-from .settings import Settings
+from .settings import Limits, Settings
 from .store import MatchedStore, schema_hashes
 
 _log = logging.getLogger(__name__)
@@ -121,8 +121,11 @@ class Engine:
         checkpoint: Path | None = None,
         seed: int = 0,
         machine: Machine | None = None,
+        limits: Limits | None = None,
     ):
         self.name, self.learner, self.settings = name, learner, settings
+        self.fixed = limits or Limits()
+        """Times and sizes that no user sets."""
         self._machine = machine or RealMachine()
         self.network = learner.network
         self.store = MatchedStore(self.network, settings.matching, trained=settings.trained)
@@ -134,7 +137,7 @@ class Engine:
         self.dropped: Counter[str] = Counter()
         self._received = 0
         self._in_touch = self._began = self._machine.uptime()
-        self._saver = Saver(name, settings, checkpoint, self._tree, self._machine)
+        self._saver = Saver(name, settings, checkpoint, self._tree, self._machine, self.fixed)
         self._saved: tuple[str, int] | None = None
         """The session, and the revision of its ledger, when it was last saved."""
         self._heard_goodbye = False
@@ -159,13 +162,16 @@ class Engine:
         self._opinion = FirstOpinion({})
         self._memory: dict[str, Any] = {}
         self.trust: SecurityLayer = NullSecurity(name)
-        self._dispatch = Dispatch(name, self.schemas, settings.dtype, self.compression, self.trust)
+        self._dispatch = Dispatch(
+            name, self.schemas, settings.dtype, self.compression, self.trust, self.fixed.max_pieces
+        )
         self.set_trust(self.trust)
         self._agreement = Agreement(self.schemas, self.store)
         self._bootstrap = Bootstrap(name, settings, self.store, learner, self.weight)
         self._sessions = Sessions(
             name, settings, self.schemas, self.store,
             compression=self.compression, guards=self._guards, seed=seed, machine=self._machine,
+            retry=self.fixed.retry,
         )  # fmt: skip
         self.unsaid: Ending | None = None
         """How a former session failed, if no broker took its goodbye."""

@@ -38,9 +38,10 @@ from ..gossip import (
 from ..models import Learner
 from .bootstrap import load_trained
 from .errors import ExitCode, PeerError
+from .machine import Machine
 from .peer import Connect, Peer, Report
 from .records import RecordFile
-from .settings import Settings
+from .settings import Limits, Settings
 from .signals import stop_signals
 
 _log = logging.getLogger(__name__)
@@ -149,7 +150,13 @@ def mqtt_transport(
 
 
 async def run_peer(
-    spec: PeerSpec, connect: Connect, folder: Path, leaving: asyncio.Event
+    spec: PeerSpec,
+    connect: Connect,
+    folder: Path,
+    leaving: asyncio.Event,
+    *,
+    machine: Machine | None = None,
+    limits: Limits | None = None,
 ) -> Report:
     """Run one peer and leave its network, metrics and report in the folder.
 
@@ -171,6 +178,7 @@ async def run_peer(
         peer = Peer(
             spec.name, learner, spec.settings, connect,
             samples=spec.samples, seed=spec.seed, on_record=metrics.write,
+            machine=machine, limits=limits,
             checkpoint=folder / f"{spec.name}.checkpoint" if spec.settings.checkpoint else None,
             on_report=lambda report: _leave_behind(folder, spec.name, learner, report),
         )  # fmt: skip
@@ -216,19 +224,32 @@ def _keep_former_report(path: Path, session: str) -> None:
         path.replace(path.with_name(path.name.replace(".report.", f".report-{former}.")))
 
 
-async def run_host(spec: HostSpec, *, with_parent: bool = False) -> list[Report]:
-    """Run all peers of a process side by side; the first that fails ends the others."""
+async def run_host(
+    spec: HostSpec,
+    *,
+    parent: int | None = None,
+    machine: Machine | None = None,
+    limits: Limits | None = None,
+) -> list[Report]:
+    """Run all peers of a process side by side; the first that fails ends the others.
+
+    parent: a descriptor that a supervisor holds open, usually standard input; when it ends, all leave.
+    machine, limits: of its peers; see Peer.
+    """
     leaving = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in stop_signals():
         loop.add_signal_handler(number, leaving.set)
-    if with_parent:
-        _follow_parent(leaving)
+    if parent is not None:
+        _follow_parent(parent, leaving)
     folder = Path(spec.folder)
     connect = mqtt_connect(spec.broker)
     async with asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(run_peer(peer, connect, folder, leaving), name=peer.name)
+            group.create_task(
+                run_peer(peer, connect, folder, leaving, machine=machine, limits=limits),
+                name=peer.name,
+            )
             for peer in spec.peers
         ]
     return [task.result() for task in tasks]
@@ -242,13 +263,17 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
-    return run_guarded(spec, with_parent=WITH_PARENT in arguments[1:])
+    parent = sys.stdin.fileno() if WITH_PARENT in arguments[1:] else None
+    return run_guarded(spec, parent=parent)
 
 
-def run_guarded(spec: HostSpec, *, with_parent: bool = False) -> int:
-    """Run a process's peers; what ends one is one line on stderr and an exit code."""
+def run_guarded(spec: HostSpec, **options: Any) -> int:
+    """Run a process's peers; what ends one is one line on stderr and an exit code.
+
+    options: of `run_host`.
+    """
     try:
-        asyncio.run(run_host(spec, with_parent=with_parent))
+        asyncio.run(run_host(spec, **options))
     except BaseExceptionGroup as errors:
         error = _innermost(errors)
         if not isinstance(error, GossamerError):
@@ -258,9 +283,9 @@ def run_guarded(spec: HostSpec, *, with_parent: bool = False) -> int:
     return ExitCode.FINISHED
 
 
-def _follow_parent(leaving: asyncio.Event) -> None:
-    """Leave when nobody holds the other end of our standard input any more."""
-    loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
+def _follow_parent(descriptor: int, leaving: asyncio.Event) -> None:
+    """Leave when nobody holds the other end of this descriptor any more."""
+    loop = asyncio.get_running_loop()
 
     def look() -> None:
         try:

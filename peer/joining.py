@@ -13,9 +13,6 @@ from .link import Link, SessionOver, replaced
 
 _log = logging.getLogger(__name__)
 
-NAME_GRACE = 5.0
-"""Seconds that a name may stay online under another session before a peer gives it up."""
-
 WAITING_NEWS = 5.0
 """Seconds between two log lines that say for whom a peer waits."""
 
@@ -108,7 +105,7 @@ async def _free_generation(link: Link) -> int:
     Asks on our own status topic: what is retained there comes before our own question.
     """
     question = Status("offline", link.session, reason="asks whether its name is free")
-    grace = link.machine.monotonic() + NAME_GRACE
+    grace = link.machine.monotonic() + link.engine.fixed.name_grace
     first, replace = not link.engine.has_claimed, link.settings.replace
     while True:
         await link.say(question, retain=False)

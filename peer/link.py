@@ -27,17 +27,13 @@ from .cards import Card, OwnCard, Phase, Status, kept_goodbyes, read_card, read_
 from .engine import Engine, View
 from .errors import PeerError, Replaced
 from .machine import Machine, Worker
-from .outgoing import MAX_PIECES, Outgoing
+from .outgoing import Outgoing
 from .presence import STATUSES_PER_LEASE, Event, Gone, Online, Roster
-from .settings import Settings
+from .settings import MAX_PIECES, Settings
 
 _log = logging.getLogger(__name__)
 
 Record = dict[str, Any]
-
-MAX_PACKET = 4 << 20
-"""Bytes of the largest packet, if the broker takes it. Cutting a message costs a checksum and a copy on
-either side; lower this when large packets hold up other traffic on a slow link."""
 
 MAX_PENDING = 2 * MAX_PIECES
 """Packets that may wait for a busy peer. More, or more bytes than InboundLimits allow, are dropped and
@@ -450,7 +446,7 @@ class Link:
                 f"peer {self.name}: the broker takes {room} bytes a message at most, and gossip needs "
                 f"{least}: raise the broker's packet limit (mosquitto: max_packet_size)"
             )
-        return min(room, MAX_PACKET)
+        return min(room, self.engine.fixed.max_packet)
 
     async def _send_lists(self) -> None:
         """Send revocation lists to those who lack them; note who is out because an invitation expired."""

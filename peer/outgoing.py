@@ -25,7 +25,7 @@ from ..gossip import (
 from ..gossip.compress import CompressError, Links, Shapes, parse
 from ..gossip.security import SecurityLayer
 from .errors import PeerError
-from .settings import Settings
+from .settings import MAX_PIECES, Settings
 
 
 class Compression:
@@ -129,10 +129,6 @@ def _fit_one(fit: Any, shapes: Mapping[str, Shapes]) -> None:
 
 _log = logging.getLogger(__name__)
 
-MAX_PIECES = 8192
-"""Packets of one message. Receivers have room for them, and guards do not take them for a flood."""
-
-
 TRIES = 5
 """Times that a message in several packets is sent to a neighbour in vain before there is a warning."""
 
@@ -160,7 +156,7 @@ class Dispatch:
     """Makes packets of messages, on the peer's own thread.
 
     schemas: the hash of every partial model that the peer has. dtype: values on the wire. compression: counts
-    what leaves.
+    what leaves. max_pieces: packets of one message, at most.
     """
 
     def __init__(
@@ -170,7 +166,9 @@ class Dispatch:
         dtype: WireDtype,
         compression: Compression,
         trust: SecurityLayer,
+        max_pieces: int = MAX_PIECES,
     ) -> None:
+        self._max_pieces = max_pieces
         self._name, self._schemas = name, schemas
         self._dtype: WireDtype = dtype
         self._compression = compression
@@ -223,10 +221,10 @@ class Dispatch:
                 "are the most: its values are too large for the dtype on the wire; train at a lower rate, or "
                 "share it as several partial models"
             )
-        if total > MAX_PIECES * body:
+        if total > self._max_pieces * body:
             raise PeerError(
                 f"peer {self._name}: model {model}: a message has {total} bytes, and a packet takes {body}: "
-                f"that makes {-(-total // body)} packets, more than {MAX_PIECES}; raise max_packet and "
+                f"that makes {-(-total // body)} packets, more than {self._max_pieces}; raise max_packet and "
                 "the broker's packet limit (mosquitto: max_packet_size or message_size_limit)"
             )
 

@@ -27,7 +27,7 @@ from .joining import claim_name, goodbye_of, wait_for_others
 from .lifecycle import FINAL, PHASES, Event, Lifecycle, State
 from .link import Link, Record, SessionOver
 from .machine import Machine, RealMachine, Worker
-from .settings import Settings
+from .settings import Limits, Settings
 from .shutdown import HAND_OVER_SHARE, Settling, hand_over, say_goodbye
 
 _log = logging.getLogger(__name__)
@@ -113,6 +113,7 @@ class Peer:
         the mass that the peer held. A peer that left early keeps what it learnt there, and brings new
         weight in a new session. The file is locked while the peer runs.
     machine: clocks, files and a thread; by default those of this machine.
+    limits: times and sizes that users do not set.
     on_record: called with every metrics record, which is also published.
     on_report: called, on the peer's own thread, with the report of a session that has ended, before its
         checkpoint is removed: write down here what the peer takes home. May be called again with the same
@@ -130,6 +131,7 @@ class Peer:
         checkpoint: Path | None = None,
         seed: int = 0,
         machine: Machine | None = None,
+        limits: Limits | None = None,
         on_record: Callable[[Record], None] = lambda _: None,
         on_report: Callable[[Report], None] = lambda _: None,
     ):
@@ -140,7 +142,7 @@ class Peer:
         self.learner, self.settings = learner, settings
         self._connect, self._samples, self._seed = connect, samples, seed
         self._checkpoint, self._on_record, self._on_report = checkpoint, on_record, on_report
-        self._machine = machine or RealMachine()
+        self._machine, self._limits = machine or RealMachine(), limits
         self._leave = asyncio.Event()
         self._leave_reason = ""
         self._progress = _Progress()
@@ -182,7 +184,7 @@ class Peer:
         engine = await worker.run(
             Engine, self.name, self.learner, self.settings,
             samples=self._samples, checkpoint=self._checkpoint, seed=self._seed,
-            machine=self._machine,
+            machine=self._machine, limits=self._limits,
         )  # fmt: skip
         vectors = {vector: engine.store.entries(vector) for vector in engine.schemas}
         while True:

@@ -17,16 +17,9 @@ from safetensors import SafetensorError
 
 from .errors import NotSaved, PeerError
 from .machine import Machine, moment
-from .settings import Settings
+from .settings import Limits, Settings
 
 _log = logging.getLogger(__name__)
-
-RETRY_FOR = 30.0
-"""Seconds for which a checkpoint that cannot be written is tried again."""
-RETRY_PAUSES = 0.25, 4.0
-"""Seconds between two attempts: the first pause, which doubles, and the longest."""
-LARGEST_SHARE = 0.05
-"""Of a peer's time, what saving may take where nobody waits for it: large models are saved less often."""
 
 
 class Saver:
@@ -42,9 +35,11 @@ class Saver:
         path: Path | None,
         tree: Callable[[], dict[str, Any]],
         machine: Machine,
+        limits: Limits,
     ):
         self.path = path
         self._name, self._settings, self._tree = name, settings, tree
+        self._limits = limits
         self._machine = machine
         # A power cut may bring an older file back. Where boots have names it is known to be old, and
         # its session is not resumed. Else every save must reach the disk; and so must, everywhere,
@@ -111,7 +106,7 @@ class Saver:
 
         durable: force it to the disk, whatever the machine can tell after a power cut.
 
-        NotSaved once it has failed for RETRY_FOR seconds. Asked too soon after a failure, it does nothing.
+        NotSaved once it has failed for `save_retry` seconds. Asked too soon after a failure, it does nothing.
         """
         if self.path is None:
             return True
@@ -120,13 +115,13 @@ class Saver:
             return False
         if (why := self._write(self._tree(), durable=durable)) is None:
             return True
-        first, longest = RETRY_PAUSES
+        first, longest = self._limits.save_pauses
         if blocked is None:
             self._pause, blocked = first, self._last
         else:
             self._pause = min(2 * self._pause, longest)
         self._blocked_since, self._retry_at = blocked, self._last + self._pause
-        if self._last - blocked >= RETRY_FOR:
+        if self._last - blocked >= self._limits.save_retry:
             raise NotSaved(
                 f"peer {self._name}: its checkpoint {self.path} cannot be written: {why}; make "
                 f"room, and start it again within its lease of {self._settings.lease:g} s: it then "
@@ -141,7 +136,7 @@ class Saver:
         """
         if self.path is None:
             return
-        rest = max(self._settings.save_every, self._cost / LARGEST_SHARE)
+        rest = max(self._settings.save_every, self._cost / self._limits.save_share)
         if number == self._round:
             rest = max(rest, self._settings.lease / 4)
         if self._machine.monotonic() - self._last >= rest:

@@ -7,7 +7,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..gossip import Array, Gossiper, PacedMode, RoundsMode, ServerMode, Store, as_sent, wide_enough
+from ..gossip import (
+    Array,
+    Gossiper,
+    PacedMode,
+    RetryPolicy,
+    RoundsMode,
+    ServerMode,
+    Store,
+    as_sent,
+    wide_enough,
+)
 from ..gossip.security import Guards, guard
 from .machine import Machine
 from .outgoing import Compression
@@ -33,7 +43,9 @@ class Sessions:
         guards: Guards | None,
         seed: int,
         machine: Machine,
+        retry: RetryPolicy,
     ) -> None:
+        self._retry = retry
         self._name, self._settings, self._vectors, self._store = name, settings, vectors, store
         self._compression, self._guards = compression, guards
         self._machine = machine
@@ -46,7 +58,7 @@ class Sessions:
         links.forget()
         gossiper = Gossiper(
             self._name, self._machine.new_session(), self._store,
-            mode=mode, seed=self._rng, lossy=self._lossy, links=links,
+            mode=mode, seed=self._rng, retry=self._retry, lossy=self._lossy, links=links,
         )  # fmt: skip
         return self._guarded(gossiper), mode
 
@@ -54,8 +66,9 @@ class Sessions:
         """Go on in the session of a snapshot."""
         links, mode = self._compression.links, self._mode()
         gossiper = Gossiper.restore(
-            snapshot, self._store, mode=mode, seed=self._rng, lossy=self._lossy, links=links
-        )
+            snapshot, self._store,
+            mode=mode, seed=self._rng, retry=self._retry, lossy=self._lossy, links=links,
+        )  # fmt: skip
         return self._guarded(gossiper), mode
 
     def _guarded(self, gossiper: Gossiper) -> Gossiper:

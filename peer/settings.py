@@ -11,9 +11,21 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..gossip import Count, GossipSettings, Names, Positive, ReleasePlan, SettingsTable, table_of
+from ..gossip import (
+    Count,
+    GossipSettings,
+    Names,
+    Positive,
+    ReleasePlan,
+    RetryPolicy,
+    SettingsTable,
+    table_of,
+)
 from ..gossip.security import GuardSettings
 from ..models import Start
+
+MAX_PIECES = 8192
+"""Packets of one message. Receivers have room for them, and guards do not take them for a flood."""
 
 TrustKind = Literal["none", "swarm"]
 """none: whoever reaches the broker is believed, and can read everything. swarm: only peers that the
@@ -140,6 +152,27 @@ class MatchingSettings(SettingsTable):
     matching: Mapping[str, Annotated[Matching, table_of(Matching)]] = {}
     """Partial models whose cells are matched, `matching.global = {kind = "align"}`; see Matching. The same on
     all peers of a model."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Times and sizes that are the same for all peers and that no user sets; tests and studies may."""
+
+    name_grace: float = 5.0
+    """Seconds that a name may stay online under another session before a peer gives it up."""
+    save_retry: float = 30.0
+    """Seconds for which a checkpoint that cannot be written is tried again."""
+    save_pauses: tuple[float, float] = (0.25, 4.0)
+    """Seconds between two attempts: the first pause, which doubles, and the longest."""
+    save_share: float = 0.05
+    """Of a peer's time, what saving may take where nobody waits for it: large models are saved less often."""
+    max_packet: int = 4 << 20
+    """Bytes of the largest packet, if the broker takes it. Cutting a message costs a checksum and a copy on
+    either side; lower this when large packets hold up other traffic on a slow link."""
+    max_pieces: int = MAX_PIECES
+    """Packets of one message."""
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    """When to repeat a transfer, and when to ask for it back."""
 
 
 class Settings(

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..gossip import TransportError, topics
+from ..gossip import Transport, TransportError, topics
 from ..gossip.security import Death, Identity, TrustError, sign_death
 from .errors import ExitCode, PeerError
 from .host import WITH_PARENT, BrokerAddress, HostSpec, PeerSpec, mqtt_transport
@@ -27,9 +27,6 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 NOTICE_TIMEOUT = 15.0
 """Seconds that the broker has to take a death notice."""
-
-STOP_GRACE = 30.0
-"""Seconds beyond leave_timeout that a process has to end: for a stretch of training, and for its files."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +51,10 @@ class LocalSwarm:
 
     on_record is called with every metrics record that a peer of the swarm publishes, on_event with lines
     about processes that ended or were restarted.
+
+    python: what runs `-m gossamer.peer`. restart_pause: seconds before a crashed process is started again,
+    twice as many each time. stop_grace: seconds beyond leave_timeout that a process has to end, for a stretch
+    of training and for its files. connect: makes the supervisor's own transport to the broker.
     """
 
     def __init__(
@@ -62,8 +63,14 @@ class LocalSwarm:
         *,
         on_record: Callable[[Record], None] = lambda _: None,
         on_event: Callable[[str], None] = lambda _: None,
+        python: str = sys.executable,
+        restart_pause: float = 0.5,
+        stop_grace: float = 30.0,
+        connect: Callable[..., Transport] = mqtt_transport,
     ):
         self.spec = spec
+        self._python, self._connect = python, connect
+        self._restart_pause, self._stop_grace = restart_pause, stop_grace
         self._on_record, self._on_event = on_record, on_event
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
@@ -100,7 +107,7 @@ class LocalSwarm:
         self.spec.folder.mkdir(parents=True, exist_ok=True)
         try:
             async with asyncio.TaskGroup() as group:
-                listener = group.create_task(self._listen(), name="metrics")
+                listener = group.create_task(self.listen(), name="metrics")
                 keepers = [
                     group.create_task(self._keep(index, peers), name=f"process {index}")
                     for index, peers in enumerate(self._groups())
@@ -151,7 +158,7 @@ class LocalSwarm:
             if attempt == self.spec.restarts:
                 break
             self._on_event(f"peer {names} {why}; it is restarted from its checkpoint")
-            await asyncio.sleep(0.5 * 2**attempt)
+            await asyncio.sleep(self._restart_pause * 2**attempt)
         why = f"crashed {self.spec.restarts + 1} times"
         await self._declare_dead(peers, why)
         self._fail(PeerError(f"peer {names} {why}; see {folder}/host-{index}.log"))
@@ -170,7 +177,7 @@ class LocalSwarm:
         try:
             async with (
                 asyncio.timeout(NOTICE_TIMEOUT),
-                mqtt_transport(self.spec.broker, name, echo=echo) as transport,
+                self._connect(self.spec.broker, name, echo=echo) as transport,
             ):
                 for peer, session in known:
                     death = Death(session, why, "its supervisor", time.time())
@@ -188,7 +195,7 @@ class LocalSwarm:
             output = log.open("ab")
         with output:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "gossamer.peer", str(path), WITH_PARENT,
+                self._python, "-m", "gossamer.peer", str(path), WITH_PARENT,
                 stdin=asyncio.subprocess.PIPE, stdout=output, stderr=output,
                 env={**os.environ, **dict.fromkeys(_THREADS, "1")},
             )  # fmt: skip
@@ -209,7 +216,7 @@ class LocalSwarm:
         try:
             await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
             peers = self._groups()[index]
-            patience = max(peer.settings.leave_timeout for peer in peers) + STOP_GRACE
+            patience = max(peer.settings.leave_timeout for peer in peers) + self._stop_grace
             if not ended.done():
                 await asyncio.wait((ended,), timeout=patience)
             if not ended.done():
@@ -221,12 +228,12 @@ class LocalSwarm:
             ended.cancel()
             stopping.cancel()
 
-    async def _listen(self) -> None:
-        """Hand on what peers publish about themselves."""
+    async def listen(self) -> None:
+        """Hand on what peers publish about themselves, for as long as the broker is there; `run` does it."""
         swarm = self.spec.swarm
         name = f"watcher-{time.time_ns()}"
         echo = topics.metrics(swarm, name)
-        async with mqtt_transport(self.spec.broker, name, echo=echo) as transport:
+        async with self._connect(self.spec.broker, name, echo=echo) as transport:
             await transport.subscribe(topics.every(swarm, "metrics"))
             names = {label(peer.name) for peer in self.spec.peers}
             async for topic, payload, _ in transport.messages():

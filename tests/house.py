@@ -12,7 +12,10 @@ the names behind the figures.
 - *in functions*: names of gossamer's own that are imported inside functions.
 - *private names*: names of other libraries that begin with an underscore: attributes of their objects,
   imports, and strings that name such an attribute.
-- *tests*: private attributes of anything but `self`, calls of `monkeypatch`, calls of `sleep`.
+- *tests*: private attributes of anything but `self`; names of code that `monkeypatch` or `mock` replaces (not
+  the environment, the folder or the path of a process, which are there to be set); calls of `sleep` that take
+  real time. Left out: `sleep(0)`, which only yields; the clock of `tests/lives`, which is virtual; the faults
+  that `tests/lives/mutants.py` puts back on purpose; and `tests/waiting.py`, through which all others wait.
 - *error roots*: exceptions all of whose bases are Python's own.
 """
 
@@ -26,7 +29,7 @@ import re
 import sys
 import tokenize
 import tomllib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -38,16 +41,19 @@ import walks
 
 ROOT = Path(__file__).parents[1]
 NAME = "gossamer"
-PATCHES = {
-    "setattr",
-    "delattr",
-    "setitem",
-    "delitem",
-    "setenv",
-    "delenv",
-    "chdir",
-    "syspath_prepend",
+PATCHES = {"setattr", "delattr", "setitem", "delitem"}
+MOCKS = {
+    "patch",
+    "mock.patch",
+    "mock.patch.object",
+    "patch.object",
+    "mock.patch.dict",
+    "patch.dict",
 }
+WAITING = "tests/waiting.py"
+"""The one file of the tests that may sleep."""
+MUTANTS = "tests/lives/mutants.py"
+VIRTUAL_TIME = "tests/lives"
 GOALS = {
     "code": "24000",
     "lines": "39000",
@@ -350,18 +356,35 @@ def _string(node: ast.AST) -> str | None:
 # --- tests and errors ---------------------------------------------------------------------------
 
 
-def habits_of_tests(files: Iterable[Source]) -> Counter[str]:
-    """Private accesses, patches and sleeps."""
-    found: Counter[str] = Counter()
-    for node in (node for source in files for node in source.nodes):
-        if isinstance(node, ast.Attribute) and _is_private(node.attr):
-            on = ast.unparse(node.value)
-            found["private"] += on not in ("self", "cls") and on not in sys.stdlib_module_names
-        if isinstance(node, ast.Call):
-            on, _, what = ast.unparse(node.func).rpartition(".")
-            found["patches"] += on in ("monkeypatch", "patch") and what in PATCHES
-            found["sleeps"] += what == "sleep"
+def habits_of_tests(files: Iterable[Source]) -> dict[str, list[str]]:
+    """Where tests reach for private attributes, patch code, and sleep."""
+    found: dict[str, list[str]] = {"private": [], "patches": [], "sleeps": []}
+    for source in files:
+        path = source.path.relative_to(source.root).as_posix()
+        if path == MUTANTS:
+            continue
+        may_sleep = path == WAITING or path.startswith(f"{VIRTUAL_TIME}/")
+        for node in source.nodes:
+            for habit in _habits(node):
+                if habit != "sleeps" or not may_sleep:
+                    found[habit].append(source.where(node))
     return found
+
+
+def _habits(node: ast.AST) -> Iterator[str]:
+    """What one node of a test counts as."""
+    if isinstance(node, ast.Attribute) and _is_private(node.attr):
+        on = ast.unparse(node.value)
+        if on not in ("self", "cls") and on not in sys.stdlib_module_names:
+            yield "private"
+    if isinstance(node, ast.Call):
+        called = ast.unparse(node.func)
+        on, _, what = called.rpartition(".")
+        if (on in ("monkeypatch", "patch") and what in PATCHES) or called in MOCKS:
+            yield "patches"
+        only_yields = [ast.unparse(each) for each in node.args] == ["0"]
+        if what == "sleep" and not only_yields:
+            yield "sleeps"
 
 
 def error_roots(modules: dict[str, Source]) -> list[str]:
@@ -414,9 +437,9 @@ def count(root: Path = ROOT) -> dict[str, dict[str, Any]]:
             "note": names,
             "names": private,
         },
-        "tests: private": {"number": habits["private"]},
-        "tests: patches": {"number": habits["patches"]},
-        "tests: sleeps": {"number": habits["sleeps"]},
+        "tests: private": {"number": len(habits["private"]), "names": habits["private"]},
+        "tests: patches": {"number": len(habits["patches"]), "names": habits["patches"]},
+        "tests: sleeps": {"number": len(habits["sleeps"]), "names": habits["sleeps"]},
         "error roots": {"number": len(roots), "names": roots},
         "entries of experiments": {
             "number": len(top),

@@ -77,19 +77,26 @@ FILES = {
     "experiments/notes.txt": "",
     "tests/test_run.py": """
         from time import sleep
+        from unittest import mock
 
 
         def test_it(runner, monkeypatch):
             monkeypatch.setattr(runner, "x", 1)
+            monkeypatch.setenv("WHERE", "here")
             monkeypatch.undo()
             sleep(1)
-            assert runner._own._deep
+            sleep(0)
+            with mock.patch.object(runner, "y", 1):
+                assert runner._own._deep
 
 
         class TestIt:
             def test_more(self):
                 assert self._fine
     """,
+    "tests/waiting.py": "import time; time.sleep(1)",
+    "tests/lives/world.py": "import time; time.sleep(1); world._hidden",
+    "tests/lives/mutants.py": "mock.patch.object(world, '_hidden', world._shown)",
 }
 
 
@@ -113,8 +120,8 @@ def test_a_small_house(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "past a door": 1,
         "in functions": 3,
         "private names": 1,
-        "tests: private": 2,
-        "tests: patches": 1,
+        "tests: private": 3,
+        "tests: patches": 2,
         "tests: sleeps": 1,
         "error roots": 2,
         "entries of experiments": 2,
@@ -129,6 +136,7 @@ def test_a_small_house(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert figures["past a door"]["note"] == "of 4 cross-package imports"
     assert figures["private names"]["names"] == {"msgpack": {"_own": ["experiments/run.py:21"]}}
+    assert figures["tests: sleeps"]["names"] == ["tests/test_run.py:9"]
     assert figures["error roots"]["names"] == [
         "gossamer.errors.GossamerError",
         "gossamer.errors.Stray",

@@ -40,7 +40,7 @@ class MemoryBroker:
 
     `stop()` forgets retained messages and cuts every connection, as a broker without persistence
     does; `start()` lets the transports come back. `faults` happen to QoS 0 messages, per delivery: cards and
-    status always arrive.
+    status always arrive. `retained`: by topic, what later subscribers will hear.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class MemoryBroker:
         self.counters: Counter[str] = Counter()
         self._random = np.random.default_rng(seed)
         self._clients: dict[str, MemoryTransport] = {}
-        self._retained: dict[str, bytes] = {}
+        self.retained: dict[str, bytes] = {}
         self._groups: dict[str, int] = {}
         self._across: list[tuple[str, str, Received]] = []
         self._held: list[tuple[int, str, Received]] = []
@@ -81,7 +81,7 @@ class MemoryBroker:
         """Cut every connection and forget everything."""
         self._running = False
         clients, self._clients = self._clients, {}
-        self._retained.clear()
+        self.retained.clear()
         self._held.clear()
         self._across.clear()
         for client in clients.values():
@@ -113,7 +113,7 @@ class MemoryBroker:
 
     def replay(self, client: MemoryTransport, pattern: str) -> None:
         """Hand a new subscriber what is retained."""
-        for topic, payload in self._retained.items():
+        for topic, payload in self.retained.items():
             if matches(pattern, topic):
                 self._deliver(client.client_id, Received(topic, payload, True))
 
@@ -121,9 +121,9 @@ class MemoryBroker:
         """Send to every subscriber, each delivery with its own luck."""
         if retain:
             if payload:
-                self._retained[topic] = payload
+                self.retained[topic] = payload
             else:
-                self._retained.pop(topic, None)
+                self.retained.pop(topic, None)
         message = Received(topic, payload, False)
         for name, client in self._clients.items():
             if not client.wants(topic):
@@ -186,7 +186,7 @@ class MemoryTransport:
         self.counters: Counter[str] = Counter()
         self.connection = Connection("new")
         self._broker = broker
-        self._will = will
+        self.will = will
         self._on_connect = on_connect
         self._on_state = on_state
         self._patterns: list[str] = []
@@ -250,7 +250,7 @@ class MemoryTransport:
 
     async def abort(self) -> None:
         """See `Transport.abort`."""
-        self._leave(self._will)
+        self._leave(self.will)
 
     # --- what the broker calls -----------------------------------------------------------------
 

@@ -53,6 +53,8 @@ class MqttTransport:
     password: of the user that the URL names, if it is not in the URL.
     echo: a topic that one of the subscriptions covers. Now and then the transport publishes there, to
         hear itself: see `Echo`. What arrives on it is not handed on.
+    echo_every: seconds in which it must hear itself; the keepalive by default.
+    attempt_timeout: seconds that one attempt to connect may take; `connect_timeout` by default.
 
     `counters` names: inbound-full, inbound-superseded, inbound-too-large, inbound-unsolicited,
     outbound-offline, outbound-full, outbound-lost, reconnects, deaf, packets-halved.
@@ -70,6 +72,8 @@ class MqttTransport:
         on_connect: Hook | None = None,
         on_state: StateCallback | None = None,
         echo: str | None = None,
+        echo_every: float | None = None,
+        attempt_timeout: float | None = None,
         seed: int | np.random.Generator | None = None,
     ) -> None:
         self.client_id = client_id
@@ -89,9 +93,12 @@ class MqttTransport:
         self._new_pattern = asyncio.Event()
         self._last_state: dict[str, int | None] = {}
         """Per topic of state on this connection: the hash of its retained message, None after a live one."""
-        self._echo = Echo(echo, self.options.keepalive)
-        self._echo_topic = echo
-        self._limit = PacketLimit(str(self.address), self.options.max_packet, self.counters)
+        self._echo = Echo(echo, self.options.keepalive if echo_every is None else echo_every)
+        self._attempt_timeout = (
+            self.options.connect_timeout if attempt_timeout is None else attempt_timeout
+        )
+        self.echo_topic = echo
+        self.packet_limit = PacketLimit(str(self.address), self.options.max_packet, self.counters)
         self._inbox = Inbox(
             self.counters, self.options.max_inbound_messages, self.options.max_inbound_bytes
         )
@@ -159,7 +166,7 @@ class MqttTransport:
                 error = lost
                 break
             try:
-                halved = self._limit.lost(lost.cause)
+                halved = self.packet_limit.lost(lost.cause)
             except TransportError as failure:
                 error = failure
                 break
@@ -206,7 +213,7 @@ class MqttTransport:
             version=self.options.version,
             keepalive=self.options.keepalive,
             max_inbound_payload=self.options.max_inbound_payload,
-            timeout=self.options.connect_timeout,
+            timeout=self._attempt_timeout,
             will=self._will,
             tls=self._tls_context,
         )
@@ -215,7 +222,7 @@ class MqttTransport:
         try:
             if self._patterns and not await link.alive(link.subscribe(self._patterns)):
                 return link.why_lost()
-            self._limit.connected(link.max_packet)
+            self.packet_limit.connected(link.max_packet)
             self._link = link
             if first.done():
                 self.counters["reconnects"] += 1
@@ -225,7 +232,9 @@ class MqttTransport:
             if not first.done():
                 first.set_result(None)
             listening = asyncio.ensure_future(self._echo.listen(link, self._covered))
-            asking = asyncio.ensure_future(self._limit.ask(link, self._echo_topic, self._covered))
+            asking = asyncio.ensure_future(
+                self.packet_limit.ask(link, self.echo_topic, self._covered)
+            )
             repeating = asyncio.ensure_future(self._repeat_subscriptions(link))
             try:
                 await asyncio.wait(
@@ -280,7 +289,7 @@ class MqttTransport:
     def max_payload(self, topic: str) -> int:
         """See `Transport.max_payload`. In MQTT 5 the broker's own limit counts, if it names one;
         else it becomes less when the broker hangs up on large packets: ask each time."""
-        return self._limit.size - len(topic.encode()) - HEADER_BYTES
+        return self.packet_limit.size - len(topic.encode()) - HEADER_BYTES
 
     async def publish(
         self, topic: str, payload: Payload, *, retain: bool = False, qos: int | None = None
@@ -298,7 +307,7 @@ class MqttTransport:
                 await asyncio.sleep(0)
                 continue
             size = len(payload) + len(topic.encode()) + HEADER_BYTES
-            if not self._limit.allows(size):
+            if not self.packet_limit.allows(size):
                 raise TransportError(
                     "too-large",
                     f"{len(payload)} bytes to {topic}; {self.address} takes "
@@ -313,14 +322,14 @@ class MqttTransport:
                 self.counters["outbound-full"] += 1
                 return False
             self._outbound_bytes += len(payload)
-            mark = self._limit.sending(size, whole=not is_gossip(topic))
+            mark = self.packet_limit.sending(size, whole=not is_gossip(topic))
             try:
                 sent = await link.publish(topic, payload, qos, retain)
             finally:
                 self._outbound_bytes -= len(payload)
             if sent:
                 if qos:
-                    self._limit.took(mark)
+                    self.packet_limit.took(mark)
                 return True
             self.counters["outbound-lost"] += 1
             if qos == 0:
@@ -348,7 +357,7 @@ class MqttTransport:
             self.counters["inbound-unsolicited"] += 1
             return
         if self._echo.heard(topic):
-            self._limit.heard(len(payload))
+            self.packet_limit.heard(len(payload))
             return
         if len(payload) > self.options.max_inbound_payload and not is_state(topic):
             self.counters["inbound-too-large"] += 1

@@ -62,7 +62,7 @@ class PacketLimit:
         """The smallest packet that the last cuts in a row may be due to."""
         self._searching = self._warned = False
         self._unsure = asyncio.Event()
-        self._proven = MIN_PROBED_PACKET
+        self.proven = MIN_PROBED_PACKET
         """The largest packet that was seen to come back."""
         self._missed = self._echoed = 0
         """How many in a row did not; and the largest payload that did of late."""
@@ -81,7 +81,7 @@ class PacketLimit:
         """A new connection; `named` is the limit that the broker told us, if any."""
         self._named = named
         # It may be another broker, or the same with another limit.
-        self._proven, self._missed = MIN_PROBED_PACKET, 0
+        self.proven, self._missed = MIN_PROBED_PACKET, 0
         self._unsure.clear()
 
     def sending(self, size: int, *, whole: bool) -> int:
@@ -91,7 +91,7 @@ class PacketLimit:
         """
         if size > self._sent:
             self._sent, self._whole = size, whole
-        if self._suspect() or self._sent > self._proven:
+        if self.suspect() or self._sent > self.proven:
             self._unsure.set()
         return self._sent
 
@@ -117,9 +117,9 @@ class PacketLimit:
             if topic is None:
                 continue
             size = self._sent
-            if self._suspect() and await link.publish(topic, b"", 1, False):
+            if self.suspect() and await link.publish(topic, b"", 1, False):
                 self.took(size)
-            if size > self._proven and covered(topic):
+            if size > self.proven and covered(topic):
                 await self._try(link, topic, size, self._whole)
 
     def heard(self, payload: int) -> None:
@@ -140,7 +140,7 @@ class PacketLimit:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ended.wait(), link.patience)
         if self._echoed >= payload:
-            self._proven, self._missed, self._searching = tried, 0, False
+            self.proven, self._missed, self._searching = tried, 0, False
         elif self._ended.is_set():
             self._missed += 1
             if not self._dropped(size, whole):
@@ -168,7 +168,7 @@ class PacketLimit:
 
         cause: of the TransportError. Raises another one when nothing is left to try.
         """
-        size, whole = self._suspect(), self._whole
+        size, whole = self.suspect(), self._whole
         self._sent = self._taken = 0
         if not size or cause not in ("unreachable", "too-large"):
             return False  # nothing large is open, or it was not the broker that hung up
@@ -200,7 +200,7 @@ class PacketLimit:
         self._searching = self._warned = True
         self._counters["packets-halved"] += 1
 
-    def _suspect(self) -> int:
+    def suspect(self) -> int:
         """The largest packet of this connection that may not have got through; 0 for none."""
         if self._named is not None or self._sent <= max(self._taken, MIN_PROBED_PACKET):
             return 0

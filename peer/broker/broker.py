@@ -106,11 +106,15 @@ class Broker:
         """The broker's process, while it runs: its watchdog, with which it ends."""
         return self._process.pid if self._process is not None else None
 
+    @property
+    def folder(self) -> Path | None:
+        """Where its files are, from its first start until it is closed."""
+        return None if self._folder is None else Path(self._folder.name)
+
     def log(self) -> str:
         """What the broker has written so far, restarts included."""
-        if self._folder is None:
-            return ""
-        return (Path(self._folder.name) / "broker.log").read_text(errors="replace")
+        folder = self.folder
+        return "" if folder is None else (folder / "broker.log").read_text(errors="replace")
 
     def _url(self, host: str) -> str:
         return f"mqtt{'s' if self.settings.tls else ''}://{_bracketed(host)}:{self.port}"

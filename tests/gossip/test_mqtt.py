@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from blockbuster import blockbuster_ctx
+from waiting import until
 
 from gossamer.gossip.transport import (
     Address,
@@ -19,25 +20,15 @@ from gossamer.gossip.transport import (
     TlsFiles,
     TransportError,
 )
-from gossamer.gossip.transport import mqtt as mqtt_module
-from gossamer.gossip.transport.connection import Link
 from gossamer.gossip.transport.paho_workarounds import frame, patch_sender
 from gossamer.peer import Authority, Broker, BrokerSettings, BrokerTls
 
 IMPATIENT = MqttOptions(connect_timeout=0.3, first_delay=0.05)
 
 
-@pytest.fixture
-def _one_attempt_may_last(monkeypatch):
-    """An impatient transport tries no more after a while, but each attempt has the time it needs.
-
-    Else a slow machine would give up before it knew what was wrong.
-    """
-
-    def link(*args, **options):
-        return Link(*args, **{**options, "timeout": 120.0})
-
-    monkeypatch.setattr(mqtt_module, "Link", link)
+ATTEMPT = 120.0
+"""Seconds for one attempt of an impatient transport, which makes no more after a while: a slow machine must
+not give up before it knows what is wrong."""
 
 
 def failure(run, url: str, **options) -> TransportError:
@@ -83,20 +74,19 @@ def test_bad_urls_are_refused(url):
 # --- fatal errors ------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("_one_attempt_may_last")
 def test_unknown_host(run):
-    error = failure(run, "mqtt://no-such-host.invalid", options=IMPATIENT)
+    error = failure(run, "mqtt://no-such-host.invalid", options=IMPATIENT, attempt_timeout=ATTEMPT)
     assert error.cause == "unknown-host"
     assert "no-such-host.invalid" in str(error)
 
 
-@pytest.mark.usefixtures("_one_attempt_may_last")
 def test_nobody_listens(run, silent_port):
-    error = failure(run, f"mqtt://127.0.0.1:{silent_port}", options=IMPATIENT)
+    error = failure(
+        run, f"mqtt://127.0.0.1:{silent_port}", options=IMPATIENT, attempt_timeout=ATTEMPT
+    )
     assert error.cause == "refused"
 
 
-@pytest.mark.usefixtures("_one_attempt_may_last")
 def test_listener_that_is_no_broker_hangs_up(run):
     async def scenario():
         async def rude(reader, writer):
@@ -107,7 +97,9 @@ def test_listener_that_is_no_broker_hangs_up(run):
         port = server.sockets[0].getsockname()[1]
         async with server:
             with pytest.raises(TransportError, match="hung up"):
-                async with MqttTransport(f"mqtt://127.0.0.1:{port}", "a", options=IMPATIENT):
+                async with MqttTransport(
+                    f"mqtt://127.0.0.1:{port}", "a", options=IMPATIENT, attempt_timeout=ATTEMPT
+                ):
                     pass
 
     run(scenario())
@@ -176,9 +168,10 @@ def test_client_certificate_is_asked_for_and_accepted(run, mosquitto, authority)
         assert run(welcome()) == "connected"
 
 
-@pytest.mark.usefixtures("_one_attempt_may_last")
 def test_tls_to_a_plain_port_and_missing_files(run, mosquitto):
-    error = failure(run, mosquitto.url.replace("mqtt:", "mqtts:"), options=IMPATIENT)
+    error = failure(
+        run, mosquitto.url.replace("mqtt:", "mqtts:"), options=IMPATIENT, attempt_timeout=ATTEMPT
+    )
     assert "is that a TLS port?" in str(error)
     error = failure(run, "mqtts://127.0.0.1:1", tls=TlsFiles(ca=Path("nowhere.pem")))
     assert "nowhere.pem" in str(error)
@@ -205,9 +198,8 @@ def test_a_broker_that_refuses_us_for_a_while_is_waited_for(run, mosquitto, capl
                 await a.subscribe("x/status")
                 await asyncio.to_thread(first.close)
                 async with Broker(BrokerSettings(port=port, users={"b": "c"}), kind="mosquitto"):
-                    while refusals() < 2:
-                        assert a.connection.state != "failed"
-                        await asyncio.sleep(0.01)
+                    await until(lambda: refusals() >= 2 or a.connection.state == "failed")
+                    assert a.connection.state != "failed"
                 async with Broker(BrokerSettings(port=port), kind="mosquitto"):
                     assert await a.publish("x/status", b"state")
                     assert (await anext(a.messages())).payload == b"state"

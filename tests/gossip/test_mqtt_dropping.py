@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 import pytest
+from waiting import turns, until
 
 from gossamer.gossip.transport import MqttOptions, MqttTransport, TransportError
 from gossamer.gossip.transport.packet_limit import CUTS, LAST_CUTS, PacketLimit
@@ -25,12 +26,7 @@ def options(version: str) -> MqttOptions:
 async def push(transport: MqttTransport, size: int) -> None:
     while True:
         await transport.publish(INBOX, bytes(min(size, transport.max_payload(INBOX))))
-        await asyncio.sleep(0.01)
-
-
-async def until(condition) -> None:
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+        await turns(20)
 
 
 # --- with mosquitto ----------------------------------------------------------------------------------
@@ -48,7 +44,7 @@ def test_chunks_shrink_until_they_are_not_dropped(run, mosquitto, caplog, versio
             await a.subscribe("x/inbox/+")
             pushing = asyncio.create_task(push(a, 300_000))
             arrived = await anext(a.messages())
-            await until(lambda: a._limit._proven > LIMIT / 2)
+            await until(lambda: a.packet_limit.proven > LIMIT / 2)
             pushing.cancel()
             assert LIMIT / 2 - 1000 < len(arrived.payload) <= LIMIT
             assert a.counters["packets-halved"] == 4  # 300, 150, 75, 37.5, 18.75 thousand
@@ -98,7 +94,7 @@ def test_what_comes_back_is_not_tried_again(run, mosquitto, kind):
             whole = a.max_payload(INBOX)
             for _ in range(3):
                 assert await a.publish(INBOX, bytes(100_000))
-            await until(lambda: a._limit._proven > 100_000)
+            await until(lambda: a.packet_limit.proven > 100_000)
             assert await a.publish(INBOX, bytes(100_010))
             assert await a.publish("x/inbox/end", b"")
             sizes = {}
@@ -138,7 +134,7 @@ def tried(run, link: Forgetful, limit: PacketLimit, size: int, *, whole: bool) -
         limit.connected(None)
         limit.sending(size, whole=whole)
         asking = asyncio.ensure_future(limit.ask(link, ECHO, lambda _: True))  # type: ignore[arg-type]
-        done = asyncio.ensure_future(until(lambda: limit._proven >= size or limit.size < 1 << 20))
+        done = asyncio.ensure_future(until(lambda: limit.proven >= size or limit.size < 1 << 20))
         await asyncio.wait((asking, done), return_when=asyncio.FIRST_COMPLETED)
         done.cancel()
         asking.cancel()
@@ -178,7 +174,7 @@ def test_what_came_back_from_one_broker_is_tried_anew_with_the_next():
     """It was restarted with a lower limit, say, and names none."""
     limit = PacketLimit("broker", 1 << 20)
     limit.connected(None)
-    limit._proven = 1 << 20
+    limit.proven = 1 << 20
     limit.connected(None)
     limit.sending(300_000, whole=False)
     assert limit._unsure.is_set()

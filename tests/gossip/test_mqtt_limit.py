@@ -7,6 +7,7 @@ import contextlib
 import logging
 
 import pytest
+from waiting import turns, until
 
 from gossamer.gossip.transport import MqttOptions, MqttTransport, TransportError
 from gossamer.gossip.transport.packet_limit import CUTS, LAST_CUTS, MIN_PROBED_PACKET, PacketLimit
@@ -162,16 +163,11 @@ class Strict:
 QUICK = MqttOptions(first_delay=0.01, longest_delay=0.05, connect_timeout=120.0)
 
 
-async def until(condition) -> None:
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-
-
 async def push(transport: MqttTransport) -> None:
     """Send a chunk, as large as the transport says, whenever there is a connection."""
     while True:
         await transport.publish(INBOX, bytes(min(300_000, transport.max_payload(INBOX))))
-        await asyncio.sleep(0.01)
+        await turns(20)
 
 
 def test_chunks_shrink_until_the_broker_takes_them(run, caplog):
@@ -221,8 +217,8 @@ def test_a_failing_link_is_not_taken_for_a_strict_broker(run):
                 await until(lambda count=number: a.counters["reconnects"] == count)
                 await until(lambda: a.connection.state == "connected")
                 assert await a.publish(INBOX, bytes(100_000))
-                assert a._limit._suspect()
-                await until(lambda: not a._limit._suspect())
+                assert a.packet_limit.suspect()
+                await until(lambda: not a.packet_limit.suspect())
                 broker.cut()
             assert a.max_payload(INBOX) == most
             assert a.counters["packets-halved"] == 0

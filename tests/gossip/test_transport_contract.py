@@ -7,6 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
+from waiting import until
 
 from gossamer.gossip import Chunker, Reassembler
 from gossamer.gossip.transport import Connection, TransportError, Will
@@ -26,8 +27,7 @@ async def take(transport: Any, count: int) -> list[tuple[str, bytes, bool]]:
 
 
 async def counted(transport: Any, name: str, count: int) -> None:
-    while transport.counters[name] < count:  # noqa: ASYNC110 (counters are no events)
-        await asyncio.sleep(0.01)
+    await until(lambda: transport.counters[name] >= count, f"{count} times {name}")
 
 
 def test_publish_reaches_subscribers_in_order(rig, run, base):

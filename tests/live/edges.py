@@ -1,4 +1,6 @@
-"""The edges of a life on a real broker, with kill -9: `python tests/live/edges.py --seeds 0-49`.
+"""The edges of a life on a real broker, with kill -9.
+
+    PYTHONPATH=tests python tests/live/edges.py --seeds 0-49
 
 Each seed is one scenario of real processes: devices that start in any order (founding), are killed in their
 last seconds (ending), die for good (death), or are replaced while they are only cut off (replace). The runner
@@ -22,6 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from waiting import let_run, wait_until
+
+HERE = Path(__file__).parent
 GROUPS: dict[str, tuple[str, ...]] = {
     "a": ("global", "red"), "b": ("global", "red"), "c": ("global", "blue"), "d": ("global", "blue"),
 }  # fmt: skip
@@ -46,7 +51,7 @@ def make_learner(name: str, models: list[str], pause: float) -> Any:
 
     class Paced(SgdLearner):
         def train(self, steps: int) -> Any:
-            time.sleep(pause)
+            let_run(pause)
             return super().train(steps)
 
     return Paced(network, (x, y), (x, y), local_samples=10, batch=5, rate=0.05, seed=1)
@@ -76,7 +81,8 @@ class Device:
         with (self.folder / "host.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "gossamer.peer", str(spec)],
-                cwd=Path(__file__).parent, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                cwd=HERE, env=os.environ | {"PYTHONPATH": str(HERE.parent)},
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL,
             )  # fmt: skip
 
     @property
@@ -144,7 +150,7 @@ class Scenario:
         try:
             for name in names:
                 self.devices[name].start()
-                time.sleep(gap)
+                let_run(gap)
             wrong = getattr(self, f"_{self.kind}")(names)
             return wrong + self._check()
         finally:
@@ -160,9 +166,9 @@ class Scenario:
     def _founding(self, names: list[str]) -> list[str]:
         """Kill and restart one while they come together: in the end every one counts."""
         victim = self.devices[self.rng.choice(names)]
-        time.sleep(self.rng.uniform(1.0, 8.0))
+        let_run(self.rng.uniform(1.0, 8.0))
         if victim.kill():
-            time.sleep(self.rng.choice((0.0, 1.0, 3.0)))
+            let_run(self.rng.choice((0.0, 1.0, 3.0)))
             victim.start()
         self.note(f"killed {victim.name} while they came together")
         return self._all_count(names) + self._all_end()
@@ -172,14 +178,14 @@ class Scenario:
         first = self.rng.choice(("has trained all its rounds", "left swarm"))
         self.wait(lambda: any(first in d.log for d in self.devices.values()), first)
         for _ in range(self.rng.choice((1, 2, 3))):
-            time.sleep(self.rng.uniform(0.0, 3.0))
+            let_run(self.rng.uniform(0.0, 3.0))
             victim = self.devices[self.rng.choice(names)]
             killed = victim.kill()
             self.note(f"killed {victim.name}: {killed}")
             if self.rng.random() < 0.3:
                 self.restart_broker()
                 self.note("restarted the broker")
-            time.sleep(self.rng.uniform(0.0, 2.0))
+            let_run(self.rng.uniform(0.0, 2.0))
             if killed:
                 victim.start()
         return self._all_end()
@@ -188,7 +194,7 @@ class Scenario:
         """One dies for good: the others end without it, and leave nothing open."""
         victim = self.devices[self.rng.choice(names)]
         self.wait(lambda: "counts:" in victim.log, f"{victim.name} takes part")
-        time.sleep(self.rng.uniform(0.0, 5.0))
+        let_run(self.rng.uniform(0.0, 5.0))
         victim.kill()
         self.note(f"{victim.name} died for good")
         self.retired.append(self.devices.pop(victim.name))
@@ -198,7 +204,7 @@ class Scenario:
         """One is only cut off (frozen) while another device takes its name; then it comes back."""
         old = self.devices[self.rng.choice(names)]
         self.wait(lambda: "counts:" in old.log, f"{old.name} takes part")
-        time.sleep(self.rng.uniform(0.0, 4.0))
+        let_run(self.rng.uniform(0.0, 4.0))
         old.signal(signal.SIGSTOP)
         self.retired.append(old)
         new = Device(old.name, self.folder / f"{old.name}-new", old.url, old.settings, old.rounds)
@@ -208,7 +214,7 @@ class Scenario:
         new.start(replace=True)
         self.devices[old.name] = new
         self.wait(lambda: "joins swarm" in new.log, "the new device with --replace")
-        time.sleep(self.rng.uniform(0.0, 5.0))
+        let_run(self.rng.uniform(0.0, 5.0))
         old.signal(signal.SIGCONT)
         self.wait(lambda: not old.running(), "the old device stops")
         assert old.process is not None
@@ -323,12 +329,11 @@ class Scenario:
         return slack
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not condition():
-            if time.monotonic() > deadline:
-                logs = "\n".join(f"--- {d.name}\n{d.log[-1500:]}" for d in self.devices.values())
-                raise TimeoutError(f"{what}: not within {PATIENCE:g} s\n{logs}")
-            time.sleep(0.05)
+        try:
+            wait_until(condition, what, patience=PATIENCE, pause=0.05)
+        except AssertionError as error:
+            logs = "\n".join(f"--- {d.name}\n{d.log[-1500:]}" for d in self.devices.values())
+            raise TimeoutError(f"{error}\n{logs}") from None
 
 
 def play(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any, Self
 
 from trusting import Outsider
+from waiting import until
 
 from gossamer.gossip import Hook, Transport, Will, topics
 from gossamer.gossip.security import revocation_topic
@@ -16,6 +18,8 @@ from gossamer.peer import BrokerAddress, Connect, mqtt_connect
 
 HELD = "-held"
 """Added to the swarm's name in the topics where packets wait for the relay."""
+HOLD_UP = 6
+"""How often to look for more packets before those that are held are passed on."""
 SEALED = HEADER.size
 CHUNK = SEALED + 40
 """Where the header of a chunk would end if it were not sealed."""
@@ -91,7 +95,9 @@ class Relay(Outsider):
 
     async def _pass_on(self) -> None:
         while True:
-            await asyncio.sleep(0.03)
+            await until(lambda: self._held, patience=float("inf"))
+            looks = itertools.count()
+            await until(lambda looks=looks: next(looks) >= HOLD_UP)
             held, self._held = self._held, {}
             for topic, packets in held.items():
                 where = topics.parse(topic)

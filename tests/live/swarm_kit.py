@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from waiting import until
+
 from gossamer.experiments.config.tables import Config, Data, Gossip, Model, Network, Training
 from gossamer.experiments.live.layout import plan
 from gossamer.peer import BrokerAddress, LocalSwarm, SwarmSpec
+
+LONGEST = 2400.0
+"""Seconds that the slowest of the live tests may take."""
 
 
 def small_config(peers: int, rounds: int, **gossip: Any) -> Config:
@@ -62,7 +66,8 @@ class Watched:
 
     async def _sample(self) -> None:
         lives: dict[str, list[int]] = {}
-        while True:
+
+        def look() -> bool:
             for name, pid in self.swarm.pids.items():
                 pids = lives.setdefault(name, [])
                 if pid not in pids:
@@ -70,7 +75,9 @@ class Watched:
                 size = resident_bytes(pid)
                 if size and self.joined(name) >= len(pids):
                     self.memory.setdefault(f"{name}/{pid}", []).append(size)
-            await asyncio.sleep(0.5)
+            return self._over
+
+        await until(look, patience=LONGEST, pause=0.5)
 
     def joined(self, name: str) -> int:
         """How often a peer has joined: once, and again after every crash."""
@@ -86,12 +93,22 @@ class Watched:
 
     async def returned(self, *names: str) -> None:
         """Until every named peer, killed once, is back."""
-        await wait_for(lambda: self._over or all(self.joined(name) > 1 for name in names))
+        await until(
+            lambda: self._over or all(self.joined(name) > 1 for name in names),
+            f"{', '.join(names)} came back",
+            patience=LONGEST,
+            pause=0.05,
+        )
         assert not self._over, f"the swarm ended before {', '.join(names)} came back"
 
     async def reached(self, number: int, *names: str) -> None:
         """Until every named peer has trained that many rounds."""
-        await wait_for(lambda: self._over or all(self.round(name) >= number for name in names))
+        await until(
+            lambda: self._over or all(self.round(name) >= number for name in names),
+            f"{', '.join(names)} trained {number} rounds",
+            patience=LONGEST,
+            pause=0.05,
+        )
         assert not self._over, f"the swarm ended before {', '.join(names)} trained {number} rounds"
 
 
@@ -101,9 +118,3 @@ def resident_bytes(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
     except (OSError, IndexError):
         return 0
-
-
-async def wait_for(condition: Callable[[], bool]) -> None:
-    """Until something is true; the test's own timeout is the limit."""
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.05)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from proxy import FaultyProxy
 from swarm_kit import Watched, small_config, small_swarm
+from waiting import let_run
 
 from gossamer.experiments.live.run import collect
 from gossamer.gossip import ONE
@@ -24,7 +25,7 @@ async def frozen(pid: int, seconds: float) -> None:
     """Freeze a process for a while."""
     os.kill(pid, signal.SIGSTOP)
     try:
-        await asyncio.sleep(seconds)
+        await asyncio.to_thread(let_run, seconds)
     finally:
         os.kill(pid, signal.SIGCONT)
 

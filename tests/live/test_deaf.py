@@ -8,8 +8,9 @@ from typing import Any, Self
 
 import pytest
 from proxy import read_packet
+from waiting import until
 
-from gossamer.gossip import Echo, MqttOptions, MqttTransport
+from gossamer.gossip import MqttOptions, MqttTransport
 
 ECHO = "deaf/a/inbox/@echo"
 # Patient by itself, so that a slow machine is not taken for a bad broker; each test shortens one wait.
@@ -71,14 +72,7 @@ class HalfBroker:
 
 def listener(broker: HalfBroker) -> MqttTransport:
     """A transport that calls to itself every now and then; it counts turns of the loop, not seconds."""
-    transport = MqttTransport(broker.url, "a", options=QUICK, echo=ECHO)
-    transport._echo = Echo(ECHO, 0.3)
-    return transport
-
-
-async def until(condition) -> None:
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    return MqttTransport(broker.url, "a", options=QUICK, echo=ECHO, echo_every=0.3)
 
 
 def test_who_does_not_hear_itself_starts_over(run, caplog):
@@ -118,12 +112,17 @@ def test_who_hears_itself_stays_and_hands_nothing_on(run):
 
 
 def test_an_echo_that_nobody_subscribed_to_is_not_waited_for(run):
+    """Another that did subscribe, and was opened later, has been found deaf by then."""
+
     async def scenario():
         async with (
             HalfBroker("deaf") as broker,
             listener(broker) as a,
+            HalfBroker("deaf") as control,
+            listener(control) as b,
         ):
-            await asyncio.sleep(1.0)
+            await b.subscribe("deaf/a/inbox/+")
+            await until(lambda: b.counters["deaf"] == 1)
             assert broker.connections == 1
             assert broker.published == []
             assert a.connection.state == "connected"

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import trustme
-from swarm_kit import small_config, small_swarm, wait_for
+from swarm_kit import small_config, small_swarm
+from waiting import until
 
 from gossamer.experiments.config.tables import ConfigError, Model
 from gossamer.experiments.live.layout import plan
@@ -83,7 +84,7 @@ def test_a_name_that_is_online_already(tmp_path, mosquitto):
             first = LocalSwarm(replace(waiting, peers=waiting.peers[:1]))  # waits for peer 1
             task = asyncio.create_task(first.run())
             log = tmp_path / "first/host-0.log"
-            await wait_for(lambda: log.exists() and "joins swarm" in log.read_text())
+            await until(lambda: log.exists() and "joins swarm" in log.read_text())
             (tmp_path / "second").mkdir()
             second = small_swarm(small_config(2, 2), tmp_path / "second", broker.url)
             await asyncio.to_thread(

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from proxy import read_packet
-from swarm_kit import small_config, small_swarm, wait_for
+from swarm_kit import small_config, small_swarm
+from waiting import until
 
 from gossamer.gossip import Chunker, Give, encode, inbox
 from gossamer.peer import Broker, LocalSwarm
@@ -91,11 +92,11 @@ async def poisoned(broker: Broker, folder: Path) -> None:
     log = folder / "host-0.log"
     task = asyncio.create_task(first.run())
     try:
-        await wait_for(lambda: log.exists() and "peer 1 is online" in log.read_text())
+        await until(lambda: log.exists() and "peer 1 is online" in log.read_text())
         for payload, vector, _ in POISON.values():
             await publish(broker, inbox("small", "0", vector), payload, folder)
         await publish(broker, inbox("small", "0", "global"), bytes(MEGABYTES_50), folder)
-        await wait_for(
+        await until(
             lambda: task.done() or log.read_text().count("dropped a message") >= len(POISON)
         )
         await asyncio.gather(task, third.run())

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 from relay import withholding
-from swarm_kit import wait_for
 from trusting import PAIR, Gate, Outsider, Patient, Swarmlet, config_of, windows
+from waiting import until
 
 from gossamer.gossip import ONE, Chunker, Give, encode, topics
 from gossamer.gossip.security import (
@@ -58,7 +58,7 @@ def test_an_outsider_reads_no_parameter(mosquitto, run, tmp_path, sent, trust):
         async with Outsider(mosquitto.url, swarm.swarm) as eve:
             swarm.start_all()
             reports = await swarm.reports()
-            await wait_for(lambda: sum("/inbox/" in topic for topic, _ in eve.heard) > 20)
+            await until(lambda: sum("/inbox/" in topic for topic, _ in eve.heard) > 20)
         return reports, eve.heard
 
     reports, heard = run(scenario())
@@ -203,11 +203,11 @@ def test_a_peer_that_is_revoked_is_out_and_is_given_nothing_more(mosquitto, run,
         swarm = Swarmlet(config, tmp_path, mosquitto.url)
         gate = Gate(swarm.members[0].learner, at=3)
         swarm.start_all({0: gate})
-        await wait_for(gate.reached.is_set)
+        await until(gate.reached.is_set)
         out = swarm.names[2]
         await swarm.publish_revocations(swarm.revoke(2))
         remaining = [swarm.trust(index) for index in (0, 1)]
-        await wait_for(lambda: all(out not in each.register.members for each in remaining))
+        await until(lambda: all(out not in each.register.members for each in remaining))
         assert all(each.seal(out, "global", b"chunk") is None for each in remaining)
         gate.open.set()
         with pytest.raises(PeerError, match=f"peer {out}: may take part no longer"):
@@ -234,14 +234,14 @@ def test_a_list_that_the_broker_hides_from_two_reaches_them_through_the_third(
         gates = {index: Gate(swarm.members[index].learner, at=3) for index in range(4)}
         swarm.start_all(gates)
         for gate in gates.values():
-            await wait_for(gate.reached.is_set)
+            await until(gate.reached.is_set)
         out = swarm.names[3]
         await swarm.publish_revocations(swarm.revoke(3))
         remaining = [swarm.trust(index).register for index in range(3)]
-        await wait_for(lambda: remaining[0].revocations.number == 1)
+        await until(lambda: remaining[0].revocations.number == 1)
         for gate in gates.values():
             gate.open.set()
-        await wait_for(lambda: all(out not in each.members for each in remaining))
+        await until(lambda: all(out not in each.members for each in remaining))
         assert swarm.trust(3).register.revocations.number == 0
         assert all(swarm.trust(i).seal(out, "global", b"chunk") is None for i in range(3))
         revoked = swarm.tasks.pop(3)
@@ -261,12 +261,12 @@ def test_a_peer_may_crash_and_come_back(mosquitto, run, tmp_path):
         gate = Gate(swarm.members[1].learner, at=3)
         for index, learner in ((0, None), (1, gate), (2, None)):
             swarm.start(index, learner, checkpoint=True)
-        await wait_for(gate.reached.is_set)
+        await until(gate.reached.is_set)
         await swarm.crash(0)
         before = swarm.trust(1).register.members[swarm.names[0]].incarnation
         swarm.start(0, checkpoint=True)
         others = [swarm.trust(index).register for index in (1, 2)]
-        await wait_for(
+        await until(
             lambda: all(each.members[swarm.names[0]].incarnation != before for each in others)
         )
         gate.open.set()

@@ -5,32 +5,32 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from relay import Relay, diverted
-from swarm_kit import wait_for
 from trusting import Gate, Outsider, Swarmlet, config_of
+from waiting import until
 
 from gossamer.experiments.build import Swarm
 from gossamer.gossip import ONE, topics
-from gossamer.peer import PeerError, joining, link
+from gossamer.peer import Limits, PeerError
 
 PACKET = 600
 
 
 def test_chunks_that_are_reordered_and_spliced_stay_parts_of_their_own_message(
-    mosquitto, run, tmp_path, monkeypatch
+    mosquitto, run, tmp_path
 ):
     """In lockstep the outcome is known: that of peers whom nobody disturbs."""
-    monkeypatch.setattr(link, "MAX_PACKET", PACKET)
+    limits = Limits(max_packet=PACKET)
     quiet = config_of(3, 4, mode="rounds", trust="none")
     loud = quiet.model_copy(update={"name": quiet.name + "x", "trust": config_of(1, 1).trust})
 
     async def calm():
-        swarm = Swarmlet(quiet, tmp_path / "quiet", mosquitto.url)
+        swarm = Swarmlet(quiet, tmp_path / "quiet", mosquitto.url, limits=limits)
         swarm.start_all()
         await swarm.reports()
         return swarm
 
     async def relayed():
-        swarm = Swarmlet(loud, tmp_path / "loud", mosquitto.url, diverted(mosquitto.url))
+        swarm = Swarmlet(loud, tmp_path / "loud", mosquitto.url, diverted(mosquitto.url), limits)
         async with Relay(mosquitto.url, swarm.swarm) as relay:
             swarm.start_all()
             return swarm, await swarm.reports(), relay.counts
@@ -55,12 +55,11 @@ def weight(reports):
     return sum(sum(report.weight["global"][:2]) for report in reports)
 
 
-def test_a_peers_own_old_words_do_not_keep_it_from_starting(mosquitto, run, tmp_path, monkeypatch):
-    monkeypatch.setattr(joining, "NAME_GRACE", 1.0)
+def test_a_peers_own_old_words_do_not_keep_it_from_starting(mosquitto, run, tmp_path):
     config = config_of(2, 3)
 
     async def scenario():
-        swarm = Swarmlet(config, tmp_path, mosquitto.url)
+        swarm = Swarmlet(config, tmp_path, mosquitto.url, limits=Limits(name_grace=1.0))
         place = topics.status(swarm.swarm, swarm.names[0])
         async with Outsider(mosquitto.url, swarm.swarm) as eve:
             swarm.start_all()
@@ -85,7 +84,7 @@ def test_a_second_life_of_one_key_is_refused_while_the_first_goes_on(mosquitto, 
         swarm = Swarmlet(config, tmp_path, mosquitto.url)
         gate = Gate(swarm.members[0].learner, at=1)
         swarm.start_all({0: gate})
-        await wait_for(gate.reached.is_set)
+        await until(gate.reached.is_set)
         first = swarm.tasks[0]
         swarm.start(0, Swarm(config).members()[0].learner)
         with pytest.raises(PeerError, match="the name is already online"):

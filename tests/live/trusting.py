@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 from swarm_kit import small_config
+from waiting import wait_until
 
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.config.tables import Config, Model, Trust
@@ -18,7 +18,7 @@ from gossamer.experiments.live.layout import plan
 from gossamer.gossip import MqttTransport
 from gossamer.gossip.security import Identity, Revocations, revocation_topic
 from gossamer.models import Metrics
-from gossamer.peer import BrokerAddress, Connect, Link, Peer, Report, mqtt_connect
+from gossamer.peer import BrokerAddress, Connect, Limits, Link, Peer, Report, mqtt_connect
 
 PAIR = Model(name="pair", layout="0-2-4", peers=[0, 1])
 
@@ -72,10 +72,7 @@ class Patient(Gate):
         self._ready = ready
 
     def train(self, steps: int) -> Metrics:
-        for _ in range(40_000):
-            if self._ready(self.rounds):
-                break
-            time.sleep(0.005)
+        wait_until(lambda: self._ready(self.rounds), "the others to come as far")
         return super().train(steps)
 
 
@@ -88,6 +85,7 @@ class Swarmlet:
         folder: Path,
         url: str,
         connect: Connect | None = None,
+        limits: Limits | None = None,
         **settings: Any,
     ):
         self.config, self.folder, self.url = config, folder, url
@@ -96,7 +94,7 @@ class Swarmlet:
         self.swarm = self.spec.swarm
         self.members = Swarm(config).members()
         self.names = self.spec.peers[0].settings.expect
-        self._settings = settings
+        self._settings, self._limits = settings, limits
         self.peers: dict[int, Peer] = {}
         self.tasks: dict[int, asyncio.Task[Report]] = {}
 
@@ -108,6 +106,7 @@ class Swarmlet:
             one.settings.updated(tick=0.02, **self._settings),
             self._connect,
             seed=one.seed,
+            limits=self._limits,
             checkpoint=self.folder / f"{one.name}.checkpoint" if checkpoint else None,
         )
         self.tasks[index] = asyncio.create_task(peer.run(), name=peer.name)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from learner_kit import GLOBAL as GLOBAL
+from learner_kit import make_learner as make_learner
+from waiting import PATIENCE, until
 
 from gossamer.gossip import (
     ONE,
@@ -20,11 +23,12 @@ from gossamer.gossip import (
     MemoryTransport,
     Payload,
     Received,
+    RetryPolicy,
     Will,
     topics,
 )
 from gossamer.gossip.security import NullSecurity, SecurityLayer
-from gossamer.models import Metrics, ModelGraph, SgdLearner, SlicedNetwork, mlp
+from gossamer.models import Metrics, SgdLearner
 from gossamer.peer.checkpoint import load_checkpoint, save_checkpoint
 from gossamer.peer.engine import Engine, View
 from gossamer.peer.inbound import InboundLimits
@@ -32,47 +36,7 @@ from gossamer.peer.lifecycle import State
 from gossamer.peer.link import Link
 from gossamer.peer.machine import RealMachine, ThreadWorker
 from gossamer.peer.peer import Peer, Report
-from gossamer.peer.settings import Settings
-
-GLOBAL: dict[str, str] = {"global": "4-4-2"}
-
-
-def make_learner(
-    name: str,
-    slices: Mapping[str, str] = GLOBAL,
-    *,
-    layout: str = "4=6=2",
-    seed: int = 0,
-    samples: int = 20,
-    local_samples: int = 10,
-    cross: bool = False,
-    depends: Mapping[str, list[str]] | None = None,
-) -> SgdLearner:
-    """A tiny learner whose data depend on its name."""
-    graph = ModelGraph({model: (depends or {}).get(model, []) for model in slices})
-    network = SlicedNetwork(
-        mlp(layout, activation="sigmoid", output="sigmoid"),
-        dict(slices),
-        graph=graph,
-        peer=name,
-        cross=cross,
-        seed=seed,
-    )
-    inputs, outputs = (int(part) for part in (layout.split("=")[0], layout.split("=")[-1]))
-    random = torch.Generator().manual_seed(sum(name.encode()))
-    x = torch.randn(samples, inputs, generator=random)
-    y = torch.randint(0, outputs, (samples,), generator=random)
-    return SgdLearner(
-        network,
-        (x, y),
-        (x, y),
-        local_samples=local_samples,
-        batch=5,
-        rate=0.2,
-        loss="squared",
-        reduction="sum",
-        seed=1,
-    )
+from gossamer.peer.settings import Limits, Settings
 
 
 class Clocks(RealMachine):
@@ -145,24 +109,39 @@ class Gate:
     """Lets a peer's training go on only as far as the test has come."""
 
     def __init__(self, limit: int = 0):
-        self.limit = limit
         self.reached = 0
+        self._limit = limit
+        self._moved = threading.Condition()
 
     def __call__(self, number: int) -> None:
-        self.reached = max(self.reached, number)
-        time.sleep(0.002)
-        for _ in range(100_000):
-            if number <= self.limit:
-                return
-            time.sleep(0.002)  # on the peer's own thread
-        raise RuntimeError("the test never opened this gate")
+        """Stand before round `number` until the gate is open for it: on the peer's own thread."""
+        with self._moved:
+            self.reached = max(self.reached, number)
+            if not self._moved.wait_for(lambda: number <= self._limit, PATIENCE):
+                raise RuntimeError("the test never opened this gate")
+
+    @property
+    def limit(self) -> int:
+        """The last round that may be trained."""
+        return self._limit
+
+    @limit.setter
+    def limit(self, rounds: int) -> None:
+        with self._moved:
+            self._limit = rounds
+            self._moved.notify_all()
 
     async def wait(self) -> None:
         """Until the peer stands before the closed gate."""
-        await wait_for(lambda: self.reached > self.limit)
+        await until(lambda: self.reached > self.limit)
 
     def open(self) -> None:
         self.limit = 10**9
+
+
+ASK_BACK_SOON = Limits(retry=RetryPolicy(recall_longest=0.5))
+"""For tests in which somebody stands before a gate and answers nobody: the others ask their mass back, not
+only after twenty times the longest delay they have seen, which on a slow machine is too long for any test."""
 
 
 @dataclass
@@ -199,7 +178,7 @@ class Life:
         A lease that is really short would run out for everybody when the machine is slow.
         """
         entries, lease = self.peer.link.roster._entries, self.peer.settings.lease
-        await wait_for(lambda: entries[name].offline_since is not None)
+        await until(lambda: entries[name].offline_since is not None)
         entries[name].offline_since -= 10 * lease
 
     async def crash(self) -> None:
@@ -218,6 +197,7 @@ class Nest:
     broker: MemoryBroker = field(default_factory=MemoryBroker)
     lives: list[Life] = field(default_factory=list)
     transport: type[MemoryTransport] = MemoryTransport
+    limits: Limits = field(default_factory=Limits)
 
     def start(
         self,
@@ -240,7 +220,7 @@ class Nest:
         peer = Peer(
             name, learner or make_learner(name), settings or self.settings, connect,
             samples=samples, checkpoint=checkpoint, seed=sum(name.encode()), machine=machine,
-            on_record=on_record, on_report=on_report,
+            limits=self.limits, on_record=on_record, on_report=on_report,
         )  # fmt: skip
         life = Life(peer, made)
         life.task = asyncio.create_task(peer.run(), name=name)
@@ -341,9 +321,3 @@ def last_seen(path: Path, ago: float) -> None:
     at = tree["in_touch"]
     at = {**at, "clock": at["clock"] - ago, "wall": at["wall"] - ago}
     save_checkpoint(path, {**tree, "in_touch": at})
-
-
-async def wait_for(condition: Callable[[], bool]) -> None:
-    """Give the loop turns until something is true; the test's own timeout is the limit."""
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.005)

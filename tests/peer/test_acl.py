@@ -6,10 +6,10 @@ import json
 import shutil
 import socket
 import subprocess
-import time
 
 import aiomqtt
 import pytest
+from waiting import wait_until
 
 from gossamer.gossip import TopicError, topics
 from gossamer.gossip.security import Identity, revocation_topic
@@ -83,15 +83,13 @@ def broker(tmp_path, request):
         [program, "-c", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                assert process.poll() is None, f"{kind} did not take the rules"
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+
+        def listens() -> bool:
+            assert process.poll() is None, f"{kind} did not take the rules"
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", port)) == 0
+
+        wait_until(listens, f"{kind} to listen")
         yield port, words
     finally:
         process.terminate()

@@ -46,7 +46,7 @@ def test_runs_restarts_on_the_same_port_and_leaves_nothing_behind(kind):
         assert (broker.url, broker.port) == (url, port)
         assert broker.pid != pid
         assert listening(port)
-        folder = broker._folder.name
+        folder = broker.folder
         assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
     assert broker.pid is None
     assert not listening(port)
@@ -212,9 +212,12 @@ def test_free_ports_differ_from_taken_ones():
 def test_clients_that_come_all_at_once_hear_each_other(run, kind):
     """Each brings a subscription of its own while others are being greeted with what is retained."""
 
+    begun = [asyncio.Event() for _ in range(41)]
+
     async def client(broker, number: int) -> int:
-        await asyncio.sleep(0.005 * number)
+        await begun[number].wait()
         async with MqttTransport(broker.url, f"crowd-{number}") as one:
+            begun[number + 1].set()
             await one.subscribe("crowd/+/status")
             await one.subscribe(f"crowd/inbox/{number}")
             await one.publish(f"crowd/{number}/status", b"here", retain=True)
@@ -225,6 +228,7 @@ def test_clients_that_come_all_at_once_hear_each_other(run, kind):
             return one.counters["reconnects"] + one.counters["inbound-unsolicited"]
 
     async def scenario():
+        begun[0].set()
         async with Broker(kind=kind) as broker:
             return await asyncio.gather(*(client(broker, number) for number in range(40)))
 

@@ -7,13 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from gossamer.peer import Broker, serve
 from gossamer.peer.broker.watchdog import FOLDER_PREFIX
@@ -24,7 +24,7 @@ import signal, sys
 from gossamer.peer import Broker
 signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
 with Broker(kind=sys.argv[1]) as broker:
-    print(broker.port, broker._folder.name, flush=True)
+    print(broker.port, broker.folder, broker.pid, flush=True)
     while True:
         signal.pause()
 """
@@ -58,26 +58,25 @@ def listening(port: int) -> bool:
 
 
 def until_silent(port: int) -> None:
-    """The test's own timeout is the limit."""
-    while listening(port):
-        time.sleep(0.05)
+    wait_until(lambda: not listening(port), "the broker to end")
 
 
 def test_ctrl_c_is_not_for_the_broker(parent):
-    port = int(parent.stdout.readline().split()[0])
-    os.killpg(parent.pid, signal.SIGINT)
-    assert parent.stdout.readline() == "interrupted\n"
-    time.sleep(0.5)  # what was sent to the broker too would have ended it by now
-    assert listening(port)
+    port, _, pid = parent.stdout.readline().split()
+    assert os.getpgid(parent.pid) == parent.pid
+    assert os.getpgid(int(pid)) != parent.pid  # a terminal interrupts a group of processes
+    for _ in range(2):
+        os.killpg(parent.pid, signal.SIGINT)
+        assert parent.stdout.readline() == "interrupted\n"
+        assert listening(int(port))
 
 
 def test_a_broker_and_its_folder_end_with_a_killed_parent(parent):
-    port, folder = parent.stdout.readline().split()
+    port, folder, _ = parent.stdout.readline().split()
     assert Path(folder).is_dir()
     parent.kill()
     until_silent(int(port))
-    while Path(folder).exists():
-        time.sleep(0.05)
+    wait_until(lambda: not Path(folder).exists(), "its folder to go")
 
 
 def test_a_broker_ends_with_its_killed_watchdog(kind):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
+from disk_kit import largest_file
 from peer_kit import begin, make_learner, quick
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 
-from gossamer.peer import checkpoint
 from gossamer.peer.checkpoint import load_checkpoint, save_checkpoint
 from gossamer.peer.engine import Engine
 from gossamer.peer.errors import PeerError
@@ -27,18 +33,24 @@ def test_a_tree_comes_back_as_it_was(tmp_path):
     assert back == tree
 
 
-def test_a_save_that_dies_midway_leaves_the_old_one(tmp_path, monkeypatch):
+DIES = """
+import os, signal, sys
+from pathlib import Path
+from gossamer.peer import save_checkpoint
+os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+save_checkpoint(Path(sys.argv[1]), {"n": 2})
+"""
+
+
+def test_a_save_that_dies_midway_leaves_the_old_one(tmp_path):
     path = tmp_path / "c"
     save_checkpoint(path, {"n": 1})
-
-    def dies(*args):
-        args[1].write_bytes(b"half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoint, "save_file", dies)
-    with pytest.raises(KeyboardInterrupt):
-        save_checkpoint(path, {"n": 2})
+    killed = subprocess.run([sys.executable, "-c", DIES, str(path)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 2  # half a save is there
     assert load_checkpoint(path) == {"n": 1}
+    save_checkpoint(path, {"n": 3})
+    assert load_checkpoint(path) == {"n": 3}
 
 
 def test_what_cannot_be_saved_is_refused(tmp_path):
@@ -132,10 +144,12 @@ def test_a_cut_checkpoint_is_refused_in_one_line(tmp_path, kept):
     refused(path, "it may be cut")
 
 
-def test_a_checkpoint_of_another_version_is_refused_in_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "FORMAT", "gossamer-checkpoint-99")
+def test_a_checkpoint_of_another_version_is_refused_in_one_line(tmp_path):
     path = saved(tmp_path)
-    monkeypatch.undo()
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    assert metadata["format"].startswith("gossamer-checkpoint-")
+    save_file(load_file(path), path, metadata | {"format": "gossamer-checkpoint-99"})
     refused(path, "not a checkpoint of this version", "run the version that wrote it")
 
 
@@ -159,16 +173,11 @@ def test_a_checkpoint_that_lacks_something_is_refused_in_one_line(tmp_path, key,
     refused(path, "does not fit this version of the program, or this learner")
 
 
-def test_a_failed_save_leaves_the_old_one_and_takes_up_no_room(tmp_path, monkeypatch):
+def test_a_failed_save_leaves_the_old_one_and_takes_up_no_room(tmp_path):
     path = tmp_path / "c"
     save_checkpoint(path, {"n": 1})
-
-    def full(tensors, part, metadata):
-        part.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(OSError, match="No space left"):
-        save_checkpoint(path, {"n": 2})
+    (tmp_path / "c.part").write_bytes(b"half")  # of a process that was killed
+    with largest_file(10_000), pytest.raises(SafetensorError, match="File too large"):
+        save_checkpoint(path, {"n": 2, "values": torch.ones(10_000)})
     assert load_checkpoint(path) == {"n": 1}
     assert [each.name for each in tmp_path.iterdir()] == ["c"]

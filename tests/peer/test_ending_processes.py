@@ -7,12 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from peer_kit import quick, wait_for
+from peer_kit import quick
+from waiting import turns, until, wait_until
 
 from gossamer.gossip import ONE
 from gossamer.peer.host import BrokerAddress, HostSpec, PeerSpec, run_host
@@ -27,22 +26,21 @@ def spec(tmp_path, empty_broker, monkeypatch):
     settings = quick(
         rounds=10**9, expect=("a", "b"), founder=True, test_every=10**9, leave_timeout=200.0
     )
-    peers = [PeerSpec(n, "peer_kit:make_learner", {"name": n}, settings) for n in "ab"]
+    peers = [PeerSpec(n, "learner_kit:make_learner", {"name": n}, settings) for n in "ab"]
     return HostSpec(BrokerAddress(empty_broker.url), str(tmp_path), peers)
 
 
 async def until_trained(spec: HostSpec) -> None:
     files = [Path(spec.folder) / f"{peer.name}.jsonl" for peer in spec.peers]
-    await wait_for(lambda: all(file.exists() and file.stat().st_size for file in files))
+    await until(lambda: all(file.exists() and file.stat().st_size for file in files))
 
 
 @pytest.fixture
-def stdin(monkeypatch):
-    """Standard input, of which the test holds the other end."""
-    ours, theirs = os.pipe()
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(fileno=lambda: ours))
-    yield theirs
-    os.close(ours)
+def pipe():
+    """What a process reads in place of its standard input, and the end that the test holds."""
+    theirs, ours = os.pipe()
+    yield theirs, ours
+    os.close(theirs)
 
 
 def test_signals_that_come_again_do_not_disturb_the_leaving(run, spec):
@@ -51,37 +49,37 @@ def test_signals_that_come_again_do_not_disturb_the_leaving(run, spec):
         await until_trained(spec)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), number)
-            await asyncio.sleep(0.01)
+            await turns(10)
         return await host
 
     reports = run(scenario())
     assert sum(sum(report.weight["global"][:2]) for report in reports) == 2 * ONE
 
 
-def test_peers_leave_when_their_supervisor_is_gone(run, spec, stdin, caplog):
+def test_peers_leave_when_their_supervisor_is_gone(run, spec, pipe, caplog):
     caplog.set_level("INFO")
 
     async def scenario():
-        host = asyncio.create_task(run_host(spec, with_parent=True))
+        host = asyncio.create_task(run_host(spec, parent=pipe[0]))
         await until_trained(spec)
-        os.close(stdin)
+        os.close(pipe[1])
         return await host
 
     assert len(run(scenario())) == 2
     assert caplog.text.count("left swarm nest: it was told to stop") == 2
 
 
-def test_peers_without_a_supervisor_do_not_mind_a_closed_standard_input(run, spec, stdin):
-    os.close(stdin)
-
-    async def scenario():
-        host = asyncio.create_task(run_host(spec))
-        await until_trained(spec)
-        assert not host.done()
-        os.kill(os.getpid(), signal.SIGTERM)
-        await host
-
-    run(scenario())
+def test_peers_without_a_supervisor_do_not_mind_a_closed_standard_input(run, spec, tmp_path):
+    spec.write(tmp_path / "host.json")
+    command = [sys.executable, "-m", "gossamer.peer", str(tmp_path / "host.json")]
+    with subprocess.Popen(command, cwd=HERE, stdin=subprocess.DEVNULL) as process:
+        try:
+            run(until_trained(spec))
+            assert process.poll() is None
+            process.terminate()
+            assert process.wait() == 0
+        finally:
+            process.kill()
 
 
 SUPERVISOR = """
@@ -92,8 +90,8 @@ from gossamer.peer.settings import Settings
 from gossamer.peer.swarm import LocalSwarm, SwarmSpec
 folder = Path(sys.argv[1])
 peers = [PeerSpec(name, "nobody:calls", {}, Settings()) for name in "ab"]
-sys.executable = str(folder / "python")
-asyncio.run(LocalSwarm(SwarmSpec("nest", BrokerAddress(sys.argv[2]), folder, peers)).run())
+spec = SwarmSpec("nest", BrokerAddress(sys.argv[2]), folder, peers)
+asyncio.run(LocalSwarm(spec, python=str(folder / "python")).run())
 """
 
 
@@ -107,17 +105,26 @@ def test_processes_hear_of_a_killed_supervisor(tmp_path, empty_broker):
         [sys.executable, "-c", SUPERVISOR, str(tmp_path), empty_broker.url]
     )
     try:
-        until(supervisor, tmp_path, "begun")
-        time.sleep(0.2)
+        wait_for_files(tmp_path, "begun", supervisor)
+        # A process that begins now, with a closed standard input, has ended before theirs.
+        control = [str(script), "", "", str(tmp_path / "control"), ""]
+        subprocess.run(control, stdin=subprocess.DEVNULL, check=True)
+        (tmp_path / "control.ended").unlink()
         assert not list(tmp_path.glob("*.ended"))
     finally:
         supervisor.kill()
         supervisor.wait()
-    until(None, tmp_path, "ended")
+    wait_for_files(tmp_path, "ended")
 
 
-def until(process: subprocess.Popen[bytes] | None, folder: Path, what: str) -> None:
+def wait_for_files(
+    folder: Path, what: str, supervisor: subprocess.Popen[bytes] | None = None
+) -> None:
+    """Wait for what both scripts write, unless their supervisor has ended before."""
     files = [folder / f"host-{index}.json--with-parent.{what}" for index in (0, 1)]
-    while not all(file.exists() for file in files):
-        assert process is None or process.poll() is None
-        time.sleep(0.02)
+
+    def written() -> bool:
+        assert supervisor is None or supervisor.poll() is None
+        return all(file.exists() for file in files)
+
+    wait_until(written, what)

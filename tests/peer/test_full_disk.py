@@ -5,40 +5,42 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 from peer_kit import quick
 
-from gossamer.models import SlicedNetwork
-from gossamer.peer import checkpoint, saving
 from gossamer.peer.host import BrokerAddress, HostSpec, PeerSpec, run_guarded
+from gossamer.peer.machine import DiskFiles, Machine, RealMachine
+from gossamer.peer.settings import Limits
 
 HERE = Path(__file__).parent
-FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+class FullDisk(DiskFiles):
+    """Files of which none can be written."""
+
+    def save(self, path: Path, tree: dict[str, Any], *, sync: bool) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.fixture
 def start(tmp_path, empty_broker, monkeypatch):
     """Run a process of one peer to its end: the exit code."""
     monkeypatch.chdir(HERE)
-    monkeypatch.setattr(saving, "RETRY_FOR", 0.0)
     address = BrokerAddress(empty_broker.url)
 
-    def run() -> int:
-        spec = PeerSpec("a", "peer_kit:make_learner", {"name": "a"}, quick(rounds=2))
-        return run_guarded(HostSpec(address, str(tmp_path), [spec]))
+    def run(machine: Machine | None = None) -> int:
+        spec = PeerSpec("a", "learner_kit:make_learner", {"name": "a"}, quick(rounds=2))
+        host = HostSpec(address, str(tmp_path), [spec])
+        return run_guarded(host, limits=Limits(save_retry=0.0), machine=machine)
 
     return run
-
-
-def fail(*_) -> None:
-    raise FULL
 
 
 def only_line(capsys) -> str:
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: peer a: ")
-    assert "No space left on device" in line
     return line
 
 
@@ -50,22 +52,20 @@ def test_without_room_for_metrics_a_peer_goes_on(start, tmp_path, caplog):
     assert (tmp_path / "a.safetensors").exists()
 
 
-def test_without_room_for_its_checkpoint_a_peer_ends_in_one_line(
-    start, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(checkpoint, "save_file", fail)
+def test_without_room_for_its_checkpoint_a_peer_ends_in_one_line(start, tmp_path, capsys):
+    machine = RealMachine()
+    machine.files = FullDisk()
+    assert start(machine) == 2
+    line = only_line(capsys)
+    assert "a.checkpoint cannot be written: No space left on device" in line
+
+
+def test_without_room_for_its_network_a_peer_keeps_its_checkpoint(start, tmp_path, capsys):
+    in_the_way = tmp_path / "a.safetensors.part"
+    in_the_way.mkdir()
     assert start() == 2
-    assert "a.checkpoint cannot be written" in only_line(capsys)
-    assert not list(tmp_path.glob("*.part"))
-
-
-def test_without_room_for_its_network_a_peer_keeps_its_checkpoint(
-    start, tmp_path, monkeypatch, capsys
-):
-    with monkeypatch.context() as patch:
-        patch.setattr(SlicedNetwork, "save", fail)
-        assert start() == 2
     assert "cannot write what it learnt" in only_line(capsys)
+    in_the_way.rmdir()
     assert (tmp_path / "a.checkpoint").exists()
     assert start() == 0
     assert sorted(each.name for each in tmp_path.iterdir()) == [

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from peer_kit import make_learner, quick, wait_for
+from peer_kit import make_learner, quick
+from waiting import until
 
 from gossamer.gossip import ONE, MqttTransport, Will
-from gossamer.models import SgdLearner
 from gossamer.peer.broker import Broker
 from gossamer.peer.errors import ExitCode, PeerError
 from gossamer.peer.host import (
@@ -30,7 +30,7 @@ from gossamer.peer.host import (
 HERE = Path(__file__).parent
 
 
-def peer_spec(name: str, entry: str = "peer_kit:make_learner", **settings) -> PeerSpec:
+def peer_spec(name: str, entry: str = "learner_kit:make_learner", **settings) -> PeerSpec:
     return PeerSpec(name, entry, {"name": name}, quick(**settings))
 
 
@@ -96,22 +96,23 @@ def test_an_entry_that_fails_ends_the_host_with_one_line(
     tmp_path, empty_broker, monkeypatch, capsys
 ):
     monkeypatch.chdir(HERE)
-    spec = peer_spec("a", "peer_kit:make_nothing_at_all")
+    spec = peer_spec("a", "learner_kit:make_nothing_at_all")
     address = BrokerAddress(empty_broker.url)
     assert run_guarded(HostSpec(address, str(tmp_path), [spec])) == 2
-    broken = PeerSpec("a", "peer_kit:make_learner", {"name": "a", "samples": -1}, quick())
+    broken = PeerSpec("a", "learner_kit:make_learner", {"name": "a", "samples": -1}, quick())
     assert run_guarded(HostSpec(address, str(tmp_path), [broken])) == 2
-    assert "error: peer_kit:make_learner raised " in capsys.readouterr().err
+    assert "error: learner_kit:make_learner raised " in capsys.readouterr().err
 
 
 def test_a_mistake_of_the_learner_is_a_crash_with_its_traceback(
     tmp_path, empty_broker, monkeypatch
 ):
     monkeypatch.chdir(HERE)
-    monkeypatch.setattr(SgdLearner, "train", lambda *_: 1 / 0)
     address = BrokerAddress(empty_broker.url)
-    with pytest.raises(BaseExceptionGroup):
-        run_guarded(HostSpec(address, str(tmp_path), [peer_spec("a")]))
+    mistaken = peer_spec("a", "learner_kit:make_mistaken")
+    with pytest.raises(BaseExceptionGroup) as caught:
+        run_guarded(HostSpec(address, str(tmp_path), [mistaken]))
+    assert caught.group_contains(ZeroDivisionError)
 
 
 def test_connections_of_peers_listen_for_themselves(run):
@@ -121,7 +122,7 @@ def test_connections_of_peers_listen_for_themselves(run):
 
     transport = run(made())
     assert isinstance(transport, MqttTransport)
-    assert transport._echo._topic == "gossamer/v1/garden/peer/a/inbox/@echo"
+    assert transport.echo_topic == "gossamer/v1/garden/peer/a/inbox/@echo"
 
 
 @pytest.mark.timeout(600)  # torch is loaded twice, on whatever machine this is
@@ -134,7 +135,7 @@ def test_told_to_stop_with_the_broker_gone_a_process_ends_and_says_so(tmp_path):
         first = start(path)
         try:
             metrics = tmp_path / "a.jsonl"
-            asyncio.run(wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0))
+            asyncio.run(until(lambda: metrics.exists() and metrics.stat().st_size > 0))
             second = start(path)
             _, said = second.communicate(timeout=250)
             assert second.returncode == 2

@@ -23,8 +23,8 @@ from peer_kit import (
     last_seen,
     make_learner,
     quick,
-    wait_for,
 )
+from waiting import until
 
 from gossamer.gossip import ONE, Give, MemoryTransport, Payload, topics
 from gossamer.gossip.security import Death
@@ -125,7 +125,7 @@ class Stuck(MemoryTransport):
 
 
 def goodbye(nest: Nest, name: str) -> Status | None:
-    status = read_status(nest.broker._retained.get(topics.status("nest", name), b""))
+    status = read_status(nest.broker.retained.get(topics.status("nest", name), b""))
     return status if status is not None and status.state == "left" else None
 
 
@@ -146,7 +146,7 @@ def test_a_peer_killed_before_its_goodbye_says_it_at_the_next_start(run: Run, tm
         if early:
             life.peer.leave("for lunch")
         gate.open()
-        await wait_for(lambda: life.transports[0].goodbyes > 0)
+        await until(lambda: life.transports[0].goodbyes > 0)
         assert life.peer.state is State.LEAVING
         written = ending(path)
         assert written is not None
@@ -187,7 +187,7 @@ def test_a_peer_killed_before_its_connection_closed_says_goodbye_again(run: Run,
     async def swarm() -> None:
         nest = Nest(quick(rounds=2), transport=Hanging)
         life = nest.start("a", checkpoint=path)
-        await wait_for(lambda: bool(life.transports) and life.transports[0].closing)
+        await until(lambda: bool(life.transports) and life.transports[0].closing)
         first = goodbye(nest, "a")
         assert first is not None
         await life.crash()
@@ -237,7 +237,7 @@ def test_an_ending_is_finished_once_and_never_begins_anew(run: Run, tmp_path):
         nest = Nest(quick(rounds=2), transport=Stuck)
         for _ in range(3):
             life = nest.start("a", checkpoint=path, on_report=reports.append)
-            await wait_for(lambda life=life: life.transports and life.transports[0].goodbyes)
+            await until(lambda life=life: life.transports and life.transports[0].goodbyes)
             await life.crash()
         assert not reports
         return await Nest(nest.settings, nest.broker).start("a", checkpoint=path).task
@@ -340,12 +340,12 @@ def test_who_ends_while_another_is_away_takes_its_mass_back_and_the_other_hears_
         settings = quick(rounds=10**9, expect=("a", "b"), founder=True, leave_timeout=1.0)
         nest, paths = Nest(settings), {name: tmp_path / name for name in "ab"}
         a, b = [nest.start(name, checkpoint=paths[name]) for name in "ab"]
-        await wait_for(lambda: a.counts() and b.counts() and b.view.received > 5)
+        await until(lambda: a.counts() and b.counts() and b.view.received > 5)
         await b.crash()
         a.peer.leave("for good")
         left = await a.task
         again = Nest(settings, nest.broker).start("b", checkpoint=paths["b"])
-        await wait_for(again.counts)
+        await until(again.counts)
         again.go_on_for(3)
         return [left, await again.task]
 
@@ -474,30 +474,30 @@ def test_a_peer_asked_to_leave_while_it_shows_its_card_says_goodbye(run: Run):
     async def swarm() -> Nest:
         nest = Nest(quick(rounds=2, leave_timeout=0.5), transport=SlowCards)
         life = nest.start("a")
-        await wait_for(lambda: topics.card("nest", "a") in nest.broker._retained)
+        await until(lambda: topics.card("nest", "a") in nest.broker.retained)
         life.peer.leave("never mind")
         report = await life.task
         assert (report.ended, report.rounds) == ("left", 0)
         return nest
 
     nest = run(swarm())
-    assert topics.card("nest", "a") not in nest.broker._retained
+    assert topics.card("nest", "a") not in nest.broker.retained
     assert goodbye(nest, "a") is not None
 
 
 # --- one name, two devices ----------------------------------------------------------------------
 
 
-def cut_off(life: Life) -> MemoryTransport:
+def cut_off(nest: Nest, life: Life) -> MemoryTransport:
     """Cut a peer's connection; its last will speaks."""
     transport = life.transports[-1]
-    transport._broker.disconnect(transport, transport._will)
+    nest.broker.disconnect(transport, transport.will)
     transport.lose("the cable was pulled")
     return transport
 
 
 def card_of(nest: Nest, name: str):
-    return read_card(nest.broker._retained.get(topics.card("nest", name), b""))
+    return read_card(nest.broker.retained.get(topics.card("nest", name), b""))
 
 
 ENDLESS = quick(rounds=10**9, expect=("a", "b"), founder=True)
@@ -507,7 +507,7 @@ async def pair(tmp_path: Path) -> tuple[Nest, Life, Life]:
     """Two peers that train: "a", whose device will be replaced, and "b", who watches."""
     nest = Nest(ENDLESS)
     a, b = [nest.start(name, checkpoint=tmp_path / f"{name}.checkpoint") for name in "ab"]
-    await wait_for(lambda: a.counts() and b.counts())
+    await until(lambda: a.counts() and b.counts())
     return nest, a, b
 
 
@@ -520,7 +520,7 @@ def test_a_name_that_is_offline_is_refused_to_another_device(run: Run, tmp_path)
             await stranger.task
         assert stranger.peer.state is State.ABORTED
         again = nest.start("a", checkpoint=tmp_path / "a.checkpoint")  # it may, without --replace
-        await wait_for(again.counts)
+        await until(again.counts)
         for one in (again, b):
             one.go_on_for(3)
         assert held([await again.task, await b.task]) == 2
@@ -531,10 +531,10 @@ def test_a_name_that_is_offline_is_refused_to_another_device(run: Run, tmp_path)
 def test_a_replaced_device_ends_when_it_comes_back(run: Run, tmp_path, caplog):
     async def swarm() -> None:
         nest, old, b = await pair(tmp_path)
-        transport = cut_off(old)
+        transport = cut_off(nest, old)
         new_settings = ENDLESS.updated(expect=(), founder=None, replace=True)
         new = nest.start("a", settings=new_settings, checkpoint=tmp_path / "new.checkpoint")
-        await wait_for(new.counts)
+        await until(new.counts)
         session = new.peer.link.session
         assert new.peer.link.generation == 2
         reconnecting = asyncio.create_task(transport.reconnect())
@@ -543,11 +543,11 @@ def test_a_replaced_device_ends_when_it_comes_back(run: Run, tmp_path, caplog):
         old.crashed = True
         await asyncio.gather(reconnecting, return_exceptions=True)
         # Whoever comes later must find the new device's card and status, and b must still know it.
-        await wait_for(lambda: (card := card_of(nest, "a")) and card.session == session)
+        await until(lambda: (card := card_of(nest, "a")) and card.session == session)
         status = topics.status("nest", "a")
-        await wait_for(
+        await until(
             lambda: (
-                (read := read_status(nest.broker._retained[status])) is not None
+                (read := read_status(nest.broker.retained[status])) is not None
                 and (read.session, read.state) == (session, "online")
             )
         )
@@ -580,7 +580,7 @@ def test_a_restart_with_its_own_checkpoint_replaces_nobody(run: Run, tmp_path):
             session = life.peer.link.session
             await life.crash()
             life = nest.start("a", settings=settings, checkpoint=tmp_path / "a.checkpoint")
-            await wait_for(life.counts)
+            await until(life.counts)
             assert life.peer.link.session == session
             found.append(life.peer.link.generation)
         for one in (life, b):
@@ -600,13 +600,13 @@ def test_a_device_restarts_though_the_one_it_replaced_seems_to_be_online(run: Ru
         await old.crash()
         settings = ENDLESS.updated(expect=(), founder=None, replace=True)
         new = nest.start("a", settings=settings, checkpoint=tmp_path / "new.checkpoint")
-        await wait_for(new.counts)
+        await until(new.counts)
         await new.crash()
         stale = Status("online", session, "training", generation=1)
         nest.broker.publish("old", topics.status("nest", "a"), stale.encode(), True)
         settings = settings.updated(replace=False)
         back = nest.start("a", settings=settings, checkpoint=tmp_path / "new.checkpoint")
-        await wait_for(back.counts)
+        await until(back.counts)
         for one in (back, b):
             one.go_on_for(3)
         await back.task
@@ -622,10 +622,10 @@ def test_a_replaced_device_takes_its_name_back_with_replace(run: Run, tmp_path):
         await old.crash()
         settings = ENDLESS.updated(expect=(), founder=None, replace=True)
         new = nest.start("a", settings=settings)
-        await wait_for(new.counts)
+        await until(new.counts)
         await new.crash()
         back = nest.start("a", settings=settings, checkpoint=tmp_path / "a.checkpoint")
-        await wait_for(back.counts)
+        await until(back.counts)
         generation = back.peer.link.generation
         for one in (back, b):
             one.go_on_for(3)
@@ -650,9 +650,9 @@ def test_a_peer_that_is_declared_dead_is_given_up_at_once(run: Run, tmp_path, ca
         nest, a, b = await pair(tmp_path)
         session = a.peer.link.session
         await a.crash()
-        await wait_for(lambda: b.peer.link.roster.awaited() == ["a"])
+        await until(lambda: b.peer.link.roster.awaited() == ["a"])
         declare_dead(nest, "a", session)
-        await wait_for(lambda: b.peer.link.roster.awaited() == [])
+        await until(lambda: b.peer.link.roster.awaited() == [])
         b.go_on_for(3)
         assert (await b.task).open == []
 
@@ -665,8 +665,8 @@ def test_a_peer_that_is_declared_dead_and_lives_takes_a_new_session(run: Run, tm
         nest, a, b = await pair(tmp_path)
         session = a.peer.link.session
         declare_dead(nest, "a", session)
-        await wait_for(lambda: a.peer.link.session != session and a.counts())
-        await wait_for(lambda: "a" in b.peer.link.roster.online())
+        await until(lambda: a.peer.link.session != session and a.counts())
+        await until(lambda: "a" in b.peer.link.roster.online())
         for one in (a, b):
             one.go_on_for(3)
         report = await a.task
@@ -684,9 +684,9 @@ def test_the_name_of_a_dead_session_is_free_for_another_device(run: Run, tmp_pat
         session = a.peer.link.session
         await a.crash()
         declare_dead(nest, "a", session)
-        await wait_for(lambda: b.peer.link.roster.awaited() == [])
+        await until(lambda: b.peer.link.roster.awaited() == [])
         new = nest.start("a", settings=ENDLESS.updated(expect=(), founder=None))
-        await wait_for(new.counts)
+        await until(new.counts)
         for one in (new, b):
             one.go_on_for(3)
         await b.task
@@ -774,11 +774,11 @@ def test_a_peer_is_given_up_after_the_lease_on_its_own_card(run: Run, tmp_path, 
         nest = Nest(ENDLESS)
         short = nest.start("a", settings=ENDLESS.updated(lease=40.0))
         b = nest.start("b", machine=clocks)
-        await wait_for(lambda: short.counts() and b.counts())
+        await until(lambda: short.counts() and b.counts())
         await short.crash()
-        await wait_for(lambda: b.peer.link.roster.awaited() == ["a"])
+        await until(lambda: b.peer.link.roster.awaited() == ["a"])
         clocks.ahead += 60.0
-        await wait_for(lambda: b.peer.link.roster.awaited() == [])
+        await until(lambda: b.peer.link.roster.awaited() == [])
         b.go_on_for(3)
         return await b.task
 

@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from peer_kit import Nest, Still, make_learner, quick, wait_for
+from peer_kit import Nest, Still, make_learner, quick
+from waiting import until
 
 from gossamer.peer.checkpoint import CheckpointLock
 from gossamer.peer.errors import PeerError
@@ -52,7 +53,7 @@ def test_a_peer_holds_the_lock_while_it_runs(run, tmp_path):
     async def swarm():
         nest = Nest(quick(rounds=10**9))
         life = nest.start("a", Still(make_learner("a"), 1.0), checkpoint=path)
-        await wait_for(life.trains)
+        await until(life.trains)
         with pytest.raises(PeerError, match="another running peer uses this checkpoint"):
             await Nest(quick(swarm="other")).start("a", checkpoint=path).task
         life.peer.leave()

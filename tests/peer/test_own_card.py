@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 from papers_kit import Papers
-from peer_kit import Gate, Nest, Still, held, injected, make_learner, quick, wait_for
+from peer_kit import Gate, Nest, Still, held, injected, make_learner, quick
+from waiting import until
 
 from gossamer.gossip import topics
 from gossamer.peer.cards import FIRST_PAUSE, LONGEST_PAUSE, Card, OwnCard, Status, read_card
@@ -73,9 +74,9 @@ def test_a_late_comer_finds_a_peer_whose_card_was_taken_away(run, tmp_path, capl
         first = nest.start("a", Still(make_learner("a"), 1.0, gate), of["a"])
         await gate.wait()
         place = topics.card(first.peer.settings.swarm, first.peer.name)
-        card = nest.broker._retained[place]
+        card = nest.broker.retained[place]
         nest.broker.publish("eve", place, put, True)
-        await wait_for(lambda: len(nest.broker._retained.get(place, b"")) >= len(card))
+        await until(lambda: len(nest.broker.retained.get(place, b"")) >= len(card))
         other = Gate()
         nest.start("b", Still(newcomer, 2.0, other), of["b"])
         await other.wait()
@@ -99,7 +100,7 @@ def test_a_status_that_was_cleared_or_left_comes_back(run):
         place = topics.status("nest", "a")
         for put in (b"", Status("left", "other", "done").encode()):
             nest.broker.publish("eve", place, put, True)
-            await wait_for(lambda: b"online" in nest.broker._retained.get(place, b""))
+            await until(lambda: b"online" in nest.broker.retained.get(place, b""))
         gate.open()
         await nest.all()
 
@@ -115,8 +116,8 @@ def test_two_lives_of_one_name_do_not_fight_for_the_card(run):
         nest.broker.publish("eve", topics.status("nest", "a"), status, True)
         nest.broker.publish("eve", topics.card("nest", "a"), FOREIGN, True)
         member = life.peer.link
-        await wait_for(lambda: member._own_card._restored > 0)  # it thought of putting it back
-        kept = read_card(nest.broker._retained[topics.card("nest", "a")])
+        await until(lambda: member._own_card._restored > 0)  # it thought of putting it back
+        kept = read_card(nest.broker.retained[topics.card("nest", "a")])
         gate.open()
         await nest.all()
         return kept
@@ -131,6 +132,6 @@ def test_nobody_puts_back_the_card_of_a_peer_that_left(run):
         nest = Nest(quick(rounds=2))
         nest.start("a")
         await nest.all()
-        return nest.broker._retained
+        return nest.broker.retained
 
     assert topics.card("nest", "a") not in run(scenario())

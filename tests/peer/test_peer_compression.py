@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from peer_kit import Nest, Still, consensus, held, injected, make_learner, quick
 
-from gossamer.gossip import Delays
+from gossamer.gossip import RetryPolicy
 from gossamer.peer.engine import Engine
 from gossamer.peer.errors import PeerError
+from gossamer.peer.settings import Limits
 
 LAYOUT = "40=30=2"
 SLICES = {"global": "40-30-2"}
@@ -62,13 +63,13 @@ def test_a_peer_that_does_not_compress_understands_one_that_does(run):
     run(scenario())
 
 
-def test_what_does_not_move_is_not_pushed(run, monkeypatch):
+def test_what_does_not_move_is_not_pushed(run):
     # Nor asked back after a stall: a push that finds its neighbour busy is neither sent nor skipped.
-    monkeypatch.setattr(Delays, "transfer_timeout", lambda _: float("inf"))
+    limits = Limits(retry=RetryPolicy(recall_factor=float("inf")))
 
     async def scenario():
         settings = quick(founder=True, expect=("p0", "p1"), drift=0.5, rounds=10)
-        nest = Nest(settings)
+        nest = Nest(settings, limits=limits)
         learners = [still("p0", 1.0), still("p1", 1.0)]
         for index, learner in enumerate(learners):
             nest.start(f"p{index}", learner)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 
 import numpy as np
 import pytest
-from peer_kit import Gate, Nest, Still, make_learner, quick, wait_for
+from peer_kit import Gate, Nest, Still, make_learner, quick
+from waiting import turns, until
 
-from gossamer.gossip import ONE, DictStore, Gossiper
-from gossamer.gossip.security import NullSecurity, TrustError
+from gossamer.gossip import ONE, DictStore, Gossiper, MemoryBroker
+from gossamer.peer.lifecycle import State
 
 PAIR = ("a", "b")
+COMING = (State.CONNECTING, State.CLAIMING)
 
 
 def in_phase(nest, phase):
@@ -45,10 +46,11 @@ def test_with_the_broker_gone_a_peer_still_leaves(run, caplog, case):
         nest = Nest(limits.model_copy(update=changes))
         for name in PAIR:
             nest.start(name, Still(make_learner(name), 1.0))
-        await wait_for(lambda: in_phase(nest, phase))
-        await asyncio.sleep(0.05)
+        await until(lambda: in_phase(nest, phase))
+        await until(lambda: all(life.peer.state not in COMING for life in nest.lives))
+        await turns(50)
         nest.broker.stop()
-        await asyncio.sleep(0.05)
+        await turns(50)
         for life in nest.lives:
             life.peer.leave("it was told to stop")
         return await nest.all()
@@ -71,10 +73,10 @@ def test_a_broker_that_is_away_holds_up_nothing_but_the_news(run):
         await gate.wait()
         nest.broker.stop()
         gate.open()
-        await wait_for(lambda: life.peer.link.phase == "done")
+        await until(lambda: life.peer.link.phase == "done")
         await nest.broker.start([life.transports[-1]])
         report = await life.task
-        return report, nest.broker._retained["gossamer/v1/nest/peer/a/status"]
+        return report, nest.broker.retained["gossamer/v1/nest/peer/a/status"]
 
     report, status = run(swarm())
     assert report.rounds == 3
@@ -89,7 +91,7 @@ def test_who_leaves_after_agreement_keeps_what_it_agreed_upon(run):
         nest = Nest(quick(expect=PAIR, founder=True, leave_timeout=9e3))
         one = nest.start("a", settings=nest.settings.updated(rounds=2))
         two = nest.start("b", settings=nest.settings.updated(rounds=10**9))
-        await wait_for(lambda: one.peer.link is not None and one.peer.link.phase == "settling")
+        await until(lambda: one.peer.link is not None and one.peer.link.phase == "settling")
         two.peer.leave("enough")
         gone = await two.task
         return gone, await one.task
@@ -104,7 +106,7 @@ def test_the_first_reason_to_leave_is_the_one_that_is_told(run, caplog):
 
     async def swarm():
         life = Nest(quick(rounds=10**9)).start("a")
-        await wait_for(life.trains)
+        await until(life.trains)
         life.peer.leave("the battery is low")
         life.peer.leave("asked again")
         return await life.task
@@ -124,8 +126,8 @@ def test_who_all_leave_at_once_wait_for_nobody(run, caplog, mode):
         nest = Nest(quick(rounds=10**9, mode=mode, leave_timeout=9e3, expect=names, founder=True))
         for name in names:
             nest.start(name)
-        await wait_for(lambda: in_phase(nest, "training"))
-        await asyncio.sleep(0.1)
+        await until(lambda: in_phase(nest, "training"))
+        await until(lambda: all(life.view.round > 3 for life in nest.lives))
         for life in nest.lives:
             life.peer.leave("it was told to stop")
         return await nest.all()
@@ -142,7 +144,7 @@ def test_of_two_who_leave_at_once_the_one_who_stays_inherits_all(run):
     async def swarm():
         nest = Nest(quick(rounds=10**9, leave_timeout=9e3, expect=names, founder=True))
         lives = [nest.start(name) for name in names]
-        await wait_for(lambda: in_phase(nest, "training"))
+        await until(lambda: in_phase(nest, "training"))
         for life in lives[:2]:
             life.peer.leave("it was told to stop")
         gone = [await life.task for life in lives[:2]]
@@ -154,26 +156,19 @@ def test_of_two_who_leave_at_once_the_one_who_stays_inherits_all(run):
     assert last.weight["global"][:2] == [3 * ONE, 0]
 
 
-def test_a_goodbye_that_is_too_long_is_shortened(run, caplog, monkeypatch):
+def test_a_goodbye_that_is_too_long_is_shortened(run, caplog):
     """The first lines are left out: those who came first are the likeliest to be gone."""
 
-    def status(self, body):
-        if len(body) > 5000:
-            raise TrustError("malformed", f"a statement of {len(body)} bytes")
-        return body
-
-    monkeypatch.setattr(NullSecurity, "status", status)
-
     async def swarm():
-        nest = Nest(quick(rounds=10**9, leave_timeout=9e3))
+        nest = Nest(quick(rounds=10**9, leave_timeout=9e3), MemoryBroker(max_packet=5000))
         life = nest.start("a")
-        await wait_for(life.trains)
+        await until(life.trains)
         books = life.peer.link.engine.gossiper.ledger
         for number in range(1000):
             books.decide(f"guest{number}", "s", "global", 1, "credited")
         life.peer.leave("enough")
         await life.task
-        return json.loads(nest.broker._retained["gossamer/v1/nest/peer/a/status"])
+        return json.loads(nest.broker.retained["gossamer/v1/nest/peer/a/status"])
 
     told = run(swarm())
     assert told["state"] == "left"

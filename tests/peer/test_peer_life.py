@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from peer_kit import (
+    ASK_BACK_SOON,
     Gate,
     Life,
     Nest,
@@ -21,24 +22,16 @@ from peer_kit import (
     last_seen,
     make_learner,
     quick,
-    wait_for,
 )
+from waiting import turns, until
 
-from gossamer.gossip import ONE, Delays, FaultPlan, MemoryBroker
+from gossamer.gossip import ONE, FaultPlan, MemoryBroker
 from gossamer.peer.errors import PeerError
 from gossamer.peer.presence import RETURN_GRACE
+from gossamer.peer.settings import Limits
 
 TRIO = ("a", "b", "c")
-
-
-@pytest.fixture(autouse=True)
-def _ask_back_soon(monkeypatch):
-    """Who stands before a gate answers nobody, and the others must get to theirs all the same.
-
-    They do when they ask their mass back: after twenty times the longest delay they have seen, which on
-    a slow machine is longer than any test may take.
-    """
-    monkeypatch.setattr(Delays, "transfer_timeout", lambda _: 0.5)
+quick_nest = partial(Nest, limits=ASK_BACK_SOON)
 
 
 class Paced:
@@ -117,12 +110,12 @@ class Start:
     async def given_up(self, name):
         await self.outlive(name)
         others = [self.lives[other].peer.link.roster for other in set(TRIO) - {name}]
-        await wait_for(lambda: all(one._entries[name].announced is None for one in others))
+        await until(lambda: all(one._entries[name].announced is None for one in others))
 
 
 def test_a_newcomer_counts_only_after_hearing(run):
     async def swarm():
-        nest, gates = Nest(quick(rounds=8)), []
+        nest, gates = quick_nest(quick(rounds=8)), []
         settings = nest.settings.updated(expect=TRIO, founder=True)
         for name in TRIO:
             gates.append(Gate(3))
@@ -145,7 +138,7 @@ def test_a_newcomer_counts_only_after_hearing(run):
 
 def test_a_leaver_hands_over_all_its_mass(run):
     async def swarm():
-        start = Start(Nest(quick(rounds=8)), limit=3)
+        start = Start(quick_nest(quick(rounds=8)), limit=3)
         await start.wait()
         start.lives["a"].peer.leave("going home")
         return start, await start.finish()
@@ -163,14 +156,14 @@ def test_a_crashed_peer_goes_on_from_its_checkpoint(run, tmp_path, mode, caplog)
 
     async def swarm():
         broker = MemoryBroker(FaultPlan(loss=0.1, duplicate=0.1, reorder=0.1), seed=1)
-        nest = Nest(quick(rounds=16, mode=mode, servers={"global": "b"}), broker)
+        nest = quick_nest(quick(rounds=16, mode=mode, servers={"global": "b"}), broker)
         start = Start(nest, limit=10**6, folder=tmp_path)
         for victim, after in (("a", 3), ("b", 7), ("a", 11)):  # b is the server
-            await wait_for(lambda v=victim, n=after: start.gates[v].reached >= n)
+            await until(lambda v=victim, n=after: start.gates[v].reached >= n)
             session = start.engine(victim).session
             await start.crash(victim)
             start.begin(victim, Gate(10**6))
-            await wait_for(lambda v=victim: start.lives[v].peer.link is not None)
+            await until(lambda v=victim: start.lives[v].peer.link is not None)
             assert start.engine(victim).session == session
         return start, await start.finish()
 
@@ -192,11 +185,11 @@ def test_who_is_through_first_tells_for_whom_it_stays(run, caplog):
     caplog.set_level(logging.INFO)
 
     async def swarm():
-        start = Start(Nest(quick(rounds=6)), limit=3)
+        start = Start(quick_nest(quick(rounds=6)), limit=3)
         await start.wait()
         start.gates["a"].open()
         line = "peer a has trained all its rounds; it stays until these are through: b, c"
-        await wait_for(lambda: line in caplog.text)
+        await until(lambda: line in caplog.text)
         await start.finish()
 
     run(swarm())
@@ -206,7 +199,7 @@ def test_a_peer_that_dies_for_good_is_given_up_and_takes_only_what_it_held(run, 
     caplog.set_level(logging.INFO)
 
     async def swarm():
-        start = Start(Nest(quick(rounds=10)), limit=4)
+        start = Start(quick_nest(quick(rounds=10)), limit=4)
         await start.wait()
         await start.crash("c")
         lost = start.engine("c").gossiper.account("global")
@@ -222,15 +215,15 @@ def test_a_peer_that_dies_for_good_is_given_up_and_takes_only_what_it_held(run, 
 
 def test_away_for_longer_than_the_lease_a_checkpoint_comes_back_as_a_newcomer(run, tmp_path):
     async def swarm():
-        start = Start(Nest(quick(rounds=10**6)), limit=10**6, folder=tmp_path)
-        await wait_for(lambda: start.gates["c"].reached > 3)
+        start = Start(quick_nest(quick(rounds=10**6)), limit=10**6, folder=tmp_path)
+        await until(lambda: start.gates["c"].reached > 3)
         session = start.engine("c").session
         await start.crash("c")
         lost = start.engine("c").gossiper.account("global")
         await start.given_up("c")
         last_seen(tmp_path / "c.checkpoint", 10 * start.nest.settings.lease)
         start.begin("c", Gate(10**9))
-        await wait_for(lambda: start.lives["c"].trains())
+        await until(lambda: start.lives["c"].trains())
         assert start.engine("c").session != session
         return await start.finish(more=5), lost
 
@@ -242,18 +235,18 @@ def test_away_for_longer_than_the_lease_a_checkpoint_comes_back_as_a_newcomer(ru
 
 def test_a_peer_out_of_touch_for_too_long_takes_a_new_session_by_itself(run, caplog):
     async def swarm():
-        start = Start(Nest(quick(rounds=10**6)), limit=10**6)
-        await wait_for(lambda: start.gates["c"].reached > 3)
+        start = Start(quick_nest(quick(rounds=10**6)), limit=10**6)
+        await until(lambda: start.gates["c"].reached > 3)
         lone = start.lives["c"]
         session, transport = start.engine("c").session, lone.transports[-1]
-        start.nest.broker.disconnect(transport, transport._will)
+        start.nest.broker.disconnect(transport, transport.will)
         transport.lose("the cable was pulled")
         lone.peer.link.in_touch -= 10 * start.nest.settings.lease
         lost = start.engine("c").gossiper.account("global")
         await start.given_up("c")
         await transport.reconnect()
-        await wait_for(lambda: start.engine("c").session != session)
-        await wait_for(lambda: start.engine("c").gossiper.weight("global") > 0)
+        await until(lambda: start.engine("c").session != session)
+        await until(lambda: start.engine("c").gossiper.weight("global") > 0)
         return start, await start.finish(more=5), lost
 
     start, reports, lost = run(swarm())
@@ -265,12 +258,12 @@ def test_a_peer_out_of_touch_for_too_long_takes_a_new_session_by_itself(run, cap
 
 def test_an_outage_shorter_than_the_lease_costs_nothing(run):
     async def swarm():
-        nest = Nest(quick(rounds=8))
+        nest = quick_nest(quick(rounds=8))
         start = Start(nest, limit=2)
         for _ in range(2):
             await start.wait()
             nest.broker.stop()
-            await asyncio.sleep(0.05)
+            await turns(50)
             await nest.broker.start([life.transports[-1] for life in nest.lives])
             for gate in start.gates.values():
                 gate.limit += 2
@@ -286,7 +279,7 @@ def test_who_died_while_the_broker_was_away_is_missed_and_given_up(run, caplog):
     caplog.set_level(logging.INFO)
 
     async def swarm():
-        nest = Nest(quick(rounds=10))
+        nest = quick_nest(quick(rounds=10))
         start = Start(nest, limit=4)
         await start.wait()
         lost = start.engine("c").gossiper.account("global")
@@ -295,7 +288,7 @@ def test_who_died_while_the_broker_was_away_is_missed_and_given_up(run, caplog):
         await nest.broker.start([start.lives[name].transports[-1] for name in "ab"])
         for name, other in ("ab", "ba"):
             entries = start.lives[name].peer.link.roster._entries
-            await wait_for(lambda e=entries, o=other: e[o].doubted_since is None)
+            await until(lambda e=entries, o=other: e[o].doubted_since is None)
             entries["c"].doubted_since -= RETURN_GRACE + 10 * nest.settings.lease
         return start, await start.finish(), lost
 
@@ -310,14 +303,12 @@ def test_who_died_while_the_broker_was_away_is_missed_and_given_up(run, caplog):
     assert "stopped settling" not in caplog.text
 
 
-def test_a_name_that_is_online_is_refused_and_its_owner_goes_on(run, monkeypatch):
-    monkeypatch.setattr("gossamer.peer.joining.NAME_GRACE", 0.3)
-
+def test_a_name_that_is_online_is_refused_and_its_owner_goes_on(run):
     async def swarm():
-        nest = Nest(quick(rounds=4))
+        nest = quick_nest(quick(rounds=4))
         start = Start(nest)
         await start.wait()
-        double = Nest(nest.settings, nest.broker).start("a")
+        double = Nest(nest.settings, nest.broker, limits=Limits(name_grace=0.3)).start("a")
         with pytest.raises(PeerError, match=r"peer a: the name is already online.*session"):
             await double.task
         return start, await start.finish()
@@ -329,7 +320,7 @@ def test_a_name_that_is_online_is_refused_and_its_owner_goes_on(run, monkeypatch
 
 def test_a_name_is_free_again_after_an_error(run):
     async def swarm():
-        nest = Nest(quick(rounds=2, expect=("a", "nobody"), start_timeout=0.2))
+        nest = quick_nest(quick(rounds=2, expect=("a", "nobody"), start_timeout=0.2))
         with pytest.raises(PeerError, match="nobody did not come online"):
             await nest.start("a").task
         return await nest.start("a", settings=quick(rounds=2)).task
@@ -343,10 +334,10 @@ def test_a_crash_inside_training_speaks_through_the_last_will(run):
             raise ZeroDivisionError("bad data")
 
     async def swarm():
-        nest = Nest(quick(rounds=2))
+        nest = quick_nest(quick(rounds=2))
         with pytest.raises(ZeroDivisionError, match="bad data"):
             await nest.start("a", Broken(make_learner("a"), 0.0)).task
-        return nest.broker._retained["gossamer/v1/nest/peer/a/status"]
+        return nest.broker.retained["gossamer/v1/nest/peer/a/status"]
 
     assert b'"offline"' in run(swarm())
 
@@ -354,11 +345,11 @@ def test_a_crash_inside_training_speaks_through_the_last_will(run):
 @pytest.mark.parametrize("mode", ["rounds", "server"])
 def test_nobody_joins_lockstep_modes_midway_and_nobody_waits_for_who_tries(run, mode):
     async def swarm():
-        nest = Nest(quick(rounds=4, mode=mode, servers={"global": "a"}))
+        nest = quick_nest(quick(rounds=4, mode=mode, servers={"global": "a"}))
         start = Start(nest)
         await start.wait()
         with pytest.raises(PeerError, match=f"already training in {mode} mode"):
-            await Nest(nest.settings, nest.broker).start("d").task
+            await quick_nest(nest.settings, nest.broker).start("d").task
         return await start.finish()
 
     assert held(run(swarm())) == 3
@@ -366,14 +357,14 @@ def test_nobody_joins_lockstep_modes_midway_and_nobody_waits_for_who_tries(run, 
 
 def test_of_two_schemas_the_later_peer_gives_up_and_names_the_field(run):
     async def swarm():
-        nest = Nest(quick(rounds=4))
+        nest = quick_nest(quick(rounds=4))
         start = Start(nest)
         await start.wait()
         other = make_learner("d", {"global": "4-5-2"})
         with pytest.raises(
             PeerError, match=r"average with peer .*model 'global' is not the same: field"
         ):
-            await Nest(nest.settings, nest.broker).start("d", other).task
+            await quick_nest(nest.settings, nest.broker).start("d", other).task
         return await start.finish()
 
     assert held(run(swarm())) == 3
@@ -381,7 +372,7 @@ def test_of_two_schemas_the_later_peer_gives_up_and_names_the_field(run):
 
 def test_a_peer_alone_just_learns(run):
     async def swarm():
-        return await Nest(quick(rounds=3)).start("a").task
+        return await quick_nest(quick(rounds=3)).start("a").task
 
     report = run(swarm())
     assert report.rounds == 3

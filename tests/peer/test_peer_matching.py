@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import numpy as np
 import pytest
 import torch
-from peer_kit import Nest, Still, begin, held, injected, make_learner, quick, wait_for
+from peer_kit import Nest, Still, begin, held, injected, make_learner, quick
+from waiting import until
 
 from gossamer.gossip import ONE, Give, ReleasePlan
 from gossamer.gossip.security import GuardSettings
@@ -23,13 +23,8 @@ from gossamer.peer.store import MatchedStore
 ALIGN = {"global": Matching("align")}
 
 
-def slowly(_number: int) -> None:
-    """Leaves the loop time between the rounds."""
-    time.sleep(0.005)
-
-
 def still(name: str, value: float) -> Still:
-    return Still(make_learner(name), value, slowly)
+    return Still(make_learner(name), value)
 
 
 @pytest.mark.parametrize("guards", ["off", GuardSettings()])
@@ -40,11 +35,11 @@ def test_what_a_trained_newcomer_brings_counts_with_its_weight(run, guards):
         nest = Nest(quick(rounds=10**9, guards=guards))
         settings = nest.settings.updated(expect=("a", "b", "c"), founder=True)
         lives = [nest.start(name, still(name, 1.0), settings) for name in "abc"]
-        await wait_for(lambda: all(life.trains() for life in lives))
+        await until(lambda: all(life.trains() for life in lives))
         late = nest.settings.updated(trained=True, founder=False)
         records = []
         newcomer = nest.start("d", still("d", 1.2), late, on_record=records.append)
-        await wait_for(newcomer.counts)
+        await until(newcomer.counts)
         return nest, await nest.finish(more=5), records
 
     nest, reports, records = run(swarm())
@@ -77,16 +72,16 @@ def test_only_aligned_cells_are_mixed(run, matching):
         settings = nest.settings.updated(expect=("a", "b"), founder=True)
 
         def keep(inner):
-            learner = Still(inner, 0.0, slowly)
+            learner = Still(inner, 0.0)
             learner.network.flat.copy_(values[inner.network.peer])
             return learner
 
         made = {name: make_learner(name) for name in "ab"} | {"c": shuffled("c", [2, 0, 3, 1])}
         values = {name: one.network.flat.clone() for name, one in made.items()}
         lives = [nest.start(name, keep(made[name]), settings) for name in "ab"]
-        await wait_for(lambda: all(life.trains() for life in lives))
+        await until(lambda: all(life.trains() for life in lives))
         late = nest.settings.updated(trained=True, founder=False)
-        await wait_for(nest.start("c", keep(made["c"]), late).counts)
+        await until(nest.start("c", keep(made["c"]), late).counts)
         return start[0], nest, await nest.finish(more=5)
 
     start, nest, reports = run(swarm())
@@ -104,7 +99,7 @@ def test_of_two_trained_peers_that_come_together_one_gives_the_order(run):
         nest = Nest(quick(rounds=40, matching=ALIGN, trained=True, expect=("a", "b")))
         for name, inner in (("a", make_learner("a")), ("b", shuffled("b", [2, 0, 3, 1]))):
             values = inner.network.flat.clone()
-            learner = Still(inner, 0.0, slowly)
+            learner = Still(inner, 0.0)
             learner.network.flat.copy_(values)
             nest.start(name, learner)
         return nest, await nest.all()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from peer_kit import Nest, Still, consensus, held, injected, make_learner, quick, wait_for
+from peer_kit import Nest, Still, consensus, held, injected, make_learner, quick
+from waiting import until
 
 from gossamer.gossip import ONE, FaultPlan, MemoryBroker
 from gossamer.models import average
@@ -135,7 +136,7 @@ def test_what_reaches_a_founder_before_it_starts_does_not_replace_its_values(run
         waiting = nest.start(
             "b", learners["b"], quick(founder=True, expect=("c",), settle_tolerance=1e-6)
         )
-        await wait_for(lambda: waiting.peer.link and waiting.peer.link.view.received)
+        await until(lambda: waiting.peer.link and waiting.peer.link.view.received)
         assert not waiting.trains()
         nest.start("c", learners["c"], quick(founder=True, expect=("b",), settle_tolerance=1e-6))
         return await nest.all()

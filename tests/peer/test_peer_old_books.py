@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import shutil
+from functools import partial
 
 import pytest
 import torch
 from peer_kit import (
+    ASK_BACK_SOON,
     Clocks,
     Nest,
     Still,
@@ -16,21 +18,16 @@ from peer_kit import (
     held,
     make_learner,
     quick,
-    wait_for,
 )
+from waiting import until
 
-from gossamer.gossip import ONE, Ack, Delays
+from gossamer.gossip import ONE, Ack
 from gossamer.peer.engine import Engine
 from gossamer.peer.errors import PeerError
 from gossamer.peer.presence import Online
 
 PAIR = ("a", "b")
-
-
-@pytest.fixture(autouse=True)
-def _ask_back_soon(monkeypatch):
-    """After the longest delay that was seen, times twenty, a slow machine's test would be over."""
-    monkeypatch.setattr(Delays, "transfer_timeout", lambda _: 0.5)
+quick_nest = partial(Nest, limits=ASK_BACK_SOON)
 
 
 def one_life(path, machine=None, **settings) -> Engine:
@@ -100,7 +97,8 @@ def rejected(engine, *, by=("b",)) -> str:
         if peer in by:
             answer = (engine.name, engine.session, transfer.give.sequence, "gone")
             engine.gossiper.handle(Ack(vector, peer, f"{peer}-1", *answer), 1.0)
-    return engine.turn([], [], 1.0, 1 << 20).view.rejected
+    engine.turn([], [], 1.0, 1 << 20)
+    return engine.view.rejected
 
 
 def test_one_neighbour_is_believed_after_a_restart_and_once_in_a_lease(tmp_path):
@@ -108,7 +106,8 @@ def test_one_neighbour_is_believed_after_a_restart_and_once_in_a_lease(tmp_path)
     one = one_life(tmp_path / "c", machine)
     assert rejected(one) == ""
     machine.ahead = 2 * one.settings.lease
-    assert one.turn([], [], 2.0, 1 << 20, machine.uptime()).view.rejected == "b had given it up"
+    one.turn([], [], 2.0, 1 << 20, machine.uptime())
+    assert one.view.rejected == "b had given it up"
     one.renew("its session was rejected")
     begin(one)
     assert rejected(one) == ""
@@ -128,18 +127,18 @@ def test_lockstep_modes_cannot_renew_and_say_why(tmp_path):
 
 def test_an_old_copy_of_a_checkpoint_is_found_out_and_counts_once(run, tmp_path, caplog):
     async def swarm():
-        nest = Nest(quick(rounds=10**9, expect=PAIR, founder=True))
+        nest = quick_nest(quick(rounds=10**9, expect=PAIR, founder=True))
         one, two = (nest.start(n, checkpoint=tmp_path / f"{n}.checkpoint") for n in PAIR)
-        await wait_for(lambda: two.counts() and two.peer.link.view.round > 2)
+        await until(lambda: two.counts() and two.peer.link.view.round > 2)
         ledger = two.peer.link.engine.gossiper.ledger
         session = two.peer.link.session
         shutil.copy(tmp_path / "b.checkpoint", tmp_path / "copy")
         given = ledger.given("a", "global")
-        await wait_for(lambda: ledger.given("a", "global") > given + 5)
+        await until(lambda: ledger.given("a", "global") > given + 5)
         await two.crash()
         shutil.copy(tmp_path / "copy", tmp_path / "b.checkpoint")
         again = nest.start("b", checkpoint=tmp_path / "b.checkpoint")
-        await wait_for(lambda: again.counts() and again.peer.link.session != session)
+        await until(lambda: again.counts() and again.peer.link.session != session)
         for life in (one, again):
             life.go_on_for(3)
         return [one, again], await nest.all()
@@ -159,17 +158,17 @@ def test_who_was_given_up_and_returns_in_its_old_session_is_told_and_counts_once
     run, tmp_path, caplog
 ):
     async def swarm():
-        nest = Nest(quick(rounds=10**9, expect=PAIR, founder=True))
+        nest = quick_nest(quick(rounds=10**9, expect=PAIR, founder=True))
         one, two = (nest.start(n, checkpoint=tmp_path / f"{n}.checkpoint") for n in PAIR)
-        await wait_for(lambda: two.counts() and two.peer.link.view.round > 2)
+        await until(lambda: two.counts() and two.peer.link.view.round > 2)
         session = two.peer.link.session
         lost = two.peer.link.engine.gossiper
         await two.crash()
         account = lost.account("global")
         await one.outlive("b")
-        await wait_for(lambda: one.peer.link.roster._entries["b"].announced is None)
+        await until(lambda: one.peer.link.roster._entries["b"].announced is None)
         again = nest.start("b", checkpoint=tmp_path / "b.checkpoint")
-        await wait_for(lambda: again.counts() and again.peer.link.session != session)
+        await until(lambda: again.counts() and again.peer.link.session != session)
         for life in (one, again):
             life.go_on_for(3)
         return [one, again], await nest.all(), account

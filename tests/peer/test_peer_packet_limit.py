@@ -8,11 +8,10 @@ import pytest
 from peer_kit import Nest, Still, consensus, flooded, held, injected, make_learner, quick
 
 from gossamer.gossip import MemoryBroker, topics
-from gossamer.peer import outgoing
 from gossamer.peer.errors import PeerError
 from gossamer.peer.inbound import InboundLimits
 from gossamer.peer.link import MAX_PENDING
-from gossamer.peer.outgoing import MAX_PIECES
+from gossamer.peer.settings import MAX_PIECES, Limits
 
 LOW = 4000
 
@@ -112,11 +111,10 @@ def test_a_busy_peer_has_room_for_a_whole_message_but_not_for_everything(run):
     assert run(flooded(room, large)) == {"busy": 1}
 
 
-def test_a_message_in_too_many_packets_is_refused_by_name(run, monkeypatch):
-    monkeypatch.setattr(outgoing, "MAX_PIECES", 8)
-
+def test_a_message_in_too_many_packets_is_refused_by_name(run):
     async def scenario():
-        nest = Nest(quick(rounds=3, mode="rounds", expect=("a", "b")), MemoryBroker(max_packet=600))
+        settings = quick(rounds=3, mode="rounds", expect=("a", "b"))
+        nest = Nest(settings, MemoryBroker(max_packet=600), limits=Limits(max_pieces=8))
         for name in "ab":
             nest.start(name, make_learner(name, {"global": "40-40-10"}, layout="40=40=10"))
         return await asyncio.gather(*(life.task for life in nest.lives), return_exceptions=True)

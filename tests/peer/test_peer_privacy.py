@@ -7,7 +7,8 @@ import asyncio
 import numpy as np
 import pytest
 from papers_kit import Papers
-from peer_kit import Nest, Still, begin, held, injected, make_learner, quick, wait_for
+from peer_kit import Nest, Still, begin, held, injected, make_learner, quick
+from waiting import until
 
 from gossamer.gossip import Give, ReleasePlan, encode
 from gossamer.gossip.security import GuardSettings, SwarmSecurity
@@ -130,10 +131,10 @@ def test_who_is_gone_is_no_neighbour_before_its_secrets_are_forgotten(run, tmp_p
     async def scenario():
         nest = Nest(settings)
         stays, goes = [nest.start(n, settings=papers.settings(n, settings)) for n in "ab"]
-        await wait_for(goes.counts)
+        await until(goes.counts)
         goes.peer.leave("home")
         await goes.task
-        await wait_for(lambda: ("forgotten", *names) in order)
+        await until(lambda: ("forgotten", *names) in order)
         stays.peer.leave("home too")
         await stays.task
 

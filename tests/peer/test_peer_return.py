@@ -15,8 +15,8 @@ from peer_kit import (
     last_seen,
     make_learner,
     quick,
-    wait_for,
 )
+from waiting import until
 
 from gossamer.gossip import ONE
 from gossamer.peer.engine import Engine
@@ -102,13 +102,13 @@ def test_who_left_a_running_swarm_returns_as_a_newcomer(run, tmp_path):
     async def swarm():
         nest = start(Nest(quick(rounds=10**9, expect=PAIR, leave_timeout=9e3)), tmp_path)
         stays, goes = nest.lives
-        await wait_for(lambda: goes.trains() and goes.peer.link.view.round > 2)
+        await until(lambda: goes.trains() and goes.peer.link.view.round > 2)
         goes.peer.leave("for lunch")
         gone = await goes.task
         again = Nest(nest.settings, nest.broker)
         start(again, tmp_path, ("b",))
         back = again.lives[0]
-        await wait_for(back.counts)
+        await until(back.counts)
         round_of = back.peer.link.view.round
         for life in (stays, back):
             life.go_on_for(3)
@@ -125,13 +125,13 @@ def test_who_left_a_running_swarm_returns_as_a_newcomer(run, tmp_path):
 def test_when_all_come_back_after_their_lease_their_weight_counts(run, tmp_path):
     async def swarm():
         first = start(Nest(quick(rounds=10**9, expect=PAIR)), tmp_path)
-        await wait_for(lambda: all(life.trains() for life in first.lives))
+        await until(lambda: all(life.trains() for life in first.lives))
         for life in first.lives:
             await life.crash()
         for name in PAIR:
             last_seen(tmp_path / f"{name}.checkpoint", 10_000)
         second = start(Nest(first.settings, first.broker), tmp_path, rounds=10**9)
-        await wait_for(lambda: all(life.trains() for life in second.lives))
+        await until(lambda: all(life.trains() for life in second.lives))
         return await second.finish(more=3)
 
     reports = run(swarm())
@@ -144,10 +144,10 @@ def test_a_newcomer_whom_nobody_could_tell_anything_counts_once(run):
     async def swarm():
         nest = Nest(quick(rounds=10**9))
         one = nest.start("a", settings=quick(rounds=10**9, founder=False))
-        await wait_for(one.counts)
+        await until(one.counts)
         two = nest.start("b")
-        await wait_for(two.counts)
-        await wait_for(lambda: one.peer.link.engine.gossiper.counters["credited"] > 0)
+        await until(two.counts)
+        await until(lambda: one.peer.link.engine.gossiper.counters["credited"] > 0)
         return await nest.finish(more=3)
 
     reports = run(swarm())

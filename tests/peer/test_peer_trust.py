@@ -17,8 +17,8 @@ from peer_kit import (
     injected,
     make_learner,
     quick,
-    wait_for,
 )
+from waiting import until
 
 from gossamer.gossip.security import GuardSettings, public_text, revocation_topic
 from gossamer.peer.checkpoint import load_checkpoint, save_checkpoint
@@ -143,7 +143,7 @@ def test_a_list_that_one_peer_has_reaches_the_other_and_a_checkpoint(run, tmp_pa
         first.peer.link.trust.hear(revocation_topic(papers.swarm), data)
         gate.open()
         # The broker has no such list: b can have it from a alone.
-        await wait_for(lambda: second.peer.link.trust.register.revocations.number == 1)
+        await until(lambda: second.peer.link.trust.register.revocations.number == 1)
         for one in (first, second):  # who has finished has no checkpoint any more
             one.peer.leave("for lunch")
             await one.task
@@ -163,7 +163,7 @@ def test_a_checkpoint_keeps_the_key_of_masks_while_the_session_goes_on(run, tmp_
 
     async def scenario():
         life = Nest(settings).start("a", settings=papers.settings("a", settings), checkpoint=file)
-        await wait_for(life.trains)
+        await until(life.trains)
         await life.crash()
         return load_checkpoint(file)
 

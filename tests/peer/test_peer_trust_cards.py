@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from papers_kit import Papers
-from peer_kit import Clocks, Nest, consensus, held, injected, make_learner, quick, wait_for
+from peer_kit import Clocks, Nest, consensus, held, injected, make_learner, quick
+from waiting import until
 
 
 def test_a_dead_peers_card_does_not_keep_the_others_from_learning(run, tmp_path):
@@ -15,7 +16,7 @@ def test_a_dead_peers_card_does_not_keep_the_others_from_learning(run, tmp_path)
     async def scenario():
         nest = Nest(settings)
         dead = nest.start("a", settings=papers.settings("a", alone))
-        await wait_for(dead.trains)
+        await until(dead.trains)
         await dead.crash()
         learners = [make_learner(label) for label in ("b", "c")]
         for label, learner in zip(("b", "c"), learners, strict=True):
@@ -42,7 +43,7 @@ def test_who_was_refused_for_its_clock_is_let_in_when_it_is_right(run, tmp_path)
             nest.start(label, learner, papers.settings(label, settings), machine=clocks[label])
             for label, learner in zip(("a", "b"), learners, strict=True)
         ]
-        await wait_for(lambda: first.peer.link and first.peer.link.trust.counters)
+        await until(lambda: first.peer.link and first.peer.link.trust.counters)
         assert set(first.peer.link.trust.counters) == {"untrusted-clock"}
         clocks["b"].wall_ahead = 0.0
 
@@ -51,7 +52,7 @@ def test_who_was_refused_for_its_clock_is_let_in_when_it_is_right(run, tmp_path)
             clocks["b"].ahead = min(clocks["b"].ahead + 2.0, 250.0)
             return names[1] in first.peer.link.trust.register.members
 
-        await wait_for(let_in)
+        await until(let_in)
         return learners, await nest.all()
 
     learners, reports = run(scenario())
@@ -70,13 +71,13 @@ def test_a_peer_that_returns_from_a_crash_learns_who_left_meanwhile(run, tmp_pat
         nest = Nest(settings)
         leaver = nest.start("a", settings=papers.settings("a", settings))
         crashes = nest.start("b", settings=papers.settings("b", settings), checkpoint=file)
-        await wait_for(lambda: leaver.counts() and crashes.counts() and crashes.trains())
+        await until(lambda: leaver.counts() and crashes.counts() and crashes.trains())
         await crashes.crash()
         leaver.peer.leave("home")
         await leaver.task
         caplog.clear()
         again = nest.start("b", settings=papers.settings("b", settings), checkpoint=file)
-        await wait_for(lambda: f"peer {names[0]} left: home" in caplog.text)
+        await until(lambda: f"peer {names[0]} left: home" in caplog.text)
         again.peer.leave("home too")
         await again.task
 

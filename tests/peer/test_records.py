@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gossamer.gossip import topics
-from gossamer.peer import swarm as module
 from gossamer.peer.host import BrokerAddress, PeerSpec
 from gossamer.peer.records import MAX_BYTES, is_record, read_record
 from gossamer.peer.settings import Settings
@@ -80,7 +79,7 @@ def test_nobody_speaks_for_another_topic_and_strangers_do_not_count():
     assert read_record("elsewhere", json.dumps(RECORD).encode(), NAMES) is None
 
 
-def test_a_swarm_hands_on_the_records_of_its_peers_alone(run, tmp_path, monkeypatch):
+def test_a_swarm_hands_on_the_records_of_its_peers_alone(run, tmp_path):
     """The listener itself, with a broker that has only strangers' words and one record."""
     wire = [
         (topics.metrics("nest", "zz"), b'{"peer":"zz"}'),
@@ -102,9 +101,8 @@ def test_a_swarm_hands_on_the_records_of_its_peers_alone(run, tmp_path, monkeypa
     async def transport(*_args, **_options):
         yield Wire()
 
-    monkeypatch.setattr(module, "mqtt_transport", transport)
     peers = [PeerSpec(name, "none", {}, Settings(swarm="nest")) for name in NAMES]
     spec = SwarmSpec("nest", BrokerAddress("mqtt://127.0.0.1:1"), tmp_path, peers)
     records: list = []
-    run(LocalSwarm(spec, on_record=records.append)._listen())
+    run(LocalSwarm(spec, on_record=records.append, connect=transport).listen())
     assert [record["round"] for record in records] == [3]

@@ -8,24 +8,33 @@ import os
 import stat
 
 import pytest
-from peer_kit import Clocks, Nest, Still, begin, held, injected, make_learner, quick, wait_for
+from peer_kit import Clocks, Nest, Still, begin, held, injected, make_learner, quick
 from safetensors import SafetensorError
+from waiting import until
 
 from gossamer.gossip import ONE, ReleasePlan
-from gossamer.peer import checkpoint, saving
 from gossamer.peer.checkpoint import load_checkpoint
 from gossamer.peer.engine import Engine
 from gossamer.peer.errors import NotSaved
+from gossamer.peer.machine import DiskFiles
 from gossamer.peer.presence import Online
+from gossamer.peer.settings import Limits
 
 ROOM = 1 << 20
 FULL = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 PAIR = ("a", "b")
 
 
-def make_engine(path, machine=None, **settings) -> Engine:
+EAGER = Limits(save_share=math.inf)
+"""However long a save takes, on whatever machine, the next one need not wait for it."""
+GIVES_UP = Limits(save_retry=0.0)
+
+
+def make_engine(path, machine=None, limits=None, **settings) -> Engine:
     learner = Still(make_learner("a"), 1.0)
-    return begin(Engine("a", learner, quick(**settings), checkpoint=path, machine=machine))
+    return begin(
+        Engine("a", learner, quick(**settings), checkpoint=path, machine=machine, limits=limits)
+    )
 
 
 def saved_round(path) -> int:
@@ -38,65 +47,69 @@ def turn(engine: Engine, *events, now: float = 0.0):
     return engine.turn([], events, now, ROOM)
 
 
-class Disk:
-    """Counts what is written, and can be full."""
+class Disk(DiskFiles):
+    """Counts what is written, and can be full; a save may take long by a machine's clock."""
 
-    def __init__(self, monkeypatch):
-        self.full, self.saves = False, 0
-        self._save = checkpoint.save_file
-        monkeypatch.setattr(checkpoint, "save_file", self)
+    def __init__(self, machine: Clocks):
+        self.full, self.saves, self.takes = False, 0, 0.0
+        self._machine = machine
 
-    def __call__(self, *arguments) -> None:
+    def save(self, path, tree, *, sync) -> None:
         if self.full:
             raise FULL
         self.saves += 1
-        self._save(*arguments)
+        super().save(path, tree, sync=sync)
+        self._machine.ahead += self.takes
 
 
 @pytest.fixture
-def eager(monkeypatch):
-    """However long a save takes, on whatever machine, the next one need not wait for it."""
-    monkeypatch.setattr(saving, "LARGEST_SHARE", math.inf)
+def machine():
+    """A machine whose files are a Disk."""
+    made = Clocks()
+    made.files = Disk(made)
+    return made
 
 
 @pytest.fixture
-def disk(monkeypatch):
-    return Disk(monkeypatch)
+def disk(machine):
+    return machine.files
 
 
-@pytest.mark.usefixtures("eager")
 def test_who_trains_alone_saves_now_and_then(tmp_path):
     path = tmp_path / "a.checkpoint"
-    engine = make_engine(path, save_every=0.0)
+    engine = make_engine(path, limits=EAGER, save_every=0.0)
     for number in range(1, 4):
         engine.train()
         turn(engine)
         assert saved_round(path) == number
 
 
-@pytest.mark.usefixtures("eager")
-def test_it_does_not_save_all_the_time(tmp_path, disk):
-    engine = make_engine(tmp_path / "a", save_every=1e9)
+def test_it_does_not_save_all_the_time(tmp_path, machine, disk):
+    engine = make_engine(tmp_path / "a", machine, EAGER, save_every=1e9)
     engine.train()
     turn(engine)
     assert disk.saves == 1
-    engine = make_engine(tmp_path / "b", save_every=0.0)
+    engine = make_engine(tmp_path / "b", machine, EAGER, save_every=0.0)
     engine.train()
     turn(engine)
     turn(engine)  # nothing was trained since
     assert disk.saves == 3
 
 
-def test_what_takes_long_to_save_is_saved_less_often(tmp_path, disk):
-    engine = make_engine(tmp_path / "a", save_every=0.0)
-    engine._saver._cost = 1e9
-    engine.train()
-    turn(engine)
+def test_what_takes_long_to_save_is_saved_less_often(tmp_path, machine, disk):
+    disk.takes = 10.0
+    engine = make_engine(tmp_path / "a", machine, Limits(save_share=0.1), save_every=0.0)
     assert disk.saves == 1
+    machine.frozen = machine.monotonic() - machine.ahead
+    for passed, saves in ((90.0, 1), (11.0, 2)):  # ten times as long as a save takes
+        machine.ahead += passed
+        engine.train()
+        turn(engine)
+        assert disk.saves == saves
 
 
-def test_what_is_only_repeated_is_not_saved_again(tmp_path, disk):
-    engine = make_engine(tmp_path / "a.checkpoint", save_every=1e9)
+def test_what_is_only_repeated_is_not_saved_again(tmp_path, machine, disk):
+    engine = make_engine(tmp_path / "a.checkpoint", machine, save_every=1e9)
     before = disk.saves
     engine.train()
     sent = turn(engine, Online("b", "b-1", ("global",), counts={"global": 1}))
@@ -107,16 +120,21 @@ def test_what_is_only_repeated_is_not_saved_again(tmp_path, disk):
     repeated = turn(engine, now=1e6)
     assert repeated
     assert disk.saves == before + 1
-    back = Engine("a", Still(make_learner("a"), 0.0), quick(), checkpoint=tmp_path / "a.checkpoint")
+    back = Engine(
+        "a",
+        Still(make_learner("a"), 0.0),
+        quick(),
+        checkpoint=tmp_path / "a.checkpoint",
+        machine=machine,
+    )
     assert back.restored
     mine, its = (each.gossiper.ledger.open["b", "global"].give for each in (engine, back))
     assert (mine.sequence, mine.weight) == (its.sequence, its.weight)
 
 
-def test_nothing_is_sent_that_could_not_be_saved(tmp_path, disk, monkeypatch, caplog):
-    monkeypatch.setattr(saving, "RETRY_FOR", 0.0)
+def test_nothing_is_sent_that_could_not_be_saved(tmp_path, machine, disk, caplog):
     path = tmp_path / "a.checkpoint"
-    engine = make_engine(path)
+    engine = make_engine(path, machine, GIVES_UP)
     turn(engine, Online("b", "b-1", ("global",), counts={"global": 1}))
     engine.train()
     disk.full = True
@@ -129,8 +147,7 @@ def test_nothing_is_sent_that_could_not_be_saved(tmp_path, disk, monkeypatch, ca
     assert caplog.text.count("cannot write its checkpoint") == 1
 
 
-def test_a_disk_that_is_full_for_a_while_only_holds_things_up(tmp_path, disk, caplog):
-    machine = Clocks()
+def test_a_disk_that_is_full_for_a_while_only_holds_things_up(tmp_path, machine, disk, caplog):
     engine = make_engine(tmp_path / "a.checkpoint", machine)
     turn(engine, Online("b", "b-1", ("global",), counts={"global": 1}))
     engine.train()
@@ -145,10 +162,9 @@ def test_a_disk_that_is_full_for_a_while_only_holds_things_up(tmp_path, disk, ca
     assert "could write its checkpoint again" in caplog.text
 
 
-@pytest.mark.usefixtures("eager")
-def test_who_has_nobody_to_tell_goes_on_without_room(tmp_path, disk, caplog):
+def test_who_has_nobody_to_tell_goes_on_without_room(tmp_path, machine, disk, caplog):
     path = tmp_path / "a.checkpoint"
-    engine = make_engine(path, save_every=0.0)
+    engine = make_engine(path, machine, EAGER, save_every=0.0)
     disk.full = True
     for _ in range(3):
         engine.train()
@@ -160,33 +176,34 @@ def test_who_has_nobody_to_tell_goes_on_without_room(tmp_path, disk, caplog):
     assert saved_round(path) == 3
 
 
-def test_a_peer_without_room_ends_as_if_killed_and_goes_on_where_it_was(run, tmp_path, monkeypatch):
+def test_a_peer_without_room_ends_as_if_killed_and_goes_on_where_it_was(run, tmp_path):
     """Nobody was told what was not saved, so nothing is lost: with room again, it returns in its session."""
-    monkeypatch.setattr(saving, "RETRY_FOR", 0.0)
-    disk = Disk(monkeypatch)
-    full = tmp_path / "b.checkpoint.part"
 
-    def only_b(tensors, part, metadata):
-        if disk.full and part == full:
-            disk.full = False  # there is room again at once, and yet no goodbye
-            raise FULL
-        disk._save(tensors, part, metadata)
+    class FullOnce(Disk):
+        def save(self, path, tree, *, sync) -> None:
+            try:
+                super().save(path, tree, sync=sync)
+            except SafetensorError:
+                self.full = False  # there is room again at once, and yet no goodbye
+                raise
 
-    monkeypatch.setattr(checkpoint, "save_file", only_b)
+    machine = Clocks()
+    machine.files = disk = FullOnce(machine)
 
     async def swarm():
-        nest = Nest(quick(rounds=10**9, expect=PAIR, founder=True))
-        one, two = (nest.start(n, checkpoint=tmp_path / f"{n}.checkpoint") for n in PAIR)
-        await wait_for(lambda: two.counts() and two.peer.link.view.round > 2)
+        nest = Nest(quick(rounds=10**9, expect=PAIR, founder=True), limits=GIVES_UP)
+        one = nest.start("a", checkpoint=tmp_path / "a.checkpoint")
+        two = nest.start("b", checkpoint=tmp_path / "b.checkpoint", machine=machine)
+        await until(lambda: two.counts() and two.peer.link.view.round > 2)
         session = two.peer.link.session
         disk.full = True
         with pytest.raises(NotSaved):
             await two.task
         two.crashed = True
-        status = nest.broker._retained["gossamer/v1/nest/peer/b/status"]
+        status = nest.broker.retained["gossamer/v1/nest/peer/b/status"]
         assert b'"offline"' in status  # its last will, no goodbye
-        again = nest.start("b", checkpoint=tmp_path / "b.checkpoint")
-        await wait_for(again.trains)
+        again = nest.start("b", checkpoint=tmp_path / "b.checkpoint", machine=machine)
+        await until(again.trains)
         assert again.peer.link.session == session
         for life in (one, again):
             life.go_on_for(3)
@@ -225,12 +242,11 @@ def test_what_must_outlive_a_power_cut_is_forced_to_the_disk(
     assert kinds == expected
 
 
-@pytest.mark.usefixtures("eager")
 def test_who_is_in_touch_without_a_new_round_says_so_in_its_file(tmp_path):
     """Else a peer that waits for others for a lease, and crashes, would believe that it was away so long."""
     machine = Clocks()
     machine.frozen = 1000.0
-    engine = make_engine(tmp_path / "a", machine, lease=600.0, save_every=10.0)
+    engine = make_engine(tmp_path / "a", machine, EAGER, lease=600.0, save_every=10.0)
     before = (tmp_path / "a").read_bytes()
     machine.ahead += 100.0
     engine.turn([], [], 0.0, ROOM, in_touch=machine.uptime())

@@ -9,15 +9,14 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from peer_kit import quick, wait_for
+from peer_kit import quick
+from waiting import until
 
 from gossamer.gossip import ONE
-from gossamer.peer import swarm as module
 from gossamer.peer.errors import PeerError
 from gossamer.peer.host import BrokerAddress, PeerSpec
 from gossamer.peer.swarm import LocalSwarm, SwarmSpec
@@ -32,7 +31,7 @@ def spec(tmp_path, empty_broker):
     peers = [
         PeerSpec(
             name,
-            "peer_kit:make_learner",
+            "learner_kit:make_learner",
             {"name": name},
             quick(swarm=swarm, expect=names, founder=True, leave_timeout=0.2),
         )
@@ -43,25 +42,17 @@ def spec(tmp_path, empty_broker):
 
 
 @pytest.fixture
-def pretend(tmp_path, monkeypatch):
-    """Every process runs this shell script instead; $3 is its spec file, $count how often it ran."""
+def pretend(tmp_path):
+    """Make a shell script for processes to run; $3 is their spec file, $count how often it ran."""
 
-    def put(script: str) -> None:
+    def put(script: str) -> str:
         file = tmp_path / "python"
         head = '#!/bin/sh\necho x >> "$3.count"\ncount=$(wc -l < "$3.count")\n'
         file.write_text(head + script)
         file.chmod(0o755)
-        monkeypatch.setattr(module.sys, "executable", str(file))
+        return str(file)
 
-    real = sys.executable
-    yield put
-    monkeypatch.setattr(module.sys, "executable", real)
-
-
-def fast(monkeypatch) -> None:
-    """No pause before a restart."""
-    sleep = asyncio.sleep
-    monkeypatch.setattr(module.asyncio, "sleep", lambda seconds: sleep(0))
+    return put
 
 
 def counts(spec) -> list[int]:
@@ -86,45 +77,45 @@ def test_peers_in_processes_learn_to_the_end_and_are_watched(spec, monkeypatch):
     assert log.count("peer c is online") == 2  # once for each peer of this process
 
 
-def test_a_crashed_process_is_restarted_alone(run, spec, pretend, monkeypatch):
-    fast(monkeypatch)
-    pretend('case "$3.$count" in *host-0.json.1) echo "KeyError: oh" >&2; exit 1;; esac\n')
+def test_a_crashed_process_is_restarted_alone(run, spec, pretend):
+    python = pretend('case "$3.$count" in *host-0.json.1) echo "KeyError: oh" >&2; exit 1;; esac\n')
     events = []
-    run(LocalSwarm(spec, on_event=events.append).run())
+    run(LocalSwarm(spec, on_event=events.append, python=python, restart_pause=0.0).run())
     assert events == [
         "peer a, b crashed (exit code 1): KeyError: oh; it is restarted from its checkpoint"
     ]
     assert counts(spec) == [2, 1]
 
 
-def test_who_crashes_too_often_ends_the_swarm(run, spec, pretend, monkeypatch):
-    fast(monkeypatch)
-    pretend(
+def test_who_crashes_too_often_ends_the_swarm(run, spec, pretend):
+    python = pretend(
         'case "$3" in *host-0*) '
         'while [ ! -e "${3%0.json}1.json.count" ]; do sleep 0.02; done; exit 3;; esac\n'
         "exec sleep 600\n"
     )
     with pytest.raises(PeerError, match=r"peer a, b crashed 3 times; see .*host-0\.log"):
-        run(LocalSwarm(spec).run())
+        run(LocalSwarm(spec, python=python, restart_pause=0.0).run())
     assert counts(spec) == [3, 1]
 
 
 def test_who_cannot_take_part_ends_the_swarm_with_its_own_words(run, spec, pretend):
-    pretend('case "$3" in *host-1*) echo "error: peer c: no" >&2; exit 2;; esac\nexec sleep 600\n')
-    swarm = LocalSwarm(spec)
+    python = pretend(
+        'case "$3" in *host-1*) echo "error: peer c: no" >&2; exit 2;; esac\nexec sleep 600\n'
+    )
+    swarm = LocalSwarm(spec, python=python)
     with pytest.raises(PeerError, match=r"^peer c: no$"):
         run(swarm.run())
     assert swarm.pids == {}
 
 
 def test_a_deserted_process_is_not_restarted(run, spec, pretend):
-    pretend('case "$3" in *host-1*) exec sleep 600;; esac\n')
+    python = pretend('case "$3" in *host-1*) exec sleep 600;; esac\n')
     events = []
 
     async def scenario():
-        swarm = LocalSwarm(spec, on_event=events.append)
+        swarm = LocalSwarm(spec, on_event=events.append, python=python)
         task = asyncio.create_task(swarm.run())
-        await wait_for(lambda: "c" in swarm.pids and "a" not in swarm.pids)
+        await until(lambda: "c" in swarm.pids and "a" not in swarm.pids)
         swarm.desert("c")
         os.kill(swarm.pids["c"], signal.SIGKILL)
         await task
@@ -134,14 +125,14 @@ def test_a_deserted_process_is_not_restarted(run, spec, pretend):
 
 
 def test_stop_ends_all_and_restarts_none(run, spec, pretend):
-    pretend("exec sleep 600\n")
+    python = pretend("exec sleep 600\n")
 
     async def scenario():
-        swarm = LocalSwarm(spec)
+        swarm = LocalSwarm(spec, python=python)
         task = asyncio.create_task(swarm.run())
         files = [spec.folder / f"host-{index}.json.count" for index in (0, 1)]
         begun = lambda: all(file.exists() and file.stat().st_size for file in files)  # noqa: E731
-        await wait_for(lambda: len(swarm.pids) == 3 and begun())
+        await until(lambda: len(swarm.pids) == 3 and begun())
         swarm.stop()
         await task
         return swarm.pids
@@ -150,16 +141,15 @@ def test_stop_ends_all_and_restarts_none(run, spec, pretend):
     assert counts(spec) == [1, 1]
 
 
-def test_who_does_not_leave_in_time_is_killed(run, spec, pretend, monkeypatch):
-    monkeypatch.setattr(module, "STOP_GRACE", 0.1)
-    pretend('trap "" TERM\ntouch "$3.deaf"\nwhile true; do sleep 0.05; done\n')
+def test_who_does_not_leave_in_time_is_killed(run, spec, pretend):
+    python = pretend('trap "" TERM\ntouch "$3.deaf"\nwhile true; do sleep 0.05; done\n')
     events = []
 
     async def scenario():
-        swarm = LocalSwarm(spec, on_event=events.append)
+        swarm = LocalSwarm(spec, on_event=events.append, python=python, stop_grace=0.1)
         task = asyncio.create_task(swarm.run())
         files = [spec.folder / f"host-{index}.json.deaf" for index in (0, 1)]
-        await wait_for(lambda: all(file.exists() for file in files))
+        await until(lambda: all(file.exists() for file in files))
         swarm.stop()
         await task
 
