@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from cli_kit import Result, runner
+from waiting import wait_until
 
 from gossamer.experiments.cli import app as cli
 from gossamer.experiments.config.tables import ConfigError
@@ -226,8 +226,10 @@ def test_ctrl_c_keeps_what_was_computed(tmp_path: Path) -> None:
     )
     try:
         metrics = tmp_path / "out" / "metrics.jsonl"
-        while not (metrics.exists() and metrics.stat().st_size) and process.poll() is None:
-            time.sleep(0.05)
+        wait_until(
+            lambda: process.poll() is not None or (metrics.exists() and metrics.stat().st_size),
+            "the first metrics",
+        )
         process.send_signal(signal.SIGINT)
         _, err = process.communicate()
     finally:
