@@ -612,7 +612,7 @@ class Link:
         except TrustError:
             return
         self.dead_session = notice.session
-        if notice.session == self.session and self.born:
+        if notice.session == self.session:  # a restart hears this before it is announced
             by = f" by {notice.by}" if notice.by else ""
             raise SessionOver(f"it was declared dead{by}: {notice.reason or 'no reason given'}")
 
