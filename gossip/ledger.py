@@ -22,15 +22,15 @@ Edge: TypeAlias = tuple[str, str]
 """(neighbour, model)"""
 
 RECLAIMED_KEPT = 1024
-"""How many reclaimed transfers are remembered, for a goodbye that must fit into one message."""
+"""How many reclaimed transfers are remembered: the goodbye lists them, and must fit into one packet."""
 
 SESSIONS_KEPT = 64
-"""How many sessions of one sender are remembered. A duplicate would have to be delayed across that
-many fresh starts of its sender to be credited twice."""
+"""How many sessions of one sender are remembered. A transfer could be credited twice only if its duplicate
+arrived after the sender had begun that many newer sessions."""
 
 
 def is_reclaimed(row: object) -> bool:
-    """Return whether plain data that came from elsewhere is a row of `Ledger.reclaimed`."""
+    """Return whether data received from a peer has the form of a row of `Ledger.reclaimed`."""
     if not isinstance(row, list | tuple) or len(row) != 5:
         return False
     *names, sequence, weight = row
@@ -40,7 +40,7 @@ def is_reclaimed(row: object) -> bool:
 
 
 def is_line(row: object) -> bool:
-    """Return whether plain data that came from elsewhere is a line as `Ledger.lines` yields them."""
+    """Return whether data received from a peer has the form of what `Ledger.lines` yields."""
     if not isinstance(row, list | tuple) or len(row) != 5:
         return False
     *names, sequence, verdict = row
@@ -61,6 +61,7 @@ class Transfer:
     sent: float
     attempts: int = 1
     recalling: bool = False
+    """Whether its receiver was asked to give it back (`Recall`)."""
     late: bool = False
     """Whether its answer is overdue: it may still come, but nobody waits for it any more."""
 
@@ -75,13 +76,15 @@ class Ledger:
         self.open_weight: Counter[str] = Counter()
         """The weight in open transfers, by model."""
         self.revision = 0
-        """Debits and decisions so far: what must be saved before anybody is told."""
+        """Rises with every change that must be in the checkpoint before a message about it leaves: debits,
+        verdicts, reclaimed transfers that are settled."""
         self.reclaimed: list[list[Any]] = []
-        """Transfers taken back without the receiver's word, because it was declared dead or this peer had
-        to end: rows of receiver, its session, model, sequence, weight. A receiver that is alive after all,
-        and had credited one, must give that weight up: see `Gossiper.peer_gone`."""
+        """Transfers taken back before the receiver answered, because it was declared dead or this peer had
+        to end: rows of receiver, its session, model, sequence, weight. If the receiver had credited one, the
+        weight exists twice, and one side must remove it: see `Gossiper.peer_gone`."""
         self._sequences: dict[Edge, int] = {}
         self._seen: dict[str, dict[str, dict[str, tuple[int, Verdict]]]] = {}
+        """Sender → its session → model → the last sequence received, and its verdict."""
 
     def debit(
         self,
@@ -94,7 +97,7 @@ class Ledger:
         tag: Tag | None = None,
         packed: Packed | None = None,
     ) -> Transfer:
-        """Open a transfer; the caller has taken its mass from what it holds."""
+        """Open a transfer. The caller must have subtracted the mass from its own balance."""
         edge = (receiver, model)
         if edge in self.open:
             raise ValueError(f"transfer of {model!r} to {receiver!r}: one is open already")
@@ -110,18 +113,18 @@ class Ledger:
         return self.open[edge]
 
     def update(self, edge: Edge, **changes: Any) -> Transfer:
-        """Change the timing of an open transfer and return it."""
+        """Replace some fields of an open transfer and return it."""
         self.open[edge] = replace(self.open[edge], **changes)
         return self.open[edge]
 
     def close(self, edge: Edge) -> Transfer:
-        """Strike an open transfer off; what becomes of its mass is the caller's business."""
+        """Remove an open transfer and return it; the caller decides what becomes of its mass."""
         transfer = self.open.pop(edge)
         self.open_weight[edge[1]] -= transfer.give.weight
         return transfer
 
     def reclaim(self, edge: Edge) -> Transfer:
-        """Strike an open transfer off without knowing what became of it, and write that down."""
+        """Remove an open transfer whose fate is not known, and remember that it was taken back."""
         transfer = self.close(edge)
         give = transfer.give
         if give.weight:
@@ -131,7 +134,7 @@ class Ledger:
         return transfer
 
     def settle_reclaimed(self, receiver: str, session: str) -> list[tuple[str, int, int]]:
-        """Strike off what was reclaimed from a receiver that says now what it credited.
+        """Forget what was reclaimed of transfers to a receiver whose goodbye says what it credited.
 
         Returns rows of model, sequence, weight.
         """
@@ -152,7 +155,7 @@ class Ledger:
     def decide(
         self, sender: str, session: str, model: str, sequence: int, verdict: Verdict
     ) -> None:
-        """Write down, once and for all, what became of a received sequence."""
+        """Remember, for good, what became of a received sequence."""
         self.revision += 1
         sessions = self._seen.setdefault(sender, {})
         sessions.setdefault(session, {})[model] = (sequence, verdict)
@@ -169,7 +172,7 @@ class Ledger:
     def snapshot(self) -> dict[str, Any]:
         """Return the books as plain data; transfers that share a value share it here too.
 
-        A compressed value is kept as its receiver reads it, and sent again as that.
+        Of a compressed transfer the decompressed value is kept; after a restart it is sent uncompressed.
         """
         arrays: dict[int, np.ndarray[Any, Any]] = {}
         index: dict[int, int] = {}
@@ -200,7 +203,7 @@ class Ledger:
                 model, ledger.peer, ledger.session, sequence, receiver, session, weight,
                 data["values"][at], None if tag is None else (tag[0], tag[1]),
             )  # fmt: skip
-            # No delay can be learnt from a transfer that lived through a restart: 2 attempts.
+            # Two attempts: a repeated transfer is not used to estimate delays, and a restart is in this one.
             transfer = Transfer(give, None, 0.0, attempts=2, recalling=recalling)
             ledger.open[receiver, model] = transfer
             ledger.open_weight[model] += weight

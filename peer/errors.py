@@ -11,30 +11,30 @@ class ExitCode(IntEnum):
     """What a process that ran peers says to whoever started it; any other code is a crash."""
 
     FINISHED = 0
-    """All peers finished or left as they were asked to."""
+    """Every peer finished, or left because it was asked to."""
     CANNOT_TAKE_PART = 2
-    """Something that a restart does not cure; the last line on stderr says what to do about it."""
+    """Somebody must act before a restart helps; the last line on stderr says what to do."""
     NOT_HANDED_IN = 3
-    """The peer has ended, but no broker took its goodbye. Start it again to hand that in."""
+    """The peer has ended, but no broker accepted its goodbye. Start it again to deliver it."""
     REPLACED = 4
     """Another device has taken this one's name. A service manager must not start it again."""
     INTERRUPTED = 130
-    """Ctrl-C before there was anything to end in order."""
+    """Ctrl-C during start-up, before there was a peer to shut down cleanly."""
 
 
 class PeerError(GossamerError):
-    """Something that waiting does not cure; the text is one line that says what to do about it."""
+    """A failure that retrying does not fix; the text is one line that says what to do."""
 
     exit_code: ExitCode = ExitCode.CANNOT_TAKE_PART
 
 
 class NotSaved(PeerError):
-    """The checkpoint cannot be written. The peer ends as if it was killed, and says no goodbye: nobody was
-    told what the last one that was written does not know, so that it can go on from there."""
+    """The checkpoint cannot be written. The peer stops as if killed, without a goodbye: others were told
+    nothing that is not in the last checkpoint written, so a restart can go on from it."""
 
 
 class NotHandedIn(PeerError):
-    """The peer has ended, but no broker took its goodbye; its checkpoint keeps it for the next start."""
+    """The peer has ended, but no broker accepted its goodbye, which stays in the checkpoint."""
 
     exit_code = ExitCode.NOT_HANDED_IN
 

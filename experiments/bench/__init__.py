@@ -144,7 +144,7 @@ def run_benchmarks(
     with results.begun() as folder:
         path = folder / "bench.json"
         write_json(path, {"machine": machine, "rows": [row.record() for row in rows]})
-    console.wrote([path])
+    console.print_written([path])
     return rows
 
 

@@ -145,7 +145,7 @@ def scale() -> list[Row]:
                     file.write(asdict(size))
                     console.err.print(describe(size), soft_wrap=True)
                     rows.append(_row(size))
-        console.wrote(draw(folder))
+        console.print_written(draw(folder))
     return rows
 
 

@@ -137,7 +137,7 @@ def simulate_command(
                 bar.update(task, latest=f"accuracy {round.accuracy:.3f}")
 
         files = simulate(simulation, results, networks=networks, on_round=show)
-    console.wrote([results.folder / "metrics.jsonl", *files])
+    console.print_written([results.folder / "metrics.jsonl", *files])
 
 
 @app.command("compare")
@@ -208,7 +208,7 @@ def _simulate_in_virtual_time(
         )
     else:
         console.out.print("no accuracy: all peers have left by the end")
-    console.wrote([results.folder / "metrics.jsonl", *files])
+    console.print_written([results.folder / "metrics.jsonl", *files])
 
 
 @app.command("virtual")
@@ -280,7 +280,7 @@ def virtual_command(
         ("peak memory of the process", f"{peak_memory() / 1e6:.0f} MB"),
     ]
     console.table("push-sum in virtual time", ["what", "value"], facts)
-    console.wrote([folder / "error.csv", *files])
+    console.print_written([folder / "error.csv", *files])
 
 
 @app.command("data")

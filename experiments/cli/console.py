@@ -23,28 +23,28 @@ from rich.table import Table
 if TYPE_CHECKING:
     from ..config.tables import Config
 
-WIDE = 160
-"""Columns where nobody looks on: in a file or a pipe, rows should stay on their lines."""
+WIDTH_WITHOUT_TERMINAL = 160
+"""Width in characters of output to a file or a pipe, so that rows of tables do not wrap."""
 
-NAMES_WIDTH = 16
-"""Columns that the names of a table's rows have at least, if they need them."""
+FIRST_COLUMN_WIDTH = 16
+"""On a narrow screen the first column of a table, which names the row, shrinks to this and not further."""
 
-# No emoji: a user's `mine:boom` followed by a colon is a name, not a picture.
+# Rich would turn `:boom:` in a name such as `mine:boom:` into a picture.
 out = Console(highlight=False, emoji=False)
 err = Console(stderr=True, highlight=False, emoji=False)
 for _console in (out, err):
     if not _console.is_terminal and "COLUMNS" not in os.environ:
-        _console.width = WIDE
+        _console.width = WIDTH_WITHOUT_TERMINAL
 
 
-def progress(what: str) -> Progress:
-    """A progress bar with counts, the latest accuracy, the time taken and the time left."""
+def progress(unit: str) -> Progress:
+    """Return a progress bar: counts of a unit, the task's field `latest`, the time taken and left."""
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(bar_width=32),
         MofNCompleteColumn(),
-        TextColumn(what),
+        TextColumn(unit),
         TextColumn("{task.fields[latest]}"),
         TimeElapsedColumn(),
         TextColumn("left"),
@@ -54,18 +54,17 @@ def progress(what: str) -> Progress:
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table; numbers stand right."""
+    """Print a table; columns that hold only numbers are right-aligned."""
     shown = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for index, name in enumerate(header):
         numeric = bool(rows) and all(_is_number(str(row[index])) for row in rows)
-        # What a row is called stays readable, however many numbers follow on a narrow screen.
         longest = max(
             (len(line) for row in rows for line in str(row[index]).split("\n")), default=0
         )
         shown.add_column(
             name,
             justify="right" if numeric else "left",
-            min_width=min(longest, NAMES_WIDTH) if index == 0 else None,
+            min_width=min(longest, FIRST_COLUMN_WIDTH) if index == 0 else None,
         )
     for row in rows:
         shown.add_row(*(str(cell) for cell in row))
@@ -73,17 +72,17 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -
 
 
 def note_defaults(path: Path, config: Config) -> None:
-    """Say so when a config file has no keys: it is an empty file, or a wrong one, that runs all the same."""
+    """Tell the user if a config file sets no keys: it runs with all defaults, but may be the wrong file."""
     if not config.model_fields_set:
         err.print(
-            f"{path}: has no keys, so all are at their defaults: {config.peers} peers of "
-            f"{config.network.layout} on {config.data.set}, nothing shared",
+            f"{path}: sets no keys, so the defaults are used: {config.peers} peers with network "
+            f"{config.network.layout} on data set {config.data.set}, no model shared",
             soft_wrap=True,
         )
 
 
-def wrote(files: Sequence[Path]) -> None:
-    """Say where the results are."""
+def print_written(files: Sequence[Path]) -> None:
+    """Print the path of each file that was written."""
     for file in files:
         out.print(f"wrote {file}", soft_wrap=True)
 

@@ -121,7 +121,7 @@ def fuse_command(
     dtype = networks[0].dtype
     write_network(out, fused.chain, dtype, {"fusion": json.dumps(_summary(fused, files, scores))})
     _report(fused, networks, scores)
-    console.wrote([out])
+    console.print_written([out])
 
 
 def register(app: typer.Typer) -> None:

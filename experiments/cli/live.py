@@ -120,7 +120,9 @@ def swarm_command(
                 on_planned=lambda: results.begin(keep=kept),
             )
         print_outcome(settings, outcome)
-        console.wrote([outcome.records, folder / "outcome.json", *draw_swarm(settings, folder)])
+        console.print_written(
+            [outcome.records, folder / "outcome.json", *draw_swarm(settings, folder)]
+        )
 
 
 @contextlib.contextmanager
@@ -209,7 +211,7 @@ def join_command(
     code = run_guarded(HostSpec(plan.broker, str(folder), [spec]))
     if code:
         raise typer.Exit(code)
-    console.wrote(
+    console.print_written(
         [folder / f"{spec.name}.{ending}" for ending in ("safetensors", "jsonl", "report.json")]
     )
 

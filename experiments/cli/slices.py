@@ -74,7 +74,7 @@ def slices_command(
 
     with results.begun() as folder:
         title = f"{name}, {len(network.flat):,} values"
-        console.wrote(draw_slices(network.slicing, folder / file, title))
+        console.print_written(draw_slices(network.slicing, folder / file, title))
 
 
 def _of_config(path: Path, peer: int) -> tuple[SlicedNetwork, str]:

@@ -81,7 +81,7 @@ def show_command(
         if shown.models:
             console.table("each partial model on its own subgraph", MODEL_HEADER, shown.models)
         results.begin()
-        console.wrote(show(shown, folder))
+        console.print_written(show(shown, folder))
 
 
 @topology_app.command("compare")
@@ -164,7 +164,7 @@ def compare_command(
         elif learn is None:
             console.out.print(f"no learning run for {count} peers; --learn forces it")
         results.begin()
-        console.wrote(
+        console.print_written(
             comparing.write(
                 entries, folder, tolerance=tolerance, message=learning.message, budget=budget
             )
@@ -211,7 +211,7 @@ def stress_command(
         )
         console.out.print(found.verdict, soft_wrap=True)
         results.begin()
-        console.wrote(stressing.write(found, folder))
+        console.print_written(stressing.write(found, folder))
 
 
 @topology_app.command("advise")
@@ -271,7 +271,7 @@ def advise_command(
         f'in a config: topology = "{best.topology}"' + ("\nbridge = true" if best.added else "")
     )
     with results.begun() as folder:
-        console.wrote(comparing.write_advice(advice, folder, title))
+        console.print_written(comparing.write_advice(advice, folder, title))
 
 
 def register(app: typer.Typer) -> None:

@@ -52,7 +52,7 @@ def keygen_command(
         identity.save(path)
     console.out.print(f"name        {identity.name}", soft_wrap=True)
     console.out.print(f"public key  {public_text(identity.public, identity.label)}", soft_wrap=True)
-    console.wrote([path])
+    console.print_written([path])
 
 
 def invite_command(
@@ -105,7 +105,7 @@ def invite_command(
         f"invitation  {claims.number} for {swarm}, admits to {admitted}", soft_wrap=True
     )
     console.out.print(f"owner key   {public_text(key.public)}", soft_wrap=True)
-    console.wrote([out])
+    console.print_written([out])
 
 
 def revoke_command(
@@ -158,7 +158,7 @@ def revoke_command(
         f"list {new.number}: {len(new.peers)} peers, {len(new.invitations)} invitations",
         soft_wrap=True,
     )
-    console.wrote([path])
+    console.print_written([path])
     if broker is not None:
         asyncio.run(publish(broker))
         console.out.print(f"published at {revocation_topic(swarm)}", soft_wrap=True)

@@ -400,7 +400,7 @@ def run_demo(out: Path, broker: str | None = None) -> None:
         ["", "mean", "worst peer", "best peer", "distance from the mean"],
         rows,
     )
-    console.wrote(draw_demo(out))
+    console.print_written(draw_demo(out))
 
 
 def draw_demo(out: Path) -> list[Path]:

@@ -189,7 +189,7 @@ def run_study(
         finally:
             if records := runs.records():
                 files = _report(study, records, folder)
-    console.wrote([path, *files])
+    console.print_written([path, *files])
     return records, files
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .. import AssociativeLearner, Learner, Metrics, ModelError, SgdLearner
 from . import plan
 from .engines import ChainEngine, Engine, ModuleEngine, TrainingJob, has_hooks, read_chain, score
-from .optimizers import SlotStack, UpdateRule, rate_of, read_rule, steps_taken
+from .optimizers import OptimizerStates, UpdateRule, rate_of, read_rule, steps_taken
 from .stack import Alone, Pool, Stack, as_rows, draw
 
 Task = Callable[[], list[tuple[int, Metrics]]]
@@ -85,7 +85,7 @@ class SgdGroup(Group):
         self._learners, self._engine, self._rule = list(learners), engine, rule
         self._stack, self._device = Stack([one.network for one in learners], device), device
         super().__init__(places, [self._stack])
-        self._slots = SlotStack(self._learners, rule, self._stack.values, self._stack.shared)
+        self._slots = OptimizerStates(self._learners, rule, self._stack.values, self._stack.shared)
         self._samples = [Pool([one.samples[k] for one in learners], device) for k in (0, 1)]
         self._tests = [Pool([one.held_out[k] for one in learners], device) for k in (0, 1)]
         if self._stack.shared:  # learners hold views of what was copied together

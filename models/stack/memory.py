@@ -153,7 +153,7 @@ def _of_kind(kind: Kind, learners: Sequence[Learner], threads: int, moved: bool)
     needs = estimate(
         peers=len(learners),
         parameters=len(network.flat),
-        slots=len(kind.rule.slots) if kind.rule is not None else 0,
+        slots=len(kind.rule.state_names) if kind.rule is not None else 0,
         sample_bytes=_unique_bytes(train),
         test_bytes=_unique_bytes(test),
         index_bytes=sum(index.values()),

@@ -13,29 +13,29 @@ from torch import Tensor
 from .. import PlainSgd, SgdLearner
 
 Tensors = Sequence[Tensor]
-Slots = Sequence[Tensors]
+States = Sequence[Tensors]
 
 
 @dataclass(frozen=True)
 class UpdateRule(ABC):
-    """One kind of descent with its settings; equal rules may share a stack."""
+    """An optimizer's update rule with its settings. Learners with equal rules can share a stack."""
 
     rate: float
 
     @property
-    def slots(self) -> tuple[str, ...]:
-        """The optimizer's names for the state that it keeps per coordinate."""
+    def state_names(self) -> tuple[str, ...]:
+        """Names of the state that the optimizer keeps per coordinate, as torch calls them."""
         return ()
 
     @abstractmethod
-    def step(self, values: Tensors, gradients: Tensors, state: Slots, count: int) -> None:
-        """Move `values` in place; `state` has one list per slot; `count` is the step's number, from 1."""
+    def step(self, values: Tensors, gradients: Tensors, state: States, count: int) -> None:
+        """Move `values` in place; `state` has one list per name; `count` is the step's number, from 1."""
 
 
 class Plain(UpdateRule):
     """`w −= rate · gradient`."""
 
-    def step(self, values: Tensors, gradients: Tensors, state: Slots, count: int) -> None:
+    def step(self, values: Tensors, gradients: Tensors, state: States, count: int) -> None:
         for value, gradient in zip(values, gradients, strict=True):
             value.add_(gradient, alpha=-self.rate)
 
@@ -49,17 +49,19 @@ class Momentum(UpdateRule):
     nesterov: bool
 
     @property
-    def slots(self) -> tuple[str, ...]:
+    def state_names(self) -> tuple[str, ...]:
         return ("momentum_buffer",) if self.momentum else ()
 
-    def step(self, values: Tensors, gradients: Tensors, state: Slots, count: int) -> None:
-        for place, (value, gradient) in enumerate(zip(values, gradients, strict=True)):
+    def step(self, values: Tensors, gradients: Tensors, state: States, count: int) -> None:
+        for index, (value, gradient) in enumerate(zip(values, gradients, strict=True)):
             if self.decay:
                 gradient = gradient.add(value, alpha=self.decay)
             if self.momentum:
                 # From a buffer of zeros the first step gives the gradient itself, as torch does.
-                pace = state[0][place].mul_(self.momentum).add_(gradient)
-                gradient = gradient.add(pace, alpha=self.momentum) if self.nesterov else pace
+                velocity = state[0][index].mul_(self.momentum).add_(gradient)
+                gradient = (
+                    gradient.add(velocity, alpha=self.momentum) if self.nesterov else velocity
+                )
             value.add_(gradient, alpha=-self.rate)
 
 
@@ -73,26 +75,27 @@ class Adam(UpdateRule):
     decoupled: bool
 
     @property
-    def slots(self) -> tuple[str, ...]:
+    def state_names(self) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq")
 
-    def step(self, values: Tensors, gradients: Tensors, state: Slots, count: int) -> None:
-        first, second = self.betas
-        length = self.rate / (1 - first**count)
-        spread = (1 - second**count) ** 0.5
-        for place, (value, gradient) in enumerate(zip(values, gradients, strict=True)):
-            mean, square = state[0][place], state[1][place]
+    def step(self, values: Tensors, gradients: Tensors, state: States, count: int) -> None:
+        beta1, beta2 = self.betas
+        step_size = self.rate / (1 - beta1**count)
+        bias_correction2_sqrt = (1 - beta2**count) ** 0.5
+        for index, (value, gradient) in enumerate(zip(values, gradients, strict=True)):
+            mean, square = state[0][index], state[1][index]
             if self.decay and self.decoupled:
                 value.mul_(1 - self.rate * self.decay)
             elif self.decay:
                 gradient = gradient.add(value, alpha=self.decay)
-            mean.lerp_(gradient, 1 - first)
-            square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-            value.addcdiv_(mean, square.sqrt().div_(spread).add_(self.epsilon), value=-length)
+            mean.lerp_(gradient, 1 - beta1)
+            square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            root = square.sqrt().div_(bias_correction2_sqrt).add_(self.epsilon)
+            value.addcdiv_(mean, root, value=-step_size)
 
 
 def read_rule(learner: SgdLearner) -> UpdateRule | None:
-    """Return the rule of a learner's optimizer as it is set now; None if a stack cannot follow it."""
+    """Return the stacked form of a learner's optimizer with its present settings; None if there is none."""
     optimizer = learner.optimizer
     if type(optimizer) is PlainSgd:
         return Plain(optimizer.rate)
@@ -132,24 +135,25 @@ def steps_taken(learner: SgdLearner) -> int | None:
     return counts.pop() if len(counts) == 1 else None
 
 
-class SlotStack:
+class OptimizerStates:
     """The optimizers' state of a group, stacked like its parameters.
 
-    The optimizers' own entries become views of it, so that a learner's `state()` tells the truth.
+    shared: stack and optimizers are on one device, so the optimizers' entries are views of the stack, and
+        a learner's `state()` is always current. Else `publish` copies them back.
     """
 
     def __init__(
         self, learners: Sequence[SgdLearner], rule: UpdateRule, like: Tensor, shared: bool
     ):
-        self._learners, self._names, self._shared = learners, rule.slots, shared
-        self.values = [torch.zeros_like(like) for _ in rule.slots]
-        counted = isinstance(rule, Adam)
-        width = len(list(learners[0].network.module.parameters())) if counted else 0
-        self._steps = torch.zeros(len(learners), width)
+        self._learners, self._names, self._shared = learners, rule.state_names, shared
+        self.values = [torch.zeros_like(like) for _ in rule.state_names]
+        keeps_steps = isinstance(rule, Adam)
+        parameters = len(list(learners[0].network.module.parameters())) if keeps_steps else 0
+        self._steps = torch.zeros(len(learners), parameters)
         self.refresh()
 
     def refresh(self) -> None:
-        """Take in what optimizers hold that is not ours: before the first round, or after a restore."""
+        """Copy in state that is not a view of this stack: before the first round, or after a restore."""
         for state, name, mine in self._entries():
             held = state.get(name)
             if not isinstance(held, Tensor):
@@ -178,18 +182,18 @@ class SlotStack:
             state[name] = mine.clone() if name == "step" else mine.to(home)
 
     def _entries(self) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
-        """Every entry of every optimizer: the parameter's state, the entry's name, and our place for it."""
+        """Every entry of every optimizer: the parameter's state, the entry's name, and its tensor here."""
         for row, learner in enumerate(self._learners if self._names else ()):
             states, offset = _states(learner), 0
-            for place, parameter in enumerate(learner.network.module.parameters()):
+            for index, parameter in enumerate(learner.network.module.parameters()):
                 state, end = states[parameter], offset + parameter.numel()
                 for name, values in zip(self._names, self.values, strict=True):
                     yield state, name, values[row, offset:end].view(parameter.shape)
                 if self._steps.shape[1]:
-                    yield state, "step", self._steps[row, place]
+                    yield state, "step", self._steps[row, index]
                 offset = end
 
 
 def _states(learner: SgdLearner) -> Any:
-    """A torch optimizer's state by parameter; reading a parameter that has none yet makes it."""
+    """Return a torch optimizer's state by parameter, a defaultdict: reading a new parameter inserts it."""
     return getattr(learner.optimizer, "state", {})

@@ -251,6 +251,8 @@ def test_a_config_of_the_other_kind_is_recognised(
 
 def test_a_config_without_keys_says_so(gossamer: Callable[..., Result], tmp_path: Path) -> None:
     (tmp_path / "empty.toml").write_text("")
-    said = "has no keys, so all are at their defaults: 16 peers of 64=32=10 on digits"
+    said = (
+        "sets no keys, so the defaults are used: 16 peers with network 64=32=10 on data set digits"
+    )
     assert f"empty.toml: {said}" in gossamer("simulate", "empty.toml", "--show-settings").err
     assert said not in gossamer("simulate", "tiny.toml", "--show-settings").err
