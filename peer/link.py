@@ -471,6 +471,7 @@ class Link:
     async def receive(self) -> None:
         """Sort what arrives: gossip waits for the next turn, cards and statuses go to the roster."""
         async for topic, payload, stored in self.transport.messages():
+            self.roster.heard_anything(self.machine.monotonic())
             try:
                 if topics.is_gossip(topic):
                     self._queue(topics.parse(topic), payload)

@@ -140,7 +140,7 @@ class Roster:
         self._lease, self._agree = lease, dict(agree or {})
         self.dropped: Counter[str] = Counter() if dropped is None else dropped
         self._entries: dict[str, _Entry] = {}
-        self._connected_since = -inf
+        self._connected_since = self._last_message = -inf
         self.mismatches: dict[tuple[str, str], str] = {}
         """(peer, partial model or setting) → on what we differ, in words."""
 
@@ -267,6 +267,10 @@ class Roster:
             if entry.announced and entry.offline_since is None and entry.heard < since:
                 entry.doubted_since = now
 
+    def heard_anything(self, now: float) -> None:
+        """Note that the broker delivered a message, whatever it was: the connection works."""
+        self._last_message = now
+
     def tick(self, now: float, *, connected: bool = True) -> list[Event]:
         """Note who did not come back with the broker, and give up peers whose lease is over.
 
@@ -283,13 +287,15 @@ class Roster:
         for peer, entry in self._entries.items():
             since, known = entry.offline_since, entry.announced
             lease = self._lease if entry.card is None else entry.card.lease
+            until = now
             if since is None and connected:
-                # It says that it is there several times per lease; its last will may have been lost.
-                since = max(entry.heard, self._connected_since)
-            if since is not None and known is not None and now - since > LEASE_MARGIN * lease:
+                # It says that it is there several times per lease; its last will may have been lost. But if
+                # nobody was heard, our own connection may be dead and not know it yet.
+                since, until = max(entry.heard, self._connected_since), self._last_message
+            if since is not None and known is not None and until - since > LEASE_MARGIN * lease:
                 _log.warning(
                     "peer %s is given up: not heard of for %.0f s, its lease is %g s",
-                    peer, now - since, lease,
+                    peer, until - since, lease,
                 )  # fmt: skip
                 events += self._give_up(peer, entry)
         return events
