@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.experiments import build
 from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.build import Swarm, make_learner
 from gossamer.experiments.config.tables import ConfigError, parse_config
@@ -64,17 +63,20 @@ def test_buffers_are_as_the_config_says() -> None:
     assert "1.running_mean" in member.network.own_buffers()
 
 
-def test_windows_reach_networks_in_their_own_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.rand(60, 12, 5)
-    y = torch.arange(60) % 3
-    monkeypatch.setattr(build, "load", lambda *_, **__: Dataset("w", Samples(x, y), None, 3))
-    lstm = swarm({"name": "lstm", "options": {"hidden": 4}}, data={"samples": 10}).member(0)
+def test_windows_reach_networks_in_their_own_order() -> None:
+    samples = Samples(torch.rand(60, 12, 5), torch.arange(60) % 3)
+
+    def swarm(network: dict[str, Any]) -> Swarm:
+        config = parse_config(table(network, data={"samples": 10}))
+        return Swarm(config, load_data=lambda *_, **__: Dataset("w", samples, None, 3))
+
+    lstm = swarm({"name": "lstm", "options": {"hidden": 4}}).member(0)
     assert lstm.learner.samples[0].shape[1:] == (12, 5)  # type: ignore[attr-defined]
-    cnn = swarm({"name": "cnn1d", "options": {"widths": [4]}}, data={"samples": 10}).member(0)
+    cnn = swarm({"name": "cnn1d", "options": {"widths": [4]}}).member(0)
     assert cnn.learner.samples[0].shape[1:] == (5, 12)  # type: ignore[attr-defined]
     assert cnn.network.slicing.anatomy.parts[0].cells == 5
     with pytest.raises(ConfigError, match=r"network.name': small-cnn reads images .* shape 12×5"):
-        swarm()
+        swarm(CNN)
 
 
 def test_a_function_of_the_users_stands_beside_the_config(tmp_path: Path) -> None:
