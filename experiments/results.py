@@ -44,7 +44,7 @@ _LATEST = "latest"
 
 @dataclass(frozen=True)
 class _Mark:
-    """What a run's folder says about the run: which command, what it is to compute, whether it has."""
+    """What run.json says: the command, what it computes (None: not to be resumed), whether it finished."""
 
     command: str
     key: str | None
@@ -76,7 +76,7 @@ class Results:
         self._folder: Path | None = None
         self._key: str | None = None
         self._begun = self._resumed = False
-        self._made: list[Path] = []
+        self._new_folders: list[Path] = []
 
     @property
     def folder(self) -> Path:
@@ -91,10 +91,10 @@ class Results:
         key: names all that a resumable run computes. An unfinished run of the same key is continued in
             its folder. Left out, nothing is continued.
 
-        A block that ends without an error has finished the run. A folder in which it did not `begin` is
-        removed again, or left as it was.
+        A block that ends without an error has finished the run. If it did not call `begin`, a folder that was
+        made for it is removed, and one that was there before stays as it was.
         """
-        self._key, self._begun, self._resumed, self._made = key, False, False, []
+        self._key, self._begun, self._resumed, self._new_folders = key, False, False, []
         folder, lock = self._claim()
         self._folder = folder
         try:
@@ -108,13 +108,13 @@ class Results:
 
     @contextmanager
     def begun(self, key: str | None = None) -> Iterator[Path]:
-        """Open a folder and begin at once: for a run that nothing can refuse any more."""
+        """Claim a folder and begin: for a run whose config has been checked already."""
         with self.opened(key) as folder:
             self.begin()
             yield folder
 
     def begin(self, keep: Collection[str] = ()) -> None:
-        """Start writing: from now on this is the latest run, and what --force replaces is gone.
+        """Start writing: mark the folder as the latest run, and delete what --force replaces.
 
         keep: names in the folder that this run has written already.
         """
@@ -129,7 +129,7 @@ class Results:
                 else:
                     path.unlink()
         if not self._exact:
-            _point(self.place / _LATEST, self.folder.name)
+            _set_latest(self.place / _LATEST, self.folder.name)
 
     def earlier(self) -> list[Path]:
         """Folders of other runs at this place, the newest first; none where --force begins anew."""
@@ -155,7 +155,7 @@ class Results:
         while True:
             number += 1
             folder = self.place / f"{number:03d}"
-            self._missing(folder)
+            self._note_new_folders(folder)
             make_folder(self.place)
             try:
                 folder.mkdir()
@@ -168,7 +168,7 @@ class Results:
 
     def _claim_exact(self) -> tuple[Path, FileLock]:
         folder = self.place
-        self._missing(folder)
+        self._note_new_folders(folder)
         lock = _lock(make_folder(folder))
         try:
             if not _is_empty(folder):
@@ -195,28 +195,29 @@ class Results:
     def _write_mark(self, *, finished: bool) -> None:
         write_json(self.folder / _MARK, asdict(_Mark(self._command, self._key, finished)))
 
-    def _missing(self, folder: Path) -> None:
+    def _note_new_folders(self, folder: Path) -> None:
         """Note which folders are to be made, so that they can be removed again."""
-        self._made = [each for each in (folder, *folder.parents) if not each.exists()]
+        self._new_folders = [each for each in (folder, *folder.parents) if not each.exists()]
 
     def _give_back(self, folder: Path) -> None:
         """Remove a folder that was made for a run which did not begin, and empty ones above it."""
-        if folder in self._made:
+        if folder in self._new_folders:
             shutil.rmtree(folder, ignore_errors=True)
-        for each in self._made:
+        for each in self._new_folders:
             with suppress(OSError):
                 each.rmdir()
 
 
 def find_run(folder: Path) -> Path:
-    """The folder of a run, given itself or the place of several, of which it is the latest."""
+    """Return a run's folder: `folder` itself, or the latest run in it if there are several."""
     if (folder / _MARK).exists():
         return folder
     latest = folder / _LATEST
     if latest.is_dir():
         return latest
     with suppress(OSError, ValueError):
-        named = folder / latest.read_text("utf-8").strip()  # where there are no links
+        # Without symlinks, `latest` is a file that holds the folder's name.
+        named = folder / latest.read_text("utf-8").strip()
         if named.parent == folder and named.is_dir():
             return named
     return next(iter(_numbered(folder)), folder)
@@ -249,9 +250,10 @@ def _lock(folder: Path) -> FileLock:
     return lock
 
 
-def _point(link: Path, name: str) -> None:
-    """Let a link name a folder beside it, at once; where links are not allowed, a file with its name."""
-    part = link.with_name(f".{link.name}-{name}")  # one command alone has this name
+def _set_latest(link: Path, name: str) -> None:
+    """Make `link` a symlink to `name` beside it, atomically; without symlinks, a file that names it."""
+    # Only the command that holds this folder's lock uses this name.
+    part = link.with_name(f".{link.name}-{name}")
     try:
         part.unlink(missing_ok=True)
         part.symlink_to(name, target_is_directory=True)
@@ -265,13 +267,14 @@ def _point(link: Path, name: str) -> None:
 def require_folder(path: Path) -> Path:
     """`path`, if it is a folder to write into or can become one; nothing is made yet.
 
-    Commands ask before they work, since results that have no place are lost. Raises ConfigError.
+    Commands call this before they compute, so that no results are lost for want of a folder. Raises
+    ConfigError.
     """
-    there = next(one for one in (path, *path.parents) if os.path.exists(one))
-    if not there.is_dir():
-        raise ConfigError(f"{path}: cannot be a folder: {there} is a file; name another")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"{path}: the folder {there} cannot be written to; name another")
+    nearest = next(one for one in (path, *path.parents) if os.path.exists(one))
+    if not nearest.is_dir():
+        raise ConfigError(f"{path}: cannot be a folder: {nearest} is a file; name another")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"{path}: the folder {nearest} cannot be written to; name another")
     return path
 
 

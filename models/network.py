@@ -132,7 +132,7 @@ class SlicedNetwork:
 
     @property
     def owners(self) -> tuple[str, ...]:
-        """Models, and pairs with cross-model averaging, that own coordinates of this network."""
+        """What averages values of this network: partial models and, across models, pairs of them."""
         return self.slicing.owners
 
     def read(self, owner: str) -> Tensor:
@@ -158,7 +158,7 @@ class SlicedNetwork:
             self.flat.scatter_(0, where, values.to(self.flat))
 
     def rebind(self, flat: Tensor) -> None:
-        """Make `flat`, which holds the network's values, the memory of its parameters and statistics."""
+        """Let the module's tensors be views of `flat`, into which the caller has copied their values."""
         self.flat = flat
         offset = 0
         for value in self._tensors():
@@ -167,8 +167,8 @@ class SlicedNetwork:
 
     def own_buffers(self) -> dict[str, Tensor]:
         """The buffers that are not in the flat tensor: counters, and statistics that are not averaged."""
-        shared = self.slicing.anatomy.offsets
-        return {name: v for name, v in self.module.named_buffers() if name not in shared}
+        in_flat = self.slicing.anatomy.offsets
+        return {name: v for name, v in self.module.named_buffers() if name not in in_flat}
 
     @torch.no_grad()
     def recompute(self, inputs: Tensor, batch: int = 250) -> None:
@@ -201,7 +201,7 @@ class SlicedNetwork:
             self._refuse(f"peer {self.peer!r}, model {owner!r}", len(bad), coordinate)
 
     def check_whole(self) -> None:
-        """The same for all values of the network, whoever owns them: shared, local and private ones."""
+        """Raise, naming peer and parameter, if any value of the network is NaN or infinite, shared or not."""
         bad = torch.nonzero(~torch.isfinite(self.flat))
         if len(bad):
             self._refuse(f"peer {self.peer!r}", len(bad), int(bad[0, 0]))
@@ -226,38 +226,43 @@ class SlicedNetwork:
         own = {name: tuple(value.shape) for name, value in self.module.state_dict().items()}
         for name, shape in own.items():
             if name not in state:
-                raise ModelError(f"{path}: holds another network, it has no parameter {name!r}")
+                raise ModelError(
+                    f"{path}: is the file of a different network: it has no tensor {name!r}"
+                )
             if tuple(state[name].shape) != shape:
                 raise ModelError(
-                    f"{path}: holds another network, {name!r} is {tuple(state[name].shape)} there and "
-                    f"{shape} here"
+                    f"{path}: is the file of a different network: {name!r} is "
+                    f"{tuple(state[name].shape)} there and {shape} here"
                 )
         self.module.load_state_dict(state)
 
     def _run_order(self, names: list[str]) -> list[str]:
-        """The names of the state's values, layer after layer, as the cells that they touch are connected.
+        """Return the names of the state's values in the order in which the layers run.
 
-        A module may list its layers in any order. Where they form no chain, it is the module's that counts.
+        A module may list its layers in any order; theirs follows from which part each weight reads and which
+        it writes. If the layers do not form one chain, the module's own order is returned.
         """
         anatomy = self.slicing.anatomy
         parameters = [one for one in anatomy.parameters if one.axes]
         touched = {one.name: [anatomy.part_of(axis) for axis in one.axes] for one in parameters}
-        links = [found for found in touched.values() if len(found) == 2]
-        layers = {source: target for target, source in links}
-        starts = [part for part in layers if part not in layers.values()]
-        place: dict[int | None, int] = {}  # of every part but the first
-        if len(layers) == len(links) and len(starts) == 1:
-            part = layers.get(starts[0])
-            while part is not None and part not in place:
-                place[part] = len(place)
-                part = layers.get(part)
-        if len(place) != len(layers) or any(found[0] not in place for found in touched.values()):
+        pairs = [parts for parts in touched.values() if len(parts) == 2]
+        following = {source: target for target, source in pairs}
+        starts = [part for part in following if part not in following.values()]
+        position: dict[int | None, int] = {}  # in the chain, of every part but the input
+        if len(following) == len(pairs) and len(starts) == 1:
+            part = following.get(starts[0])
+            while part is not None and part not in position:
+                position[part] = len(position)
+                part = following.get(part)
+        if len(position) != len(following) or any(
+            parts[0] not in position for parts in touched.values()
+        ):
             return names
-        last = (len(place), True)
+        last = (len(position), True)
         return sorted(
             names,
             key=lambda name: (
-                (place[touched[name][0]], len(touched[name]) != 2) if name in touched else last
+                (position[touched[name][0]], len(touched[name]) != 2) if name in touched else last
             ),
         )
 
@@ -295,13 +300,13 @@ def _own_memory(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> N
 
     torch.save writes all the memory behind a tensor: one peer's file would hold everybody's values.
     """
-    mine = {name: v for name, v in state.items() if name.startswith(prefix) and _is_view(v)}
+    mine = {name: v for name, v in state.items() if name.startswith(prefix) and _is_detached(v)}
     size = sum(value.nbytes for value in mine.values())
     for name, value in mine.items():
         if value.untyped_storage().nbytes() > size:
             state[name] = value.clone()
 
 
-def _is_view(value: Any) -> bool:
-    """Whether it is a tensor to look at; with `keep_vars` the parameters themselves were asked for."""
+def _is_detached(value: Any) -> bool:
+    """Return whether a value may be replaced by a copy: with `keep_vars` it is a parameter itself."""
     return isinstance(value, Tensor) and not value.requires_grad

@@ -83,10 +83,10 @@ def test_save_and_load(tmp_path):
     assert torch.equal(other.flat, ann.flat)
     assert other.flat is flat
     with pytest.raises(
-        ModelError, match=r"another network, '0.weight' is \(3, 4\) there and \(2, 4\)"
+        ModelError, match=r"a different network: '0.weight' is \(3, 4\) there and \(2, 4\)"
     ):
         SlicedNetwork(mlp("4=2"), {"g": "4-2"}).load(path)
-    with pytest.raises(ModelError, match=r"another network, it has no parameter '1.weight'"):
+    with pytest.raises(ModelError, match=r"a different network: it has no tensor '1.weight'"):
         SlicedNetwork(mlp("4=3", output="prelu"), {"g": "4-3"}).load(path)
 
 

@@ -279,5 +279,5 @@ def test_a_network_that_cannot_be_loaded_is_named(tmp_path):
     with pytest.raises(ModelError, match=r"bad.safetensors: cannot be read as a network"):
         load_trained(network, tmp_path / "bad.safetensors")
     make_learner("b", layout="4=7=2").network.save(tmp_path / "other.safetensors")
-    with pytest.raises(ModelError, match="holds another network"):
+    with pytest.raises(ModelError, match="a different network"):
         load_trained(network, tmp_path / "other.safetensors")
