@@ -140,7 +140,9 @@ class Roster:
         self._lease, self._agree = lease, dict(agree or {})
         self.dropped: Counter[str] = Counter() if dropped is None else dropped
         self._entries: dict[str, _Entry] = {}
-        self._connected_since = self._last_message = -inf
+        self._connected_since = -inf
+        self._last_message = inf
+        """When the broker last delivered anything; infinity before `heard_anything` was first called."""
         self.mismatches: dict[tuple[str, str], str] = {}
         """(peer, partial model or setting) → on what we differ, in words."""
 
@@ -287,11 +289,11 @@ class Roster:
         for peer, entry in self._entries.items():
             since, known = entry.offline_since, entry.announced
             lease = self._lease if entry.card is None else entry.card.lease
-            until = now
             if since is None and connected:
-                # It says that it is there several times per lease; its last will may have been lost. But if
-                # nobody was heard, our own connection may be dead and not know it yet.
-                since, until = max(entry.heard, self._connected_since), self._last_message
+                # It says that it is there several times per lease; its last will may have been lost.
+                since = max(entry.heard, self._connected_since)
+            # While nothing at all is heard, our own connection may be dead and not know it yet.
+            until = min(now, self._last_message)
             if since is not None and known is not None and until - since > LEASE_MARGIN * lease:
                 _log.warning(
                     "peer %s is given up: not heard of for %.0f s, its lease is %g s",

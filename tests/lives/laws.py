@@ -112,6 +112,14 @@ class Accounts:
         for weights in reported.values():
             for model, (_, open_, _) in weights.items():
                 slack[model] += open_  # its receiver may have credited it
+        for ending in history.endings:
+            report = ending.report
+            if report is not None and not ending.member.disk:
+                place = f"gossamer/v1/lives/peer/{report.peer}/status"
+                status = history.retained.get(place, b"")
+                if b'"left"' not in status or report.session.encode() not in status:
+                    # The broker did not take its goodbye, and there is no file to say it again from.
+                    unknown |= set(report.weight)
         if diskless and dead:
             unknown |= {m for member in history.plan.members for m in member.models}
         return cls(reported, dead, unknown, slack)

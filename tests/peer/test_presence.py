@@ -142,6 +142,7 @@ def test_a_peer_that_says_nothing_for_longer_than_its_lease_is_given_up():
     come(r)
     r.status("bob", Status("online", "s1", "training").encode(), 8.0)
     assert r.tick(20.0) == []
+    r.heard_anything(8.0)
     assert r.tick(30.0) == []  # nobody was heard: our own connection may be dead
     r.heard_anything(29.0)
     assert r.tick(30.0, connected=False) == []  # it is we who cannot hear it
