@@ -53,7 +53,7 @@ class LocalSwarm:
     about processes that ended or were restarted.
 
     python: what runs `-m gossamer.peer`. restart_pause: seconds before a crashed process is started again,
-    twice as many each time. stop_grace: seconds beyond leave_timeout that a process has to end, for a stretch
+    twice as many each time. stop_grace: seconds beyond leave_timeout that a process has to end, for a round
     of training and for its files. connect: makes the supervisor's own transport to the broker.
     """
 
