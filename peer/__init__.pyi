@@ -26,6 +26,7 @@ from .checkpoint import load_checkpoint as load_checkpoint
 from .checkpoint import save_checkpoint as save_checkpoint
 from .engine import Engine as Engine
 from .errors import NotHandedIn as NotHandedIn
+from .errors import NotSaved as NotSaved
 from .errors import PeerError as PeerError
 from .errors import Replaced as Replaced
 from .host import BrokerAddress as BrokerAddress
@@ -56,6 +57,7 @@ from .settings import ProtectionSettings as ProtectionSettings
 from .settings import ScheduleSettings as ScheduleSettings
 from .settings import Settings as Settings
 from .settings import TrustKind as TrustKind
+from .shutdown import Settling as Settling
 from .signals import INTERRUPTED as INTERRUPTED
 from .signals import exit_on_interrupt as exit_on_interrupt
 from .signals import stop_signals as stop_signals

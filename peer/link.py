@@ -127,6 +127,12 @@ class Link:
         """What the engine says of itself, as of its last job."""
         return self.engine.view
 
+    @property
+    def phase_is_known(self) -> bool:
+        """Whether our present phase came back from the broker, and with it what was published before."""
+        status = self.own_status
+        return status is not None and status.session == self.session and status.phase == self.phase
+
     def topic(self, kind: topics.Kind) -> str:
         """Return one of this peer's own topics."""
         return str(topics.Topic(self.settings.swarm, self.name, kind))

@@ -390,6 +390,7 @@ class Peer:
 
     async def _stay(self, session: _Session) -> Event:
         link, settling = session.link, session.settling
+        await settling.be_heard()
         if self._settles(link):
             if not await settling.stay():
                 return Event.LOST_AGREEMENT
@@ -432,7 +433,9 @@ class Peer:
         engine, run = link.engine, link.worker.run
         asked = self._leave.is_set() and failure is None
         if engine.ending is None:
-            early = asked and link.view.round < self.settings.rounds
+            # Whoever is back in a new session has trained its rounds, and may not count there yet.
+            unfinished = link.view.round < self.settings.rounds or bool(link.view.waiting)
+            early = asked and unfinished
             kind = "failed" if failure is not None else "left" if early else "finished"
             reason = str(failure) if failure else self._leave_reason or "its training is over"
             own, events = self._own_part(link), link.take_events()

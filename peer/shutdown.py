@@ -44,6 +44,16 @@ class Settling:
                 self._link.name, self._settings.settle_timeout,
             )  # fmt: skip
 
+    async def be_heard(self) -> None:
+        """Wait until our own status comes back from the broker, or settle_timeout is over.
+
+        A peer that was cut off does not know who else is there: it would end alone beside the others.
+        """
+        deadline = self._now() + self._settings.settle_timeout
+        while not self._link.phase_is_known and self._now() < deadline:
+            await self._link.next_turn()
+        await self._link.up_to_date()
+
     async def stay(self) -> bool:
         """Push until everybody has agreed; False if late mass has disturbed our own agreement.
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gossamer.gossip import ONE
-from gossamer.peer import NotHandedIn, PeerError, Replaced
+from gossamer.peer import NotHandedIn, NotSaved, PeerError, Replaced
 
 from .history import Ending, History
 
@@ -225,6 +225,8 @@ def agree(history: History) -> Iterator[str]:
     """Peers that ended in peace hold the same values, nearly."""
     if any("stopped settling" in line or "stops waiting" in line for line in history.log):
         return  # they said that they do not agree
+    if any("stale: an older card" in line for line in history.log):
+        return  # one whose clock was set back, and whose former card the broker forgot, is not believed
     if history.plan.mode != "async" or history.left_early or Accounts.of(history).dead:
         return
     if (
@@ -331,7 +333,7 @@ def _is_explained(history: History, ending: Ending, error: BaseException) -> boo
     if isinstance(error, Replaced) or "the name belongs to a device that is offline" in text:
         return "replace" in kinds
     was_replaced = ending.device is not history.devices[ending.member.name][-1]
-    if isinstance(error, NotHandedIn):
+    if isinstance(error, NotHandedIn | NotSaved):
         return was_replaced  # and is not started again
     if (
         "is already online" in text

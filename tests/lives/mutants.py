@@ -16,7 +16,17 @@ from unittest import mock
 
 from gossamer.gossip import Balances, Gossiper, Ledger
 from gossamer.gossip.security import FirstOpinion, Identity, StatusHead, layer
-from gossamer.peer import Bootstrap, Engine, Link, Others, PeerGuards, Roster, Saver, presence
+from gossamer.peer import (
+    Bootstrap,
+    Engine,
+    Link,
+    Others,
+    PeerGuards,
+    Roster,
+    Saver,
+    Settling,
+    presence,
+)
 
 Patch = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -136,6 +146,15 @@ def _end_without_listening() -> Any:
     return mock.patch.object(Engine, "amend", return_value=False)
 
 
+def _end_unheard() -> Any:
+    """A peer that was cut off, and ends without looking who is there."""
+
+    async def at_once(self: Settling) -> None:
+        """Wait for nothing."""
+
+    return mock.patch.object(Settling, "be_heard", at_once)
+
+
 def _one_lease_for_all() -> Any:
     """Others that apply their own idea of a peer's lease, not the one on its card."""
     read = presence.read_card
@@ -236,6 +255,12 @@ MUTANTS = {
             ("conserved",),
             _end_without_listening,
             seed=173,
+        ),
+        Mutant(
+            "end-unheard",
+            "a peer that was cut off ends alone beside the others; see test_ending.py",
+            (),
+            _end_unheard,
         ),
         Mutant(
             "one-lease-for-all",
