@@ -22,7 +22,7 @@ def play(*events: Event) -> History:
 
 
 CUT = Event(0.65, "cut", "ben", 7.0)
-"""Ben is cut off when it has told of itself, and ann has not: it trains all its rounds, and knows of nobody."""
+"""Ben is cut off when it has told of itself, and ann has not: it trains its rounds, and knows of nobody."""
 
 
 def test_one_who_was_cut_off_looks_for_the_others_before_it_ends():
