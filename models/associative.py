@@ -16,7 +16,7 @@ from .anatomy import Anatomy, ParameterMap, Part, dense_axes
 from .errors import ModelError
 from .learner import Metrics
 from .network import SlicedNetwork
-from .starts import Start
+from .slicing import Start
 
 # The paper does not say how weights start; this is the neutral reading of "weights in [−1, 1]".
 UNIFORM = Start("uniform", 1.0, by_fan_in=False)

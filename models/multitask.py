@@ -41,7 +41,7 @@ from .anatomy import Anatomy, ParameterMap, Part, dense_axes
 from .errors import ModelError, check_choice, check_number
 from .learner import Metrics
 from .network import SlicedNetwork
-from .starts import stream
+from .slicing import stream
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 LossName = Literal["hinge", "squared"]

@@ -1,7 +1,8 @@
 """Cutting a network: which coordinates each partial model averages, in an order all peers share.
 
-Cells are given to partial models (layouts, shares, explicit indices, the rest); R(π) says who owns the
-parameters between them; coordinates follow, ordered by nothing that differs from peer to peer.
+Partial models depend on each other (ModelGraph). Cells are given to them (layouts, shares, explicit indices,
+the rest); R(π) says who owns the parameters between them; coordinates follow, ordered by nothing that differs
+from peer to peer, and so do starting values: shared slices start equal on every peer, private ones differ.
 """
 
 from __future__ import annotations
@@ -9,17 +10,93 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
 import numpy as np
 
-from .anatomy import Anatomy, Part, repeats
+from .anatomy import Anatomy, ParameterMap, Part, repeats
 from .errors import ModelError
-from .graph import ModelGraph, check_name, pair_name
+
+if TYPE_CHECKING:
+    from networkx import DiGraph
+
+# Names travel in topics and file names, and two of them joined by `&` name a pair.
+_NAME = re.compile(r"[A-Za-z0-9._@-]{1,31}")
+
+
+class ModelGraph:
+    """A strict partial order on partial models.
+
+    Build it from who depends on whom; models that are only depended on need no entry of their own:
+
+        ModelGraph({"quebec": ["french"], "france": ["french"]})
+
+    A networkx DiGraph with edges *from a model to what it depends on* is accepted as well.
+    """
+
+    def __init__(self, depends: Mapping[str, Iterable[str]] | DiGraph | None = None):
+        given: Mapping[str, Iterable[str]] = getattr(depends, "adj", depends) or {}
+        for model, others in given.items():
+            if isinstance(others, str):
+                raise ModelError(
+                    f"model {model!r}: write what it depends on as a list, as in [{others!r}]"
+                )
+        direct = {model: frozenset(others) for model, others in given.items()}
+        self._below: dict[str, frozenset[str]] = {}
+        try:
+            for model in TopologicalSorter(direct).static_order():
+                above = direct.get(check_name(model), frozenset())
+                self._below[model] = above.union(*(self._below[other] for other in above))
+        except CycleError as error:
+            circle = " → ".join(map(str, reversed(error.args[1])))
+            raise ModelError(f"models depend on each other in a circle: {circle}") from None
+
+    @property
+    def models(self) -> frozenset[str]:
+        """Every model that the order mentions."""
+        return frozenset(self._below)
+
+    def dependencies(self, model: str) -> frozenset[str]:
+        """All that `model` depends on, directly or through others."""
+        return self._below.get(model, frozenset())
+
+    def depends(self, lower: str, higher: str) -> bool:
+        """Whether `lower` depends on `higher`, directly or through others."""
+        return higher in self.dependencies(lower)
+
+    def reduced(self, models: Iterable[str]) -> frozenset[str]:
+        """The paper's R(π): drop every model that another one in the set depends on."""
+        present = frozenset(models)
+        return present.difference(*(self.dependencies(model) for model in present))
+
+    def owner(self, models: Iterable[str], *, cross: bool = False) -> str | None:
+        """Who averages a parameter whose cells belong to `models`; None when it stays private.
+
+        With `cross` (the paper's Algorithm 2) unrelated models own it together, under `pair_name`.
+        """
+        left = self.reduced(models)
+        if len(left) == 1:
+            return next(iter(left))
+        return pair_name(left) if cross and left else None
+
+
+def pair_name(models: Iterable[str]) -> str:
+    """The name under which unrelated models own a coordinate together: `green&yellow`."""
+    return "&".join(sorted(models))
+
+
+def check_name(model: object) -> str:
+    """Return a model's name if it can be used as one."""
+    if not isinstance(model, str) or not _NAME.fullmatch(model):
+        raise ModelError(
+            f"{model!r} cannot name a partial model: use 1 to 31 letters, digits, '.', '_', '@' or '-'"
+        )
+    return model
 
 
 @dataclass(frozen=True)
@@ -341,7 +418,7 @@ def _compact(coordinates: np.ndarray) -> slice | np.ndarray:
     return slice(first, first + len(coordinates)) if whole else coordinates
 
 
-def _spread(where: slice | np.ndarray) -> np.ndarray:
+def _indices(where: slice | np.ndarray) -> np.ndarray:
     return np.arange(where.start, where.stop) if isinstance(where, slice) else where
 
 
@@ -395,7 +472,7 @@ class Slicing:
 
     def coordinates(self, owner: str) -> np.ndarray:
         """Indices into the flat parameter vector that `owner` averages, in the swarm's common order."""
-        return _spread(self.where(owner))
+        return _indices(self.where(owner))
 
     def where(self, owner: str) -> slice | np.ndarray:
         """The same as `coordinates`, but as a slice where they follow each other without a gap."""
@@ -406,7 +483,7 @@ class Slicing:
     @property
     def private(self) -> np.ndarray:
         """Coordinates between unrelated models, which nobody averages."""
-        return _spread(self._coordinates.get("", np.empty(0, dtype=np.int64)))
+        return _indices(self._coordinates.get("", np.empty(0, dtype=np.int64)))
 
     def schema(self, owner: str) -> Schema:
         """What `owner` averages, block by block: equal on two peers iff they may average it."""
@@ -461,3 +538,86 @@ class Slicing:
 
 # Peers that are cut alike share their coordinates, which would be most of the memory of a large swarm.
 _SHARED: WeakValueDictionary[tuple[object, ...], Ownership] = WeakValueDictionary()
+
+
+def stream(seed: int, *names: object) -> np.random.Generator:
+    """The generator that belongs to a seed and a path of names, the same on every machine."""
+    text = "\x1f".join([str(seed), *map(str, names)]).encode()
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest()[:16], "little"))
+
+
+@dataclass(frozen=True)
+class Start:
+    """How weights are drawn.
+
+    Biases start at 0; norm gains, slopes, statistics and whatever else has one value per cell keep the
+    module's own constant. Tokens and places that are constant stay so; otherwise they and embeddings are
+    drawn with rows of length about `gain`.
+
+    kind, gain
+        `normal` draws N(0, (gain/√fan_in)²), `uniform` draws from ±gain/√fan_in.
+    by_fan_in
+        False leaves out the division by √fan_in: `Start("uniform", 1.0, by_fan_in=False)` is [−1, 1].
+    shift
+        Added to every weight: the distribution's mean.
+    equal
+        True (the default) lets every peer start a shared slice from the same values. Independent
+        starts are possible, but the first averagings then shrink the weights and cost many rounds.
+    """
+
+    kind: Literal["normal", "uniform"] = "normal"
+    gain: float = 1.0
+    by_fan_in: bool = True
+    shift: float = 0.0
+    equal: bool = True
+
+
+def starting_values(
+    slicing: Slicing, current: np.ndarray, *, seed: int, peer: str, start: Start | None = None
+) -> np.ndarray:
+    """A flat parameter vector for one peer, drawn per owner so that owners agree across peers."""
+    start = start or Start()
+    scale, values = _scales(slicing.anatomy, current, start)
+    pieces = [("model", owner, slicing.coordinates(owner)) for owner in slicing.owners]
+    pieces.append(("peer", peer, slicing.private))
+    for kind, name, coordinates in pieces:
+        names = (kind, name) if start.equal else (kind, name, peer)
+        generator = stream(seed, "start", *names)
+        if start.kind == "normal":
+            drawn = generator.standard_normal(len(coordinates))
+        else:
+            drawn = generator.uniform(-1.0, 1.0, len(coordinates))
+        values[coordinates] += drawn * scale[coordinates]
+    return values
+
+
+def _scales(anatomy: Anatomy, current: np.ndarray, start: Start) -> tuple[np.ndarray, np.ndarray]:
+    """Per coordinate: the spread of its draw, and what the draw is added to."""
+    scale, base = np.zeros(anatomy.size), np.zeros(anatomy.size)
+    for parameter in anatomy.parameters:
+        span = anatomy.spans[parameter.name]
+        constant = parameter.size > 0 and bool((current[span] == current[span.start]).all())
+        if _is_weight(parameter):
+            scale[span] = _spread(int(np.prod(parameter.shape[1:], dtype=np.int64)), start)
+            base[span] = start.shift
+        elif _is_bias(parameter):
+            continue
+        elif constant:
+            base[span] = current[span.start]  # PReLU slopes, norm gains: the module knows best
+        elif len(parameter.shape) > 1:
+            scale[span] = _spread(parameter.shape[-1], start)
+    return scale, base
+
+
+def _is_weight(parameter: ParameterMap) -> bool:
+    """Whether it leads to the cells of its first axis: dense, convolution, gates, attention."""
+    return len(parameter.shape) > 1 and parameter.axes[0] is not None
+
+
+def _is_bias(parameter: ParameterMap) -> bool:
+    """By name: a layer of one cell has a bias that looks as constant as a gain."""
+    return len(parameter.shape) == 1 and "bias" in parameter.name.rpartition(".")[2]
+
+
+def _spread(fan_in: int, start: Start) -> float:
+    return start.gain / np.sqrt(fan_in) if start.by_fan_in else start.gain

@@ -9,8 +9,8 @@ from .gaussians import sigmoid_power_mean as sigmoid_power_mean
 from .gaussians import tilted_factor as tilted_factor
 from .gaussians import tilted_moments as tilted_moments
 from .gaussians import updated_site as updated_site
-from .joint import MODEL as MODEL
-from .joint import SITES as SITES
+from .learner import MODEL as MODEL
+from .learner import SITES as SITES
 from .learner import FedNPLearner as FedNPLearner
 from .learner import server_round as server_round
 from .options import FedNPOptions as FedNPOptions

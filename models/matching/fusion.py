@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..errors import ModelError, check_number
-from .assignment import History, Matched, match
-from .problem import Atoms, Cells, MatchOptions
+from .assignment import Atoms, Cells, History, Matched, MatchOptions, match
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gossamer.models import ModelError
 from gossamer.models.matching import Cells, MatchOptions, match
-from gossamer.models.matching.problem import gather
+from gossamer.models.matching.assignment import gather
 
 JOINT = ["set", "efpf"]
 
