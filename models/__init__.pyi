@@ -29,6 +29,7 @@ from .network import average as average
 from .network import check_schema as check_schema
 from .network import check_weights as check_weights
 from .network import implementers as implementers
+from .network import permute as permute
 from .networks import NETWORKS as NETWORKS
 from .networks import READY as READY
 from .networks import ImageNetworkName as ImageNetworkName
@@ -40,7 +41,6 @@ from .networks import resnet as resnet
 from .networks import small_cnn as small_cnn
 from .networks import unet as unet
 from .networks import vit as vit
-from .permuting import permute as permute
 from .slicing import Layout as Layout
 from .slicing import ModelGraph as ModelGraph
 from .slicing import SliceSpec as SliceSpec

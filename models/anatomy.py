@@ -3,20 +3,26 @@
 This is the seam between *finding* parts (discovery.py, one way per kind of network) and *cutting*
 them (slicing.py, one way for all). An axis of a parameter is a list of cell numbers, so a weight
 matrix, a convolution kernel flattened into a dense layer, or four stacked LSTM gates all look alike.
+
+Cells change places by an array `take`: cell c becomes what cell `take[c]` was. If it stays inside parts the
+network computes the same function, because every axis that a part spans moves together.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from .errors import ModelError
+
+if TYPE_CHECKING:  # settings are read without torch
+    from torch import Tensor
 
 Buffers = Literal["average", "local", "recompute"]
 """What peers do with batch statistics."""
@@ -114,16 +120,18 @@ class Anatomy:
         return first_cells(self.parts)
 
     @cached_property
-    def offsets(self) -> dict[str, int]:
-        """Where each parameter starts in the flat parameter vector."""
-        ends = itertools.accumulate((one.size for one in self.parameters), initial=0)
-        return {one.name: start for one, start in zip(self.parameters, ends, strict=False)}
-
-    @cached_property
     def spans(self) -> dict[str, slice]:
         """Where each parameter is in the flat parameter vector."""
-        starts = self.offsets
-        return {p.name: slice(starts[p.name], starts[p.name] + p.size) for p in self.parameters}
+        ends = itertools.accumulate(one.size for one in self.parameters)
+        return {
+            one.name: slice(end - one.size, end)
+            for one, end in zip(self.parameters, ends, strict=True)
+        }
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Where each parameter starts in the flat parameter vector."""
+        return {name: span.start for name, span in self.spans.items()}
 
     @property
     def size(self) -> int:
@@ -167,9 +175,27 @@ class Anatomy:
 
     def parameter_at(self, coordinate: int) -> str:
         """The name of the parameter that a coordinate of the flat vector belongs to (for messages)."""
-        starts = np.array(list(self.offsets.values()))
-        index = int(np.searchsorted(starts, coordinate, side="right")) - 1
-        return self.parameters[index].name
+        return next(name for name, span in self.spans.items() if coordinate < span.stop)
+
+    def flat_order(self, take: np.ndarray) -> np.ndarray:
+        """For every coordinate of the flat vector the one to take its value from when cells change places."""
+        order = np.arange(self.size, dtype=np.int64)
+        for one in self.parameters:
+            grid = order[self.spans[one.name]].reshape(one.shape)
+            for index, axis in enumerate(one.axes):
+                if axis is not None:
+                    grid = np.take(grid, _axis_order(axis, take), axis=index)
+            order[self.spans[one.name]] = grid.ravel()
+        return order
+
+    def permute(self, tensors: Mapping[str, Tensor], take: np.ndarray) -> None:
+        """Let the cells in named tensors change places."""
+        moved = take != np.arange(len(take))
+        for one in {map.name: map for map in (*self.parameters, *self.buffers)}.values():
+            data = tensors[one.name].data
+            for index, axis in enumerate(one.axes):
+                if axis is not None and moved[axis].any():
+                    data.copy_(data[(slice(None),) * index + (_axis_order(axis, take),)])
 
 
 def first_cells(parts: Sequence[Part]) -> np.ndarray:
@@ -181,6 +207,12 @@ def dense_axes(parts: Sequence[Part], *spanned: int) -> tuple[np.ndarray, ...]:
     """Axes that each span one whole part: `dense_axes(parts, 1, 0)` for a weight from part 0 to 1."""
     firsts = first_cells(parts)
     return tuple(np.arange(firsts[part], firsts[part + 1]) for part in spanned)
+
+
+def _axis_order(axis: np.ndarray, take: np.ndarray) -> np.ndarray:
+    """Where each index of an axis comes from: a cell's k-th position from the k-th of the other's."""
+    by_cell = np.argsort(axis, kind="stable")
+    return by_cell[np.searchsorted(axis[by_cell], take[axis]) + repeats(axis)]
 
 
 def repeats(values: np.ndarray) -> np.ndarray:

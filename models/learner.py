@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .discovery import run_once
 from .errors import ModelError
 from .network import SlicedNetwork
 
@@ -362,9 +363,7 @@ def _check_samples(
     if not count:
         return
     try:
-        training = network.module.training
-        outputs = network.module.eval()(inputs[:2])
-        network.module.train(training)
+        outputs = run_once(network.module, inputs[:2])
     except RuntimeError as error:
         raise ModelError(
             f"{peer}: inputs of shape {tuple(inputs.shape[1:])} do not fit the network: {error}"

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from .anatomy import Anatomy, Buffers
-from .discovery import BATCH_NORMS, discover_for
+from .discovery import BATCH_NORMS, discover_for, named_tensors
 from .errors import ModelError
 from .slicing import ModelGraph, SliceSpec, Slicing, Start, starting_values
 
@@ -41,8 +41,7 @@ class SlicedNetwork:
         See Slicing.
     example, parts, channels, check
         An example input for modules whose parts must be found, and help for the search: see
-        `gossamer.models.parts.finding`. Peers of one architecture may pass `anatomy=discover(module, x)`
-        instead, found once.
+        `discover`. Peers of one architecture may pass `anatomy=discover(module, x)` instead, found once.
     buffers
         What happens to batch norm's statistics. `average`: they follow their cells, and are averaged
         with the weights that gossip gives to everything else (means of means and of variances; the
@@ -165,7 +164,7 @@ class SlicedNetwork:
 
     def own_buffers(self) -> dict[str, Tensor]:
         """The buffers that are not in the flat tensor: counters, and statistics that are not averaged."""
-        in_flat = self.slicing.anatomy.offsets
+        in_flat = self.slicing.anatomy.spans
         return {name: v for name, v in self.module.named_buffers() if name not in in_flat}
 
     @torch.no_grad()
@@ -266,8 +265,7 @@ class SlicedNetwork:
 
     def _tensors(self) -> list[Tensor]:
         """What the flat tensor holds, in its order."""
-        tensors: dict[str, Tensor] = dict(self.module.named_parameters())
-        tensors |= dict(self.module.named_buffers())
+        tensors = named_tensors(self.module)
         chosen = [tensors[one.name] for one in self.slicing.anatomy.parameters]
         kinds = {(value.dtype, value.device) for value in chosen}
         if len(kinds) != 1:
@@ -288,6 +286,25 @@ class SlicedNetwork:
         if owner not in self._where:
             self.slicing.where(owner)  # raises, naming the owners there are
         return self._where[owner]
+
+
+def permute(network: SlicedNetwork, part: str, order: Sequence[int] | np.ndarray) -> None:
+    """Permute the cells of a part in place: the k-th cell becomes what cell `order[k]` was.
+
+    Parameters and batch statistics move together, so the network computes what it did before; inputs
+    and outputs, if their part is permuted, are expected in the new order. What the cells are averaged
+    with does not move: permuting across slices changes who owns which values.
+    """
+    anatomy = network.slicing.anatomy
+    cells = anatomy.cells(anatomy.find(part))
+    chosen = np.asarray(order, dtype=np.int64)
+    if not np.array_equal(np.sort(chosen), np.arange(len(cells))):
+        raise ModelError(
+            f"part {part!r} has {len(cells)} cells: its order must hold 0 to {len(cells) - 1}, each once"
+        )
+    take = np.arange(anatomy.firsts[-1])
+    take[cells] = cells[chosen]
+    anatomy.permute(named_tensors(network.module), take)
 
 
 _HOOKED: WeakSet[nn.Module] = WeakSet()

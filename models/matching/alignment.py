@@ -32,10 +32,9 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from ..anatomy import Anatomy, ParameterMap, Part, first_cells
-from ..discovery import BATCH_NORMS, CONVOLUTIONS
+from ..discovery import BATCH_NORMS, CONVOLUTIONS, named_tensors
 from ..errors import ModelError
 from ..network import SlicedNetwork
-from ..permuting import flat_order, permute_tensors
 from ..slicing import Layout, Slicing, Start, starting_values
 from .assignment import MatchOptions
 
@@ -78,7 +77,7 @@ class Alignment:
         """
         network.flat.copy_(self.permute(network.flat))
         own = replace(network.slicing.anatomy, parameters=())
-        permute_tensors(own, network.own_buffers(), self.take)
+        own.permute(network.own_buffers(), self.take)
 
     def permute(self, flat: Tensor) -> Tensor:
         """A flat vector of the network (weights, momentum, a gradient) in the new order: a copy."""
@@ -143,7 +142,7 @@ def align(
     for model, part, cells in slices:
         order = np.argsort(cells)
         moves[model][anatomy.names[part]] = order[np.searchsorted(cells, take[cells], sorter=order)]
-    return Alignment(moves, flat_order(anatomy, take), tuple(agreement), take)
+    return Alignment(moves, anatomy.flat_order(take), tuple(agreement), take)
 
 
 class _Slice(NamedTuple):
@@ -248,7 +247,7 @@ def _by_weights(
     take, mine = stay, flat
     for cells in slices:
         take = best(take, mine, cells)
-        mine = flat[flat_order(anatomy, take)]
+        mine = flat[anatomy.flat_order(take)]
         settled[cells] = True
     agreement = [float(flat @ target)]
     if mine @ target <= agreement[0]:  # it looked at few columns, and they led astray
@@ -257,7 +256,7 @@ def _by_weights(
     for _ in range(passes):
         for cells in slices:
             trial = best(take, mine, cells)
-            moved = mine if trial is take else flat[flat_order(anatomy, trial)]
+            moved = mine if trial is take else flat[anatomy.flat_order(trial)]
             if moved @ target > mine @ target:
                 take, mine = trial, moved
         agreement.append(float(mine @ target))
@@ -340,7 +339,7 @@ def _with_values(network: SlicedNetwork, flat: np.ndarray) -> nn.Module:
     """A copy of the network's module with other values, ready to answer."""
     other = deepcopy(network.module).eval()
     anatomy = network.slicing.anatomy
-    tensors: dict[str, Tensor] = dict(other.named_parameters()) | dict(other.named_buffers())
+    tensors = named_tensors(other)
     for one in anatomy.parameters:
         piece = torch.from_numpy(flat[anatomy.spans[one.name]])
         tensors[one.name].data = piece.to(tensors[one.name]).view(one.shape)

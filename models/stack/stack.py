@@ -1,4 +1,4 @@
-"""Networks of one architecture, their optimizers' states and the samples of many peers, as rows of tensors."""
+"""Networks of one architecture, their optimizers' states and peers' samples, as rows of one tensor each."""
 
 from __future__ import annotations
 

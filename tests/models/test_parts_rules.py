@@ -14,7 +14,7 @@ from gossamer.models import (
     discover,
     permute,
 )
-from gossamer.models.parts import prove
+from gossamer.models.discovery import prove
 
 
 class Recurrent(nn.Module):

@@ -23,7 +23,6 @@ from gossamer.models import (
     mlp,
 )
 from gossamer.models.matching import align
-from gossamer.models.permuting import flat_order
 
 GRAPH = ModelGraph({"group": ["everyone"]})
 SLICES = {"everyone": "6-5-4-0", "group": "0-3-3-2"}  # of 6=10=9=2; what is left is local
@@ -43,7 +42,7 @@ def scrambled(network: SlicedNetwork, rng: np.random.Generator, peer: str = "b")
             mine = anatomy.firsts[part] + cells[part]
             take[mine] = rng.permutation(mine)
     other = sliced(peer, None, deepcopy(network.module))
-    other.flat.copy_(network.flat[torch.from_numpy(flat_order(anatomy, take))])
+    other.flat.copy_(network.flat[torch.from_numpy(anatomy.flat_order(take))])
     return other
 
 
@@ -140,7 +139,7 @@ def test_parts_of_an_associative_network_can_be_named() -> None:
     one, two = make("a"), make("b")
     take = np.arange(15)
     take[6:] = np.random.default_rng(0).permutation(take[6:])
-    two.flat.copy_(one.flat[torch.from_numpy(flat_order(two.slicing.anatomy, take))])
+    two.flat.copy_(one.flat[torch.from_numpy(two.slicing.anatomy.flat_order(take))])
     assert align(two, one).moved == 0  # its last part is not permuted unless asked for
     align(two, one, parts=["hidden"]).apply(two)
     assert torch.equal(one.flat, two.flat)
@@ -174,7 +173,7 @@ class Flattened(nn.Module):
 def test_cells_that_stand_several_times_on_an_axis_move_whole() -> None:
     one = SlicedNetwork(Flattened(), {"all": "2-3-2"}, peer="a", seed=1)
     two = SlicedNetwork(Flattened(), {"all": "2-3-2"}, peer="b", seed=None)
-    order = flat_order(one.slicing.anatomy, np.array([0, 1, 3, 4, 2, 5, 6]))
+    order = one.slicing.anatomy.flat_order(np.array([0, 1, 3, 4, 2, 5, 6]))
     two.flat.copy_(one.flat[torch.from_numpy(order)])
     x = torch.randn(5, 2, 6, dtype=torch.float64)
     assert torch.allclose(one(x), two(x))

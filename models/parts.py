@@ -1,4 +1,4 @@
-"""Following channels from layer to layer, with torch-pruning's dependency graph.
+"""Finding the parts of any torch module: channels are followed from layer to layer, then made into cells.
 
 Every channel that some layer reads or writes gets a number. Channels that must move together are tied;
 what is tied in the end is one cell. A tensor's axis is a list of channel numbers.
@@ -7,15 +7,17 @@ Torch-pruning records which layers meet through skips, concatenations, splits an
 channel numbers map on the way. It guesses where a channel axis went, so what it says is not trusted:
 numbers that do not fit are refused here, by name, and `prove` checks the result on numbers. Attention
 and recurrent layers, which it cannot follow, are replaced in a copy by Linear layers whose cells are heads or
-hidden units; the ledger says where those cells stand in the real tensors.
+hidden units; the ledger says where those cells stand in the real tensors. Cells that stand on the same axes
+equally often are one part.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,23 +27,40 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..discovery import BATCH_NORMS, CONVOLUTIONS, TRANSPOSED
-from ..errors import ModelError
+from .anatomy import Anatomy, ParameterMap, Part
+from .discovery import BATCH_NORMS, BY_HAND, CONVOLUTIONS, TRANSPOSED, input_name, named_tensors
+from .errors import ModelError
 
 FIXED = 0
 """The channel that never moves: whatever is tied to it carries no cell (positions, vocabularies)."""
-BY_HAND = (
-    "name the axes by hand with parts={'name': ['parameter:axis', …]}, or give the module an "
-    "anatomy() method"
+_PER_CHANNEL = (
+    ((*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), "num_features"),
+    (nn.LayerNorm, "normalized_shape"),
+    (nn.GroupNorm, "num_channels"),
+    (nn.PReLU, "num_parameters"),
 )
-"""What to do where a trace fails, for messages."""
-
-_NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+"""Layers that treat channels one by one, and their attributes that say how many there are."""
 
 
-def input_name(place: int) -> str:
-    """What the part of an input's channels is called."""
-    return f"input{place}" if place else "input"
+def find_parts(
+    module: nn.Module,
+    inputs: tuple[Tensor, ...],
+    dims: Sequence[int | None],
+    by_hand: Mapping[str, Sequence[str]],
+) -> Anatomy:
+    """The anatomy of a module: trace, then assemble.
+
+    `dims` says which dimension of each example input holds channels, None where none does; `by_hand` are
+    the `parts` of `discover`.
+    """
+    ledger = Ledger()
+    _enter_by_hand(module, by_hand, ledger)
+    state = torch.random.get_rng_state()  # stand-ins draw weights: leave no trace
+    try:
+        leaving = _trace(module, inputs, dims, ledger)
+    finally:
+        torch.random.set_rng_state(state)
+    return _assemble(module, ledger, leaving)
 
 
 @dataclass(frozen=True)
@@ -154,38 +173,38 @@ class Ledger:
 # --- layers -------------------------------------------------------------------------------------
 
 
-def _register(ledger: Ledger, name: str, layer: nn.Module) -> Ends | None:
-    """Enter a layer into the ledger; None for one without channels of its own."""
+def _enter(ledger: Ledger, name: str, layer: nn.Module) -> dict[nn.Module, Ends]:
+    """Enter a layer into the ledger; returns it, or its stand-ins; nothing for one without channels."""
+    if isinstance(layer, nn.LSTM | nn.GRU | nn.RNN):
+        return _recurrent(ledger, name, layer)
+    if isinstance(layer, nn.MultiheadAttention):
+        return _attention(ledger, name, layer)
+    if _is_packed_attention(layer):
+        return _packed_attention(ledger, name, layer)
     if isinstance(layer, CONVOLUTIONS):
-        return _convolution(ledger, name, layer)
+        return {layer: _convolution(ledger, name, layer)}
     if isinstance(layer, nn.Linear):
         reads = ledger.channels(f"{name}.in", layer.in_features, made=False)
         makes = ledger.channels(name, layer.out_features)
         ledger.place_linear(layer, reads.ids, makes.ids)
-        return Ends(reads, makes)
+        return {layer: Ends(reads, makes)}
     if isinstance(layer, nn.Embedding):
         makes = ledger.channels(name, layer.embedding_dim)
         # Which row a token reads is data, so rows cannot change places.
         ledger.place(layer.weight, 0, np.full(layer.num_embeddings, FIXED))
         ledger.place(layer.weight, 1, makes.ids)
-        return Ends(makes, makes)
-    if isinstance(layer, _NORMS):
-        count = layer.num_features
-    elif isinstance(layer, nn.LayerNorm):
-        count = int(layer.normalized_shape[0])
-    elif isinstance(layer, nn.GroupNorm):
-        count = layer.num_channels
-    elif isinstance(layer, nn.PReLU) and layer.num_parameters > 1:
-        count = layer.num_parameters
-    else:
-        return None
-    both = ledger.channels(name, count, made=False)  # a layer that treats channels one by one
+        return {layer: Ends(makes, makes)}
+    size = next((size for kinds, size in _PER_CHANNEL if isinstance(layer, kinds)), None)
+    if size is None or (isinstance(layer, nn.PReLU) and layer.num_parameters == 1):
+        return {}
+    count = int(np.ravel(getattr(layer, size))[0])
+    both = ledger.channels(name, count, made=False)
     for tensor in (*layer.parameters(recurse=False), *layer.buffers(recurse=False)):
         if tensor.ndim and tensor.shape[0] == count:
             ledger.place(tensor, 0, both.ids)
     if isinstance(layer, nn.GroupNorm) and layer.num_groups > 1:
         ledger.gather(both.ids, layer.num_groups)
-    return Ends(both, both)
+    return {layer: Ends(both, both)}
 
 
 def _convolution(ledger: Ledger, name: str, layer: Any) -> Ends:
@@ -206,17 +225,6 @@ def _convolution(ledger: Ledger, name: str, layer: Any) -> Ends:
 
 
 # --- layers that a tracer of channels cannot follow ---------------------------------------------
-
-
-def _stand_in(ledger: Ledger, name: str, module: nn.Module) -> dict[nn.Module, Ends] | None:
-    """Replace the forward of one module of a copy by Linear layers, which are returned."""
-    if isinstance(module, nn.LSTM | nn.GRU | nn.RNN):
-        return _recurrent(ledger, name, module)
-    if isinstance(module, nn.MultiheadAttention):
-        return _attention(ledger, name, module)
-    if _is_packed_attention(module):
-        return _packed_attention(ledger, name, module)
-    return None
 
 
 def _replace(module: nn.Module, forward: Callable[..., Any], layers: Sequence[nn.Module]) -> None:
@@ -346,19 +354,15 @@ class _Whole(nn.Module):
         return self.body(*(layer(x) for layer, x in zip(self.inputs, given, strict=True)))
 
 
-def trace(
+def _trace(
     module: nn.Module, example: tuple[Tensor, ...], dims: Sequence[int | None], ledger: Ledger
 ) -> list[Channels]:
-    """Fill the ledger with the channels of `module`; returns those that leave it as outputs.
-
-    `dims` says which dimension of each example input holds channels, None where none does.
-    """
+    """Fill the ledger with the channels of `module`; returns those that leave it as outputs."""
     # Imported here: it costs seconds, and peers whose parts are known need not pay them.
     from torch_pruning import DependencyGraph
 
     body = copy.deepcopy(module).eval().requires_grad_(True)
-    ledger.names = {id(value): name for name, value in body.named_buffers()}
-    ledger.names |= {id(value): name for name, value in body.named_parameters()}
+    ledger.names = {id(value): name for name, value in named_tensors(body).items()}
     ends: dict[Any, Ends] = {}
     inputs: list[nn.Module] = []
     for index, (x, dim) in enumerate(zip(example, dims, strict=True)):
@@ -368,13 +372,11 @@ def trace(
             ends[inputs[-1]] = Ends(made, made)
     replaced: list[nn.Module] = []  # which the trace must not see
     for name, layer in list(body.named_modules()):
-        if layer in replaced:
-            continue
-        if (layers := _stand_in(ledger, name or "output", layer)) is not None:
-            ends.update(layers)
-            replaced += [one for one in layer.modules() if one not in layers]
-        elif (own := _register(ledger, name or "output", layer)) is not None:
-            ends[layer] = own
+        if layer not in replaced:
+            entered = _enter(ledger, name or "output", layer)
+            ends.update(entered)
+            if entered and layer not in entered:
+                replaced += [one for one in layer.modules() if one not in entered]
     whole = _Whole(body, inputs).eval()
     _check_runs(whole, example)
     graph: Any = DependencyGraph()
@@ -534,3 +536,133 @@ def _check_runs(whole: _Whole, example: tuple[Tensor, ...]) -> None:
             "another input may take another way; give the module an anatomy() method, which says by hand "
             "which cells each parameter touches"
         )
+
+
+# --- from channels to parts ----------------------------------------------------------------------
+
+
+def _enter_by_hand(module: nn.Module, parts: Mapping[str, Sequence[str]], ledger: Ledger) -> None:
+    shapes = {name: tuple(value.shape) for name, value in named_tensors(module).items()}
+    for part, entries in parts.items():
+        found: dict[tuple[str, int], int] = {}
+        for entry in [entries] if isinstance(entries, str) else entries:
+            pattern, _, axis = entry.rpartition(":")
+            matching = [name for name in shapes if fnmatchcase(name, pattern)]
+            if not matching or not axis.isdecimal():
+                raise ModelError(
+                    f"part {part!r}: {entry!r} names no axis; write 'parameter:axis', as in "
+                    f"'{next(iter(shapes), 'weight')}:0'"
+                )
+            for name in matching:
+                if int(axis) >= len(shapes[name]):
+                    raise ModelError(
+                        f"part {part!r}: {name!r} has {len(shapes[name])} axes, so none is {axis}"
+                    )
+                found[name, int(axis)] = shapes[name][int(axis)]
+        if not part:
+            for (name, axis), size in found.items():
+                ledger.place_by_hand(name, axis, np.full(size, FIXED))
+            continue
+        if len(set(found.values())) != 1:
+            sizes = ", ".join(f"{name}:{axis} has {n}" for (name, axis), n in found.items())
+            raise ModelError(f"part {part!r}: its axes must have as many cells each, but {sizes}")
+        space = ledger.channels(part, next(iter(found.values())))
+        for name, axis in found:
+            if (name, axis) in ledger.axes:
+                raise ModelError(f"{name}:{axis} was given to part {part!r} and to another one")
+            ledger.place_by_hand(name, axis, space.ids)
+
+
+def _assemble(module: nn.Module, ledger: Ledger, leaving: Sequence[Channels]) -> Anatomy:
+    cell_of = _settled(ledger)
+    groups = _parts(ledger, cell_of, leaving)
+    parts = [Part(name, len(cells)) for name, cells, _ in groups]
+    order = np.concatenate([np.empty(0, np.int64), *(cells for _, cells, _ in groups)])
+    number = np.full(int(cell_of.max()) + 1, -1, np.int64)
+    number[order] = np.arange(len(order))
+
+    def axes(name: str, shape: tuple[int, ...]) -> tuple[np.ndarray | None, ...]:
+        found: list[np.ndarray | None] = []
+        for axis, size in enumerate(shape):
+            ids = ledger.axes.get((name, axis))
+            if ids is not None and len(ids) != size:
+                raise ModelError(f"axis {axis} of {name!r} has {size} indices, not {len(ids)}")
+            moves = ids is not None and (cell_of[ids] != FIXED).all()
+            found.append(number[cell_of[ids]] if moves else None)
+        return tuple(found)
+
+    parameters: list[ParameterMap] = []
+    for name, value in module.named_parameters():
+        shape = tuple(value.shape)
+        found, cell = axes(name, shape), None
+        if all(axis is None for axis in found):
+            # A parameter that no cell touches (a temperature) is a part of one cell of its own.
+            cell = sum(part.cells for part in parts)
+            parts.append(Part(name, 1))
+        parameters.append(ParameterMap(name, shape, found, cell))
+    statistics = [
+        ParameterMap(name, tuple(value.shape), axes(name, tuple(value.shape)))
+        for name, value in module.named_buffers()
+        if value.is_floating_point()
+    ]
+    buffers = [one for one in statistics if any(axis is not None for axis in one.axes)]
+    ends = frozenset(name for name, _, is_end in groups if is_end)
+    return Anatomy(tuple(parts), tuple(parameters), tuple(buffers), ends)
+
+
+def _settled(ledger: Ledger) -> np.ndarray:
+    """Cells of channels, after what nothing makes and what stands beside it was fixed."""
+    made = np.zeros(1, bool)
+    for space in ledger.spaces:
+        made = np.concatenate([made, np.full(space.count, space.made)])
+    cell_of = ledger.cells()
+    has_maker = np.zeros(int(cell_of.max()) + 1, bool)
+    has_maker[cell_of[made]] = True
+    for space in ledger.spaces:
+        reached = has_maker[cell_of[space.ids]]
+        if not reached.any() or ledger.dropped(space):
+            ledger.tie(space.ids, FIXED)
+        elif not reached.all():
+            raise ModelError(
+                f"only {int(reached.sum())} of the {space.count} channels of {space.name!r} could be "
+                f"traced to what makes them; {BY_HAND}"
+            )
+    # An axis moves as a whole or not at all.
+    while True:
+        cell_of = ledger.cells()
+        mixed = [
+            ids
+            for ids in ledger.axes.values()
+            if (cell_of[ids] == FIXED).any() and (cell_of[ids] != FIXED).any()
+        ]
+        if not mixed:
+            return cell_of
+        for ids in mixed:
+            ledger.tie(ids, FIXED)
+
+
+def _parts(
+    ledger: Ledger, cell_of: np.ndarray, leaving: Sequence[Channels]
+) -> list[tuple[str, np.ndarray, bool]]:
+    """Every part's name, its cells, and whether it is an input or output; outputs come last."""
+    standing: dict[int, list[tuple[int, int]]] = {}
+    for index, ids in enumerate(ledger.axes.values()):
+        cells, counts = np.unique(cell_of[ids], return_counts=True)
+        for cell, count in zip(cells.tolist(), counts.tolist(), strict=True):
+            standing.setdefault(cell, []).append((index, count))
+    standing.pop(FIXED, None)
+    maker = np.full(int(cell_of.max()) + 1, -1, np.int64)
+    for index in reversed(range(len(ledger.spaces))):
+        if ledger.spaces[index].made:
+            maker[cell_of[ledger.spaces[index].ids]] = index
+    leaves = set(np.concatenate([np.empty(0, int), *(cell_of[one.ids] for one in leaving)]))
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for cell, places in sorted(standing.items()):
+        groups.setdefault((cell in leaves, int(maker[cell]), *places), []).append(cell)
+    found: list[tuple[str, np.ndarray, bool]] = []
+    for (is_output, *_), cells in sorted(groups.items(), key=lambda item: (item[0][0], item[1][0])):
+        space = ledger.spaces[maker[cells[0]]]
+        count = sum(other.split("#")[0] == space.name for other, _, _ in found)
+        name = f"{space.name}#{count + 1}" if count else space.name
+        found.append((name, np.array(cells), bool(is_output) or space.given))
+    return found

@@ -1,2 +1,0 @@
-from .finding import find as find
-from .finding import prove as prove
