@@ -40,7 +40,7 @@ from .config.tables import (
     parse_config,
     starts_apart,
 )
-from .data import DataError, Dataset, Samples, Task, load, partition, tasks
+from .data import DataError, Dataset, Samples, Task, load, partition
 from .errors import ConfigError
 from .networks import NamedNetwork
 
@@ -379,7 +379,7 @@ class Tasks:
 
     def of(self, index: int, classes: int) -> Task:
         """What one peer's labels mean: every entry that names the peer, one after the other."""
-        found = tasks.identity(classes)
+        found = Task.identity(classes)
         for key, entry, who in self._entries:
             if index in who:
                 with self._keys.error_context(key):
@@ -399,22 +399,22 @@ class Tasks:
             case "swap":
                 if entry.labels is None:
                     raise self._keys.error(f"{key}.labels", "a swap needs two labels, as in [8, 9]")
-                return tasks.swap(classes, *entry.labels)
+                return Task.swap(classes, *entry.labels)
             case "cycle":
-                return tasks.cycle(classes, entry.last)
+                return Task.cycle(classes, entry.last)
             case "symmetric":
                 if entry.last > MOST_PERMUTED:
                     raise self._keys.error(
                         f"{key}.last",
                         f"{entry.last} labels have too many permutations; at most {MOST_PERMUTED}",
                     )
-                every = tasks.symmetric(classes, entry.last)
+                every = Task.symmetric(classes, entry.last)
                 return every[place % len(every)]
             case "swaps":
                 pairs = list(combinations(range(classes), 2))
                 # A stride that shares no factor with the number of pairs visits each of them once,
                 # and far-apart ones first.
-                return tasks.swap(classes, *pairs[place * 7 % len(pairs)])
+                return Task.swap(classes, *pairs[place * 7 % len(pairs)])
             case "modified":
                 raise self._keys.error(f"{key}.kind", "'modified' is for the sparse vectors only")
 

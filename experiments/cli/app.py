@@ -291,7 +291,7 @@ def data_command(
 
     Files are found through the environment variable GOSSAMER_DATA or the cache folder.
     """
-    from ..data.registry import load, names
+    from ..data import load, names
 
     if name is None:
         console.out.print("\n".join(names()))

@@ -1,6 +1,6 @@
 """Data sets, partitions over peers, and tasks.
 
-from gossamer.experiments.data import load, partition, tasks
+from gossamer.experiments.data import load, partition
 
 data = load("digits")
 for peer, indices in enumerate(partition.successive(len(data.train), peers=8)):

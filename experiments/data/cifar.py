@@ -1,7 +1,7 @@
 """CIFAR-10 from the published python batches, or from lossless 100×100 grids of its images.
 
-The python batches are pickles, and a pickle may run any program when it is read. They are read here
-by an unpickler that builds dicts, lists, bytes, str, numbers and arrays of bytes, and nothing else.
+The python batches are pickles, and a pickle names functions for its reader to call: a forged one can run any
+program. `_BatchReader` gives it none of those that it names, but its own two stand-ins for a numpy array.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from .dataset import Dataset, samples
-from .files import DataError, Places, read_npz
+from .sources import DataError, Places
 
 _FOLDER = "cifar-10-batches-py"
 _BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
@@ -24,28 +24,19 @@ _GRIDS = ("cifar10_train_0.webp", "cifar10_train_1.webp", "cifar10_test.webp")
 def cifar10(places: Places) -> Dataset:
     """10 classes of 3×32×32: 50000 + 10000 from python batches, 20000 + 10000 from grids."""
     if places.find(f"{_FOLDER}/{_BATCHES[0]}", _BATCHES[0]) is not None:
-        parts = [read_batch(_batch(places, name)) for name in _BATCHES]
-        x = np.concatenate([part[0] for part in parts])
-        y = np.concatenate([part[1] for part in parts])
-        test = read_batch(_batch(places, "test_batch"))
+        advice = "other batches are there: unpack the archive again"
+        *train, test = [
+            read_batch(places.need(f"{_FOLDER}/{name}", name, advice=advice))
+            for name in (*_BATCHES, "test_batch")
+        ]
+        x, y = (np.concatenate(parts) for parts in zip(*train, strict=True))
         return Dataset("cifar10", samples(x, y), samples(*test), 10)
     advice = f"put {_FOLDER}/ there, or set GOSSAMER_DATA to the folder above cifar/"
-    grids = [read_grid(places.need("cifar10", f"cifar/{name}", advice)) for name in _GRIDS]
-    labels = places.need("cifar10", "cifar/cifar10_labels.npz", advice)
-    train, test = read_npz(labels, "train", "test")
+    first, second, last = [read_grid(places.need(name, advice=advice)) for name in _GRIDS]
+    y, test_y = places.arrays("cifar10_labels.npz", "train", "test", advice=advice)
+    train = samples(np.concatenate([first, second]), y)
     note = "the first 20000 training images"
-    return Dataset(
-        "cifar10", samples(np.concatenate(grids[:2]), train), samples(grids[2], test), 10, note
-    )
-
-
-def _batch(places: Places, name: str) -> Path:
-    path = places.find(f"{_FOLDER}/{name}", name)
-    if path is None:
-        raise places.missing(
-            "cifar10", [f"{_FOLDER}/{name}"], "other batches are there: unpack the archive again"
-        )
-    return path
+    return Dataset("cifar10", train, samples(last, test_y), 10, note)
 
 
 def read_grid(path: Path) -> np.ndarray:
@@ -66,8 +57,8 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Images `[n, 3, 32, 32]` and labels of one python batch, without running what it may carry."""
     try:
         with path.open("rb") as file:
-            content = _PlainUnpickler(file, encoding="bytes").load()
-        x = np.asarray(content[b"data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
+            content = _BatchReader(file, encoding="bytes").load()
+        x = content[b"data"].values.reshape(-1, 3, 32, 32)
         y = np.asarray(content[b"labels"], dtype=np.int64)
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
@@ -80,23 +71,42 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
-def _bytes_only(name: str | bytes, *_: Any) -> np.dtype:
-    if name not in ("u1", b"u1"):
-        raise DataError(f"arrays of {name!r} are not admitted, only of bytes (u1)")
-    return np.dtype(np.uint8)
+class _StoredArray:
+    """Stands in for an array: a pickle first makes one, then hands it a state of shape, type and content."""
+
+    values: np.ndarray
+
+    def __init__(self, *_: Any):
+        pass
+
+    def __setstate__(self, state: tuple[Any, tuple[int, ...], Any, bool, bytes]) -> None:
+        _, shape, _, columns_first, content = state
+        self.values = np.frombuffer(content, np.uint8).reshape(
+            shape, order="F" if columns_first else "C"
+        )
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Knows only the three names with which numpy pickles an array; any other name is refused."""
+class _StoredType:
+    """Stands in for the type of an array's numbers, which must be bytes; its state says no more."""
+
+    def __init__(self, name: str | bytes, *_: Any):
+        if name not in ("u1", b"u1"):
+            raise DataError(f"arrays of {name!r} are not admitted, only of bytes (u1)")
+
+    def __setstate__(self, _: Any) -> None:
+        pass
+
+
+class _BatchReader(pickle.Unpickler):
+    """Builds dicts, lists, bytes, str, numbers and stand-ins for arrays of bytes, and nothing else."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
+        """Return the stand-in for one of the three names with which numpy pickles an array."""
         match (module_name, global_name):
-            case ("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct"):
-                return np.empty(0).__reduce__()[0]
-            case ("numpy", "ndarray"):
-                return np.ndarray
+            case ("numpy.core.multiarray" | "numpy._core.multiarray", _) | ("numpy", "ndarray"):
+                return _StoredArray
             case ("numpy", "dtype"):
-                return _bytes_only
+                return _StoredType
         raise DataError(
             f"asks for {module_name}.{global_name}, which a CIFAR-10 batch does not need: "
             "refused, because reading it could run a program; use the published files"

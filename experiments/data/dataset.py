@@ -1,17 +1,20 @@
-"""What every loader returns: samples with labels, and natural groups where the source has them."""
+"""What every loader returns: samples with labels, natural groups where the source has them; and tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import permutations
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from .files import DataError
+from .sources import DataError
+
+Labels = TypeVar("Labels", Tensor, np.ndarray)
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,3 +194,80 @@ def _array(x: Any) -> np.ndarray:
         if hasattr(x, "getbands"):  # a PIL image: height × width, or height × width × channels
             array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
     return array[None] if array.ndim == 0 else array
+
+
+@dataclass(frozen=True)
+class Task:
+    """A permutation of the labels (the paper's V.3): a sample labelled `c` is called `labels[c]` here."""
+
+    name: str
+    labels: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.labels:
+            raise DataError("a task needs at least one class, not 0")
+        if sorted(self.labels) != list(range(len(self.labels))):
+            raise DataError(
+                f"task {self.name!r}: {self.labels} is not a permutation of "
+                f"0..{len(self.labels) - 1}: every label must occur once"
+            )
+
+    @classmethod
+    def identity(cls, classes: int) -> Task:
+        """Every label keeps its name."""
+        return cls("identity", tuple(range(classes)))
+
+    @classmethod
+    def swap(cls, classes: int, a: int, b: int) -> Task:
+        """Labels `a` and `b` change places."""
+        if a == b or not (0 <= a < classes and 0 <= b < classes):
+            raise DataError(f"swap: {a} and {b} must be two different labels of 0..{classes - 1}")
+        labels = list(range(classes))
+        labels[a], labels[b] = b, a
+        return cls(f"swap {a} {b}", tuple(labels))
+
+    @classmethod
+    def cycle(cls, classes: int, r: int) -> Task:
+        """The last `r` labels move round by one: the cycle (10−r … 9) of V.3.f, for ten classes.
+
+        `r` is the difference rate, the number of labels that differ from the identity: 0, or 2 to
+        `classes`.
+        """
+        if r == 1 or not 0 <= r <= classes:
+            raise DataError(
+                f"cycle: r must be 0 or 2..{classes}, not {r}: no permutation moves exactly one label"
+            )
+        first = classes - r
+        moved = [first + (place + 1) % r for place in range(r)]
+        return cls(f"cycle {r}", (*range(first), *moved))
+
+    @classmethod
+    def symmetric(cls, classes: int, last: int = 3) -> list[Task]:
+        """All permutations of the last `last` labels, the identity first (V.3.d: S3, six tasks)."""
+        if not 1 <= last <= classes:
+            raise DataError(f"symmetric: last must be 1..{classes}, not {last}")
+        first = classes - last
+        return [
+            cls(f"S{last} {' '.join(map(str, moved))}", (*range(first), *moved))
+            for moved in permutations(range(first, classes))
+        ]
+
+    @property
+    def permutation(self) -> np.ndarray:
+        """`p` with `new_label = p[label]`."""
+        return np.array(self.labels, dtype=np.int64)
+
+    def apply(self, y: Labels) -> Labels:
+        """The labels as this task calls them; `y` itself is left alone."""
+        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < len(self.labels):
+            raise DataError(
+                f"task {self.name!r} knows labels 0..{len(self.labels) - 1}, "
+                f"not {int(y.min())}..{int(y.max())}: build it for the data set's classes"
+            )
+        if isinstance(y, Tensor):
+            return torch.from_numpy(self.permutation)[y]
+        return self.permutation[y]
+
+    def then(self, other: Task) -> Task:
+        """This task followed by `other`: `swap(10, 8, 9).then(swap(10, 6, 7))` swaps both pairs."""
+        return Task(f"{self.name}, {other.name}", tuple(other.apply(self.permutation).tolist()))

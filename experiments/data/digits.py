@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from . import files
+from . import sources
 from .dataset import Dataset, Samples, samples
-from .files import DataError, Places, download, read_npz, verify
+from .sources import DataError, Places, download
 
 TRAIN = 1437
 """Of the built-in digits, those to train on."""
@@ -34,9 +34,8 @@ def digits(_: Places) -> Dataset:
         rows = np.loadtxt(file, delimiter=",")
     x = (rows[:, :-1].reshape(-1, 1, 8, 8) / 16).astype(np.float32)  # pixels are counts 0..16
     y = rows[:, -1].astype(np.int64)
-    return Dataset(
-        "digits", samples(x[:TRAIN], y[:TRAIN]), samples(x[TRAIN:], y[TRAIN:]), classes=10
-    )
+    train, test = samples(x[:TRAIN], y[:TRAIN]), samples(x[TRAIN:], y[TRAIN:])
+    return Dataset("digits", train, test, classes=10)
 
 
 def _table() -> Path:
@@ -58,13 +57,12 @@ def mnist(places: Places) -> Dataset:
     Files may be gzipped or not, and named `…-idx3-ubyte` or `….idx3-ubyte`. Those not found are
     downloaded into the cache folder.
     """
-    train = samples(
-        _array(places, "train-images-idx3-ubyte")[:, None],
-        _array(places, "train-labels-idx1-ubyte"),
-    )
-    test = samples(
-        _array(places, "t10k-images-idx3-ubyte")[:, None],
-        _array(places, "t10k-labels-idx1-ubyte"),
+    train, test = (
+        samples(
+            _array(places, f"{part}-images-idx3-ubyte")[:, None],
+            _array(places, f"{part}-labels-idx1-ubyte"),
+        )
+        for part in ("train", "t10k")
     )
     return Dataset("mnist", train, test, classes=10)
 
@@ -75,28 +73,22 @@ def mnist_writers(places: Places) -> Dataset:
     539 writers in the training part, others in the test part: for one writer per peer, divide each
     peer's own digits with `partition.split` instead of testing on strangers' digits.
     """
-    key = "mnist/mnist_writers.npz"
-    path = places.need("mnist-writers", key, "set GOSSAMER_DATA to the folder above mnist/")
-    writers, test_writers = read_npz(path, "train_writer", "test_writer")
+    writers = places.arrays("mnist_writers.npz", "train_writer", "test_writer")
     plain = mnist(places)
     assert plain.test is not None
-    return Dataset(
-        "mnist-writers",
-        _grouped(plain.train, writers, path),
-        _grouped(plain.test, test_writers, path),
-        classes=10,
-        note="MNIST digits by NIST writer, in place of FEMNIST-D; test digits are by other writers",
+    train, test = (
+        _grouped(part, of) for part, of in zip((plain.train, plain.test), writers, strict=True)
     )
+    note = "MNIST digits by NIST writer, in place of FEMNIST-D; test digits are by other writers"
+    return Dataset("mnist-writers", train, test, 10, note)
 
 
 def read_idx(path: Path) -> np.ndarray:
     """An array of bytes in idx format, gzipped or not: magic number, sizes, values."""
     try:
+        content = path.read_bytes()
         if path.suffix == ".gz":
-            with gzip.open(path) as packed:
-                content = packed.read()
-        else:
-            content = path.read_bytes()
+            content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be unpacked ({error}): replace it") from error
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
@@ -120,15 +112,17 @@ def _array(places: Places, stem: str) -> np.ndarray:
     if path is None:
         name = f"{stem}.gz"
         urls = [mirror + name for mirror in MIRRORS]
-        path = download(urls, places.cache / name, files.KNOWN[f"mnist/{name}"])
+        path = download(urls, places.folders[-1] / name, sources.KNOWN[f"mnist/{name}"])
     else:
-        verify(path, f"mnist/{stem}{'.gz' if path.suffix == '.gz' else ''}")
+        places.verify(path, stem + (".gz" if path.suffix == ".gz" else ""))
     return read_idx(path)
 
 
-def _grouped(part: Samples, writers: np.ndarray, path: Path) -> Samples:
+def _grouped(part: Samples, writers: np.ndarray) -> Samples:
     if len(writers) != len(part):
-        raise DataError(f"{path} names {len(writers)} writers for {len(part)} digits: replace it")
+        raise DataError(
+            f"mnist_writers.npz names {len(writers)} writers for {len(part)} digits: replace it"
+        )
     return replace(part, group=torch.from_numpy(writers.astype(np.int64)))
 
 
@@ -137,7 +131,5 @@ def pendigits(places: Places) -> Dataset:
 
     `group` is the writer. There is no test part.
     """
-    key = "handwriting/pendigits_writers.npz"
-    path = places.need("pendigits", key, "set GOSSAMER_DATA to the folder above handwriting/")
-    x, y, writer = read_npz(path, "x", "y", "writer")
+    x, y, writer = places.arrays("pendigits_writers.npz", "x", "y", "writer")
     return Dataset("pendigits", samples(x[:, None], y, writer), None, 10, "grouped by writer")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from .dataset import Dataset, Samples, restrict, samples
-from .files import DataError, Places, read_npz
+from .sources import DataError, Places
 
 # Small letters that NIST SD 19's "by merge" scheme joins with their capitals.
 MERGED = "cijklmopsuvwxyz"
@@ -25,45 +25,36 @@ _LEAF = ("all_data_*.json", "all_data/all_data_*.json", "data/all_data/all_data_
 def merged_labels() -> np.ndarray:
     """`m[label]`: variant A's 62 labels to variant M's 47; the last 11 are a b d e f g h n q r t."""
     table = np.arange(62)
-    following = 36
-    for place in range(26):
-        if chr(ord("a") + place) in MERGED:
-            table[36 + place] = 10 + place
-        else:
-            table[36 + place] = following
-            following += 1
+    small = np.array([chr(ord("a") + place) in MERGED for place in range(26)])
+    table[36:] = np.where(small, 10 + np.arange(26), 35 + np.cumsum(~small))
     return table
 
 
 def femnist_a(places: Places) -> Dataset:
     """All 62 classes."""
-    return _variant("femnist-a", places, 62, lambda all_: all_)
+    return _variant(places, 62, lambda all_: all_)
 
 
 def femnist_m(places: Places) -> Dataset:
     """47 classes: letters whose capital and small forms look alike are one class."""
     table = torch.from_numpy(merged_labels())
-    return _variant("femnist-m", places, 47, lambda all_: replace(all_, y=table[all_.y]))
+    return _variant(places, 47, lambda all_: replace(all_, y=table[all_.y]))
 
 
 def femnist_d(places: Places) -> Dataset:
     """Digits only. Without LEAF's files prefer `mnist-writers`, whose writers are real."""
-    return _variant("femnist-d", places, 10, lambda all_: restrict(all_, range(10)))
+    return _variant(places, 10, lambda all_: restrict(all_, range(10)))
 
 
-def _variant(
-    name: str, places: Places, classes: int, change: Callable[[Samples], Samples]
-) -> Dataset:
-    files = places.glob(*_LEAF)
-    if files:
+def _variant(places: Places, classes: int, change: Callable[[Samples], Samples]) -> Dataset:
+    name = places.dataset
+    if files := places.glob(*_LEAF):
         return Dataset(name, change(read_leaf(files)), None, classes, "grouped by writer")
     advice = (
         "put LEAF's all_data_*.json files there, or set GOSSAMER_DATA to the folder above femnist/"
     )
-    pool = places.need(name, "femnist/femnist_pool.npz", advice)
-    styles = places.need(name, "femnist/femnist_pseudo_writers.npz", advice)
-    x, y = read_npz(pool, "x", "y")
-    (group,) = read_npz(styles, "group")
+    x, y = places.arrays("femnist_pool.npz", "x", "y", advice=advice)
+    (group,) = places.arrays("femnist_pseudo_writers.npz", "group", advice=advice)
     whole = samples(255 - x[:, None], y, group)  # ink is dark in the file
     note = "style groups (stroke thickness, size, slant), not writers"
     return Dataset(name, change(whole), None, classes, note)
@@ -76,17 +67,14 @@ def read_leaf(files: list[Path]) -> Samples:
     gigabytes of memory: the first files alone make a good, smaller set.
     """
     number: dict[str, int] = {}
-    inputs: list[np.ndarray] = []
-    labels: list[np.ndarray] = []
-    groups: list[np.ndarray] = []
-    for path in files:
-        for user, x, y in _users(path):
-            inputs.append(x)
-            labels.append(y)
-            groups.append(np.full(len(y), number.setdefault(user, len(number))))
-    if not inputs:
+    parts = [
+        (x, y, np.full(len(y), number.setdefault(user, len(number))))
+        for path in files
+        for user, x, y in _users(path)
+    ]
+    if not parts:
         raise DataError(f"{files[0]}: no writer in LEAF's files has a sample: download them again")
-    return samples(np.concatenate(inputs), np.concatenate(labels), np.concatenate(groups))
+    return samples(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _users(path: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:

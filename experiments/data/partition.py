@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from .files import DataError
+from .sources import DataError
 
 Seed = int | np.random.Generator
 

@@ -12,20 +12,18 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
-from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any
 
 import numpy as np
 
 from .dataset import Dataset, Samples, restrict, samples
-from .files import DataError, Places, read_npz
+from .sources import DataError, Places
 
 ACTIVITIES = ("walking", "upstairs", "downstairs", "sitting", "standing", "laying")
-_ADVICE = "set GOSSAMER_DATA to the folder above sensors/"
 FEATURES = 100
 _STEMS = ("combined", "combined_scale")
-_SUFFIXES = ("", ".bz2", ".gz", ".xz")
+_OPENERS: dict[str, Any] = {"": open, ".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open}
 
 
 def vsn(places: Places) -> Dataset:
@@ -34,19 +32,17 @@ def vsn(places: Places) -> Dataset:
     if mat is not None:
         return Dataset("vsn", read_mocha(mat), None, 2, "grouped by sensor node")
     for stem in _STEMS:
-        train = places.find(*(stem + suffix for suffix in _SUFFIXES))
+        train = places.find(*(stem + suffix for suffix in _OPENERS))
         if train is not None:
-            test = places.find(*(stem + ".t" + suffix for suffix in _SUFFIXES))
+            test = places.find(*(stem + ".t" + suffix for suffix in _OPENERS))
             note = "SensIT without node ids: make peers by a partition; class 2 taken for noise"
-            return Dataset(
-                "vsn", read_libsvm(train), None if test is None else read_libsvm(test), 3, note
-            )
+            held_out = None if test is None else read_libsvm(test)
+            return Dataset("vsn", read_libsvm(train), held_out, 3, note)
     advice = (
         "put MOCHA's vehicle.mat or LIBSVM's SensIT 'combined' there, "
         "or use hapt-sitstand in its place"
     )
-    path = places.need("vsn", "sensors/sensit300.npz", advice)
-    acoustic, seismic, y = read_npz(path, "acoustic", "seismic", "y")
+    acoustic, seismic, y = places.arrays("sensit300.npz", "acoustic", "seismic", "y", advice=advice)
     x = np.concatenate([acoustic, seismic], axis=1)
     note = "300 samples without node ids: too few for 16 peers; class 2 taken for noise"
     return Dataset("vsn", samples(x, y.astype(np.int64) - 1), None, 3, note)
@@ -57,14 +53,7 @@ def vsn_binary(places: Places) -> Dataset:
     whole = vsn(places)
     note = whole.note.replace("class 2 taken for noise", "label 3 left out as noise")
     test = None if whole.test is None else restrict(whole.test, (0, 1))
-    return replace(
-        whole,
-        name="vsn-binary",
-        train=restrict(whole.train, (0, 1)),
-        test=test,
-        classes=2,
-        note=note,
-    )
+    return Dataset("vsn-binary", restrict(whole.train, (0, 1)), test, 2, note)
 
 
 def hapt(places: Places) -> Dataset:
@@ -72,8 +61,7 @@ def hapt(places: Places) -> Dataset:
 
     Features have their own scales: `standardise` them before training a sigmoid network.
     """
-    path = places.need("hapt", "sensors/hapt_fft100.npz", _ADVICE)
-    x, y, subject = read_npz(path, "x", "y", "subject")
+    x, y, subject = places.arrays("hapt_fft100.npz", "x", "y", "subject")
     note = "people as groups; features not standardised"
     return Dataset("hapt", samples(x, y.astype(np.int64) - 1, subject), None, 6, note)
 
@@ -91,8 +79,7 @@ def hapt_raw(places: Places) -> Dataset:
 
     One-dimensional convolutions want axes first: `x.transpose(1, 2)`.
     """
-    path = places.need("hapt-raw", "sensors/hapt_raw128.npz", _ADVICE)
-    windows, scale, y, subject = read_npz(path, "w", "scale", "y", "subject")
+    windows, scale, y, subject = places.arrays("hapt_raw128.npz", "w", "scale", "y", "subject")
     x = windows.astype(np.float32) / scale
     note = "people as groups; windows of 128 moments × 6 axes"
     return Dataset("hapt-raw", samples(x, y.astype(np.int64) - 1, subject), None, 6, note)
@@ -129,8 +116,8 @@ def read_libsvm(path: Path) -> Samples:
     from sklearn.datasets import load_svmlight_file  # as above
 
     try:
-        with _open(path) as file:
-            x, y, *_ = load_svmlight_file(file, n_features=FEATURES, zero_based=False)  # pyright: ignore[reportArgumentType]
+        with _OPENERS.get(path.suffix, open)(path, "rb") as file:
+            x, y, *_ = load_svmlight_file(file, n_features=FEATURES, zero_based=False)
     except (ValueError, OSError, EOFError, lzma.LZMAError) as error:
         raise DataError(
             f"{path} is not LIBSVM text with {FEATURES} features ({error}): replace it"
@@ -138,13 +125,3 @@ def read_libsvm(path: Path) -> Samples:
     if not np.isin(y, (1, 2, 3)).all():
         raise DataError(f"{path}: labels must be 1, 2 or 3, not {np.unique(y)}")
     return samples(x.toarray().astype(np.float32), y.astype(np.int64) - 1)
-
-
-def _open(path: Path) -> BinaryIO:
-    if path.suffix == ".bz2":
-        return cast(BinaryIO, bz2.open(path))
-    if path.suffix == ".gz":
-        return cast(BinaryIO, gzip.open(path))
-    if path.suffix == ".xz":
-        return cast(BinaryIO, lzma.open(path))
-    return path.open("rb")

@@ -227,7 +227,7 @@ for package in (peer, data):
     assert all(hasattr(package, name) for name in package.__all__), package
 from gossamer.peer import *
 from gossamer.experiments.data import *
-print(Peer.__name__, LocalSwarm.__name__, tasks.__name__, Dataset.__name__)
+print(Peer.__name__, LocalSwarm.__name__, partition.__name__, Dataset.__name__)
 """
     told = python(program, folder=tmp_path).split()
-    assert told == ["Peer", "LocalSwarm", "gossamer.experiments.data.tasks", "Dataset"]
+    assert told == ["Peer", "LocalSwarm", "gossamer.experiments.data.partition", "Dataset"]

@@ -14,12 +14,12 @@ from gossamer.experiments.data import (
     DataError,
     Dataset,
     Samples,
-    files,
     from_torch,
     load,
     names,
     partition,
     restrict,
+    sources,
     standardise,
 )
 
@@ -152,10 +152,10 @@ def test_a_missing_file_is_named_with_places_checksum_and_advice(empty: Path, na
     with pytest.raises(DataError) as caught:
         load(name, empty / "data")
     text = str(caught.value)
-    assert text.startswith(f"{name.removesuffix('-binary')}: ") or name == "hapt-sitstand"
+    assert text.startswith(f"{name}: ")
     assert str(empty / "data") in text
     assert str(empty / "cache" / "gossamer") in text
-    assert any(checksum in text for checksum in files.KNOWN.values())
+    assert any(checksum in text for checksum in sources.KNOWN.values())
     assert "GOSSAMER_DATA" in text or "put " in text
     assert "\n" not in text
 
@@ -179,7 +179,7 @@ def test_a_damaged_file_is_named_with_both_checksums(empty: Path) -> None:
         load("hapt", empty)
     text = str(caught.value)
     assert str(folder / "hapt_fft100.npz") in text
-    assert files.KNOWN["sensors/hapt_fft100.npz"] in text
+    assert sources.KNOWN["sensors/hapt_fft100.npz"] in text
     assert found in text
 
 

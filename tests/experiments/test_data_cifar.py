@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gossamer.experiments.data import DataError, files, load
+from gossamer.experiments.data import DataError, load, sources
 from gossamer.experiments.data.cifar import read_batch, read_grid
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data folder whose files have no known checksum, so that small ones are accepted."""
-    monkeypatch.setattr(files, "KNOWN", {})
+    monkeypatch.setattr(sources, "KNOWN", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "cifar").mkdir()
     return tmp_path

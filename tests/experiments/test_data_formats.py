@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from gossamer.experiments.data import DataError, files, load
+from gossamer.experiments.data import DataError, load, sources
 from gossamer.experiments.data.digits import read_idx
 from gossamer.experiments.data.femnist import merged_labels
 
@@ -19,7 +19,7 @@ from gossamer.experiments.data.femnist import merged_labels
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data folder whose files have no known checksum, so that small ones are accepted."""
-    monkeypatch.setattr(files, "KNOWN", {})
+    monkeypatch.setattr(sources, "KNOWN", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for family in ("mnist", "femnist", "handwriting", "sensors"):
         (tmp_path / family).mkdir()

@@ -15,9 +15,9 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from gossamer.experiments.data import DataError, files, load
+from gossamer.experiments.data import DataError, load, sources
 from gossamer.experiments.data import digits as digit_sets
-from gossamer.experiments.data.files import download
+from gossamer.experiments.data.sources import download
 
 CONTENT = bytes(range(256)) * 4096  # one megabyte: several chunks
 SHA = hashlib.sha256(CONTENT).hexdigest()
@@ -145,7 +145,7 @@ def test_mnist_is_downloaded_into_the_cache_once(
             packed = gzip.compress(head + array.tobytes())
             site.files[f"/{name}-ubyte.gz"] = packed
             known[f"mnist/{name}-ubyte.gz"] = hashlib.sha256(packed).hexdigest()
-    monkeypatch.setattr(files, "KNOWN", known)
+    monkeypatch.setattr(sources, "KNOWN", known)
     monkeypatch.setattr(digit_sets, "MIRRORS", (f"{site.url}/gone/", f"{site.url}/"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("GOSSAMER_DATA", raising=False)
