@@ -3,9 +3,6 @@ from .arena import Round as Round
 from .events import Lockstep as Lockstep
 from .events import VirtualTime as VirtualTime
 from .events import Wire as Wire
-from .learning import LearningSimulation as LearningSimulation
-from .learning import Reading as Reading
-from .learning import wiring_of as wiring_of
 from .lockstep import ExactMean as ExactMean
 from .lockstep import Gossip as Gossip
 from .lockstep import Mixing as Mixing
@@ -16,15 +13,13 @@ from .network import Distribution as Distribution
 from .network import TimeError as TimeError
 from .network import World as World
 from .network import parse as parse
+from .simulation import LearningSimulation as LearningSimulation
 from .simulation import Mean as Mean
+from .simulation import Reading as Reading
 from .simulation import Simulation as Simulation
-from .simulation import Test as Test
-from .simulation import accuracies_at as accuracies_at
-from .simulation import presence_of as presence_of
 from .simulation import save_networks as save_networks
 from .simulation import simulate as simulate
 from .simulation import simulate_in_time as simulate_in_time
-from .simulation import write_traffic as write_traffic
 from .timetable import Timetable as Timetable
 from .vectorised import Sample as Sample
 from .vectorised import VectorisedPushSum as VectorisedPushSum

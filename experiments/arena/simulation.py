@@ -1,8 +1,11 @@
-"""Running one config in the arena, in lockstep or in virtual time, and leaving its results in a folder.
+"""Running a config in the arena: in lockstep, or in virtual time if it has a [time] table.
 
-Whose accuracy counts at a moment of virtual time: peers that are present at that moment, each by its latest
-test until then. A peer that has left counts no more, whatever it knew; one that is back but was not tested
-since counts by the test before it left. Curves, means and sweeps all follow this rule.
+`Simulation` trains and averages in rounds. In `LearningSimulation` learners train at their own pace and
+gossip by the rules of live peers. Local steps begin from the values that their peer has then; mass that
+arrives while they last is mixed in beside them. When they end, what they changed is added to what the peer
+has by then: training moves a value by Δ, and push-sum does not mind. So the training jobs of different peers
+are independent, and nobody asks for one before it ends: all that have begun by then are trained at once,
+stacked in an arena.
 """
 
 from __future__ import annotations
@@ -11,30 +14,34 @@ import csv
 import math
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
+import networkx as nx
+import numpy as np
 import torch
 
+from ...gossip import ONE, Array, DictStore, Partition
 from ...gossip.compress import Traffic
-from ...models import AssociativeNetwork, Layout, ModelError
+from ...models import AssociativeNetwork, Layout, Metrics, ModelError
 from ...models.stack import Needs, estimate, free_memory
-from ...peer import MatchedStore
+from ...peer import MatchedStore, blocks, schema_entries
+from ...topology import Event, TopologyError, draw_events, read_events
 from ..build import Member, Swarm, members_in_order
 from ..cli import console
 from ..config.needs import warn_unused_keys
-from ..config.tables import Config
-from ..errors import ConfigError
-from ..live.layout import shared_owners
+from ..config.tables import Churn, Config, ConfigError, Time
+from ..live.layout import PUSHES, check_compression, graph_of, require_push, shared_owners
 from ..results import RecordFile, Results, read_records, replacing, write_csv, write_json
 from .arena import Arena, Round
-from .events import Wire
-from .learning import LearningSimulation, Reading, wiring_of
-from .lockstep import Mixing
-from .network import World
+from .events import EventSimulator, VirtualTime, Wire
+from .lockstep import Gossip, Mixing, Server
+from .network import Conditions, TimeError, World, parse
+
+# --- in lockstep ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ class Simulation:
             mixing = mixing_of(config, shared_owners(members), source)
         if not config.gossip.lossy:
             return cls(config, members, mixing, stores)
-        mixing, wire = wiring_of(config, members, mixing, source)
+        mixing, wire = _wiring(config, members, mixing, source)
         return cls(config, members, mixing, stores, wire)
 
     def arena(self, threads: int | None = None) -> Arena:
@@ -122,6 +129,293 @@ def expected_needs(config: Config) -> Needs:
     )
 
 
+# --- in virtual time --------------------------------------------------------------------------------
+
+_LAST_MOMENT = 1e-9
+"""What ends with the run still counts, though sums of durations may be a few roundings beyond it."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A peer's test: at which virtual time, after how many rounds of its own."""
+
+    time: float
+    round: int
+    peer: int
+    metrics: Metrics
+
+
+@dataclass
+class _Job:
+    """Local steps of a peer: the shared vectors they begin from, and the test that is due before them.
+
+    flat: the network before them, once they are being trained. after: what shared vectors became.
+    """
+
+    start: dict[str, Array]
+    test: Reading | None
+    flat: torch.Tensor | None = None
+    after: dict[str, Array] | None = None
+
+
+class LearningSimulation:
+    """A config's swarm in virtual time.
+
+    threads: peers that are trained side by side; the numbers are the same for any.
+    on_test: called with every test, in an order that the seed decides.
+
+    `events` drives the gossipers; `rounds` counts the training jobs that each peer has ended; `tests` are all
+    tests so far.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        source: str = "config",
+        *,
+        threads: int = 1,
+        on_test: Callable[[Reading], None] = lambda _: None,
+    ):
+        self.config = config
+        if any(model.matching == "fuse" for model in config.models):
+            raise ConfigError(
+                f"{source}: key 'models': fuse has no place in virtual time; leave out [time], or run live "
+                "peers with gossamer swarm"
+            )
+        require_push(config, source, "peers in virtual time", "leave out [time]")
+        self.members, _ = members_in_order(Swarm(config, source))
+        graph = _graph(config, self.members, source)
+        self.world, self.seconds = _world(config, graph, source)
+        self.tests = AccuracyLog(presence_of(self.world, [member.name for member in self.members]))
+        owners = shared_owners(self.members)
+        check_compression(config, self.members, owners, source)
+        shared: list[dict[str, Array]] = [{} for _ in self.members]
+        for owner, who in owners.items():
+            for peer in who:
+                shared[peer][owner] = self.members[peer].network.read(owner).cpu().numpy()
+        self._stores = [DictStore(vectors) for vectors in shared]
+        self.events = VirtualTime(
+            self.world,
+            graph,
+            owners,
+            self._stores,
+            [ONE * (m.samples if config.weights == "samples" else 1) for m in self.members],
+            fanout=config.gossip.exchanges or PUSHES,
+            fraction=config.gossip.fraction,
+            wire=_wire(config, self.members, owners),
+            on_trained=self._ended,
+            on_arrival=self._begin,
+        )
+        learners = [member.learner for member in self.members]
+        self._arena = Arena(learners, every=config.every, threads=threads)
+        self._on_test = on_test
+        self._jobs: dict[int, _Job] = {}
+        self.rounds = [0] * len(self.members)
+        # Tests keep to virtual time rather than to rounds, or the slow would hardly ever be tested.
+        self._turns = [0.0] * len(self.members)
+
+    def run(self) -> None:
+        """Let the config's time pass, then test every peer that is there."""
+        for peer in self._present(0.0):
+            self._begin(peer, 0.0)
+        self.events.run(self.seconds * (1 + _LAST_MOMENT))
+        self._drop_unfinished()
+        self._write_networks()
+        here = self._present(self.seconds)
+        for peer, metrics in zip(here, self._arena.test(here), strict=True):
+            self._report(Reading(self.seconds, self.rounds[peer], peer, metrics))
+
+    def stop(self) -> None:
+        """Let networks have what their peers held when the run was interrupted; nothing is tested."""
+        for peer in self._jobs:
+            self._undo(peer)
+        self._write_networks()
+
+    def _write_networks(self) -> None:
+        """Write what peers hold of shared models into their networks."""
+        for peer, member in enumerate(self.members):
+            for owner in self._stores[peer].names():
+                member.network.write(owner, self._stores[peer].read(owner))
+
+    def _begin(self, peer: int, time: float) -> None:
+        """Start local steps from the values of now."""
+        if peer in self._jobs:
+            self._undo(peer)  # its last session ended before its last training job did
+        store = self._stores[peer]
+        start = {owner: store.read(owner) for owner in store.names()}
+        done = self.rounds[peer]
+        turn = time // (self.config.test_every * self.world.conditions.push_interval)
+        due = done > 0 and turn > self._turns[peer]
+        due = due and time < self.seconds * (1 - _LAST_MOMENT)  # at the end all are tested anyway
+        self._turns[peer] = turn
+        self._jobs[peer] = _Job(start, Reading(time, done, peer, Metrics()) if due else None)
+
+    def _ended(self, peer: int, time: float) -> None:
+        """Add what local steps changed to the values of now, and start the next."""
+        if self._jobs[peer].after is None:
+            self._train(time)
+        if (tested := self._jobs[peer].test) is not None:
+            self._report(tested)
+        job, store = self._jobs.pop(peer), self._stores[peer]
+        for owner, after in (job.after or {}).items():
+            now, before = store.read(owner), job.start[owner]
+            store.write(owner, after if now is before else now + (after - before))
+        self.rounds[peer] += 1
+        self._begin(peer, time)
+
+    def _train(self, time: float) -> None:
+        """Do every training job that has begun, except of peers that are gone: theirs will not end."""
+        here = set(self._present(time))
+        peers = [peer for peer in self._waiting() if peer in here]
+        self._test(peers)
+        for peer in peers:
+            self._jobs[peer].flat = self.members[peer].network.flat.clone()
+        self._arena.train(peers)
+        for peer in peers:
+            job, network = self._jobs[peer], self.members[peer].network
+            job.after = {owner: network.read(owner).cpu().numpy() for owner in job.start}
+
+    def _waiting(self) -> list[int]:
+        """Peers whose training jobs have begun and were not done yet."""
+        return [peer for peer, job in sorted(self._jobs.items()) if job.after is None]
+
+    def _test(self, peers: Iterable[int]) -> None:
+        """Bring networks to where their training jobs begin, and test those that are due."""
+        due: dict[int, Reading] = {}
+        for peer in peers:
+            job = self._jobs[peer]
+            for owner, value in job.start.items():
+                self.members[peer].network.write(owner, value)
+            if job.test is not None:
+                due[peer] = job.test
+        for peer, metrics in zip(due, self._arena.test(list(due)), strict=True):
+            self._jobs[peer].test = replace(due[peer], metrics=metrics)
+
+    def _report(self, test: Reading) -> None:
+        name = self.members[test.peer].name
+        self.tests.add(name, test.time, test.round, test.metrics.accuracy)
+        self._on_test(test)
+
+    def _drop_unfinished(self) -> None:
+        """Drop training jobs that do not end in time: their tests count, what they learned does not."""
+        self._test(self._waiting())
+        for peer, job in sorted(self._jobs.items()):
+            self._undo(peer)
+            if job.test is not None:
+                self._report(job.test)
+        self._jobs.clear()
+
+    def _undo(self, peer: int) -> None:
+        """Leave the network as a training job that does not end found it."""
+        if (flat := self._jobs[peer].flat) is not None:
+            self.members[peer].network.flat.copy_(flat)
+
+    def _present(self, time: float) -> list[int]:
+        return np.flatnonzero(self.world.present_at(time)).tolist()
+
+
+# --- from configs -----------------------------------------------------------------------------------
+
+
+def _world(config: Config, graph: nx.Graph, source: str) -> tuple[World, float]:
+    """The world that a config's [time] table describes, and how long to run; errors name file and key."""
+    time = config.time or Time()
+    if config.gossip.mode != "async":
+        raise ConfigError(
+            f"{source}: key 'gossip.mode': virtual time is for mode = 'async', not {config.gossip.mode!r}; "
+            "without a [time] table the arena averages in rounds"
+        )
+    try:
+        training = parse(time.training, "training")
+        seconds = time.seconds or config.rounds * (training.mean * config.every)
+        conditions = Conditions(
+            training=training,
+            delay=parse(time.delay, "delay"),
+            events=_events(time.churn, config, graph, seconds, source),
+            step=time.churn.step if time.churn else 1.0,
+            partitions=tuple(
+                Partition(each.start, each.end, _side(each.peers, config.peers))
+                for each in time.partitions
+            ),
+            every=config.every,
+            **time.model_dump(include={"stragglers", "slowdown", "loss", "timeout"}),
+        )
+        return World(conditions, graph, config.seed), seconds
+    except (TimeError, TopologyError) as error:
+        key = "time.churn" if isinstance(error, TopologyError) else "time"
+        raise ConfigError(f"{source}: key {key!r}: {error}") from None
+
+
+def _wire(config: Config, members: Sequence[Member], owners: Mapping[str, Sequence[int]]) -> Wire:
+    """The wire that a config's [gossip] table describes."""
+    gossip = config.gossip
+    shapes = {
+        owner: blocks(schema_entries(members[who[0]].network, owner))
+        for owner, who in owners.items()
+    }
+    return Wire(gossip.dtype, gossip.compress, gossip.drift, shapes)
+
+
+def _wiring(
+    config: Config, members: list[Member], mixing: Mixing | None, source: str
+) -> tuple[Mixing, Wire]:
+    """How peers average in lockstep and over which wire, for a config with `compress`, `drift` or `dtype`.
+
+    mixing: that of the config's topology, if it has one. Without one, live peers in `rounds` mode give
+    everybody an equal part, and in `server` mode all they have to one of them.
+    """
+    lossy = config.gossip.lossy[0]
+    require_push(config, source, "peers that send messages", f"leave out 'gossip.{lossy}'")
+    owners = shared_owners(members)
+    check_compression(config, members, owners, source)
+    wire = _wire(config, members, owners)
+    if mixing is not None:
+        return mixing, wire
+    if config.gossip.mode == "server":
+        return Server(), wire
+    if config.gossip.mode == "rounds":
+        everybody = nx.complete_graph(config.peers)
+        return Gossip(everybody, exchanges=config.gossip.exchanges or 1), wire
+    raise ConfigError(
+        f"{source}: key 'gossip.{lossy}': without a topology and a [time] table async peers "
+        'are averaged exactly, and send no messages; add one of them, or use mode = "rounds" or "server"'
+    )
+
+
+def _graph(config: Config, members: list[Member], source: str) -> nx.Graph:
+    """Who may talk to whom; everybody if the config does not say."""
+    if config.topology is None:
+        return nx.complete_graph(config.peers)
+    graph = graph_of(config, members, source)
+    if graph is None:
+        raise ConfigError(
+            f"{source}: key 'topology': a graph that changes in steps has no place in virtual time; name one "
+            "graph, and let links fail with [time.churn]"
+        )
+    return graph
+
+
+def _events(
+    churn: Churn | None, config: Config, graph: nx.Graph, seconds: float, source: str
+) -> tuple[Event, ...]:
+    if churn is None:
+        return ()
+    if churn.trace is not None:
+        return tuple(read_events(Path(source).parent / churn.trace))
+    steps = math.ceil(seconds / churn.step) + 1
+    chances = {k: getattr(churn, k) for k in ("leave", "arrive", "link_down", "link_up")}
+    return tuple(draw_events(graph, steps, **chances, seed=config.seed))
+
+
+def _side(who: int | list[int] | str, peers: int) -> frozenset[int]:
+    if isinstance(who, str):
+        return frozenset(range(peers))
+    return frozenset(range(who) if isinstance(who, int) else who)
+
+
+# --- results ----------------------------------------------------------------------------------------
+
+
 def simulate(
     simulation: Simulation,
     results: Results,
@@ -136,90 +430,17 @@ def simulate(
     computed until then, and KeyboardInterrupt goes on to the caller.
     """
     # First, since it refuses what does not fit: until then no folder is taken.
-    arena = simulation.arena()
-    with results.begun() as out:
-        return _simulate(simulation, arena, out, networks=networks, on_round=on_round)
-
-
-def _simulate(
-    simulation: Simulation,
-    arena: Arena,
-    out: Path,
-    *,
-    networks: bool,
-    on_round: Callable[[Round], None],
-) -> list[Path]:
-    try:
-        with RecordFile(out / "metrics.jsonl") as file:
-            write_json(out / "config.json", simulation.config.model_dump(mode="json"))
-            console.err.print(str(arena.needs()), soft_wrap=True)
-            for round in simulation.rounds(arena):
-                for member, test in zip(simulation.members, round.tests, strict=False):
-                    file.write(
-                        {
-                            "round": round.index,
-                            "peer": member.name,
-                            "task": member.task,
-                            "accuracy": test.accuracy,
-                            "loss": test.mean_loss,
-                        }
-                    )
-                on_round(round)
-    except KeyboardInterrupt:
-        if networks:
-            save_networks(simulation.members, out)
-        raise
-    finally:
-        written = summarise(out, simulation.config.name)
-        if arena.lockstep is not None:
-            written.append(write_traffic(out / "traffic.csv", arena.lockstep.counted()))
-    return [*written, *(save_networks(simulation.members, out) if networks else [])]
-
-
-def save_networks(members: Sequence[Member], out: Path) -> list[Path]:
-    """Leave every peer's network, as it is now, as safetensors."""
-    files = []
-    for member in members:
-        files.append(out / f"peer-{member.name}.safetensors")
-        with replacing(files[-1]) as part:
-            member.network.save(part)
-    return files
-
-
-def summarise(out: Path, title: str) -> list[Path]:
-    """Draw and tabulate whatever metrics.jsonl holds; nothing if it is empty."""
-    rounds: dict[int, dict[str, float]] = {}
-    tasks: dict[str, str] = {}
-    for record in read_records(out / "metrics.jsonl"):
-        rounds.setdefault(record["round"], {})[record["peer"]] = record["accuracy"]
-        tasks[record["peer"]] = record["task"]
-    if not rounds:
-        return []
-    from ..study.figures import band, canvas, save
-
-    last = rounds[max(rounds)]
-    table = out / "summary.csv"
-    write_csv(
-        table, ["peer", "task", "accuracy"], ([p, tasks[p], f"{a:.4f}"] for p, a in last.items())
-    )
-    figure, axes = canvas(
-        f"{len(last)} peers; line: mean, band: worst to best peer, each on its own task"
-    )
-    band(axes, {index: list(by_peer.values()) for index, by_peer in rounds.items()})
-    axes.set(title=title, xlabel="round", ylabel="accuracy")
-    return [table, *save(figure, out / "accuracy")]
-
-
-# --- in virtual time ----------------------------------------------------------------------------------
-
-RULE = "peers that are there at the time, each by its latest test on its own task"
-"""Whose accuracy counts, for captions."""
-_MARKS = 100  # moments at which a curve is drawn
-
-Test = tuple[float, int, float]
-"""When, after how many rounds of the peer's own, and the accuracy."""
-Presence = Mapping[str, Sequence[tuple[float, float]]]
-"""Per peer when it came and when it left, in order; infinity if it did not leave."""
+    arena, members = simulation.arena(), simulation.members
+    with _recorded(simulation.config, members, results, networks, arena.lockstep) as (
+        file,
+        written,
+    ):
+        console.err.print(str(arena.needs()), soft_wrap=True)
+        for round in simulation.rounds(arena):
+            for member, test in zip(members, round.tests, strict=False):
+                file.write({"round": round.index, **_test_record(member, test)})
+            on_round(round)
+    return written
 
 
 def simulate_in_time(
@@ -233,79 +454,83 @@ def simulate_in_time(
     on_test: Callable[[Reading], None] = lambda _: None,
     on_mean: Callable[[Mean], None] = lambda _: None,
 ) -> list[Path]:
-    """Run a config with a [time] table.
+    """Run a config with a [time] table, and leave the files of `simulate`.
 
-    Leaves config.json, metrics.jsonl, presence.csv (who was there when, where peers come and go),
-    summary.csv, accuracy.png / .svg, and traffic.csv: for each shared model the bytes of values that were
-    sent, and what compression and skipped pushes saved. With `networks` every peer's network is left as
-    safetensors too. Stopped by Ctrl-C, the files hold what there was until then; a config that cannot be
-    run takes no folder.
+    presence.csv says who was present when, where peers come and go; traffic.csv is always there. A config
+    that cannot be run takes no folder.
 
-    on_mean: called about a hundred times, and at the end, with what the peers that are there have.
+    on_mean: called about a hundred times, and at the end, with the mean accuracy of those who are present.
     """
-    tests: dict[str, list[Test]] = {}
     next_mean = 0.0
 
     def note(tested: Reading) -> None:
         nonlocal next_mean
-        member = run.members[tested.peer]
-        file.write(
-            {
-                "time": tested.time,
-                "round": tested.round,
-                "peer": member.name,
-                "task": member.task,
-                "accuracy": tested.metrics.accuracy,
-                "loss": tested.metrics.mean_loss,
-            }
-        )
-        row = (tested.time, tested.round, tested.metrics.accuracy)
-        insort(tests.setdefault(member.name, []), row)
+        record = _test_record(run.members[tested.peer], tested.metrics)
+        file.write({"time": tested.time, "round": tested.round, **record})
         on_test(tested)
         if tested.time >= next_mean:
-            next_mean = tested.time + run.seconds / _MARKS
-            on_mean(Mean.of(tests, presence, tested.time))
+            next_mean = tested.time + run.seconds / _MOMENTS
+            on_mean(run.tests.mean(tested.time))
 
     warn_unused_keys(config, "virtual", source)
     # First, since it finds what is wrong with the config: until then no folder is taken.
     run = LearningSimulation(config, source, threads=threads, on_test=note)
-    names = [member.name for member in run.members]
-    presence = presence_of(run.world, names)
+    with _recorded(config, run.members, results, networks, run.events) as (file, written):
+        on_start(run.seconds)
+        stays = ([peer, *stay] for peer, times in run.tests.presence.items() for stay in times)
+        write_csv(results.folder / "presence.csv", ["peer", "from", "until"], stays)
+        try:
+            run.run()
+        except KeyboardInterrupt:
+            run.stop()
+            raise
+        on_mean(run.tests.mean(run.seconds))
+    return written
+
+
+@contextmanager
+def _recorded(
+    config: Config,
+    members: Sequence[Member],
+    results: Results,
+    networks: bool,
+    sent: EventSimulator | None,
+) -> Iterator[tuple[RecordFile, list[Path]]]:
+    """Open a run's folder and its metrics.jsonl; when the run ends, write all that follows from it.
+
+    Yields that file, and a list that names what else was written once the run is over.
+    """
+    written: list[Path] = []
     with results.begun() as out:
-        with RecordFile(out / "metrics.jsonl") as file:
-            on_start(run.seconds)
-            write_json(out / "config.json", config.model_dump(mode="json"))
-            write_presence(out / "presence.csv", presence)
-            try:
-                run.run()
-                on_mean(Mean.of(tests, presence, run.seconds))
-            except KeyboardInterrupt:
-                run.stop()
-                if networks:
-                    save_networks(run.members, out)
-                raise
-            finally:
-                sizes = run.events.counted()
-                written = [
-                    *summarise_times(out, config.name),
-                    write_traffic(out / "traffic.csv", sizes),
-                ]
-        return [*written, *(save_networks(run.members, out) if networks else [])]
+        try:
+            with RecordFile(out / "metrics.jsonl") as file:
+                write_json(out / "config.json", config.model_dump(mode="json"))
+                yield file, written
+        except KeyboardInterrupt:
+            if networks:
+                save_networks(members, out)
+            raise
+        finally:
+            written += summarise(out, config.name)
+            if sent is not None:
+                written.append(write_traffic(out / "traffic.csv", sent.counted()))
+        if networks:
+            written += save_networks(members, out)
 
 
-@dataclass(frozen=True)
-class Mean:
-    """The mean accuracy of those who count at a moment, and how many they are; NaN if nobody does."""
+def _test_record(member: Member, test: Metrics) -> dict[str, object]:
+    accuracy, loss = test.accuracy, test.mean_loss
+    return {"peer": member.name, "task": member.task, "accuracy": accuracy, "loss": loss}
 
-    time: float
-    accuracy: float
-    peers: int
 
-    @classmethod
-    def of(cls, tests: Mapping[str, Sequence[Test]], presence: Presence, time: float) -> Mean:
-        """By the rule of `accuracies_at`."""
-        counted = accuracies_at(time, tests, presence)
-        return cls(time, fmean(counted.values()) if counted else math.nan, len(counted))
+def save_networks(members: Sequence[Member], out: Path) -> list[Path]:
+    """Leave every peer's network, as it is now, as safetensors."""
+    files = []
+    for member in members:
+        files.append(out / f"peer-{member.name}.safetensors")
+        with replacing(files[-1]) as part:
+            member.network.save(part)
+    return files
 
 
 def write_traffic(path: Path, counted: Iterable[tuple[str, int, Traffic]]) -> Path:
@@ -322,70 +547,110 @@ def write_traffic(path: Path, counted: Iterable[tuple[str, int, Traffic]]) -> Pa
     return path
 
 
-def summarise_times(out: Path, title: str) -> list[Path]:
-    """Draw and tabulate whatever metrics.jsonl and presence.csv hold; nothing if nobody was tested."""
-    tests: dict[str, list[Test]] = {}
-    tasks: dict[str, str] = {}
+def summarise(out: Path, title: str) -> list[Path]:
+    """Draw and tabulate what metrics.jsonl and presence.csv hold; nothing if nobody was tested."""
+    tests, tasks = AccuracyLog(read_presence(out / "presence.csv")), dict[str, str]()
+    rounds: dict[float, list[float]] = {}
+    timed = False
     for record in read_records(out / "metrics.jsonl"):
-        row = (record["time"], record["round"], record["accuracy"])
-        tests.setdefault(record["peer"], []).append(row)
-        tasks[record["peer"]] = record["task"]
-    if not tests:
+        peer, round, accuracy = record["peer"], record["round"], record["accuracy"]
+        timed, tasks[peer] = "time" in record, record["task"]
+        tests.add(peer, record.get("time", round), round, accuracy)
+        rounds.setdefault(round, []).append(accuracy)
+    if not tasks:
         return []
     from ..study.figures import band, canvas, save  # matplotlib takes a second
 
-    for rows in tests.values():
-        rows.sort()
-    presence = read_presence(out / "presence.csv")
-    end = max(rows[-1][0] for rows in tests.values())
-    mean, here = Mean.of(tests, presence, end), accuracies_at(end, tests, presence)
-    table = out / "summary.csv"
-    lines = [
-        [p, tasks[p], tests[p][-1][1], f"{tests[p][-1][2]:.4f}", "yes" if p in here else "no"]
-        for p in sorted(tests, key=lambda peer: (len(peer), peer))
-    ]
-    lines.append(["mean", "", "", f"{mean.accuracy:.4f}", f"{mean.peers}"])
-    write_csv(table, ["peer", "task", "rounds", "accuracy", "there"], lines)
-    figure, axes = canvas(
-        f"{len(tests)} peers; line: mean, band: worst to best, of {RULE}; at the last test "
-        f"{mean.accuracy:.3f}, the mean of {mean.peers}"
-    )
-    band(axes, curve(tests, presence))
-    axes.set(title=title, xlabel="virtual time in seconds", ylabel="accuracy")
-    return [table, *save(figure, out / "accuracy")]
+    mean, here = tests.mean(tests.last), tests.at(tests.last)
+    line, peers = "peers; line: mean, band: worst to best", len(tests.of)
+    if timed:
+        header = ["peer", "task", "rounds", "accuracy", "there"]
+        rows = [
+            [peer, tasks[peer], round, f"{accuracy:.4f}", "yes" if peer in here else "no"]
+            for peer, (*_, (_, round, accuracy)) in sorted(
+                tests.of.items(), key=lambda item: (len(item[0]), item[0])
+            )
+        ]
+        rows.append(["mean", "", "", f"{mean.accuracy:.4f}", f"{mean.peers}"])
+        figure, axes = canvas(
+            f"{peers} {line}, of peers that are there at the time, each by its latest test on its own "
+            f"task; at the last test {mean.accuracy:.3f}, the mean of {mean.peers}"
+        )
+    else:
+        header = ["peer", "task", "accuracy"]
+        rows = [[peer, tasks[peer], f"{accuracy:.4f}"] for peer, accuracy in here.items()]
+        figure, axes = canvas(f"{peers} {line} peer, each on its own task")
+    write_csv(out / "summary.csv", header, rows)
+    band(axes, tests.curve() if timed else rounds)
+    axes.set(title=title, xlabel="virtual time in seconds" if timed else "round", ylabel="accuracy")
+    return [out / "summary.csv", *save(figure, out / "accuracy")]
 
 
-def curve(
-    tests: Mapping[str, Sequence[Test]], presence: Presence | None = None
-) -> dict[Any, list[float]]:
-    """At moments from the first test to the last, the accuracy of everybody who counts, if any do."""
-    first = min(rows[0][0] for rows in tests.values())
-    last = max(rows[-1][0] for rows in tests.values())
-    accuracies: dict[Any, list[float]] = {}
-    for mark in range(_MARKS + 1):
-        time = last if mark == _MARKS else first + (last - first) * mark / _MARKS
-        if here := accuracies_at(time, tests, presence or {}):
-            accuracies[time] = list(here.values())
-    return accuracies
+# --- whose accuracy counts --------------------------------------------------------------------------
+
+_MOMENTS = 100  # at which the mean is told, and a curve is drawn
+
+Presence = Mapping[str, Sequence[tuple[float, float]]]
+"""Per peer when it came and when it left, in order; infinity if it did not leave."""
 
 
-# --- presence ---------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Mean:
+    """The mean accuracy of those who count at a moment, and how many they are; NaN if nobody does."""
+
+    time: float
+    accuracy: float
+    peers: int
 
 
-def accuracies_at(
-    time: float, tests: Mapping[str, Sequence[Test]], presence: Presence
-) -> dict[str, float]:
-    """The accuracy of every peer that counts at a moment. Tests of a peer are sorted by time.
+class AccuracyLog:
+    """The tests of all peers in virtual time.
 
-    A peer without an entry in `presence` is there all the time; at the very moment of leaving it is not.
+    At any moment those peers count that are present then, each by its latest test so far. A peer that has
+    left counts no more, whatever it knew; one that is back but was not tested since counts by the test before
+    it left. Curves, means and sweeps all follow this rule.
+
+    presence: a peer without an entry is there all the time; at the very moment of leaving it is not.
+
+    `of` has (time, rounds of the peer's own, accuracy) for each test of each peer, in order of time.
     """
-    accuracies: dict[str, float] = {}
-    for peer, rows in tests.items():
-        place = bisect_right(rows, time, key=lambda row: row[0])
-        stays = presence.get(peer, [(-math.inf, math.inf)])
-        if place and any(start <= time < end for start, end in stays):
-            accuracies[peer] = rows[place - 1][2]
-    return accuracies
+
+    def __init__(self, presence: Presence):
+        self.presence = presence
+        self.of: dict[str, list[tuple[float, int, float]]] = {}
+
+    @property
+    def last(self) -> float:
+        """The time of the last test."""
+        return max(tests[-1][0] for tests in self.of.values())
+
+    def add(self, peer: str, time: float, round: int, accuracy: float) -> None:
+        """Note a test."""
+        insort(self.of.setdefault(peer, []), (time, round, accuracy))
+
+    def at(self, time: float) -> dict[str, float]:
+        """Return the accuracy of every peer that counts at a moment."""
+        accuracies: dict[str, float] = {}
+        for peer, tests in self.of.items():
+            count = bisect_right(tests, time, key=lambda test: test[0])
+            stays = self.presence.get(peer, [(-math.inf, math.inf)])
+            if count and any(start <= time < end for start, end in stays):
+                accuracies[peer] = tests[count - 1][2]
+        return accuracies
+
+    def mean(self, time: float) -> Mean:
+        """Return the mean at a moment."""
+        accuracies = self.at(time)
+        mean = fmean(accuracies.values()) if accuracies else math.nan
+        return Mean(time, mean, len(accuracies))
+
+    def curve(self) -> dict[float, list[float]]:
+        """Return everybody's accuracies at moments from the first test to the last, where any count."""
+        first = min(tests[0][0] for tests in self.of.values())
+        last = self.last
+        steps = (first + (last - first) * step / _MOMENTS for step in range(_MOMENTS))
+        found = {time: list(self.at(time).values()) for time in [*steps, last]}
+        return {time: accuracies for time, accuracies in found.items() if accuracies}
 
 
 def presence_of(world: World, names: Sequence[str]) -> Presence:
@@ -398,14 +663,8 @@ def presence_of(world: World, names: Sequence[str]) -> Presence:
     }
 
 
-def write_presence(path: Path, presence: Presence) -> None:
-    """A table of who was there from when until when, without those who were there all the time."""
-    rows = ([peer, start, end] for peer, stays in presence.items() for start, end in stays)
-    write_csv(path, ["peer", "from", "until"], rows)
-
-
 def read_presence(path: Path) -> Presence:
-    """What `write_presence` wrote; empty if there is no such file."""
+    """Read a run's presence.csv; empty if there is no such file."""
     presence: dict[str, list[tuple[float, float]]] = {}
     if path.exists():
         with path.open(newline="", encoding="utf-8") as file:

@@ -175,15 +175,6 @@ def _check_rule(found: SwarmGraph) -> None:
         require_models_connected(found.graph, found.models, rule)
 
 
-def require_push(config: Config, source: str, who: str, way_out: str) -> None:
-    """Raise if a config asks for another rule where peers send messages: there they give equal parts."""
-    if config.gossip.rule != "push":
-        raise ConfigError(
-            f"{source}: key 'gossip.rule': {who} give equal parts, not by the rule "
-            f"{config.gossip.rule!r}; leave it out, or {way_out}"
-        )
-
-
 def mixing_of(config: Config, models: Members, source: str = "config") -> Gossip | None:
     """How the arena averages on the config's topology: `Arena(learners, mixing=…)`; None: exactly.
 

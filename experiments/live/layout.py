@@ -28,7 +28,7 @@ from ...peer import (
 from ..build import Member, Swarm, trained_file
 from ..config.needs import warn_unused_keys
 from ..config.tables import Config, ConfigError, starts_apart, without_networks
-from ..graphs.swarm import PUSHES, SwarmGraph, require_push, swarm_graph, tell
+from ..graphs.swarm import PUSHES, SwarmGraph, swarm_graph, tell
 
 ENTRY = "gossamer.experiments.build:make_learner"
 """What builds the learner of a config's peer."""
@@ -245,6 +245,15 @@ def _check_private(config: Config, owners: dict[str, list[int]], source: str) ->
     if config.trust.private and (config.trust.kind != "swarm" or config.gossip.mode == "async"):
         raise ConfigError(
             f"{source}: key 'trust.private': masks need trust = \"swarm\" and the mode rounds or server"
+        )
+
+
+def require_push(config: Config, source: str, who: str, way_out: str) -> None:
+    """Raise if a config asks for another rule where peers send messages: there they give equal parts."""
+    if config.gossip.rule != "push":
+        raise ConfigError(
+            f"{source}: key 'gossip.rule': {who} give equal parts, not by the rule "
+            f"{config.gossip.rule!r}; leave it out, or {way_out}"
         )
 
 

@@ -53,20 +53,11 @@ def outcome(config: Config, source: str = "config", threads: int = 1) -> Outcome
 
 def _outcome_in_time(config: Config, source: str, threads: int) -> Outcome:
     """By the rule of a run's own figure: peers that are there at the end."""
-    from ..arena import LearningSimulation, Reading, Test, accuracies_at, presence_of
+    from ..arena import LearningSimulation
 
-    tests: dict[str, list[Test]] = {}
-
-    def note(tested: Reading) -> None:
-        row = (tested.time, tested.round, tested.metrics.accuracy)
-        tests.setdefault(run.members[tested.peer].name, []).append(row)
-
-    run = LearningSimulation(config, source, threads=threads, on_test=note)
+    run = LearningSimulation(config, source, threads=threads)
     run.run()
-    for rows in tests.values():
-        rows.sort()
-    presence = presence_of(run.world, [member.name for member in run.members])
-    here = accuracies_at(run.seconds, tests, presence)
+    here = run.tests.at(run.seconds)
     if not here:
         raise ConfigError(
             f"{source}: key 'time.churn': all peers have left by the end, so there is no accuracy; lower "

@@ -15,7 +15,6 @@ from results_kit import at
 from gossamer.experiments import build
 from gossamer.experiments.arena import Arena, LearningSimulation, Reading, simulate_in_time
 from gossamer.experiments.arena.events import Outcome
-from gossamer.experiments.arena.simulation import curve, summarise_times
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.results import read_records
 from gossamer.gossip import ONE
@@ -267,18 +266,6 @@ def test_interrupted_keeps_what_was_tested(tmp_path: Path) -> None:
         simulate_in_time(parse_config(table()), at(tmp_path), threads=2, on_test=stop)
     assert len(list(read_records(tmp_path / "metrics.jsonl"))) == 8
     assert (tmp_path / "accuracy.png").exists()
-
-
-def test_a_curve_shows_the_latest_tests() -> None:
-    found = curve({"a": [(1.0, 1, 0.5), (3.0, 2, 0.7)], "b": [(2.0, 1, 0.1)]})
-    assert found[1.0] == [0.5]
-    assert found[2.0] == [0.5, 0.1]
-    assert found[3.0] == [0.7, 0.1]
-
-
-def test_nothing_tested_nothing_drawn(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").touch()
-    assert summarise_times(tmp_path, "tiny") == []
 
 
 def test_a_churn_trace_is_read_beside_the_config(tmp_path: Path) -> None:

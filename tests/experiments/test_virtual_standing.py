@@ -12,14 +12,7 @@ from cli_kit import runner
 from results_kit import at
 
 from gossamer.experiments.arena import Arena, LearningSimulation, Mean, Reading, simulate_in_time
-from gossamer.experiments.arena.simulation import (
-    accuracies_at,
-    curve,
-    presence_of,
-    read_presence,
-    summarise_times,
-    write_presence,
-)
+from gossamer.experiments.arena.simulation import AccuracyLog, read_presence, summarise
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.study.outcomes import outcome
 
@@ -56,30 +49,34 @@ def mean_of(folder: Path) -> tuple[str, str]:
 
 
 def test_who_has_left_counts_no_more() -> None:
-    tests = {"a": [(1.0, 1, 0.5), (3.0, 2, 0.7)], "b": [(2.0, 1, 0.1)]}
-    presence = {"b": [(0.0, 2.5), (4.0, 5.0)]}
-    assert accuracies_at(0.5, tests, presence) == {}
-    assert accuracies_at(2.0, tests, presence) == {"a": 0.5, "b": 0.1}
-    assert accuracies_at(2.5, tests, presence) == {"a": 0.5}
-    assert accuracies_at(4.0, tests, presence) == {"a": 0.7, "b": 0.1}
-    assert Mean.of(tests, presence, 4.5) == Mean(4.5, pytest.approx(0.4), 2)
-    assert curve(tests, presence)[3.0] == [0.7]
-    assert curve({"b": tests["b"]}, {"b": [(0.0, 1.5)]}) == {}
+    tests = AccuracyLog({"b": [(0.0, 2.5), (4.0, 5.0)]})
+    for test in (("a", 3.0, 2, 0.7), ("a", 1.0, 1, 0.5), ("b", 2.0, 1, 0.1)):
+        tests.add(*test)
+    assert tests.at(0.5) == {}
+    assert tests.at(2.0) == {"a": 0.5, "b": 0.1}
+    assert tests.at(2.5) == {"a": 0.5}
+    assert tests.at(4.0) == {"a": 0.7, "b": 0.1}
+    assert tests.mean(4.5) == Mean(4.5, pytest.approx(0.4), 2)
+    curve = tests.curve()
+    assert min(curve) == 1.0
+    assert curve[1.0] == [0.5]
+    assert curve[2.0] == [0.5, 0.1]
+    assert curve[3.0] == [0.7]
+    gone = AccuracyLog({"b": [(0.0, 1.5)]})
+    gone.add("b", 2.0, 1, 0.1)
+    assert gone.curve() == {}
 
 
 def test_presence_is_written_and_read(tmp_path: Path) -> None:
     config = parse_config(table(churn={"trace": "trace.csv"}))
-    swarm = LearningSimulation(config, leaving(tmp_path))
-    presence = presence_of(swarm.world, ["0", "1", "2", "3"])
+    simulate_in_time(config, at(tmp_path / "out"), leaving(tmp_path))
     inf = float("inf")
-    assert presence == {
+    assert read_presence(tmp_path / "out" / "presence.csv") == {
         "0": [(0.0, 3.0)],
         "1": [(0.0, 3.0), (6.0, inf)],
         "2": [(0.0, inf)],
         "3": [(0.0, inf)],
     }
-    write_presence(tmp_path / "presence.csv", presence)
-    assert read_presence(tmp_path / "presence.csv") == presence
     assert read_presence(tmp_path / "none.csv") == {}
 
 
@@ -97,7 +94,7 @@ def test_a_run_and_a_sweep_say_the_same(seconds: float | None, tmp_path: Path) -
     assert "peers that are there at the time" in drawn
     assert f"{found.accuracy:.3f}, the mean of 3" in drawn.replace("\n", " ")
     (tmp_path / "out" / "presence.csv").unlink()  # the file is what tells who has left
-    summarise_times(tmp_path / "out", "tiny")
+    summarise(tmp_path / "out", "tiny")
     assert mean_of(tmp_path / "out")[1] == "4"
 
 
