@@ -262,6 +262,7 @@ class Scenario:
         sums: dict[str, list[int]] = {}
         sessions: list[str] = []
         rows: list[tuple[str, str, list[Any]]] = []
+        abandoned: list[dict[str, Any]] = []
 
         def add(weight: Mapping[str, list[int]]) -> None:
             for model, row in weight.items():
@@ -273,14 +274,20 @@ class Scenario:
             for report in device.reports():
                 sessions.append(report["session"])
                 add(report["weight"])
-                for former in report["abandoned"]:
-                    add(former["weight"])
+                abandoned += report["abandoned"]
                 rows += [(report["peer"], report["session"], row) for row in report["reclaimed"]]
                 if any(row[1] for row in report["weight"].values()):
                     wrong.append(f"{device.name} left {report['open']} open")
         if len(set(sessions)) != len(sessions):
             wrong.append(f"a session has two reports: {sessions}")
-        slack = self._add_retired(add, rows)
+        slack = self._add_retired(add, rows, abandoned)
+        for (
+            former
+        ) in abandoned:  # away for longer than its lease, as a start takes on a busy machine
+            add(former["weight"])
+            taken_back = [row for *_, row in rows if row[1] == former["session"]]
+            for _, _, model, _, amount in (*former["open"], *taken_back):
+                slack[model] = slack.get(model, 0) + amount
         for model, (held, open_, injected) in sorted(sums.items()):
             if model.startswith("local-"):
                 continue
@@ -291,13 +298,16 @@ class Scenario:
         return wrong
 
     def _add_retired(
-        self, add: Callable[[Mapping[str, list[int]]], None], rows: list[tuple[str, str, list[Any]]]
+        self,
+        add: Callable[[Mapping[str, list[int]]], None],
+        rows: list[tuple[str, str, list[Any]]],
+        abandoned: list[dict[str, Any]],
     ) -> dict[str, int]:
         """Count dead sessions as their last checkpoint has them; returns what may be counted twice.
 
         What a living peer took back from the dead, and the dead had credited, is taken off exactly. What
-        was on its way from the dead may have been credited or not: nobody is left to say. Of a session
-        that the dead had abandoned itself, only the sums are known.
+        was on its way from the dead may have been credited or not: nobody is left to say. Sessions that
+        the dead had abandoned itself are added to `abandoned`: of those only the sums are known.
         """
         from gossamer.peer import load_checkpoint
 
@@ -321,11 +331,7 @@ class Scenario:
                 weight[row[0]][1] += row[4]
                 slack[row[0]] = slack.get(row[0], 0) + row[4]
             add(weight)
-            for former in tree["books"]["abandoned"]:  # frozen for longer than its lease
-                add(former["weight"])
-                taken_back = [row for *_, row in rows if row[1] == former["session"]]
-                for _, _, vector, _, amount in (*former["open"], *taken_back):
-                    slack[vector] = slack.get(vector, 0) + amount
+            abandoned += tree["books"]["abandoned"]
         return slack
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
