@@ -2,7 +2,7 @@
 
 import sys
 
-from .signals import INTERRUPTED, exit_on_interrupt
+from .exits import INTERRUPTED, exit_on_interrupt
 
 
 def start() -> int:

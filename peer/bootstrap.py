@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from ..gossip import Array, Give, Gossiper, Mass, absorb
 from ..gossip.security import Guards
 from ..models import Learner, ModelError, SlicedNetwork
-from .errors import PeerError
+from .exits import PeerError
 from .presence import Event, Gone, Offline, Online
 from .settings import Settings
 from .store import MatchedStore

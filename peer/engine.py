@@ -9,29 +9,43 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from gossamer.logs import is_milestone
 
-from ..gossip import ONE, Buffer, Give, Gossiper, Message, PacedMode, RoundsMode, ServerMode
-from ..gossip.security import FirstOpinion, Intake, NullSecurity, SecurityLayer
+from ..gossip import (
+    MAX_HEADER_BYTES,
+    MAX_MESSAGE_BYTES,
+    ONE,
+    Array,
+    Buffer,
+    Give,
+    Gossiper,
+    Message,
+    PacedMode,
+    Reassembler,
+    RetryPolicy,
+    RoundsMode,
+    ServerMode,
+    Store,
+    WireDtype,
+    as_sent,
+    wide_enough,
+)
+from ..gossip.security import FirstOpinion, Guards, Intake, NullSecurity, SecurityLayer, guard
 from ..models import Learner, Metrics, PeerCounting, Weighted
-from .agreement import Agreement
 from .bootstrap import Bootstrap, Others, PeerGuards
-from .cards import Goodbye, Phase, Statement
-from .errors import PeerError
-from .inbound import InboundLimits
-from .machine import Machine, RealMachine, mark, trim_heap
-from .outgoing import Compression, Dispatch, Outgoing
-from .presence import Event, Gone, Offline, Online
-from .privacy import Privacy
-from .saving import Saver
-from .sessions import Sessions
+from .exits import PeerError
+from .machine import Machine, RealMachine, Saver, mark, trim_heap
+from .outgoing import Compression, Dispatch, Outgoing, Privacy
+from .presence import Event, Gone, Goodbye, Offline, Online, Phase, Statement
 from .settings import Limits, Settings
-from .store import MatchedStore, schema_hashes
+from .store import Agreement, MatchedStore, schema_hashes
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +54,144 @@ OPINION_WAIT = 5.0
 
 ABANDONED_KEPT = 64
 """Former sessions whose accounts a peer remembers."""
+
+
+MESSAGE_OVERHEAD = 2 * MAX_HEADER_BYTES
+"""Bytes of a message besides its value, and more."""
+VALUE_BYTES: Mapping[WireDtype, int] = {"float16": 2, "float32": 4, "float64": 8}
+MAX_VALUE_BYTES = 8
+"""Bytes of a value, at most. Whoever sends it decides, and each message says so."""
+MIN_WAITING_BYTES = 4 << 20
+"""Bytes that may wait, however small the models are: answers and keys come beside them."""
+MAX_WAITING_BYTES = 1 << 30
+"""Bytes that may wait, however many the neighbours are, unless a single message takes more."""
+
+MIN_UNFINISHED = 64
+"""Messages of which some chunks may be missing, however few the neighbours are."""
+
+
+class InboundLimits:
+    """The bounds of one peer.
+
+    sizes: values of each partial model. dtype: how the peer writes them. PeerError, by name, for one that
+    no message can carry.
+    """
+
+    def __init__(self, name: str, sizes: Mapping[str, int], dtype: WireDtype) -> None:
+        width = VALUE_BYTES[dtype]
+        for model, size in sizes.items():
+            if (total := size * width + MESSAGE_OVERHEAD) > MAX_MESSAGE_BYTES:
+                raise PeerError(
+                    f"peer {name}: model {model}: its {size} values make a message of {total} bytes, and "
+                    f"{MAX_MESSAGE_BYTES} are the most: share it as several partial models"
+                    + ("" if width == 2 else ", or send float16")
+                )
+        self._each = sum(size * width + MESSAGE_OVERHEAD for size in sizes.values())
+        """One message about every partial model."""
+        self._models = len(sizes)
+        widest = max(sizes.values(), default=0) * MAX_VALUE_BYTES + MESSAGE_OVERHEAD
+        self.largest = min(MAX_MESSAGE_BYTES, widest)
+        """Bytes of the largest message that can be of any use here."""
+
+    def waiting(self, neighbours: int) -> int:
+        """Bytes that may wait while the peer trains: twice what each of its neighbours, and one who is
+        not known yet, has to say about every partial model."""
+        likely = 2 * self._each * (neighbours + 1)
+        return max(MIN_WAITING_BYTES, 2 * self.largest, min(likely, MAX_WAITING_BYTES))
+
+    def reassembler(self) -> Reassembler:
+        """One that takes every message which is of use, and from each sender one that waits besides."""
+        sender = 2 * (self._each + self.largest)
+        return Reassembler(
+            max_message_bytes=self.largest,
+            max_sender_bytes=sender,
+            max_total_bytes=self.unfinished(0),
+        )
+
+    def fit(self, reassembler: Reassembler, neighbours: int) -> None:
+        """Let it hold what so many neighbours may have on its way at once."""
+        reassembler.max_total_bytes = self.unfinished(neighbours)
+        reassembler.max_unfinished = max(MIN_UNFINISHED, 2 * self._models * (neighbours + 1))
+
+    def unfinished(self, neighbours: int) -> int:
+        """Bytes of all messages of which some chunks are missing."""
+        return 2 * (self._each + self.largest) + self.waiting(neighbours)
+
+
+PeerMode: TypeAlias = PacedMode | RoundsMode | ServerMode
+
+
+class Sessions:
+    """Makes one peer's gossipers, one after the other: each session has its own, and a mode of its own.
+
+    vectors: all that the peer has. guards: what decides about transfers, if anything does.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        vectors: Collection[str],
+        store: Store,
+        *,
+        compression: Compression,
+        guards: Guards | None,
+        seed: int,
+        machine: Machine,
+        retry: RetryPolicy,
+    ) -> None:
+        self._retry = retry
+        self._name, self._settings, self._vectors, self._store = name, settings, vectors, store
+        self._compression, self._guards = compression, guards
+        self._machine = machine
+        self._rng = np.random.default_rng(seed)
+        self._lossy = None if settings.dtype != "float16" else _as_float16
+
+    def begin(self) -> tuple[Gossiper, PeerMode]:
+        """Start a new session; nobody knows what was compressed in an older one."""
+        links, mode = self._compression.links, self._mode()
+        links.forget()
+        gossiper = Gossiper(
+            self._name, self._machine.new_session(), self._store,
+            mode=mode, seed=self._rng, retry=self._retry, lossy=self._lossy, links=links,
+        )  # fmt: skip
+        return self._guarded(gossiper), mode
+
+    def resume(self, snapshot: dict[str, Any]) -> tuple[Gossiper, PeerMode]:
+        """Go on in the session of a snapshot."""
+        links, mode = self._compression.links, self._mode()
+        gossiper = Gossiper.restore(
+            snapshot, self._store,
+            mode=mode, seed=self._rng, retry=self._retry, lossy=self._lossy, links=links,
+        )  # fmt: skip
+        return self._guarded(gossiper), mode
+
+    def _guarded(self, gossiper: Gossiper) -> Gossiper:
+        if self._guards is not None:
+            guard(gossiper, self._guards, self._machine.monotonic)
+        return gossiper
+
+    def _mode(self) -> PeerMode:
+        settings = self._settings
+        match settings.mode:
+            case "async":
+                return PacedMode(
+                    settings.exchanges, fraction=settings.fraction, turns=settings.turns,
+                    drift=self._compression.drift(),
+                )  # fmt: skip
+            case "rounds":
+                sources = None
+                if settings.sources is not None:
+                    sources = {vector: set(settings.sources) for vector in self._vectors}
+                return RoundsMode(settings.exchanges, sources=sources)
+            case "server":
+                # A model without a server is the peer's own: it averages it by itself.
+                servers = {v: settings.servers.get(v, self._name) for v in self._vectors}
+                return ServerMode(self._name, servers)
+
+
+def _as_float16(_vector: str, value: Array) -> Array:
+    return as_sent(value, wide_enough(value, "float16"))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 SIGTERM, SIGINT and SIGHUP make its peers hand over their mass and leave. So does, with `--with-parent`,
 the end of standard input: a supervisor that was killed cannot ask them. Exit codes: see
-errors.ExitCode; the reason is the last line on stderr.
+exits.ExitCode; the reason is the last line on stderr.
 """
 
 from __future__ import annotations
@@ -37,12 +37,11 @@ from ..gossip import (
 )
 from ..models import Learner
 from .bootstrap import load_trained
-from .errors import ExitCode, PeerError
+from .exits import ExitCode, PeerError, stop_signals
+from .lifecycle import Connect, Peer, Report
 from .machine import Machine
-from .peer import Connect, Peer, Report
 from .records import RecordFile
 from .settings import Limits, Settings
-from .signals import stop_signals
 
 _log = logging.getLogger(__name__)
 

@@ -1,14 +1,44 @@
-"""A peer's life as a table: its states, and the events that move it from one to the next.
+"""A running peer: its life as a table of states and events, and what it does in each state.
 
-What a peer does in each state stands in peer.py; who may go where stands here and nowhere else.
+    peer = Peer("anna", learner, Settings(swarm="garden"), connect("mqtt://localhost"))
+    await peer.run()
+
+Presence, gossip, training and metrics are tasks of one event loop. Two objects hold what a session knows: the
+Link belongs to the event loop, the Engine to the peer's own thread.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final
+from pathlib import Path
+from typing import Any, Final, Protocol
 
-from .cards import Phase
+from ..gossip import Hook, SchemaEntry, Transport, TransportError, Will, topics
+from ..models import Learner, Metrics
+from .engine import Engine
+from .exits import NotHandedIn, NotSaved, PeerError, Replaced
+from .link import Link, Record, SessionOver
+from .machine import Machine, RealMachine, Worker
+from .membership import (
+    HAND_OVER_SHARE,
+    Credentials,
+    Settling,
+    begin_trust,
+    claim_name,
+    goodbye_of,
+    hand_over,
+    say_goodbye,
+    wait_for_others,
+)
+from .presence import Phase, Status
+from .settings import Limits, Settings
+
+_log = logging.getLogger(__name__)
 
 
 class State(Enum):
@@ -122,3 +152,497 @@ class Lifecycle:
             raise RuntimeError(f"a peer cannot {event.name} while {self.state.name}")
         self.state = following
         return following
+
+
+PROGRESS = 10.0
+"""Seconds between two log lines about a peer's progress, at the least."""
+
+
+class Connect(Protocol):
+    """Makes a peer's transport: `lambda client_id, will, on_connect: MqttTransport(url, …)`."""
+
+    def __call__(self, client_id: str, will: Will, on_connect: Hook) -> Transport:
+        """Return a transport that is not connected yet."""
+        ...
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a session leaves behind: its last test, its accounts and its counters."""
+
+    peer: str
+    session: str
+    rounds: int
+    accuracy: float
+    ended: str
+    """finished: all rounds were trained. left: asked to leave early. failed: could not take part."""
+    reason: str
+    weight: dict[str, list[int]]
+    """Per partial model: held, in open transfers, injected."""
+    open: list[list[Any]]
+    """Transfers whose fate is not known: receiver, its session, partial model, sequence, weight."""
+    reclaimed: list[list[Any]]
+    """Transfers that were taken back without their receivers' word, in the same form."""
+    abandoned: list[dict[str, Any]]
+    """Former sessions of this peer that have no report of their own: session, reason, and accounts."""
+    members: dict[str, list[int]]
+    """Per shared partial model: members whose weight counts, and members, as far as this peer knew."""
+    gossip: dict[str, int]
+    dropped: dict[str, int]
+    transport: dict[str, int]
+    privacy: dict[str, float]
+    """With differential privacy: epsilon, delta, and the releases that it is made of."""
+    compression: dict[str, dict[str, float]]
+    """Per partial model that was compressed or whose pushes were skipped: messages, bytes, distortion."""
+
+
+@dataclass
+class _Progress:
+    """What a peer knows of its own training, over all sessions of one process."""
+
+    accuracy: float = float("nan")
+    told: float = float("-inf")
+    own_accuracy: float | None = None
+    tested_alone: bool = False
+
+
+@dataclass
+class _Session:
+    """What the handlers of one session share."""
+
+    link: Link
+    life: Lifecycle = field(default_factory=Lifecycle)
+    settling: Settling = field(init=False)
+    training: Metrics | None = None
+    """What the last round of this session was trained to; None before the first."""
+
+    def __post_init__(self) -> None:
+        self.settling = Settling(self.link)
+
+
+class Peer:
+    """One member of a swarm.
+
+    name: unique in the swarm; two peers of one name would take each other's mail. With trust, the
+        label of the peer's key; the attribute `name` is then the whole one, `label@id`.
+    learner: what trains the peer's network; see gossamer.models.Learner.
+    connect: makes the transport.
+    samples: how much the peer counts with `weights = "samples"`.
+    checkpoint: a file to survive crashes with. A peer started with the checkpoint of a killed process
+        goes on where that stopped, and finishes an ending that it had begun; without one a crash loses
+        the mass that the peer held. A peer that left early keeps what it learnt there, and brings new
+        weight in a new session. The file is locked while the peer runs.
+    machine: clocks, files and a thread; by default those of this machine.
+    limits: times and sizes that users do not set.
+    on_record: called with every metrics record, which is also published.
+    on_report: called, on the peer's own thread, with the report of a session that has ended, before its
+        checkpoint is removed: write down here what the peer takes home. May be called again with the same
+        report after a crash.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        learner: Learner,
+        settings: Settings,
+        connect: Connect,
+        *,
+        samples: int = 1,
+        checkpoint: Path | None = None,
+        seed: int = 0,
+        machine: Machine | None = None,
+        limits: Limits | None = None,
+        on_record: Callable[[Record], None] = lambda _: None,
+        on_report: Callable[[Report], None] = lambda _: None,
+    ):
+        topics.check_name("peer", name)
+        topics.check_name("swarm", settings.swarm)
+        self._credentials = Credentials.load(name, settings)
+        self.name = name if self._credentials is None else self._credentials.identity.name
+        self.learner, self.settings = learner, settings
+        self._connect, self._samples, self._seed = connect, samples, seed
+        self._checkpoint, self._on_record, self._on_report = checkpoint, on_record, on_report
+        self._machine, self._limits = machine or RealMachine(), limits
+        self._leave = asyncio.Event()
+        self._leave_reason = ""
+        self._progress = _Progress()
+        self._session: _Session | None = None
+
+    @property
+    def state(self) -> State:
+        """Where the peer's present session stands."""
+        return State.CONNECTING if self._session is None else self._session.life.state
+
+    @property
+    def link(self) -> Link | None:
+        """The peer's present session, as the event loop sees it."""
+        return None if self._session is None else self._session.link
+
+    def leave(self, reason: str = "asked to leave") -> None:
+        """Ask the peer to hand over its mass and go.
+
+        `run` returns when it has, or when `leave_timeout` is over; a round of training that has
+        begun is finished first.
+        """
+        self._leave_reason = self._leave_reason or reason
+        self._leave.set()
+
+    async def run(self) -> Report:
+        """Join the swarm, train and gossip to the end, and leave. PeerError says what went wrong."""
+        async with self._machine.worker(self.name) as worker:
+            if self._checkpoint is None:
+                return await self._run(worker)
+            lock = self._machine.files.lock(self._checkpoint)
+            await worker.run(lock.acquire)
+            try:
+                return await self._run(worker)
+            finally:
+                await worker.run(lock.release)
+
+    async def _run(self, worker: Worker) -> Report:
+        """Live one session after the other, until one ends well."""
+        engine = await worker.run(
+            Engine, self.name, self.learner, self.settings,
+            samples=self._samples, checkpoint=self._checkpoint, seed=self._seed,
+            machine=self._machine, limits=self._limits,
+        )  # fmt: skip
+        vectors = {vector: engine.store.entries(vector) for vector in engine.schemas}
+        while True:
+            try:
+                return await self._live(engine, worker, vectors)
+            except SessionOver as over:
+                _log.warning("peer %s: %s; rejoining with a new session", self.name, over)
+                await worker.run(engine.renew, str(over))
+
+    async def _live(
+        self, engine: Engine, worker: Worker, vectors: dict[str, list[SchemaEntry]]
+    ) -> Report:
+        """Live one session, from its connection to its goodbye."""
+        link = Link(
+            self.name, self.settings, engine, worker, vectors,
+            samples=self._samples, machine=self._machine, on_record=self._on_record,
+        )  # fmt: skip
+        link.trust = begin_trust(
+            self._credentials, self.name, self.settings,
+            session=link.session, since=link.since, models=engine.schemas, memory=engine.memory(),
+            machine=self._machine,
+        )  # fmt: skip
+        await worker.run(engine.set_trust, link.trust)
+        if engine.ending is None:
+            await worker.run(engine.connecting)
+            await link.save()
+        will = Status("offline", link.session, reason="connection lost", generation=link.generation)
+        link.transport = self._connect(
+            f"{self.name}-{link.session}",
+            Will(link.topic("status"), link.trust.will(will.encode())),
+            link.birth,
+        )
+        self._session = session = _Session(link)
+        report = await self._connected_life(session)
+        if engine.ending is not None:
+            # Not before the connection was closed: a process that is killed until then leaves its last will
+            # behind its goodbye, and must be able to say goodbye once more.
+            await worker.run(engine.finish)
+        return report
+
+    async def _connected_life(self, session: _Session) -> Report:
+        """Live a session for as long as it is connected."""
+        link = session.link
+        async with _connected(link, self._checkpoint) as transport:
+            try:
+                for pattern in (
+                    topics.every(self.settings.swarm, "card"),
+                    topics.every(self.settings.swarm, "status"),
+                    topics.every(self.settings.swarm, "death"),
+                    topics.inboxes(self.settings.swarm, self.name),
+                    *link.trust.patterns(),
+                ):
+                    await transport.subscribe(pattern)
+                return await self._through(session)
+            except BaseException as error:
+                if session.life.state not in FINAL:
+                    session.life.fire(Event.ABORT)
+                # Else nobody knows of this session, or has heard its goodbye, or the name is another's.
+                if link.born and not isinstance(error, Replaced):
+                    await transport.abort()  # the last will speaks
+                raise
+
+    async def _through(self, session: _Session) -> Report:
+        """Go from state to state to the end of the session."""
+        life, link = session.life, session.link
+        failure: PeerError | None = None
+        if link.engine.ending is not None:
+            life.fire(Event.ENDING_FOUND)
+            _log.info("peer %s: finishes the ending that was begun before", self.name)
+        else:
+            life.fire(Event.CONNECTED)
+            try:
+                await self._take_part(session)
+            except SessionOver:
+                life.fire(Event.SESSION_OVER)
+                raise
+            except (NotSaved, Replaced):
+                raise
+            except PeerError as error:
+                failure = error
+                life.fire(Event.ERROR)
+        if life.state is State.ABORTED:
+            if failure is not None:
+                raise failure
+            return await self._report(link, "left", self._leave_reason)
+        return await self._end(session, failure)
+
+    async def _take_part(self, session: _Session) -> None:
+        """Run the session's tasks until its state is LEAVING or final."""
+        link = session.link
+        jobs = {
+            "receive": link.receive(),
+            "gossip": link.gossip(),
+            "lease": link.keep_in_touch(),
+            "status": link.keep_status(),
+            "card": link.keep_card(),
+        }
+        try:
+            async with asyncio.TaskGroup() as group:
+                background = [
+                    group.create_task(job, name=f"{self.name} {what}") for what, job in jobs.items()
+                ]
+                while session.life.state is not State.LEAVING and session.life.state not in FINAL:
+                    session.life.fire(await self._next_event(session))
+                    phase = PHASES.get(session.life.state)
+                    if phase is not None and phase != link.phase:
+                        link.enter(phase)
+                for task in background:
+                    task.cancel()
+        except* Exception as errors:
+            # Where nobody knows of the session any more, nobody cares what its tasks met.
+            if session.life.state not in FINAL:
+                raise _first(errors) from None
+
+    async def _next_event(self, session: _Session) -> Event:
+        """Do what is to be done in the present state, unless the peer is asked to leave."""
+        handlers: dict[State, Callable[[_Session], Awaitable[Event]]] = {
+            State.CLAIMING: self._claim,
+            State.WAITING: self._wait,
+            State.TRAINING: self._train,
+            State.AVERAGING: self._average,
+            State.SETTLING: self._settle,
+            State.DONE: self._stay,
+        }
+        state = session.life.state
+        if state is State.HANDING_OVER:
+            return await self._hand_over(session)
+        work = asyncio.ensure_future(handlers[state](session))
+        asked = asyncio.ensure_future(self._leave.wait())
+        try:
+            await asyncio.wait((work, asked), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
+            if not work.done():
+                if self._leave.is_set():
+                    session.link.depart()  # now: a round of training that has begun is finished first
+                work.cancel()
+                await asyncio.wait((work,))
+        if not work.cancelled():
+            return work.result()
+        _log.info("peer %s is about to leave: %s", self.name, self._leave_reason)
+        return Event.ASKED_TO_LEAVE
+
+    # --- what is done in each state -------------------------------------------------------------
+
+    async def _claim(self, session: _Session) -> Event:
+        progress, engine = self._progress, session.link.engine
+        if self.settings.trained and not engine.returning and progress.own_accuracy is None:
+            # What it knew before it heard of the others.
+            progress.own_accuracy = (await session.link.worker.run(self.learner.test)).accuracy
+        await claim_name(session.link, engine.unsaid)
+        if engine.must_leave:
+            self.leave("it was asked to leave before it was interrupted")
+        return Event.NAME_FREE
+
+    async def _wait(self, session: _Session) -> Event:
+        link, progress = session.link, self._progress
+        await wait_for_others(link)
+        if link.view.round:
+            _log.info(
+                "peer %s goes on after round %d of %d",
+                self.name, link.view.round, self.settings.rounds,
+            )  # fmt: skip
+        link.enter("training")
+        if progress.own_accuracy is not None and not progress.tested_alone:
+            progress.tested_alone = True
+            await link.publish_record({"own_accuracy": progress.own_accuracy})
+        return Event.STARTED
+
+    async def _train(self, session: _Session) -> Event:
+        link = session.link
+        session.training = await link.worker.run(link.engine.train)
+        link.wake()
+        await link.next_turn()  # pushes leave, and what arrived meanwhile comes in
+        return Event.TRAINED
+
+    async def _average(self, session: _Session) -> Event:
+        link, training = session.link, session.training
+        await link.until_averaged()
+        number = link.view.round
+        if (
+            training is not None
+        ):  # else a crash interrupted the round, and nothing was trained since
+            if number % self.settings.test_every == 0 or number == self.settings.rounds:
+                await self._test(session)
+            else:
+                await link.publish_record({"training_loss": training.mean_loss})
+        if number < self.settings.rounds:
+            return Event.AVERAGED
+        if busy := _still_learning(link):
+            _log.info(
+                "peer %s has trained all its rounds; it stays until these are through: %s",
+                self.name, ", ".join(busy),
+            )  # fmt: skip
+        return Event.ROUNDS_OVER
+
+    async def _settle(self, session: _Session) -> Event:
+        if self._settles(session.link):
+            await session.settling.settle()
+        if session.link.view.waiting:  # nobody was heard for as long as it could wait
+            await session.link.worker.run(session.link.engine.count_everywhere)
+        return Event.AGREED
+
+    async def _stay(self, session: _Session) -> Event:
+        link, settling = session.link, session.settling
+        await settling.be_heard()
+        if self._settles(link):
+            if not await settling.stay():
+                return Event.LOST_AGREEMENT
+            await link.worker.run(link.engine.stop_averaging)
+            link.depart()  # it gives and takes nothing any more: a newcomer need not wait for it
+            test = await link.worker.run(self.learner.test)
+            self._progress.accuracy = test.accuracy
+            await link.publish_record({"accuracy": test.accuracy, "loss": test.mean_loss})
+        else:
+            await link.publish_record({})  # or the last that a watcher hears of us is "training"
+        await settling.drain()
+        return Event.ALL_DONE
+
+    async def _hand_over(self, session: _Session) -> Event:
+        session.link.depart()
+        await hand_over(session.link)
+        return Event.HANDED_OVER
+
+    def _settles(self, link: Link) -> bool:
+        return self.settings.mode == "async" and (link.view.neighbours or bool(link.view.waiting))
+
+    async def _test(self, session: _Session) -> None:
+        link = session.link
+        test = await link.worker.run(self.learner.test)
+        self._progress.accuracy = test.accuracy
+        number, last = link.view.round, self.settings.rounds
+        now = self._machine.monotonic()
+        if number == last or now >= self._progress.told + PROGRESS:
+            self._progress.told = now
+            _log.info(
+                "peer %s: round %d of %d, accuracy %.3f", self.name, number, last, test.accuracy
+            )
+        await link.publish_record({"accuracy": test.accuracy, "loss": test.mean_loss})
+
+    # --- the end --------------------------------------------------------------------------------
+
+    async def _end(self, session: _Session, failure: PeerError | None) -> Report:
+        """Write the ending down, tell the others, and leave the report behind."""
+        link, life = session.link, session.life
+        engine, run = link.engine, link.worker.run
+        asked = self._leave.is_set() and failure is None
+        if engine.ending is None:
+            # Whoever is back in a new session has trained its rounds, and may not count there yet.
+            unfinished = link.view.round < self.settings.rounds or bool(link.view.waiting)
+            early = asked and unfinished
+            kind = "failed" if failure is not None else "left" if early else "finished"
+            reason = str(failure) if failure else self._leave_reason or "its training is over"
+            own, events = self._own_part(link), link.take_events()
+            await run(engine.end, kind, reason, link.phase, own, events)
+            await link.save()
+        ending = engine.ending
+        assert ending is not None
+        within = self.settings.leave_timeout * (1.0 - HAND_OVER_SHARE if asked else 1.0)
+        why, earlier = await say_goodbye(link, goodbye_of(ending, link.generation), within)
+        # Once it was taken, others have acted on it: what they said since does not change it any more.
+        if not ending.told and await run(engine.amend, earlier):
+            await link.save()
+            ending = engine.ending
+            assert ending is not None
+            why, _ = await say_goodbye(link, goodbye_of(ending, link.generation), within)
+        if why:
+            life.fire(Event.GOODBYE_LOST)
+            _log.warning(
+                "peer %s left swarm %s: %s; the broker did not take its goodbye within %g s (%s)",
+                self.name, self.settings.swarm, ending.reason, within, why,
+            )  # fmt: skip
+            if failure is not None:
+                raise failure
+            if self._checkpoint is not None:
+                raise NotHandedIn(
+                    f"peer {self.name}: no broker took its goodbye ({why}); {self._checkpoint} keeps it: "
+                    "start the peer again to hand it in"
+                )
+        else:
+            life.fire(Event.GOODBYE_TAKEN)
+            _log.info("peer %s left swarm %s: %s", self.name, self.settings.swarm, ending.reason)
+            await run(engine.ended)
+            await link.save()  # before the report: a restart must write the same one
+        if failure is not None:
+            raise failure
+        report = Report(**ending.report)
+        self._tell_losses(report)
+        await run(self._on_report, report)
+        return report
+
+    def _own_part(self, link: Link) -> dict[str, Any]:
+        """Return what the event loop adds to a report."""
+        return {
+            "accuracy": self._progress.accuracy,
+            "members": link.members(),
+            "transport": dict(link.transport.counters + link.dropped),
+        }
+
+    async def _report(self, link: Link, kind: str, reason: str) -> Report:
+        """Return the report of a session that nobody ever heard of."""
+        engine = await link.worker.run(link.engine.report)
+        return Report(**{**engine, **self._own_part(link), "ended": kind, "reason": reason})
+
+    def _tell_losses(self, report: Report) -> None:
+        losses = {**report.dropped, **report.transport}
+        if losses:
+            counted = ", ".join(f"{cause} {count}" for cause, count in sorted(losses.items()))
+            _log.info("peer %s counted in this session: %s", self.name, counted)
+
+
+@asynccontextmanager
+async def _connected(link: Link, checkpoint: Path | None) -> AsyncIterator[Transport]:
+    """Connect; where only a goodbye is left to say, a broker that is away is not the end of it."""
+    entered = False
+    try:
+        async with link.transport as transport:
+            entered = True
+            yield transport
+    except TransportError as error:
+        if entered or link.engine.ending is None:
+            raise
+        raise NotHandedIn(
+            f"peer {link.name}: no broker took its goodbye ({error}); {checkpoint} keeps it: start the peer "
+            "again to hand it in"
+        ) from None
+
+
+def _still_learning(link: Link) -> list[str]:
+    """Return the others that have training before them, whether they are there or expected back."""
+    others = link.roster.online().items()
+    busy = {peer for peer, status in others if status.phase in ("starting", "training")}
+    return sorted(busy | set(link.roster.awaited()))
+
+
+def _first(errors: BaseExceptionGroup[Exception]) -> Exception:
+    """Return the first single error of a group: tasks fail one at a time, the others are then cancelled."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error if isinstance(error, Exception) else RuntimeError(str(error))

@@ -23,12 +23,24 @@ from gossamer.logs import is_milestone
 
 from ..gossip import HEADER_BYTES, MIN_LIMIT, SchemaEntry, Transport, topics
 from ..gossip.security import Death, Heard, SecurityLayer, TrustError
-from .cards import Card, OwnCard, Phase, Status, kept_goodbyes, read_card, read_status
 from .engine import Engine, View
-from .errors import PeerError, Replaced
+from .exits import PeerError, Replaced
 from .machine import Machine, Worker
 from .outgoing import Outgoing
-from .presence import STATUSES_PER_LEASE, Event, Gone, Online, Roster
+from .presence import (
+    STATUSES_PER_LEASE,
+    Card,
+    Event,
+    Gone,
+    Online,
+    OwnCard,
+    Phase,
+    Roster,
+    Status,
+    kept_goodbyes,
+    read_card,
+    read_status,
+)
 from .settings import MAX_PIECES, Settings
 
 _log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from ..gossip import Transport, TransportError, topics
 from ..gossip.security import Death, Identity, TrustError, sign_death
-from .errors import ExitCode, PeerError
+from .exits import ExitCode, PeerError
 from .host import WITH_PARENT, BrokerAddress, HostSpec, PeerSpec, mqtt_transport
-from .peer import Record
+from .lifecycle import Record
 from .records import label, read_record
 
 _log = logging.getLogger(__name__)

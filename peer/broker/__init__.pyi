@@ -1,12 +1,11 @@
-from .acl import write_rules as write_rules
-from .addresses import EVERYWHERE as EVERYWHERE
-from .addresses import host_for_others as host_for_others
-from .addresses import is_host as is_host
-from .addresses import is_loopback as is_loopback
-from .addresses import machine_addresses as machine_addresses
-from .addresses import machine_names as machine_names
+from .broker import EVERYWHERE as EVERYWHERE
 from .broker import Broker as Broker
 from .broker import free_port as free_port
+from .broker import host_for_others as host_for_others
+from .broker import is_host as is_host
+from .broker import is_loopback as is_loopback
+from .broker import machine_addresses as machine_addresses
+from .broker import machine_names as machine_names
 from .broker import serve as serve
 from .certificates import Authority as Authority
 from .config import KINDS as KINDS
@@ -17,3 +16,4 @@ from .config import RuleFiles as RuleFiles
 from .config import broker_kind as broker_kind
 from .config import find_mosquitto as find_mosquitto
 from .config import find_nats as find_nats
+from .config import write_rules as write_rules

@@ -27,7 +27,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from gossamer.files import write_whole
 
-from .addresses import is_address
+from .broker import is_address
 from .config import BrokerError, write_private
 
 AUTHORITY_DAYS = 3650

@@ -29,13 +29,10 @@ from gossamer.gossip import (
 )
 from gossamer.gossip.security import NullSecurity, SecurityLayer
 from gossamer.models import Metrics, SgdLearner
-from gossamer.peer.checkpoint import load_checkpoint, save_checkpoint
-from gossamer.peer.engine import Engine, View
-from gossamer.peer.inbound import InboundLimits
-from gossamer.peer.lifecycle import State
+from gossamer.peer.engine import Engine, InboundLimits, View
+from gossamer.peer.lifecycle import Peer, Report, State
 from gossamer.peer.link import Link
-from gossamer.peer.machine import RealMachine, ThreadWorker
-from gossamer.peer.peer import Peer, Report
+from gossamer.peer.machine import RealMachine, ThreadWorker, load_checkpoint, save_checkpoint
 from gossamer.peer.settings import Limits, Settings
 
 

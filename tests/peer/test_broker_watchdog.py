@@ -17,7 +17,7 @@ from waiting import wait_until
 
 from gossamer.peer import Broker, serve
 from gossamer.peer.broker.watchdog import FOLDER_PREFIX
-from gossamer.peer.signals import stop_signals
+from gossamer.peer.exits import stop_signals
 
 PROGRAM = """
 import signal, sys

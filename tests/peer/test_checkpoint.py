@@ -14,9 +14,9 @@ from peer_kit import begin, make_learner, quick
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from gossamer.peer.checkpoint import load_checkpoint, save_checkpoint
 from gossamer.peer.engine import Engine
-from gossamer.peer.errors import PeerError
+from gossamer.peer.exits import PeerError
+from gossamer.peer.machine import load_checkpoint, save_checkpoint
 
 
 def test_a_tree_comes_back_as_it_was(tmp_path):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from peer_kit import Still, begin, make_learner, quick
 
-from gossamer.peer.checkpoint import load_checkpoint
 from gossamer.peer.engine import Engine
+from gossamer.peer.machine import load_checkpoint
 from gossamer.peer.presence import Gone, Online
 
 

@@ -16,7 +16,7 @@ from waiting import until
 
 from gossamer.gossip import ONE, MqttTransport, Will
 from gossamer.peer.broker import Broker
-from gossamer.peer.errors import ExitCode, PeerError
+from gossamer.peer.exits import ExitCode, PeerError
 from gossamer.peer.host import (
     BrokerAddress,
     HostSpec,

@@ -28,13 +28,11 @@ from waiting import until
 
 from gossamer.gossip import ONE, Give, MemoryTransport, Payload, topics
 from gossamer.gossip.security import Death
-from gossamer.peer.cards import Status, read_card, read_status
-from gossamer.peer.checkpoint import load_checkpoint
 from gossamer.peer.engine import Engine
-from gossamer.peer.errors import NotHandedIn, PeerError, Replaced
-from gossamer.peer.lifecycle import FINAL, PHASES, TABLE, Event, Lifecycle, State
-from gossamer.peer.peer import Report
-from gossamer.peer.presence import Gone, Online
+from gossamer.peer.exits import NotHandedIn, PeerError, Replaced
+from gossamer.peer.lifecycle import FINAL, PHASES, TABLE, Event, Lifecycle, Report, State
+from gossamer.peer.machine import load_checkpoint
+from gossamer.peer.presence import Gone, Online, Status, read_card, read_status
 from gossamer.peer.settings import Settings
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]

@@ -9,8 +9,8 @@ import pytest
 from peer_kit import Nest, Still, make_learner, quick
 from waiting import until
 
-from gossamer.peer.checkpoint import CheckpointLock
-from gossamer.peer.errors import PeerError
+from gossamer.peer.exits import PeerError
+from gossamer.peer.machine import CheckpointLock
 
 
 def test_the_second_is_refused_until_the_first_lets_go(tmp_path):
@@ -30,7 +30,7 @@ def test_a_lock_of_a_killed_process_is_free(tmp_path):
     path = tmp_path / "a.checkpoint"
     code = (
         "import os, sys, pathlib\n"
-        "from gossamer.peer.checkpoint import CheckpointLock\n"
+        "from gossamer.peer.machine import CheckpointLock\n"
         "CheckpointLock(pathlib.Path(sys.argv[1])).acquire()\n"
         "os.kill(os.getpid(), 9)\n"
     )

@@ -11,7 +11,7 @@ from peer_kit import Gate, Nest, Still, held, injected, make_learner, quick
 from waiting import until
 
 from gossamer.gossip import topics
-from gossamer.peer.cards import FIRST_PAUSE, LONGEST_PAUSE, Card, OwnCard, Status, read_card
+from gossamer.peer.presence import FIRST_PAUSE, LONGEST_PAUSE, Card, OwnCard, Status, read_card
 
 FOREIGN = Card("other", 0.0, 1, {}).encode()
 

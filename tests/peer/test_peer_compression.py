@@ -8,7 +8,7 @@ from peer_kit import Nest, Still, consensus, held, injected, make_learner, quick
 
 from gossamer.gossip import RetryPolicy
 from gossamer.peer.engine import Engine
-from gossamer.peer.errors import PeerError
+from gossamer.peer.exits import PeerError
 from gossamer.peer.settings import Limits
 
 LAYOUT = "40=30=2"

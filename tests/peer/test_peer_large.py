@@ -14,9 +14,8 @@ from peer_kit import Nest, Still, consensus, flooded, held, injected, make_learn
 
 from gossamer.gossip import MAX_MESSAGE_BYTES, Chunker, Give, MemoryBroker, Recall, topics
 from gossamer.gossip.security import NullSecurity
-from gossamer.peer.engine import Engine
-from gossamer.peer.errors import PeerError
-from gossamer.peer.inbound import MAX_WAITING_BYTES, MIN_WAITING_BYTES, InboundLimits
+from gossamer.peer.engine import MAX_WAITING_BYTES, MIN_WAITING_BYTES, Engine, InboundLimits
+from gossamer.peer.exits import PeerError
 from gossamer.peer.outgoing import TRIES, Dispatch
 
 # --- room ---------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from peer_kit import (
 from waiting import turns, until
 
 from gossamer.gossip import ONE, FaultPlan, MemoryBroker
-from gossamer.peer.errors import PeerError
+from gossamer.peer.exits import PeerError
 from gossamer.peer.presence import RETURN_GRACE
 from gossamer.peer.settings import Limits
 

@@ -16,7 +16,7 @@ from gossamer.models import ModelError
 from gossamer.peer import Matching
 from gossamer.peer.bootstrap import Bootstrap, load_trained
 from gossamer.peer.engine import Engine
-from gossamer.peer.errors import PeerError
+from gossamer.peer.exits import PeerError
 from gossamer.peer.presence import Online
 from gossamer.peer.store import MatchedStore
 

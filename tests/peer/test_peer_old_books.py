@@ -23,7 +23,7 @@ from waiting import until
 
 from gossamer.gossip import ONE, Ack
 from gossamer.peer.engine import Engine
-from gossamer.peer.errors import PeerError
+from gossamer.peer.exits import PeerError
 from gossamer.peer.presence import Online
 
 PAIR = ("a", "b")

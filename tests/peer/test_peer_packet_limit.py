@@ -8,8 +8,8 @@ import pytest
 from peer_kit import Nest, Still, consensus, flooded, held, injected, make_learner, quick
 
 from gossamer.gossip import MemoryBroker, topics
-from gossamer.peer.errors import PeerError
-from gossamer.peer.inbound import InboundLimits
+from gossamer.peer.engine import InboundLimits
+from gossamer.peer.exits import PeerError
 from gossamer.peer.link import MAX_PENDING
 from gossamer.peer.settings import MAX_PIECES, Limits
 

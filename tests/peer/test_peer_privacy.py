@@ -14,7 +14,7 @@ from gossamer.gossip import Give, ReleasePlan, encode
 from gossamer.gossip.security import GuardSettings, SwarmSecurity
 from gossamer.peer import outgoing as outgoing_module
 from gossamer.peer.engine import Engine
-from gossamer.peer.errors import PeerError
+from gossamer.peer.exits import PeerError
 from gossamer.peer.presence import Gone
 
 LABELS = ("a", "b", "c", "d")

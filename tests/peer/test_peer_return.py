@@ -20,7 +20,7 @@ from waiting import until
 
 from gossamer.gossip import ONE
 from gossamer.peer.engine import Engine
-from gossamer.peer.errors import PeerError
+from gossamer.peer.exits import PeerError
 
 PAIR = ("a", "b")
 MODES = {

@@ -21,10 +21,10 @@ from peer_kit import (
 from waiting import until
 
 from gossamer.gossip.security import GuardSettings, public_text, revocation_topic
-from gossamer.peer.checkpoint import load_checkpoint, save_checkpoint
-from gossamer.peer.errors import PeerError
+from gossamer.peer.exits import PeerError
 from gossamer.peer.host import BrokerAddress, HostSpec, PeerSpec
-from gossamer.peer.peer import Peer
+from gossamer.peer.lifecycle import Peer
+from gossamer.peer.machine import load_checkpoint, save_checkpoint
 
 LABELS = ("a", "b", "c", "d")
 

@@ -6,15 +6,18 @@ import logging
 
 import pytest
 
-from gossamer.peer.cards import MAX_KEPT_BYTES, Goodbye, kept_goodbyes, read_card
 from gossamer.peer.presence import (
+    MAX_KEPT_BYTES,
     RETURN_GRACE,
     Card,
     Gone,
+    Goodbye,
     Offline,
     Online,
     Roster,
     Status,
+    kept_goodbyes,
+    read_card,
 )
 
 FIELDS = [("layer.weight (global)", [4, 3], "float32")]

@@ -12,9 +12,8 @@ from peer_kit import delivered
 
 from gossamer.gossip import topics
 from gossamer.gossip.security import Death, TrustError
-from gossamer.peer.cards import Card, Status, read_card, read_status
 from gossamer.peer.link import Link
-from gossamer.peer.presence import Online, Roster
+from gossamer.peer.presence import Card, Online, Roster, Status, read_card, read_status
 
 FIELDS = [("layer.weight (global)", [4, 3], "float32")]
 DEEP = b"[" * 200_000

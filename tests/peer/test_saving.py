@@ -13,10 +13,9 @@ from safetensors import SafetensorError
 from waiting import until
 
 from gossamer.gossip import ONE, ReleasePlan
-from gossamer.peer.checkpoint import load_checkpoint
 from gossamer.peer.engine import Engine
-from gossamer.peer.errors import NotSaved
-from gossamer.peer.machine import DiskFiles
+from gossamer.peer.exits import NotSaved
+from gossamer.peer.machine import DiskFiles, load_checkpoint
 from gossamer.peer.presence import Online
 from gossamer.peer.settings import Limits
 

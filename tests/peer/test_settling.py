@@ -8,7 +8,7 @@ from peer_kit import quick
 
 from gossamer.peer.lifecycle import Event, Lifecycle, State
 from gossamer.peer.machine import RealMachine
-from gossamer.peer.shutdown import Settling
+from gossamer.peer.membership import Settling
 
 
 class Scripted(Settling):

@@ -17,7 +17,7 @@ from peer_kit import quick
 from waiting import until
 
 from gossamer.gossip import ONE
-from gossamer.peer.errors import PeerError
+from gossamer.peer.exits import PeerError
 from gossamer.peer.host import BrokerAddress, PeerSpec
 from gossamer.peer.swarm import LocalSwarm, SwarmSpec
 
