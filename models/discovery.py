@@ -48,9 +48,10 @@ def discover(
     """The anatomy of a module: its own word for it, a chain of Linear layers, or what a trace finds.
 
     Layers that meet through skips, concatenations, flattening or grouped convolutions share cells.
-    A cell is a channel; a hidden unit of LSTM, GRU and RNN; a head of attention. Channels that must stay in groups (grouped convolutions, group norm) are one cell per group. Dimensions whose places
-    mean something (kernels, positions, vocabularies) carry no cells; a parameter without any cell (a
-    temperature) is a part of one cell of its own.
+    A cell is a channel; a hidden unit of LSTM, GRU and RNN; a head of attention. Channels that must stay in
+    groups (grouped convolutions, group norm) are one cell per group. Dimensions whose places mean something
+    (kernels, positions, vocabularies) carry no cells; a parameter without any cell (a temperature) is a part
+    of one cell of its own.
 
     example
         An input, a batch of any size; values hardly matter. Modules that are no chain need one.
@@ -246,22 +247,24 @@ def discover_for(
 
 def _one_cell(module: nn.Module) -> Anatomy:
     """A part of a single cell, which all parameters and batch statistics belong to."""
-    parameters = [_map(name, tuple(value.shape)) for name, value in module.named_parameters()]
+    parameters = [in_one_cell(name, value) for name, value in module.named_parameters()]
     if not parameters:
         raise ModelError(f"{type(module).__name__} has no parameters, so there is nothing to share")
     statistics = [
-        _map(name, tuple(value.shape))
+        in_one_cell(name, value)
         for name, value in module.named_buffers()
         if name.rpartition(".")[2] in _STATISTICS and value.ndim
     ]
     return Anatomy((Part("whole", 1),), tuple(parameters), tuple(statistics))
 
 
-def _map(name: str, shape: tuple[int, ...]) -> ParameterMap:
+def in_one_cell(name: str, value: Tensor, cell: int = 0) -> ParameterMap:
+    """A parameter all of which belongs to one cell."""
+    shape = tuple(value.shape)
     if not shape:
-        return ParameterMap(name, shape, (), cell=0)
+        return ParameterMap(name, shape, (), cell)
     # The first axis leads to the cell, so that starting weights are drawn by their fan-in.
-    return ParameterMap(name, shape, (np.zeros(shape[0], np.int64), *[None] * (len(shape) - 1)))
+    return ParameterMap(name, shape, (np.full(shape[0], cell), *[None] * (len(shape) - 1)))
 
 
 # --- proof: parts are right if permuting their cells changes nothing, on numbers -----------------

@@ -405,11 +405,36 @@ GradientTerm = Callable[[Tensor], Tensor]
 """From a network's flat parameters to what is added to their gradient."""
 
 
+class Corrected:
+    """An optimizer before each of whose steps something is done to the gradients."""
+
+    def __init__(self, inner: Any, correct: Callable[[], None]):
+        self._inner, self._correct = inner, correct
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def step(self) -> None:
+        """Correct the gradients, then descend."""
+        self._correct()
+        self._inner.step()
+
+
 @contextmanager
 def adding_to_gradient(learner: SgdLearner, term: GradientTerm) -> Iterator[None]:
     """While inside, every step of the learner descends along gradient + term(parameters)."""
-    optimizer = learner.optimizer
-    learner.optimizer = _Corrected(optimizer, learner.network, term)  # type: ignore[assignment]
+    optimizer, network = learner.optimizer, learner.network
+    spans = network.slicing.anatomy.spans
+    parameters = [(spans[name], value) for name, value in network.module.named_parameters()]
+
+    @torch.no_grad()
+    def add() -> None:
+        addition = term(network.flat)
+        for span, parameter in parameters:
+            piece = addition[span].view_as(parameter)
+            parameter.grad = piece.clone() if parameter.grad is None else parameter.grad + piece
+
+    learner.optimizer = Corrected(optimizer, add)  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -457,25 +482,3 @@ class Proximal:
         """The learner, on the network that this one has now: it may have been replaced from outside."""
         self._learner.network = self.network
         return self._learner
-
-
-class _Corrected:
-    """An optimizer that adds a term to the gradients before each of its steps."""
-
-    def __init__(self, inner: Any, network: SlicedNetwork, term: GradientTerm):
-        self._inner, self._network, self._term = inner, network, term
-        self._parameters: list[nn.Parameter] = list(network.module.parameters())
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
-        self._inner.zero_grad(set_to_none=set_to_none)
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Add the term, then descend."""
-        addition, first = self._term(self._network.flat), 0
-        for parameter in self._parameters:
-            piece = addition[first : first + parameter.numel()].view_as(parameter)
-            parameter.grad = piece.clone() if parameter.grad is None else parameter.grad + piece
-            first += parameter.numel()
-        self._inner.step()

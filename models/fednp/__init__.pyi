@@ -2,7 +2,6 @@ from .gaussians import NPN as NPN
 from .gaussians import GaussianLinear as GaussianLinear
 from .gaussians import Natural as Natural
 from .gaussians import gaussian_kl as gaussian_kl
-from .gaussians import product as product
 from .gaussians import relu_moments as relu_moments
 from .gaussians import server_cavities as server_cavities
 from .gaussians import sigmoid_power_mean as sigmoid_power_mean

@@ -35,7 +35,7 @@ the only approximation is that what leaves a ReLU is taken for Gaussian and its 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import get_args
@@ -119,20 +119,12 @@ class Natural:
         return cls(eta, precision)
 
 
-def product(factors: Iterable[Natural], dimensions: int) -> Natural:
-    """The product of any number of factors."""
-    total = Natural.flat(dimensions)
-    for factor in factors:
-        total = total + factor
-    return total
-
-
 def server_cavities(prior: Natural, sites: Sequence[Natural]) -> list[Natural]:
     """For each client the prior times everybody else's site: Algorithm 1's line 11, with the prior kept.
 
     As printed the prior is dropped, so that one silent client leaves another without any cavity.
     """
-    total = prior + product(sites, len(prior.eta))
+    total = sum(sites, prior)
     return [total - site for site in sites]
 
 
@@ -207,12 +199,17 @@ def _probit_argument(mean: Tensor, variance: Tensor, power: int) -> Tensor:
     return a * (mean + b) / torch.sqrt(1 + _ZETA2 * a * a * variance)
 
 
-def _quadrature(mean: Tensor, variance: Tensor, f: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
-    points, log_weights = _hermite(nodes)
-    points, log_weights = points.to(mean), log_weights.to(mean)
-    z = mean[..., None] + torch.sqrt(variance)[..., None] * points
+def _nodes(mean: Tensor, variance: Tensor, f: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Nodes of a standard normal, f·z at each of them, and the weights that they have under the tilt."""
+    points, log_weights = (values.to(mean) for values in _hermite(nodes))
+    signal = f[..., None] * (mean[..., None] + torch.sqrt(variance)[..., None] * points)
     # In logarithms: far out on the wrong side σ underflows at every node at once.
-    weights = torch.softmax(log_weights + F.logsigmoid(f[..., None] * z), dim=-1)
+    return points, signal, torch.softmax(log_weights + F.logsigmoid(signal), dim=-1)
+
+
+def _quadrature(mean: Tensor, variance: Tensor, f: Tensor, nodes: int) -> Gaussian:
+    points, _, weights = _nodes(mean, variance, f, nodes)
+    z = mean[..., None] + torch.sqrt(variance)[..., None] * points
     first = (weights * z).sum(-1)
     return first, (weights * (z - first[..., None]).square()).sum(-1)
 
@@ -220,11 +217,8 @@ def _quadrature(mean: Tensor, variance: Tensor, f: Tensor, nodes: int) -> tuple[
 def _quadrature_tilt(
     mean: Tensor, variance: Tensor, f: Tensor, nodes: int
 ) -> tuple[Tensor, Tensor]:
-    points, log_weights = _hermite(nodes)
-    points, log_weights = points.to(mean), log_weights.to(mean)
+    points, signal, weights = _nodes(mean, variance, f, nodes)
     spread = torch.sqrt(variance)
-    signal = f[..., None] * (mean[..., None] + spread[..., None] * points)
-    weights = torch.softmax(log_weights + F.logsigmoid(signal), dim=-1)
     up, down = torch.sigmoid(signal), torch.sigmoid(-signal)
     middle = (weights * up).sum(-1)
     g = (weights * down).sum(-1)

@@ -42,9 +42,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..anatomy import Anatomy, ParameterMap, Part, dense_axes
+from ..anatomy import Part
+from ..discovery import in_one_cell
 from ..errors import ModelError
-from ..learner import Learner, Metrics
+from ..learner import Corrected, Learner, Metrics
 from ..network import SlicedNetwork, average
 from ..slicing import ModelGraph, stream
 from .gaussians import (
@@ -201,74 +202,35 @@ def require_unwrapped(network: SlicedNetwork) -> None:
 
 
 def join(network: SlicedNetwork, auxiliary: Auxiliary) -> SlicedNetwork:
-    """The network with the auxiliary one beside it, cut as before, plus FedNP's two partial models."""
-    slicing = network.slicing
+    """The network with the auxiliary one beside it, cut as before, plus FedNP's two partial models.
+
+    Those are on every peer, whole: each is a part of one cell.
+    """
+    slicing, anatomy = network.slicing, network.slicing.anatomy
     taken = slicing.graph.models | set(network.models)
     graph = ModelGraph(
         {model: slicing.graph.dependencies(model) for model in taken} | {MODEL: (), SITES: ()}
     )
-    anatomy, first = _joined(slicing.anatomy, auxiliary)
-    names = [part.name for part in anatomy.parts]
-    slices: dict[str, dict[str, list[int]]] = {
-        model: {
-            name: cells.tolist() for name, cells in zip(names, slicing.cells[model], strict=False)
-        }
-        for model in network.models
-    }
-    for model, parts in ((MODEL, anatomy.parts[first:-2]), (SITES, anatomy.parts[-2:])):
-        slices[model] = {part.name: list(range(part.cells)) for part in parts}
-    return SlicedNetwork(
-        Joint(network.module, auxiliary), slices,
-        graph=graph, peer=network.peer, rest=None, cross=slicing.cross, anatomy=anatomy,
-        buffers=network.buffers,
-    )  # fmt: skip
-
-
-def _joined(anatomy: Anatomy, auxiliary: Auxiliary) -> tuple[Anatomy, int]:
-    """The anatomy of a Joint, and where the auxiliary parts begin."""
-    hidden, dimensions = auxiliary.f[0].out_features, auxiliary.f[2].out_features
-    sizes = {
-        "f.hidden": hidden,
-        "f.signal": dimensions,
-        "npn.hidden": hidden,
-        "npn.theta": len(auxiliary.npn.last.bias),
-        "z": dimensions,
-        "counts": 2,
-    }
-    parts = (*anatomy.parts, *(Part(f"{MODEL}.{name}", cells) for name, cells in sizes.items()))
-    places = range(len(anatomy.parts), len(parts))
-    cells = dict(zip(sizes, dense_axes(parts, *places), strict=True))
-    # What f looks at has the same order on every peer, so these axes span no cells.
-    spans: dict[str, tuple[str | None, ...]] = {
-        "f.0.weight": ("f.hidden", None),
-        "f.0.bias": ("f.hidden",),
-        "f.2.weight": ("f.signal", "f.hidden"),
-        "f.2.bias": ("f.signal",),
-        "sites": (None, "z"),
-        "counts": ("counts",),
-    }
-    for layer, out, into in (
-        ("first", "npn.hidden", "f.signal"),
-        ("last", "npn.theta", "npn.hidden"),
-    ):
-        for name in ("mean", "raw"):
-            spans[f"npn.{layer}.{name}"] = (out, into)
-        for name in ("bias", "raw_bias"):
-            spans[f"npn.{layer}.{name}"] = (out,)
     own, statistics = (
         tuple(replace(each, name=f"model.{each.name}") for each in maps)
         for maps in (anatomy.parameters, anatomy.buffers)
     )
-    added = [
-        ParameterMap(
-            f"{MODEL}.{name}",
-            tuple(value.shape),
-            tuple(None if span is None else cells[span] for span in spans[name]),
-        )
+    cell = int(anatomy.firsts[-1])
+    added = (
+        in_one_cell(f"{MODEL}.{name}", value, cell if value.requires_grad else cell + 1)
         for name, value in auxiliary.named_parameters()
-    ]
-    joined = replace(anatomy, parts=parts, parameters=(*own, *added), buffers=statistics)
-    return joined, len(anatomy.parts)
+    )
+    joined = replace(
+        anatomy, parts=(*anatomy.parts, Part(MODEL, 1), Part(SITES, 1)),
+        parameters=(*own, *added), buffers=statistics,
+    )  # fmt: skip
+    slices = {model: [*map(list, slicing.cells[model]), [], []] for model in network.models}
+    none = [[] for _ in anatomy.parts]
+    return SlicedNetwork(
+        Joint(network.module, auxiliary), slices | {MODEL: [*none, [0], []], SITES: [*none, [], [0]]},
+        graph=graph, peer=network.peer, rest=None, cross=slicing.cross, anatomy=joined,
+        buffers=network.buffers,
+    )  # fmt: skip
 
 
 _MOST = 1000  # samples that f looks at for a site
@@ -349,7 +311,7 @@ class FedNPLearner:
         self._generator = torch.Generator().manual_seed(int(drawn))
         self._optimizer = getattr(inner, "optimizer", None)
         if self._optimizer is not None:
-            inner.optimizer = _Assisted(self._optimizer, self._assist)  # type: ignore[attr-defined]
+            inner.optimizer = Corrected(self._optimizer, self._assist)  # type: ignore[attr-defined]
 
     def count_as(self, weight: float) -> None:
         """Say that this peer's weight in averages is not 1, but this number: its samples, for one."""
@@ -537,21 +499,6 @@ class FedNPLearner:
         change = (site - self.site).stack() / weight
         self._auxiliary.sites.add_(change.to(self._auxiliary.sites))
         self.site = site
-
-
-class _Assisted:
-    """An optimizer that lets FedNP add its gradients before each step."""
-
-    def __init__(self, optimizer: Any, assist: Callable[[], None]):
-        self._optimizer, self._assist = optimizer, assist
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._optimizer, name)
-
-    def step(self) -> None:
-        """Add, then descend."""
-        self._assist()
-        self._optimizer.step()
 
 
 def _inputs_of(inner: Learner, inputs: Tensor | None) -> Tensor:

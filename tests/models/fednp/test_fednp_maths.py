@@ -18,7 +18,6 @@ from gossamer.models.fednp import (
     GaussianLinear,
     Natural,
     gaussian_kl,
-    product,
     relu_moments,
     server_cavities,
     sigmoid_power_mean,
@@ -146,7 +145,7 @@ naturals = st.lists(st.tuples(st.floats(-50, 50), st.floats(0, 100)), min_size=3
 @given(st.lists(naturals, min_size=1, max_size=8))
 def test_every_cavity_times_its_site_is_the_whole_product(sites):
     prior = Natural.standard(3)
-    whole = prior + product(sites, 3)
+    whole = sum(sites, prior)
     for site, cavity in zip(sites, server_cavities(prior, sites), strict=True):
         again = cavity + site
         scale = 1 + float(whole.stack().abs().max())
@@ -180,7 +179,7 @@ def run_ep(
             cavity = server_cavities(prior, sites)[k]
             factor = tilted_factor(*cavity.moments(), signals[k], nodes=40)
             sites[k] = updated_site(sites[k], Natural(*factor), damping)
-    return (prior + product(sites, signals.shape[1])).stack()
+    return sum(sites, prior).stack()
 
 
 def test_one_fixed_point_is_reached_from_random_orders():
