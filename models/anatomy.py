@@ -163,6 +163,13 @@ class Anatomy:
             return self
         raise ModelError(f"buffers {how!r} is unknown; there are average, local, recompute")
 
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """The parameters in a flat vector, or in each row of a stack of them, as views of it."""
+        return {
+            one.name: flat[..., self.spans[one.name]].view(*flat.shape[:-1], *one.shape)
+            for one in self.parameters
+        }
+
     def cells(self, part: int) -> np.ndarray:
         """The numbers of a part's cells: what to put on an axis that the part spans."""
         return np.arange(self.firsts[part], self.firsts[part + 1])

@@ -424,14 +424,12 @@ class Corrected:
 def adding_to_gradient(learner: SgdLearner, term: GradientTerm) -> Iterator[None]:
     """While inside, every step of the learner descends along gradient + term(parameters)."""
     optimizer, network = learner.optimizer, learner.network
-    spans = network.slicing.anatomy.spans
-    parameters = [(spans[name], value) for name, value in network.module.named_parameters()]
 
     @torch.no_grad()
     def add() -> None:
-        addition = term(network.flat)
-        for span, parameter in parameters:
-            piece = addition[span].view_as(parameter)
+        addition = network.slicing.anatomy.views(term(network.flat))
+        for name, parameter in network.module.named_parameters():
+            piece = addition[name]
             parameter.grad = piece.clone() if parameter.grad is None else parameter.grad + piece
 
     learner.optimizer = Corrected(optimizer, add)  # type: ignore[assignment]

@@ -157,10 +157,9 @@ class SlicedNetwork:
     def rebind(self, flat: Tensor) -> None:
         """Let the module's tensors be views of `flat`, into which the caller has copied their values."""
         self.flat = flat
-        offset = 0
-        for value in self._tensors():
-            value.data = flat[offset : offset + value.numel()].view(value.shape)
-            offset += value.numel()
+        views = self.slicing.anatomy.views(flat).values()
+        for value, view in zip(self._tensors(), views, strict=True):
+            value.data = view
 
     def own_buffers(self) -> dict[str, Tensor]:
         """The buffers that are not in the flat tensor: counters, and statistics that are not averaged."""

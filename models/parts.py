@@ -393,15 +393,10 @@ def _trace(
             both = ledger.channels(name, size, made=False)
             ledger.place(name, node.pruning_dim, both.ids)
             ends[node.module] = Ends(both, both)
-    leaving: list[Channels] = []
     for layer, end in ends.items():
-        if not end.makes.made or layer not in graph.module2node:
-            continue
-        if not ledger.dropped(end.makes):
+        if end.makes.made and layer in graph.module2node and not ledger.dropped(end.makes):
             _follow(graph, layer, ends, ledger)
-        if not graph.module2node[layer].outputs:
-            leaving.append(end.makes)
-    return leaving or _last(graph, ends)
+    return _last(graph, ends)
 
 
 def _input_layer(x: Tensor, dim: int | None) -> nn.Module:
@@ -460,7 +455,7 @@ def _follow(graph: Any, layer: nn.Module, ends: dict[Any, Ends], ledger: Ledger)
 
 
 def _last(graph: Any, ends: dict[Any, Ends]) -> list[Channels]:
-    """The makers from which the output comes when operations without channels follow them."""
+    """The last makers on the ways to the outputs: operations without channels may follow them."""
     makers: list[Channels] = []
     stack = [node for node in graph.module2node.values() if not node.outputs]
     seen: set[int] = set()

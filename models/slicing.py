@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from .anatomy import Anatomy, ParameterMap, Part, repeats
+from .anatomy import Anatomy, Part, repeats
 from .errors import ModelError
 
 if TYPE_CHECKING:
@@ -65,24 +65,15 @@ class ModelGraph:
         """All that `model` depends on, directly or through others."""
         return self._below.get(model, frozenset())
 
-    def depends(self, lower: str, higher: str) -> bool:
-        """Whether `lower` depends on `higher`, directly or through others."""
-        return higher in self.dependencies(lower)
-
-    def reduced(self, models: Iterable[str]) -> frozenset[str]:
-        """The paper's R(π): drop every model that another one in the set depends on."""
-        present = frozenset(models)
-        return present.difference(*(self.dependencies(model) for model in present))
-
     def owner(self, models: Iterable[str], *, cross: bool = False) -> str | None:
         """Who averages a parameter whose cells belong to `models`; None when it stays private.
 
-        With `cross` (the paper's Algorithm 2) unrelated models own it together, under `pair_name`.
+        The paper's R(π): every model that another one in the set depends on is dropped. With `cross` (its
+        Algorithm 2) unrelated models that are left own the parameter together, under `pair_name`.
         """
-        left = self.reduced(models)
-        if len(left) == 1:
-            return next(iter(left))
-        return pair_name(left) if cross and left else None
+        present = frozenset(models)
+        left = present.difference(*(self.dependencies(model) for model in present))
+        return pair_name(left) if len(left) == 1 or (left and cross) else None
 
 
 def pair_name(models: Iterable[str]) -> str:
@@ -594,30 +585,21 @@ def starting_values(
 def _scales(anatomy: Anatomy, current: np.ndarray, start: Start) -> tuple[np.ndarray, np.ndarray]:
     """Per coordinate: the spread of its draw, and what the draw is added to."""
     scale, base = np.zeros(anatomy.size), np.zeros(anatomy.size)
-    for parameter in anatomy.parameters:
-        span = anatomy.spans[parameter.name]
-        constant = parameter.size > 0 and bool((current[span] == current[span.start]).all())
-        if _is_weight(parameter):
-            scale[span] = _spread(int(np.prod(parameter.shape[1:], dtype=np.int64)), start)
+
+    def spread(fan_in: int) -> float:
+        return start.gain / np.sqrt(fan_in) if start.by_fan_in else start.gain
+
+    for one in anatomy.parameters:
+        span, axes = anatomy.spans[one.name], len(one.shape)
+        if (
+            axes > 1 and one.axes[0] is not None
+        ):  # leads to cells: dense, convolution, gates, attention
+            scale[span] = spread(int(np.prod(one.shape[1:], dtype=np.int64)))
             base[span] = start.shift
-        elif _is_bias(parameter):
-            continue
-        elif constant:
+        elif axes == 1 and "bias" in one.name.rpartition(".")[2]:
+            continue  # by name: a layer of one cell has a bias that looks as constant as a gain
+        elif one.size and bool((current[span] == current[span.start]).all()):
             base[span] = current[span.start]  # PReLU slopes, norm gains: the module knows best
-        elif len(parameter.shape) > 1:
-            scale[span] = _spread(parameter.shape[-1], start)
+        elif axes > 1:
+            scale[span] = spread(one.shape[-1])
     return scale, base
-
-
-def _is_weight(parameter: ParameterMap) -> bool:
-    """Whether it leads to the cells of its first axis: dense, convolution, gates, attention."""
-    return len(parameter.shape) > 1 and parameter.axes[0] is not None
-
-
-def _is_bias(parameter: ParameterMap) -> bool:
-    """By name: a layer of one cell has a bias that looks as constant as a gain."""
-    return len(parameter.shape) == 1 and "bias" in parameter.name.rpartition(".")[2]
-
-
-def _spread(fan_in: int, start: Start) -> float:
-    return start.gain / np.sqrt(fan_in) if start.by_fan_in else start.gain

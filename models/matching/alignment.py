@@ -202,12 +202,10 @@ def permute_optimizer(
     Everything that an optimizer remembers in the shape of a parameter is moved with it; numbers that
     it keeps per parameter stay. Call it together with `found.apply(network)`, before the next step.
     """
-    offset = 0
-    for parameter in network.module.parameters():
-        size = parameter.numel()
+    for name, parameter in network.module.named_parameters():
+        span = network.slicing.anatomy.spans[name]
         # Cells change places inside a parameter, never between two of them.
-        order = torch.from_numpy(found.order[offset : offset + size] - offset).to(parameter.device)
-        offset += size
+        order = torch.from_numpy(found.order[span] - span.start).to(parameter.device)
         for slot in optimizer.state.get(parameter, {}).values():
             if isinstance(slot, Tensor) and slot.shape == parameter.shape:
                 slot.copy_(slot.reshape(-1)[order].view(slot.shape))
@@ -340,9 +338,8 @@ def _with_values(network: SlicedNetwork, flat: np.ndarray) -> nn.Module:
     other = deepcopy(network.module).eval()
     anatomy = network.slicing.anatomy
     tensors = named_tensors(other)
-    for one in anatomy.parameters:
-        piece = torch.from_numpy(flat[anatomy.spans[one.name]])
-        tensors[one.name].data = piece.to(tensors[one.name]).view(one.shape)
+    for name, piece in anatomy.views(torch.from_numpy(flat)).items():
+        tensors[name].data = piece.to(tensors[name])
     if anatomy.buffers:  # statistics of the peer's own do not fit other values: take the batch's
         for norm in other.modules():
             if isinstance(norm, BATCH_NORMS):

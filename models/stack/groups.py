@@ -12,10 +12,12 @@ import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import nan, prod
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +31,11 @@ from .. import (
     ModelError,
     Right,
     SgdLearner,
+    SlicedNetwork,
     cross_entropy,
     squared_error,
 )
+from ..discovery import CONVOLUTIONS
 from . import kernel, plan
 from .stack import (
     Alone,
@@ -54,7 +58,7 @@ class TrainingJob:
 
     pool: samples of all peers. index, labels: [peers, samples] for these peers, in their order.
     ends: where each step ends in that order. mean: whether a step descends by the mean of its losses or
-    by their sum. count: steps that were taken before.
+    by their sum. taken: steps that were taken before.
     """
 
     pool: Tensor
@@ -63,23 +67,17 @@ class TrainingJob:
     ends: list[int]
     rule: UpdateRule
     mean: bool
-    count: int
+    taken: int
+
+    def steps(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Of every step: its number, from 1, and [peers, batch] of `index` and of `labels`."""
+        for number, (first, last) in enumerate(pairwise((0, *self.ends)), start=self.taken + 1):
+            yield number, self.index[:, first:last], self.labels[:, first:last]
 
 
-class Engine(Protocol):
-    """Runs networks of one architecture; `rows` are some peers' rows of a stack."""
-
-    activations: int
-    """Values that one sample fills on its way through the network and back."""
-
-    def train(self, rows: Tensor, state: list[Tensor], job: TrainingJob) -> Tensor:
-        """Train in place; return the outputs seen on the way, in either form that `score` reads."""
-        ...
-
-    def outputs(self, rows: Tensor, inputs: Tensor) -> Tensor:
-        """Return outputs [peers, samples, classes] for inputs [peers, samples, …]."""
-        ...
-
+# Engines run networks of one architecture; `rows` are some peers' rows of a stack, `activations` the values
+# that one sample fills on its way through the network and back. `train` works in place and returns the
+# outputs seen on the way, in either form that `score` reads; `outputs` returns [peers, samples, classes].
 
 # --- chains of Linear layers --------------------------------------------------------------------
 
@@ -183,20 +181,18 @@ class ChainEngine:
     ) -> list[Tensor]:
         """Train by a rule that wants gradients; the outputs of every step."""
         gradients = [torch.empty_like(value) for value in values]
-        nothing, seen, first = pool.new_empty(0), [], 0
-        for number, last in enumerate(job.ends, start=1):
-            x = pool.index_select(0, job.index[:, first:last].reshape(-1))
-            goal = job.labels[:, first:last]
-            if len(job.index) > 1:
-                x = x.view(len(job.index), last - first, -1)
+        nothing, seen = pool.new_empty(0), []
+        for number, index, goal in job.steps():
+            x = pool.index_select(0, index.reshape(-1))
+            if len(index) > 1:
+                x = x.view(*index.shape, -1)
             else:
                 goal = goal[0]
             outputs, _ = kernel.step(
                 values, self._layers, x, goal, self._loss, job.mean, 0.0, gradients, nothing
             )
-            job.rule.step(values, gradients, state, job.count + number)
+            job.rule.step(values, gradients, state, number)
             seen.append(outputs)
-            first = last
         return seen
 
     def _pieces(self, rows: Tensor) -> list[Tensor]:
@@ -220,11 +216,10 @@ def _is_packed(rows: Tensor) -> bool:
 class ModuleEngine:
     """Any module without buffers or randomness, by functional_call under vmap."""
 
-    def __init__(self, module: nn.Module, loss: Loss, sample: Tensor, device: torch.device):
-        self._module, self._loss = module, loss
+    def __init__(self, network: SlicedNetwork, loss: Loss, sample: Tensor, device: torch.device):
+        self._module, self._loss, self._device = network.module, loss, device
+        self._pieces = network.slicing.anatomy.views
         self._own = threading.local()
-        self._device = device
-        self._shapes = {name: tuple(value.shape) for name, value in module.named_parameters()}
         # What a module keeps for its backward pass is not known; some multiples of its input are.
         self.activations = 16 * sample[0].numel()
 
@@ -233,14 +228,11 @@ class ModuleEngine:
         held = [list(self._pieces(slot).values()) for slot in state]
         gradients_of = vmap(grad(self._loss_of(job.mean), has_aux=True))
         seen: list[Tensor] = []
-        first = 0
-        for number, last in enumerate(job.ends, start=1):
-            inputs = job.pool[job.index[:, first:last]]
-            gradients, outputs = gradients_of(values, inputs, job.labels[:, first:last])
+        for number, index, labels in job.steps():
+            gradients, outputs = gradients_of(values, job.pool[index], labels)
             ordered = [gradients[name] for name in values]
-            job.rule.step(list(values.values()), ordered, held, job.count + number)
+            job.rule.step(list(values.values()), ordered, held, number)
             seen.append(outputs)
-            first = last
         return torch.cat(seen, dim=1)
 
     @torch.no_grad()
@@ -278,13 +270,6 @@ class ModuleEngine:
         if not hasattr(self._own, "module"):
             self._own.module = deepcopy(self._module).to(self._device)
         return self._own.module
-
-    def _pieces(self, rows: Tensor) -> dict[str, Tensor]:
-        blocks = rows.split([prod(shape) for shape in self._shapes.values()], 1)
-        return {
-            name: block.unflatten(1, shape or (1,))
-            for block, (name, shape) in zip(blocks, self._shapes.items(), strict=True)
-        }
 
 
 # --- scores -------------------------------------------------------------------------------------
@@ -350,18 +335,18 @@ Task = Callable[[], list[tuple[int, Metrics]]]
 
 _PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device)
 _OF_TORCH = frozenset(vars(nn.Module()))
-_CONVOLUTIONS = (
-    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
-)  # fmt: skip
 
 
 class Group(ABC):
     """Learners that train together. `places` are theirs among all learners; rows follow that order."""
 
-    stacked = True
-
-    def __init__(self, places: Sequence[int], stacks: Sequence[Stack | Alone]):
-        self.places, self.stacks = places, stacks
+    def __init__(self, places: Sequence[int], learners: Sequence[Any], device: torch.device | None):
+        """Stack the learners' networks on a device, or (None) leave each where it is."""
+        self.places, self._learners, self.stacked = places, list(learners), device is not None
+        networks = [one.network for one in learners]
+        self.stacks = (
+            [Alone(one) for one in networks] if device is None else [Stack(networks, device)]
+        )
 
     @abstractmethod
     def train(self, rows: Sequence[int], repeats: int) -> list[Task]:
@@ -399,31 +384,46 @@ class Group(ABC):
         return [(self.places[row], found) for row, found in zip(rows, metrics, strict=True)]
 
 
-class SgdGroup(Group):
+class StackedGroup(Group):
+    """Learners whose networks are rows of one stack."""
+
+    def __init__(self, places: Sequence[int], learners: Sequence[Any], device: torch.device):
+        super().__init__(places, learners, device)
+        self._device, self._values = device, self.stacks[0].values
+
+    @contextmanager
+    def _rows(self, rows: Sequence[int], *more: Tensor) -> Iterator[list[Tensor]]:
+        """Lend some peers' rows of the stack, and of what lies like it, to be changed in place."""
+        where, held = as_rows(rows, self._device), (self._values, *more)
+        lent = [whole[where] for whole in held]
+        yield lent
+        if not isinstance(where, slice):  # scattered rows were copied together
+            for whole, part in zip(held, lent, strict=True):
+                whole[where] = part
+
+
+class SgdGroup(StackedGroup):
     """Stacked gradient descent: equal networks, losses, batches and optimizers; data of their own."""
 
     def __init__(
         self,
         places: Sequence[int],
         learners: Sequence[SgdLearner],
-        engine: Engine,
+        engine: ChainEngine | ModuleEngine,
         rule: UpdateRule,
         device: torch.device,
     ):
-        first = learners[0]
-        self._learners, self._engine, self._rule = list(learners), engine, rule
-        self._stack, self._device = Stack([one.network for one in learners], device), device
-        super().__init__(places, [self._stack])
-        self._slots = OptimizerStates(self._learners, rule, self._stack.values, self._stack.shared)
+        super().__init__(places, learners, device)
+        self._engine, self._rule, shared = engine, rule, self.stacks[0].shared
+        self._slots = OptimizerStates(self._learners, rule, self._values, shared)
         self._samples = [Pool([one.samples[k] for one in learners], device) for k in (0, 1)]
         self._tests = [Pool([one.held_out[k] for one in learners], device) for k in (0, 1)]
-        if self._stack.shared:  # learners hold views of what was copied together
+        if shared:  # learners hold views of what was copied together
             for index, learner in enumerate(self._learners):
                 learner.samples = self._samples[0].view(index), self._samples[1].view(index)
                 learner.held_out = self._tests[0].view(index), self._tests[1].view(index)
-        self._size = plan.peers_per_task(
-            len(learners), len(first.network.flat), first.batch * engine.activations
-        )
+        step = learners[0].batch * engine.activations
+        self._size = plan.peers_per_task(len(learners), self._values.shape[1], step)
 
     def train(self, rows: Sequence[int], repeats: int) -> list[Task]:
         self._rule = self._present_rule()
@@ -466,18 +466,14 @@ class SgdGroup(Group):
             one.reduction == "mean",
             count,
         )
-        held = [self._stack.values, *self._slots.values]
-        values, *state = [whole[where] for whole in held]
-        outputs = self._engine.train(values, state, job)
-        if not isinstance(where, slice):  # scattered rows were copied together
-            for whole, part in zip(held, (values, *state), strict=True):
-                whole[where] = part
+        with self._rows(rows, *self._slots.values) as (values, *state):
+            outputs = self._engine.train(values, state, job)
         return self._named(rows, score(outputs, seen_labels, one.loss, one.right))
 
     def _test(self, rows: Sequence[int]) -> list[tuple[int, Metrics]]:
         """Peers with equally many test samples."""
         one, (inputs, labels) = self._learners[0], self._tests
-        values = self._stack.values[as_rows(rows, self._device)]
+        values = self._values[as_rows(rows, self._device)]
         metrics = [Metrics()] * len(rows)
         # A thousand at once for one peer, as the learner itself does.
         some, samples = max(1, min(1000, plan.TEST_ROWS // len(rows))), labels.counts[rows[0]]
@@ -505,20 +501,18 @@ class SgdGroup(Group):
         return replace(self._rule, rate=rates.pop())
 
 
-class AssociativeGroup(Group):
+class AssociativeGroup(StackedGroup):
     """Associative learners with equal layouts, thresholds, local samples and rates."""
 
     def __init__(
         self, places: Sequence[int], learners: Sequence[AssociativeLearner], device: torch.device
     ):
-        self._learners = list(learners)
-        self._stack, self._device = Stack([one.network for one in learners], device), device
-        super().__init__(places, [self._stack])
+        super().__init__(places, learners, device)
         self._samples = Pool([learner.samples for learner in learners], device)
         self._counts = torch.tensor(self._samples.counts, device=device)
-        size = len(learners[0].network.flat)
         # Not products but sweeps over all weights: many peers at once, as long as they stay in cache.
-        self._size = max(1, min(plan.TASK_BYTES // (4 * size), -(-len(learners) // plan.TASKS)))
+        fit = plan.TASK_BYTES // (4 * self._values.shape[1])
+        self._size = max(1, min(fit, -(-len(learners) // plan.TASKS)))
 
     def train(self, rows: Sequence[int], repeats: int) -> list[Task]:
         return [lambda rows=some: self._train(rows, repeats) for some in _cut(rows, self._size)]
@@ -535,18 +529,16 @@ class AssociativeGroup(Group):
     def _train(self, rows: Sequence[int], repeats: int) -> list[tuple[int, Metrics]]:
         learners, where = [self._learners[row] for row in rows], as_rows(rows, self._device)
         one, count = learners[0], repeats * learners[0].local_samples
-        values = self._stack.values[where]
         module, into_hidden = one.module, one.module.hidden.numel()
-        hidden = values[:, :into_hidden].unflatten(1, tuple(module.hidden.shape))
-        visible = values[:, into_hidden:].unflatten(1, tuple(module.visible.shape))
         starts, counts = self._samples.starts[where], self._counts[where]
         positions = torch.tensor([one.state()["next"] for one in learners], device=self._device)
-        for _ in range(count):
-            vectors = self._samples.rows[starts + positions]
-            _learn(hidden, visible, vectors, module.threshold, one.rate)
-            positions = (positions + 1) % counts
-        if not isinstance(where, slice):  # scattered rows were copied together
-            self._stack.values[where] = values
+        with self._rows(rows) as (values,):
+            hidden = values[:, :into_hidden].unflatten(1, tuple(module.hidden.shape))
+            visible = values[:, into_hidden:].unflatten(1, tuple(module.visible.shape))
+            for _ in range(count):
+                vectors = self._samples.rows[starts + positions]
+                _learn(hidden, visible, vectors, module.threshold, one.rate)
+                positions = (positions + 1) % counts
         for learner, position in zip(learners, positions.tolist(), strict=True):
             learner.restore({"next": position})
         return self._named(rows, [Metrics(samples=count)] * len(rows))
@@ -562,12 +554,6 @@ def _learn(hidden: Tensor, visible: Tensor, vectors: Tensor, threshold: float, r
 
 class LoopGroup(Group):
     """Learners that cannot be stacked train one after the other, each by its own code."""
-
-    stacked = False
-
-    def __init__(self, places: Sequence[int], learners: Sequence[Learner]):
-        super().__init__(places, [Alone(learner.network) for learner in learners])
-        self._learners = learners
 
     def train(self, rows: Sequence[int], repeats: int) -> list[Task]:
         return [
@@ -617,7 +603,7 @@ def form_group(kind: Kind, learners: Sequence[Learner], device: torch.device | N
     """Stack the learners of a kind, or leave them as they are."""
     chosen: list[Any] = [learners[place] for place in kind.places]
     if not kind.stackable:
-        return LoopGroup(kind.places, chosen)
+        return LoopGroup(kind.places, chosen, None)
     where = device or chosen[0].network.flat.device
     if isinstance(chosen[0], AssociativeLearner):
         return AssociativeGroup(kind.places, chosen, where)
@@ -627,9 +613,9 @@ def form_group(kind: Kind, learners: Sequence[Learner], device: torch.device | N
     if chain is not None:
         return SgdGroup(kind.places, chosen, ChainEngine(chain, one.loss), kind.rule, where)
     inputs, labels = one.samples[0][:1].to(where), one.samples[1][:1].to(where)
-    engine = ModuleEngine(one.network.module, one.loss, inputs, where)
+    engine = ModuleEngine(one.network, one.loss, inputs, where)
     if not engine.can_stack(one.network.flat[None].to(where), inputs[None], labels[None]):
-        return LoopGroup(kind.places, chosen)
+        return LoopGroup(kind.places, chosen, None)
     return SgdGroup(kind.places, chosen, engine, kind.rule, where)
 
 
@@ -653,7 +639,7 @@ def _kind(learner: Learner) -> Kind:
     if chain is None and any(True for _ in module.buffers()):
         return Kind("buffers", stackable=False)
     large = learner.batch * learner.samples[0][0].numel() > plan.LARGE_IMAGES
-    if large and any(isinstance(layer, _CONVOLUTIONS) for layer in module.modules()):
+    if large and any(isinstance(layer, CONVOLUTIONS) for layer in module.modules()):
         return Kind("convolutions that are faster one by one", stackable=False)
     key = (
         chain or _signature(module), rule, count, learner.loss, learner.local_samples, learner.batch,

@@ -20,10 +20,11 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -207,16 +208,14 @@ def estimate(
     together = peers_per_task(peers, parameters, step_values)
     task = together * (3 * parameters + 2 * step_values) * element
     work = threads * (task + 3 * BLOCK_BYTES)
-    return Needs(
-        (
-            Term(f"parameters of {peers:,} peers", values, values if held else 0),
-            Term("optimizer state", slots * values),
-            Term("training samples", sample_bytes, sample_bytes if held else 0),
-            Term("test samples", test_bytes, test_bytes if held else 0),
-            Term("coordinates of partial models", index_bytes, index_bytes if held else 0),
-            Term(WORK, work),
-        )
-    )
+    own = {
+        f"parameters of {peers:,} peers": values,
+        "training samples": sample_bytes,
+        "test samples": test_bytes,
+        "coordinates of partial models": index_bytes,
+    }
+    terms = [Term(name, size, size if held else 0) for name, size in own.items()]
+    return Needs((*terms, Term("optimizer state", slots * values), Term(WORK, work)))
 
 
 def combine(needs: Iterable[Needs]) -> Needs:
@@ -257,7 +256,7 @@ def _of_kind(kind: Kind, learners: Sequence[Learner], threads: int, moved: bool)
     if isinstance(learners[0], SgdLearner):
         cells = sum(part.cells for part in network.slicing.anatomy.parts)
         step_values = 2 * learners[0].batch * cells
-    needs = estimate(
+    return estimate(
         peers=len(learners),
         parameters=len(network.flat),
         slots=len(kind.rule.state_names) if kind.rule is not None else 0,
@@ -267,11 +266,8 @@ def _of_kind(kind: Kind, learners: Sequence[Learner], threads: int, moved: bool)
         threads=threads,
         step_values=step_values,
         element=network.flat.element_size(),
-        held=True,
+        held=not moved,
     )
-    if moved:
-        return Needs(tuple(Term(term.name, term.bytes) for term in needs.terms))
-    return needs
 
 
 def _unique_bytes(tensors: Iterable[Tensor]) -> int:
@@ -283,25 +279,14 @@ def _unique_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(found.values())
 
 
-def free_memory(device: torch.device) -> int | None:
-    """Return the bytes that can still be taken on a device; None where it cannot be told."""
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that can still be taken on a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    rooms = [room for room in (_meminfo(), _control_group()) if room is not None]
-    return min(rooms, default=None)
+    return int(min(psutil.virtual_memory().available, _control_group()))
 
 
-def _meminfo() -> int | None:
-    try:
-        for line in Path("/proc/meminfo").read_text("utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-    except OSError:
-        pass
-    return None
-
-
-def _control_group() -> int | None:
+def _control_group() -> float:
     """What a container is still allowed to take; page cache, which can be dropped, counts as free."""
     folder = Path("/sys/fs/cgroup")
     try:
@@ -310,5 +295,5 @@ def _control_group() -> int | None:
         lines = (folder / "memory.stat").read_text("utf-8").splitlines()
         cached = sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
     except (OSError, ValueError):
-        return None
-    return None if most == "max" else max(int(most) - used + cached, 0)
+        return inf
+    return inf if most == "max" else max(int(most) - used + cached, 0)

@@ -342,14 +342,14 @@ class OptimizerStates:
     def _entries(self) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
         """Every entry of every optimizer: the parameter's state, the entry's name, and its tensor here."""
         for row, learner in enumerate(self._learners if self._names else ()):
-            states, offset = _states(learner), 0
-            for index, parameter in enumerate(learner.network.module.parameters()):
-                state, end = states[parameter], offset + parameter.numel()
-                for name, values in zip(self._names, self.values, strict=True):
-                    yield state, name, values[row, offset:end].view(parameter.shape)
+            network, states = learner.network, _states(learner)
+            views = [network.slicing.anatomy.views(values[row]) for values in self.values]
+            for index, (key, parameter) in enumerate(network.module.named_parameters()):
+                state = states[parameter]
+                for name, mine in zip(self._names, views, strict=True):
+                    yield state, name, mine[key]
                 if self._steps.shape[1]:
                     yield state, "step", self._steps[row, index]
-                offset = end
 
 
 def _states(learner: SgdLearner) -> Any:
