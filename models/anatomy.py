@@ -166,7 +166,7 @@ class Anatomy:
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The parameters in a flat vector, or in each row of a stack of them, as views of it."""
         return {
-            one.name: flat[..., self.spans[one.name]].view(*flat.shape[:-1], *one.shape)
+            one.name: flat[..., self.spans[one.name]].view((*flat.shape[:-1], *one.shape))
             for one in self.parameters
         }
 

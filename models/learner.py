@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -144,6 +145,88 @@ class PlainSgd:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """There is no state."""
+
+
+Tensors = Sequence[Tensor]
+States = Sequence[Tensors]
+
+
+@dataclass(frozen=True)
+class UpdateRule(ABC):
+    """An optimizer's update rule with its settings. Learners with equal rules can share a stack."""
+
+    rate: float
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of the state that the optimizer keeps per coordinate, as torch calls them."""
+        return ()
+
+    @abstractmethod
+    def step(self, values: Tensors, gradients: Tensors, state: States, count: int) -> None:
+        """Move `values` in place; `state` has one list per name; `count` is the step's number, from 1."""
+
+
+class Plain(UpdateRule):
+    """`w −= rate · gradient`."""
+
+    def step(self, values: Tensors, gradients: Tensors, state: States, count: int) -> None:
+        for value, gradient in zip(values, gradients, strict=True):
+            value.add_(gradient, alpha=-self.rate)
+
+
+@dataclass(frozen=True)
+class Momentum(UpdateRule):
+    """torch.optim.SGD with momentum, Nesterov's or not, and weight decay."""
+
+    momentum: float
+    decay: float
+    nesterov: bool
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return ("momentum_buffer",) if self.momentum else ()
+
+    def step(self, values: Tensors, gradients: Tensors, state: States, count: int) -> None:
+        for index, (value, gradient) in enumerate(zip(values, gradients, strict=True)):
+            if self.decay:
+                gradient = gradient.add(value, alpha=self.decay)
+            if self.momentum:
+                # From a buffer of zeros the first step gives the gradient itself, as torch does.
+                velocity = state[0][index].mul_(self.momentum).add_(gradient)
+                gradient = (
+                    gradient.add(velocity, alpha=self.momentum) if self.nesterov else velocity
+                )
+            value.add_(gradient, alpha=-self.rate)
+
+
+@dataclass(frozen=True)
+class Adam(UpdateRule):
+    """torch.optim.Adam, and AdamW where decay is decoupled."""
+
+    betas: tuple[float, float]
+    epsilon: float
+    decay: float
+    decoupled: bool
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq")
+
+    def step(self, values: Tensors, gradients: Tensors, state: States, count: int) -> None:
+        beta1, beta2 = self.betas
+        step_size = self.rate / (1 - beta1**count)
+        bias_correction2_sqrt = (1 - beta2**count) ** 0.5
+        for index, (value, gradient) in enumerate(zip(values, gradients, strict=True)):
+            mean, square = state[0][index], state[1][index]
+            if self.decay and self.decoupled:
+                value.mul_(1 - self.rate * self.decay)
+            elif self.decay:
+                gradient = gradient.add(value, alpha=self.decay)
+            mean.lerp_(gradient, 1 - beta1)
+            square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            root = square.sqrt().div_(bias_correction2_sqrt).add_(self.epsilon)
+            value.addcdiv_(mean, root, value=-step_size)
 
 
 class SgdLearner:

@@ -243,24 +243,18 @@ class SlicedNetwork:
         touched = {one.name: [anatomy.part_of(axis) for axis in one.axes] for one in parameters}
         pairs = [parts for parts in touched.values() if len(parts) == 2]
         following = {source: target for target, source in pairs}
-        starts = [part for part in following if part not in following.values()]
-        position: dict[int | None, int] = {}  # in the chain, of every part but the input
-        if len(following) == len(pairs) and len(starts) == 1:
-            part = following.get(starts[0])
-            while part is not None and part not in position:
-                position[part] = len(position)
-                part = following.get(part)
-        if len(position) != len(following) or any(
-            parts[0] not in position for parts in touched.values()
-        ):
+        chain = [part for part in following if part not in following.values()][:1]
+        while chain and chain[-1] in following and len(chain) <= len(pairs):
+            chain.append(following[chain[-1]])
+        position = {part: index for index, part in enumerate(chain[1:])}
+        if len(position) != len(pairs) or any(p[0] not in position for p in touched.values()):
             return names
-        last = (len(position), True)
-        return sorted(
-            names,
-            key=lambda name: (
-                (position[touched[name][0]], len(touched[name]) != 2) if name in touched else last
-            ),
-        )
+
+        def place(name: str) -> tuple[int, bool]:
+            parts = touched.get(name)
+            return (position[parts[0]], len(parts) != 2) if parts else (len(pairs), True)
+
+        return sorted(names, key=place)
 
     def _tensors(self) -> list[Tensor]:
         """What the flat tensor holds, in its order."""

@@ -45,8 +45,8 @@ from torch import Tensor, nn
 from ..anatomy import Part
 from ..discovery import in_one_cell
 from ..errors import ModelError
-from ..learner import Corrected, Learner, Metrics
-from ..network import SlicedNetwork, average
+from ..learner import Adam, Corrected, Learner, Metrics
+from ..network import SlicedNetwork, average, check_weights
 from ..slicing import ModelGraph, stream
 from .gaussians import (
     NPN,
@@ -291,7 +291,9 @@ class FedNPLearner:
         auxiliary.start(seed, self._values().detach())
         self._auxiliary = auxiliary.to(network.flat)
         self.network = inner.network = join(network, self._auxiliary)
-        self._adam = Adam(self._auxiliary.learned(), self.options.auxiliary_rate)
+        self._adam = Adam(self.options.auxiliary_rate, (0.9, 0.999), 1e-8, 0.0, decoupled=False)
+        self._moments = [[torch.zeros_like(p.data) for p in auxiliary.learned()] for _ in range(2)]
+        self._steps = 0
         dimensions = self.options.dimensions
         self.prior = Natural.standard(dimensions)
         self.site = Natural.flat(dimensions)
@@ -315,10 +317,7 @@ class FedNPLearner:
 
     def count_as(self, weight: float) -> None:
         """Say that this peer's weight in averages is not 1, but this number: its samples, for one."""
-        if not 0 < weight < float("inf"):
-            raise ModelError(
-                f"peer {self.network.peer!r}: weight {weight} is not a positive number"
-            )
+        check_weights([self.network], [weight])
         self.weight_of = lambda model: weight
 
     def train(self, steps: int = 1) -> Metrics:
@@ -348,7 +347,11 @@ class FedNPLearner:
             "inner": self.inner.state(),
             "site": self.site.stack(),
             "cavity": self.cavity.stack(),
-            "adam": self._adam.state(),
+            "adam": {
+                "steps": self._steps,
+                "first": [moment.clone() for moment in self._moments[0]],
+                "second": [moment.clone() for moment in self._moments[1]],
+            },
             "untold": self._untold.clone(),
             "count": asdict(self._count),
             "generator": self._generator.get_state(),
@@ -359,7 +362,10 @@ class FedNPLearner:
         self.inner.restore(state["inner"])
         self.site = Natural.unstack(torch.as_tensor(state["site"]))
         self.cavity = Natural.unstack(torch.as_tensor(state["cavity"]))
-        self._adam.restore(state["adam"])
+        self._steps = int(state["adam"]["steps"])
+        for moments, saved in zip(self._moments, ("first", "second"), strict=True):
+            for moment, value in zip(moments, state["adam"][saved], strict=True):
+                moment.copy_(torch.as_tensor(value))
         self._untold = torch.as_tensor(state["untold"]).clone()
         self._count = PeerCount(**state["count"])
         self._generator.set_state(torch.as_tensor(state["generator"]))
@@ -446,33 +452,32 @@ class FedNPLearner:
 
     def _assist(self) -> None:
         """One step of f and the NPN along the KL loss; the inner parameters get its gradient, scaled."""
-        inner = [] if self._optimizer is None else self._descending()
+        steps = self._optimizer is not None
+        inner = [p for p in self._model.parameters() if steps and p.requires_grad]
+        learned = self._auxiliary.learned()
         with torch.enable_grad():
             loss = self._loss(self._draw())
-            found = torch.autograd.grad(
-                loss, [*inner, *self._auxiliary.learned()], allow_unused=True
-            )
+            found = torch.autograd.grad(loss, [*inner, *learned], allow_unused=True)
         with torch.no_grad():
             for parameter, gradient in zip(inner, found, strict=False):
                 if gradient is not None:
                     pull = self.options.strength * gradient
                     parameter.grad = pull if parameter.grad is None else parameter.grad + pull
-        self._adam.step(found[len(inner) :])
-
-    def _descending(self) -> list[nn.Parameter]:
-        return [p for p in self._model.parameters() if p.requires_grad]
+            gradients = [
+                torch.zeros_like(parameter) if gradient is None else gradient
+                for parameter, gradient in zip(learned, found[len(inner) :], strict=True)
+            ]
+            self._steps += 1
+            self._adam.step(learned, gradients, self._moments, self._steps)
 
     @torch.no_grad()
     def _pull(self) -> None:
         """For learners without an optimizer: one step of the target along the KL loss."""
-        options, first = self.options, 0
-        mean, _ = self.predicted()
-        for parameter in self._target.values():
-            wanted = mean[first : first + parameter.numel()].view_as(parameter)
-            parameter.lerp_(
-                wanted, min(options.auxiliary_rate * options.strength / options.spread, 1.0)
-            )
-            first += parameter.numel()
+        options, target = self.options, list(self._target.values())
+        share = min(options.auxiliary_rate * options.strength / options.spread, 1.0)
+        wanted = self.predicted()[0].split([parameter.numel() for parameter in target])
+        for parameter, mean in zip(target, wanted, strict=True):
+            parameter.lerp_(mean.view_as(parameter), share)
 
     def _draw(self) -> Tensor:
         inputs, batch = self._features.inputs, self.options.batch
@@ -584,48 +589,3 @@ def _patience(count: float) -> float:
 
 def _close(one: float, other: float) -> bool:
     return one < inf and other < inf and abs(one - other) <= _CLOSE * max(one, other)
-
-
-_SLOW, _SLOWER, _TINY = 0.9, 0.999, 1e-8
-
-
-class Adam:
-    """Adam with its usual constants, stepped with gradients that are handed in.
-
-    torch.optim.Adam does the same, but the first torch optimizer of a process loads torch's compiler:
-    seconds of start-up for every peer.
-    """
-
-    def __init__(self, parameters: Sequence[Tensor], rate: float):
-        self._parameters, self._rate, self._steps = list(parameters), rate, 0
-        self._first = [torch.zeros_like(p, requires_grad=False) for p in self._parameters]
-        self._second = [torch.zeros_like(p, requires_grad=False) for p in self._parameters]
-
-    @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor | None]) -> None:
-        """Descend once; a parameter without a gradient stays."""
-        self._steps += 1
-        scale = (1 - _SLOWER**self._steps) ** 0.5
-        rate = self._rate * scale / (1 - _SLOW**self._steps)
-        slots = zip(self._parameters, gradients, self._first, self._second, strict=True)
-        for parameter, gradient, first, second in slots:
-            if gradient is None:
-                continue
-            first.lerp_(gradient, 1 - _SLOW)
-            second.lerp_(gradient.square(), 1 - _SLOWER)
-            parameter.addcdiv_(first, second.sqrt().add_(_TINY * scale), value=-rate)
-
-    def state(self) -> dict[str, Any]:
-        """The step's number and both moments."""
-        return {
-            "steps": self._steps,
-            "first": [slot.clone() for slot in self._first],
-            "second": [slot.clone() for slot in self._second],
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from where `state` was taken."""
-        self._steps = int(state["steps"])
-        for slots, saved in ((self._first, state["first"]), (self._second, state["second"])):
-            for slot, value in zip(slots, saved, strict=True):
-                slot.copy_(torch.as_tensor(value))

@@ -251,23 +251,24 @@ def match(
     for peer in sorted(range(len(peers)), key=lambda j: -len(peers[j].values)):
         state.step(peer)
     trace = [state.objective()]
-    seen = {state.partition()}
+    seen = [state.partition()]
     joint = options.kind != "printed" and history is None
     sweeps, ended = 0, None
     while ended is None and sweeps < options.sweeps:
-        before, changed = trace[-1], False
+        before = trace[-1]
         for peer in rng.permutation(len(peers)):
-            changed |= state.step(int(peer))
+            state.step(int(peer))
             trace.append(state.objective())
         sweeps += 1
-        if not changed:
+        partition = state.partition()
+        if partition == seen[-1]:
             ended = "settled"
-        elif (partition := state.partition()) in seen:
+        elif partition in seen:
             ended = "repeated"
         elif joint and trace[-1] - before <= options.tolerance * (1 + abs(before)):
             ended = "tolerance"
         else:
-            seen.add(partition)
+            seen.append(partition)
     assignments = state.labels()
     # Added up afresh: thousands of steps that add and subtract leave round-off behind.
     size = 1 + max(int(atoms.max()) for atoms in assignments)
@@ -345,22 +346,13 @@ class MatchState:
         # History knows no groups: streaming matches whole parts.
         self._group = np.zeros(self._pinned, dtype=np.int64)
         self._widest = _widest(self._peers)
-        self._table = np.empty(0, dtype=np.int64)  # labels before the latest removal → after it
 
-    def step(self, j: int) -> bool:
-        """Free the cells of peer j and assign them anew; says whether the partition changed."""
+    def step(self, j: int) -> None:
+        """Free the cells of peer j and assign them anew."""
         peer = self._peers[j]
-        old = self.assignments[j]
-        companions = self._counts[old]
         self._remove(j)
-        existing = len(self._counts)
         cost = self._cost_matrix(j, *self._growth(peer))
-        _, atoms = linear_sum_assignment(cost)
-        atoms = self._add(peer, atoms, existing)
-        new = self._after_removal(old, companions)
-        self.assignments[j] = atoms
-        # Fresh atoms are new labels for old ones where the cell stood alone before.
-        return not np.array_equal(np.where(atoms < existing, atoms, -1), new)
+        self.assignments[j] = self._add(peer, linear_sum_assignment(cost)[1])
 
     def objective(self) -> float:
         """½ Σ (Q − λT), plus the log prior of the partition."""
@@ -410,16 +402,6 @@ class MatchState:
         self._counts, self._worth = self._counts[keep], self._worth[keep]
         self._group = self._group[keep]
         self.assignments = [table[other] for other in self.assignments]
-        self._table = table
-
-    def _after_removal(self, old: np.ndarray, companions: np.ndarray) -> np.ndarray:
-        """Where the cells stood before, in labels after the removal; -1 for those that stood alone."""
-        if not len(old):
-            return np.full(0, -1)
-        alone = (companions == 1) & (old >= self._pinned)
-        if not alone.any():
-            return old
-        return np.where(alone, -1, self._table[old])
 
     def _growth(self, peer: Prepared) -> tuple[int, np.ndarray]:
         """New atoms that any of the peer's cells may take, and the group of each that is for one group only.
@@ -471,18 +453,18 @@ class MatchState:
         uses[: self._pinned] = self._history.uses[j]
         return np.log((1 + uses) / (self._history.step - uses))
 
-    def _add(self, peer: Prepared, columns: np.ndarray, existing: int) -> np.ndarray:
+    def _add(self, peer: Prepared, columns: np.ndarray) -> np.ndarray:
         """Put the cells into the atoms that were chosen; returns their labels."""
-        atoms = columns.copy()
+        atoms, existing = columns.copy(), len(self._counts)
         fresh = columns >= existing
         count = int(fresh.sum())
         atoms[fresh] = existing + np.arange(count)
         if count:
             pad = ((0, count), (0, 0))
             self._sums, self._precisions = np.pad(self._sums, pad), np.pad(self._precisions, pad)
-            self._counts = np.pad(self._counts, (0, count))
-            self._worth = np.pad(self._worth, (0, count))
-            self._group = np.pad(self._group, (0, count))
+            self._counts, self._worth, self._group = (
+                np.pad(values, (0, count)) for values in (self._counts, self._worth, self._group)
+            )
         self._sums[atoms] += peer.scaled
         self._precisions[atoms] += peer.precision
         self._counts[atoms] += 1

@@ -166,13 +166,13 @@ def _in_order(state: Mapping[str, np.ndarray]) -> list[str]:
 class Past:
     """What a fusion leaves to the next one: posteriors that become priors (streaming).
 
-    `parts` holds for every hidden part its atoms and how often each peer used each; `top` the sums and
-    precisions of the output layer's values, by name.
+    `parts` holds for every hidden part its atoms and how often each peer used each; `top` the values of the
+    output layer that `_top` read, a row for each output.
     """
 
     step: int
     parts: tuple[tuple[Atoms, np.ndarray], ...]
-    top: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    top: Atoms
 
     def history(self, part: int, columns: int) -> History:
         """One part's, with room for the cells that the part above has gained since."""
@@ -216,19 +216,14 @@ class Fusion:
         Cells that the peer lacks neither feed nor are fed: all their weights are 0. `chain` replaces
         the peer's network by another of its shape (the same one after more training, say).
         """
-        source = chain or self.peers[peer]
-        if source.widths != self.peers[peer].widths:
-            raise ModelError(
-                f"peer {peer} has {self.peers[peer].widths} cells, {source.widths} were given"
-            )
-        places = self._places(peer)
+        source = self._replaced(self.peers[peer], chain, f"peer {peer}")
+        places, widths = self._places(peer), self.chain.widths
         layers = []
         for index, layer in enumerate(source.layers):
-            weight = np.zeros((self.chain.widths[index + 1], self.chain.widths[index]))
+            weight = np.zeros((widths[index + 1], widths[index]))
             weight[np.ix_(places[index + 1], places[index])] = layer.weight
-            own = {}
+            own = {name: np.zeros(len(weight)) for name in layer.own}
             for name, value in layer.own.items():
-                own[name] = np.zeros(len(weight))
                 own[name][places[index + 1]] = value
             layers.append(replace(layer, weight=weight, own=own))
         return Chain(tuple(layers))
@@ -238,12 +233,7 @@ class Fusion:
 
         `chain` replaces the fused network by another of its shape (the fused one, trained further).
         """
-        source = chain or self.chain
-        if source.widths != self.chain.widths:
-            raise ModelError(
-                f"the fused network has {self.chain.widths} cells, {source.widths} were given"
-            )
-        places = self._places(peer)
+        source, places = self._replaced(self.chain, chain, "the fused network"), self._places(peer)
         return Chain(
             tuple(
                 replace(
@@ -254,6 +244,12 @@ class Fusion:
                 for index, layer in enumerate(source.layers)
             )
         )
+
+    @staticmethod
+    def _replaced(known: Chain, given: Chain | None, what: str) -> Chain:
+        if given is not None and given.widths != known.widths:
+            raise ModelError(f"{what} has {known.widths} cells, {given.widths} were given")
+        return given or known
 
     def _places(self, peer: int) -> list[np.ndarray]:
         inputs, outputs = self.chain.widths[0], self.chain.widths[-1]
@@ -344,30 +340,21 @@ def _top(
     options: MatchOptions,
     bias_mean: float,
     past: Past | None,
-) -> tuple[Layer, dict[str, tuple[np.ndarray, np.ndarray]]]:
+) -> tuple[Layer, Atoms]:
     """The output layer's own values; its weights too when no hidden part decides about them."""
-    last = chains[0].layers[-1]
-    kept: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-
-    def read(name: str, values: Sequence[np.ndarray], mean: float) -> np.ndarray:
-        sums = np.einsum("jk,jk...->k...", precision, np.stack(values))
-        amount = precision.sum(0).reshape(-1, *[1] * (sums.ndim - 1))
-        if past is not None:
-            sums, amount = sums + past.top[name][0], amount + past.top[name][1]
-        kept[name] = sums, amount
-        if not options.shrink:
-            return sums / amount
-        prior = options.prior_precision
-        return (sums + mean * prior) / (amount + prior)
-
-    own = {
-        name: read(name, [chain.layers[-1].own[name] for chain in chains], mean)
-        for name, mean in zip(last.own, _own_means(chains, -1, bias_mean), strict=True)
-    }
-    weight = last.weight
-    if not chains[0].hidden:
-        weight = read(last.weight_name, [chain.layers[-1].weight for chain in chains], 0.0)
-    return replace(last, weight=weight, own=own), kept
+    last, columns = chains[0].layers[-1], None if not chains[0].hidden else 0
+    values = [np.hstack([_own(c.layers[-1]), c.layers[-1].weight[:, :columns]]) for c in chains]
+    sums = np.einsum("jk,jkc->kc", precision, np.stack(values))
+    amounts = np.broadcast_to(precision.sum(0)[:, None], sums.shape)
+    atoms = Atoms(sums, amounts, np.full(len(sums), len(chains)))
+    if past is not None:
+        atoms = past.top.plus(atoms)
+    mean = np.zeros(sums.shape[1])
+    mean[: len(last.own)] = _own_means(chains, -1, bias_mean)
+    read = atoms.read(options.prior_precision, mean, shrink=options.shrink)
+    own, weight = np.split(read, [len(last.own)], axis=1)
+    named = dict(zip(last.own, own.T, strict=True))
+    return replace(last, weight=last.weight if columns == 0 else weight, own=named), atoms
 
 
 def _uses(found: Matched, history: History | None) -> np.ndarray:

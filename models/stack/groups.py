@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import nan, prod
 from typing import Any
@@ -23,33 +23,21 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from .. import (
-    AssociativeLearner,
-    Learner,
-    Loss,
-    Metrics,
-    ModelError,
-    Right,
-    SgdLearner,
-    SlicedNetwork,
-    cross_entropy,
-    squared_error,
-)
+from .. import AssociativeLearner, Loss, Right, cross_entropy, squared_error
 from ..discovery import CONVOLUTIONS
+from ..learner import Learner, Metrics, Plain, SgdLearner, UpdateRule
+from ..network import SlicedNetwork
 from . import kernel, plan
 from .stack import (
     Alone,
     OptimizerStates,
-    Plain,
     Pool,
     Stack,
-    UpdateRule,
     as_rows,
     draw,
-    rate_of,
     read_rule,
     steps_taken,
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -426,7 +414,7 @@ class SgdGroup(StackedGroup):
         self._size = plan.peers_per_task(len(learners), self._values.shape[1], step)
 
     def train(self, rows: Sequence[int], repeats: int) -> list[Task]:
-        self._rule = self._present_rule()
+        self._rule = self._slots.rule()
         alike = _alike(rows, self._slots.taken)
         self._slots.count(rows, len(self._step_ends(repeats)))
         return [
@@ -489,16 +477,6 @@ class SgdGroup(StackedGroup):
         local, batch = self._learners[0].local_samples, self._learners[0].batch
         ends = [min(first + batch, local) for first in range(0, local, batch)]
         return [repeat * local + end for repeat in range(repeats) for end in ends]
-
-    def _present_rule(self) -> UpdateRule:
-        """The rule with the learning rate that the optimizers have now: a schedule may have moved it."""
-        rates = {rate_of(learner) for learner in self._learners}
-        if len(rates) > 1:
-            raise ModelError(
-                f"peers {self._learners[0].network.peer!r} … were stacked with one learning rate and now "
-                f"have {len(rates)}: make a new Arena after changing the rates of some peers only"
-            )
-        return replace(self._rule, rate=rates.pop())
 
 
 class AssociativeGroup(StackedGroup):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import PlainSgd, SgdLearner, SlicedNetwork
+from ..errors import ModelError
+from ..learner import Adam, Momentum, Plain, PlainSgd, SgdLearner, UpdateRule
+from ..network import SlicedNetwork
 from . import kernel
 
 
@@ -170,88 +171,6 @@ def draw(learners: Sequence[SgdLearner], count: int) -> Tensor:
     return chosen
 
 
-Tensors = Sequence[Tensor]
-States = Sequence[Tensors]
-
-
-@dataclass(frozen=True)
-class UpdateRule(ABC):
-    """An optimizer's update rule with its settings. Learners with equal rules can share a stack."""
-
-    rate: float
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        """Names of the state that the optimizer keeps per coordinate, as torch calls them."""
-        return ()
-
-    @abstractmethod
-    def step(self, values: Tensors, gradients: Tensors, state: States, count: int) -> None:
-        """Move `values` in place; `state` has one list per name; `count` is the step's number, from 1."""
-
-
-class Plain(UpdateRule):
-    """`w −= rate · gradient`."""
-
-    def step(self, values: Tensors, gradients: Tensors, state: States, count: int) -> None:
-        for value, gradient in zip(values, gradients, strict=True):
-            value.add_(gradient, alpha=-self.rate)
-
-
-@dataclass(frozen=True)
-class Momentum(UpdateRule):
-    """torch.optim.SGD with momentum, Nesterov's or not, and weight decay."""
-
-    momentum: float
-    decay: float
-    nesterov: bool
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        return ("momentum_buffer",) if self.momentum else ()
-
-    def step(self, values: Tensors, gradients: Tensors, state: States, count: int) -> None:
-        for index, (value, gradient) in enumerate(zip(values, gradients, strict=True)):
-            if self.decay:
-                gradient = gradient.add(value, alpha=self.decay)
-            if self.momentum:
-                # From a buffer of zeros the first step gives the gradient itself, as torch does.
-                velocity = state[0][index].mul_(self.momentum).add_(gradient)
-                gradient = (
-                    gradient.add(velocity, alpha=self.momentum) if self.nesterov else velocity
-                )
-            value.add_(gradient, alpha=-self.rate)
-
-
-@dataclass(frozen=True)
-class Adam(UpdateRule):
-    """torch.optim.Adam, and AdamW where decay is decoupled."""
-
-    betas: tuple[float, float]
-    epsilon: float
-    decay: float
-    decoupled: bool
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        return ("exp_avg", "exp_avg_sq")
-
-    def step(self, values: Tensors, gradients: Tensors, state: States, count: int) -> None:
-        beta1, beta2 = self.betas
-        step_size = self.rate / (1 - beta1**count)
-        bias_correction2_sqrt = (1 - beta2**count) ** 0.5
-        for index, (value, gradient) in enumerate(zip(values, gradients, strict=True)):
-            mean, square = state[0][index], state[1][index]
-            if self.decay and self.decoupled:
-                value.mul_(1 - self.rate * self.decay)
-            elif self.decay:
-                gradient = gradient.add(value, alpha=self.decay)
-            mean.lerp_(gradient, 1 - beta1)
-            square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-            root = square.sqrt().div_(bias_correction2_sqrt).add_(self.epsilon)
-            value.addcdiv_(mean, root, value=-step_size)
-
-
 def read_rule(learner: SgdLearner) -> UpdateRule | None:
     """Return the stacked form of a learner's optimizer with its present settings; None if there is none."""
     optimizer = learner.optimizer
@@ -279,14 +198,6 @@ def read_rule(learner: SgdLearner) -> UpdateRule | None:
     return None
 
 
-def rate_of(learner: SgdLearner) -> float:
-    """Return the learning rate that a learner's optimizer has now."""
-    optimizer = learner.optimizer
-    if isinstance(optimizer, PlainSgd):
-        return optimizer.rate
-    return float(optimizer.param_groups[0]["lr"])
-
-
 def steps_taken(learner: SgdLearner) -> int | None:
     """Return how many steps the optimizer has counted; None if its parameters disagree."""
     counts = {int(state["step"]) for state in _states(learner).values() if "step" in state} or {0}
@@ -303,7 +214,8 @@ class OptimizerStates:
     def __init__(
         self, learners: Sequence[SgdLearner], rule: UpdateRule, like: Tensor, shared: bool
     ):
-        self._learners, self._names, self._shared = learners, rule.state_names, shared
+        self._learners, self._rule, self._shared = learners, rule, shared
+        self._names = rule.state_names
         self.values = [torch.zeros_like(like) for _ in rule.state_names]
         keeps_steps = isinstance(rule, Adam)
         parameters = len(list(learners[0].network.module.parameters())) if keeps_steps else 0
@@ -320,6 +232,19 @@ class OptimizerStates:
                 mine.copy_(held)
             if self._shared:
                 state[name] = mine
+
+    def rule(self) -> UpdateRule:
+        """The rule with the learning rate that the optimizers have now: a schedule may have moved it."""
+        rates = {
+            float(one.rate if isinstance(one, PlainSgd) else one.param_groups[0]["lr"])
+            for one in (learner.optimizer for learner in self._learners)
+        }
+        if len(rates) > 1:
+            raise ModelError(
+                f"peers {self._learners[0].network.peer!r} … were stacked with one learning rate and now "
+                f"have {len(rates)}: make a new Arena after changing the rates of some peers only"
+            )
+        return replace(self._rule, rate=rates.pop())
 
     def count(self, rows: Sequence[int], steps: int) -> None:
         """Remember that some peers took `steps` more steps."""
