@@ -1,19 +1,34 @@
-"""Graph builders: plain networkx graphs whose nodes are the peers 0 … n−1.
+"""Graphs and schedules: plain networkx graphs whose nodes are the peers 0 … n−1, and graphs that change over
+time, where the graph at step t is a function of t, always the same one.
 
-`delay` on edges, `pos` and `group` on nodes are set where a builder knows them. Every random
-builder takes `seed` (an int or a numpy Generator) and gives the same graph for the same int.
+`delay` on edges, `pos` and `group` on nodes are set where a builder knows them. Every random builder takes
+`seed` (an int or a numpy Generator) and gives the same graph for the same int.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import combinations
 from math import isqrt, log, pi, sqrt
-from typing import TypeVar
+from pathlib import Path
+from typing import Literal, TypeVar, get_args
 
 import networkx as nx
 import numpy as np
+from scipy.sparse import csr_array
 from scipy.spatial import KDTree
 
-from .structure import DisconnectedError, Seed, TopologyError, name_components
+from .structure import (
+    DisconnectedError,
+    Edge,
+    Rule,
+    Seed,
+    TopologyError,
+    components,
+    mixing_matrix,
+    name_components,
+    name_peers,
+)
 
 F = TypeVar("F", bound=Callable)
 
@@ -61,7 +76,7 @@ def _draw(make: Callable[[int], nx.Graph], seed: Seed, hint: str) -> nx.Graph:
         graph.update(drawn)
         if nx.is_connected(graph):
             return graph
-    parts = sorted((frozenset(p) for p in nx.connected_components(graph)), key=len, reverse=True)
+    parts = components(graph)
     raise DisconnectedError(
         f"none of {DRAWS} draws was connected; the last had {len(parts)} components: "
         f"{name_components(parts)}. {hint}",
@@ -287,3 +302,273 @@ def geographic(
         return graph
 
     return _draw(make, seed, f"Raise radius = {reach:.3g} above {threshold:.3g}.")
+
+
+# --- graphs that change over time -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Who talks to whom at each step.
+
+    `graph(t)` is pure: any step may be asked for, in any order. Peers that are away at step t are
+    missing from that graph. `period` is the number of steps after which the graphs repeat; None when
+    they never do.
+    """
+
+    peers: int
+    graph: Callable[[int], nx.Graph]
+    period: int | None = None
+
+    def matrix(self, step: int, rule: Rule = "push") -> csr_array:
+        """The exchange at `step` as a peers × peers matrix; a peer that is away keeps its mass."""
+        if self.period is None:
+            return self._matrix(step, rule)
+        return self._kept_matrix(step % self.period, rule)
+
+    @cached_property
+    def _kept_matrix(self) -> Callable[[int, Rule], csr_array]:
+        """The matrices of a schedule that repeats are made once."""
+        return cache(self._matrix)
+
+    def _matrix(self, step: int, rule: Rule) -> csr_array:
+        graph = self.graph(step)
+        if len(graph) < self.peers:
+            graph = graph.copy()
+            graph.add_nodes_from(range(self.peers))
+        return mixing_matrix(graph, rule)
+
+    def union(self, start: int, steps: int) -> nx.Graph:
+        """All links of `steps` steps together: it must be connected for gossip to reach everybody."""
+        graphs = [self.graph(step) for step in range(start, start + steps)]
+        whole = nx.DiGraph() if any(graph.is_directed() for graph in graphs) else nx.Graph()
+        for graph in graphs:
+            whole.update(graph.to_directed() if whole.is_directed() else graph)
+        return whole
+
+    def part(self, peers: Iterable[int]) -> "Schedule":
+        """The same schedule among some peers alone, numbered anew in their order."""
+        chosen = frozenset(peers)
+
+        def graph(step: int) -> nx.Graph:
+            part = self.graph(step).subgraph(chosen)
+            return nx.convert_node_labels_to_integers(part, ordering="sorted")
+
+        return Schedule(len(chosen), graph, self.period)
+
+
+SCHEDULES: dict[str, Callable[..., Schedule]] = {}
+"""Schedules by the name a config uses."""
+
+
+def static(graph: nx.Graph) -> Schedule:
+    """A graph that stays as it is."""
+    return Schedule(len(graph), lambda step: graph, 1)
+
+
+@register(SCHEDULES, "one message per peer and exchange, and every period reaches everybody")
+def one_peer_exponential(peers: int) -> Schedule:
+    """Directed: at step t everybody sends to one peer, 2^(t mod log2 n) places on.
+
+    Exact after log2(n) steps when n is a power of two, at one message per peer and step.
+    """
+    _need(peers >= 2, f"this schedule needs at least 2 peers, not {peers}")
+    hops = (peers - 1).bit_length()
+
+    def graph(step: int) -> nx.Graph:
+        hop = 1 << (step % hops)
+        made = _empty(peers, directed=True)
+        made.add_edges_from((i, (i + hop) % peers) for i in range(peers))
+        return made
+
+    return Schedule(peers, graph, hops)
+
+
+@register(SCHEDULES, "one message per peer and exchange, to somebody else each time")
+def random_matchings(peers: int, period: int | None = None, seed: Seed = 0) -> Schedule:
+    """At each step peers pair off at random (one sits out when they are odd).
+
+    `period` = None draws afresh for ever; a number repeats the first so many pairings, which makes the
+    rate exact. Raise it when a short period leaves some peers badly joined.
+    """
+    return _random_schedule(
+        peers, 2, period, seed, lambda order: zip(order[::2], order[1::2], strict=False)
+    )
+
+
+@register(SCHEDULES, "a ring in a new order each time has no slow direction")
+def rotating_rings(peers: int, period: int | None = None, seed: Seed = 0) -> Schedule:
+    """At each step a ring through all peers in a new random order: degree 2, and no slow direction."""
+    return _random_schedule(
+        peers, 3, period, seed, lambda order: zip(order, order[1:] + order[:1], strict=True)
+    )
+
+
+def _random_schedule(
+    peers: int,
+    least: int,
+    period: int | None,
+    seed: Seed,
+    links: Callable[[list[int]], Iterable[Edge]],
+) -> Schedule:
+    """At each step the links among peers in a new random order."""
+    _need(peers >= least, f"this schedule needs at least {least} peers, not {peers}")
+    _need(period is None or period > 0, f"period is a number of steps, 1 or more, not {period}")
+    # One number that stands for the seed: a generator is drawn from once, now, not at each step.
+    key = seed if isinstance(seed, int) else int(seed.integers(2**63))
+
+    def graph(step: int) -> nx.Graph:
+        _need(step >= 0, f"steps count from 0, not {step}")
+        rng = np.random.default_rng([key, step % period if period else step])
+        made = _empty(peers)
+        made.add_edges_from(links(rng.permutation(peers).tolist()))
+        return made
+
+    return Schedule(peers, graph, period)
+
+
+# --- peers that come and go, links that fail ------------------------------------------------------
+
+Kind = Literal["arrive", "leave", "link-down", "link-up"]
+_KINDS = get_args(Kind)
+
+
+@dataclass(frozen=True, order=True)
+class Event:
+    """At the start of `step`, a peer arrives or leaves, or the link (peer, other) fails or heals."""
+
+    step: int
+    kind: Kind
+    peer: int
+    other: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise TopologyError(f"unknown event {self.kind!r}: use {', '.join(_KINDS)}")
+        if self.step < 0:
+            raise TopologyError(f"steps count from 0, not {self.step}")
+        if (self.other is None) == self.kind.startswith("link"):
+            need = "two peers" if self.other is None else "one peer"
+            raise TopologyError(f"{self.kind} names {need}")
+
+
+def churn(graph: nx.Graph, events: Iterable[Event], away: Iterable[int] = ()) -> Schedule:
+    """The graph at step t: `graph` after all events up to and including step t.
+
+    `away` are peers that are not there at step 0. Events about peers or links that `graph` lacks, an
+    arrival of somebody present or a departure of somebody absent are errors.
+    """
+    out: set[int | Link] = set(away)  # peers that are away, links that are down
+    steps, states = [-1], [frozenset(out)]
+    for event in sorted(events, key=lambda event: event.step):  # stable: a step's keep their order
+        item = _named_by(event, graph)
+        if (item in out) == (event.kind in ("leave", "link-down")):
+            on, off = ("there", "away") if event.other is None else ("up", "down")
+            raise TopologyError(f"{_told(event)}: it is {off if item in out else on} already")
+        out ^= {item}
+        if event.step != steps[-1]:
+            steps.append(event.step)
+            states.append(states[-1])
+        states[-1] = frozenset(out)
+
+    def at(step: int) -> nx.Graph:
+        missing = states[int(np.searchsorted(steps, step, side="right")) - 1]
+        made = graph.subgraph(graph.nodes - missing).copy()
+        made.remove_edges_from([edge for edge in made.edges if _link(graph, *edge) in missing])
+        return made
+
+    return Schedule(len(graph), at)
+
+
+Link = frozenset[int] | Edge
+"""The ends of a link; in order, where it is directed."""
+
+
+def _link(graph: nx.Graph, a: int, b: int) -> Link:
+    return (a, b) if graph.is_directed() else frozenset((a, b))
+
+
+def _told(event: Event) -> str:
+    other = "" if event.other is None else f"–{event.other}"
+    return f"step {event.step}: {event.kind} {event.peer}{other}"
+
+
+def _named_by(event: Event, graph: nx.Graph) -> int | Link:
+    """The peer or link that an event is about."""
+    if event.other is None:
+        if event.peer not in graph:
+            raise TopologyError(f"{_told(event)}: the graph has peers {name_peers(graph.nodes)}")
+        return event.peer
+    if not graph.has_edge(event.peer, event.other):
+        raise TopologyError(f"{_told(event)}: the graph has no such link")
+    return _link(graph, event.peer, event.other)
+
+
+def draw_events(
+    graph: nx.Graph,
+    steps: int,
+    leave: float = 0.01,
+    arrive: float = 0.1,
+    link_down: float = 0.0,
+    link_up: float = 0.5,
+    keep: int = 1,
+    seed: Seed = 0,
+) -> list[Event]:
+    """A churn trace: per step, each present peer leaves and each absent one comes back by chance.
+
+    The long-run share present is arrive / (arrive + leave); links likewise with link_up and
+    link_down. Raise `leave` for more churn, `arrive` for shorter absences; at least `keep` peers stay.
+    """
+    chances = {"leave": leave, "arrive": arrive, "link_down": link_down, "link_up": link_up}
+    for name, chance in chances.items():
+        _need(0 <= chance <= 1, f"{name} is a probability per step, 0 … 1, not {chance}")
+    rng = np.random.default_rng(seed)
+    peers, links = [(peer,) for peer in sorted(graph.nodes)], sorted(graph.edges)
+    here, up = np.ones(len(peers), bool), np.ones(len(links), bool)
+    events: list[Event] = []
+    for step in range(1, steps):
+        for items, on, rise, fall, kinds, least in (
+            (peers, here, arrive, leave, ("arrive", "leave"), keep),
+            (links, up, link_up, link_down, ("link-up", "link-down"), 0),
+        ):
+            draw = rng.random(len(items))
+            back, gone = ~on & (draw < rise), on & (draw < fall)
+            spare = int(on.sum() + back.sum()) - least
+            gone[np.flatnonzero(gone)[max(spare, 0) :]] = False
+            on[:] = (on | back) & ~gone
+            for kind, changed in zip(kinds, (back, gone), strict=True):
+                events += [Event(step, kind, *items[i]) for i in np.flatnonzero(changed)]
+    return events
+
+
+def read_events(path: str | Path) -> list[Event]:
+    """Read a trace: one `step,event,peer[,other]` a line, `#` starts a comment.
+
+    Errors give file, line and reason.
+    """
+    events = []
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TopologyError(f"{path}: cannot read the churn trace: {error}") from error
+    for number, line in enumerate(text.splitlines(), 1):
+        fields = [field.strip() for field in line.split("#")[0].split(",")]
+        if fields == [""]:
+            continue
+        try:
+            if len(fields) not in (3, 4):
+                raise TopologyError(f"{len(fields)} fields, not step,event,peer[,other]")
+            peers = [int(field) for field in fields[2:]]
+            events.append(Event(int(fields[0]), fields[1], *peers))  # pyright: ignore[reportArgumentType]
+        except ValueError as error:  # TopologyError is one too
+            raise TopologyError(f"{path}, line {number}: {error}: {line.strip()!r}") from error
+    return events
+
+
+def write_events(path: str | Path, events: Sequence[Event]) -> None:
+    """Write a trace that `read_events` reads back."""
+    lines = ["# step,event,peer[,other]"]
+    for event in events:
+        other = "" if event.other is None else f",{event.other}"
+        lines.append(f"{event.step},{event.kind},{event.peer}{other}")
+    Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")

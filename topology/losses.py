@@ -12,8 +12,16 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
 from .spectrum import DENSE, predicted_exchanges, spectral_gap
-from .structure import Edge, Seed, TopologyError, components, require_connected, weak_spots
-from .weights import Rule, mixing_matrix
+from .structure import (
+    Edge,
+    Rule,
+    Seed,
+    TopologyError,
+    components,
+    mixing_matrix,
+    require_connected,
+    weak_spots,
+)
 
 Kind = Literal["peers", "links"]
 Item = int | Edge
@@ -153,38 +161,19 @@ def fewest_to_split(graph: nx.Graph, kind: Kind) -> list[Item]:
     if spots:
         return [spots[0]]
     exact = len(graph) <= SMALL and not graph.is_directed()
+    by_links = sorted(
+        graph, key=lambda peer: (len(graph[peer]), peer)
+    )  # outgoing ones, if directed
     if kind == "links":
         if exact:
             return sorted(nx.minimum_edge_cut(graph))
-        return sorted(_links_of(graph, _loneliest(graph)))
-    if _is_complete(graph):
+        edges = list(graph.edges(by_links[0]))
+        return sorted(edges if graph.is_directed() else [(min(e), max(e)) for e in edges])
+    # Neighbourhoods that leave somebody outside, the smallest first.
+    around = [peer for peer in by_links if len(graph[peer]) < len(graph) - 1]
+    if not around:
         return []  # whoever is left still hears everybody
-    if exact:
-        return sorted(nx.minimum_node_cut(graph))
-    # the smallest neighbourhood that leaves somebody outside
-    for peer in sorted(graph, key=lambda peer: (_out_degree(graph, peer), peer)):
-        around = set(graph.successors(peer) if isinstance(graph, nx.DiGraph) else graph[peer])
-        if len(around) < len(graph) - 1:
-            return sorted(around)
-    return []
-
-
-def _out_degree(graph: nx.Graph, peer: int) -> int:
-    return len(graph[peer])  # successors, when directed
-
-
-def _loneliest(graph: nx.Graph) -> int:
-    return min(graph, key=lambda peer: (_out_degree(graph, peer), peer))
-
-
-def _links_of(graph: nx.Graph, peer: int) -> list[Edge]:
-    if graph.is_directed():
-        return [(peer, other) for other in graph[peer]]
-    return [(min(peer, other), max(peer, other)) for other in graph[peer]]
-
-
-def _is_complete(graph: nx.Graph) -> bool:
-    return all(_out_degree(graph, peer) == len(graph) - 1 for peer in graph)
+    return sorted(nx.minimum_node_cut(graph) if exact else graph[around[0]])
 
 
 def _items(graph: nx.Graph, kind: Kind) -> list[Item]:

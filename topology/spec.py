@@ -26,8 +26,7 @@ import numpy as np
 from gossamer.entry import EntryError, describe_error, load_entry
 from gossamer.names import hint
 
-from .graphs import BUILDERS
-from .schedule import SCHEDULES, Schedule, static
+from .graphs import BUILDERS, SCHEDULES, Schedule, static
 from .structure import Seed, TopologyError, name_peers
 
 Spec = str | Path | Mapping[str, Any] | nx.Graph

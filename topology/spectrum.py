@@ -6,7 +6,7 @@ symmetric matrix and gets Lanczos; slow ones (rings) get shift-invert; directed 
 Small matrices are solved densely. A run of synchronous push-sum measures the same.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, inf, log, log1p
 from typing import Literal
@@ -19,9 +19,20 @@ from scipy.sparse import block_array, coo_array, csc_array, csr_array, diags_arr
 from scipy.sparse.csgraph import breadth_first_order
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs, eigsh, splu
 
-from .schedule import Schedule
-from .structure import Seed, TopologyError
-from .weights import Rule, mixing_matrix
+from .graphs import Schedule
+from .structure import (
+    Edge,
+    Members,
+    Rule,
+    Seed,
+    TopologyError,
+    effective_diameter,
+    flowing,
+    mixing_matrix,
+    require_connected,
+    subgraphs,
+    weak_spots,
+)
 
 Vector = NDArray[np.float64]
 Method = Literal["auto", "dense", "sparse", "factorized"]
@@ -56,11 +67,6 @@ def spectral_gap(matrix: csr_array, method: Method = "auto") -> float:
     return min(max(gap, 0.0), 1.0)
 
 
-def second_eigenvalue(matrix: csr_array, method: Method = "auto") -> float:
-    """|λ2|: the factor by which the error shrinks per exchange, in the long run."""
-    return 1.0 - spectral_gap(matrix, method)
-
-
 def predicted_exchanges(gap: float, tolerance: float = 1e-6) -> float:
     """Exchanges until the error is `tolerance` of what it was, from the slowest start.
 
@@ -74,13 +80,18 @@ def predicted_exchanges(gap: float, tolerance: float = 1e-6) -> float:
     return 1.0 if gap >= 1 else float(ceil(log(tolerance) / log1p(-gap)))
 
 
-def period_rate(matrices: Sequence[csr_array], method: Method = "auto") -> float:
-    """|λ2| per exchange when these exchanges repeat for ever; 0 when one period is exact."""
-    if not matrices:
-        raise TopologyError("a period needs at least one exchange")
-    peers = _peers(matrices[0])
-    if peers == 1:
-        return 0.0
+def schedule_rate(
+    schedule: Schedule, rule: Rule = "push", steps: int | None = None, method: Method = "auto"
+) -> float:
+    """|λ2| per exchange over one period that repeats for ever; 0 when a period averages exactly.
+
+    A schedule without a period needs `steps`, the window to take instead; raise it until the rate
+    settles.
+    """
+    window, peers = steps or schedule.period, schedule.peers
+    if window is None:
+        raise TopologyError("this schedule never repeats: give steps, the window to measure over")
+    matrices = [schedule.matrix(step, rule) for step in range(window)]
 
     def apply(vector: NDArray) -> NDArray:
         for matrix in matrices:
@@ -88,27 +99,13 @@ def period_rate(matrices: Sequence[csr_array], method: Method = "auto") -> float
         return vector
 
     # asked first: an exact period leaves rounding errors, whose eigenvalues mean nothing
-    if np.abs(_rest(apply, _start(peers))).max() < 1e-13:
+    if peers == 1 or np.abs(_rest(apply, _start(peers))).max() < 1e-13:
         return 0.0
     if method == "dense" or (method == "auto" and peers <= DENSE):
         second = float(np.abs(np.linalg.eigvals(apply(np.eye(peers)) - 1.0 / peers)).max())
     else:
         second = _arnoldi(apply, peers)
-    return min(second, 1.0) ** (1.0 / len(matrices))
-
-
-def schedule_rate(
-    schedule: Schedule, rule: Rule = "push", steps: int | None = None, method: Method = "auto"
-) -> float:
-    """|λ2| per exchange over one period; 0 when a period averages exactly.
-
-    A schedule without a period needs `steps`, the window to take instead; raise it until the rate
-    settles.
-    """
-    window = steps or schedule.period
-    if window is None:
-        raise TopologyError("this schedule never repeats: give steps, the window to measure over")
-    return period_rate([schedule.matrix(step, rule) for step in range(window)], method)
+    return min(second, 1.0) ** (1.0 / window)
 
 
 @dataclass(frozen=True)
@@ -371,13 +368,6 @@ def log_errors(
     return logs
 
 
-def consensus_errors(
-    exchange: Exchange, exchanges: int, start: Vector | None = None, seed: Seed = 0
-) -> Vector:
-    """`log_errors` as plain numbers, for pictures: 1 at the start, falling."""
-    return np.exp(log_errors(exchange, exchanges, start, seed))
-
-
 def contraction(
     exchange: Exchange, exchanges: int, start: Vector | None = None, seed: Seed = 0
 ) -> float:
@@ -451,3 +441,88 @@ def delayed_matrix(graph: nx.Graph, rule: Rule = "push") -> csr_array:
         if stage < most:  # what was due in stage + 1 exchanges is due in one less
             blocks[stage][stage + 1] = csr_array(eye_array(peers))
     return csr_array(block_array(blocks))
+
+
+# --- facts in one object ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one graph does to gossip.
+
+    `exchanges` is the prediction from the slowest start to `tolerance`; `messages` is exchanges ×
+    links used per exchange (both directions of an undirected link). Losing one of `cut_edges` or
+    `bridge_peers` cuts the swarm apart.
+    """
+
+    peers: int
+    links: int
+    directed: bool
+    least_degree: int
+    mean_degree: float
+    most_degree: int
+    gap: float
+    tolerance: float
+    exchanges: float
+    effective_diameter: float
+    cut_edges: tuple[Edge, ...]
+    bridge_peers: tuple[int, ...]
+
+    @property
+    def second(self) -> float:
+        """|λ2|: the factor by which the error shrinks per exchange."""
+        return 1.0 - self.gap
+
+    @property
+    def messages(self) -> float:
+        """Messages that the swarm sends until the tolerance is met."""
+        return self.exchanges * self.links * (1 if self.directed else 2)
+
+
+def facts(
+    graph: nx.Graph,
+    rule: Rule = "push",
+    tolerance: float = 1e-6,
+    seed: Seed = 0,
+    what: str = "the graph",
+    sources: int = 64,
+) -> Facts:
+    """Degrees, spectrum, distances and weak spots of a connected graph.
+
+    A disconnected one raises `DisconnectedError` with its components. `seed` and `sources` choose
+    where distances are sampled from when there are more peers than `sources`. Links that carry nothing
+    under the rule do not count.
+    """
+    whole, graph = graph, flowing(graph, rule)
+    if graph is not whole:
+        what = f"{what} without its links of weight 0"
+    require_connected(graph, what)
+    gap = spectral_gap(mixing_matrix(graph, rule))
+    degrees = [
+        d for _, d in (graph.out_degree() if isinstance(graph, nx.DiGraph) else graph.degree())
+    ]
+    edges, peers = weak_spots(graph)
+    return Facts(
+        peers=len(graph),
+        links=graph.number_of_edges(),
+        directed=graph.is_directed(),
+        least_degree=min(degrees),
+        mean_degree=sum(degrees) / len(degrees),
+        most_degree=max(degrees),
+        gap=gap,
+        tolerance=tolerance,
+        exchanges=predicted_exchanges(gap, tolerance),
+        effective_diameter=effective_diameter(graph, sources=sources, seed=seed),
+        cut_edges=tuple(edges),
+        bridge_peers=tuple(peers),
+    )
+
+
+def model_facts(
+    graph: nx.Graph, members: Members, rule: Rule = "push", tolerance: float = 1e-6, seed: Seed = 0
+) -> dict[str, Facts]:
+    """Facts of each partial model on the subgraph of the peers that implement it."""
+    return {
+        model: facts(part, rule, tolerance, seed, f"the subgraph of partial model {model!r}")
+        for model, part in subgraphs(graph, members).items()
+    }

@@ -14,7 +14,6 @@ from gossamer.topology import (
     mixing_matrix,
     uniform_push,
     weighted,
-    with_weights,
 )
 
 
@@ -111,13 +110,3 @@ def test_a_graph_is_weighted_by_anything_but_ones() -> None:
     assert not weighted(graph)
     graph[0][1]["weight"] = 0
     assert weighted(graph)
-
-
-def test_with_weights_round_trips() -> None:
-    graph = nx.star_graph(4)
-    assert not with_weights(graph, "metropolis").is_directed()
-    pushed = with_weights(graph)
-    assert pushed.is_directed()
-    assert pushed[0][1]["weight"] == pytest.approx(1 / 5)
-    assert pushed[1][0]["weight"] == pytest.approx(1 / 2)
-    assert np.allclose(edge_weights(pushed).toarray(), uniform_push(graph).toarray())
