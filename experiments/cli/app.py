@@ -1,8 +1,4 @@
-"""The `gossamer` command.
-
-Help and mistakes should answer at once, so this module and the other cli modules import what a command
-needs inside the command: torch alone takes two seconds, matplotlib and scipy another.
-"""
+"""The `gossamer` command: simulations and studies here, other groups of commands in modules beside it."""
 
 from __future__ import annotations
 
@@ -10,40 +6,40 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from gossamer import __version__
 from gossamer.errors import GossamerError
+from gossamer.names import hint
 
 from ...peer import INTERRUPTED
 from ..errors import ConfigError, Stopped
+from ..papers import PAPERS, STUDIES, Paper
 from ..results import write_csv
 from . import console
-from . import fuse as cli_fuse
-from . import papers as cli_papers
-from . import slices as cli_slices
-from .live import ShowSettings, register, report_interruption
-from .options import Force, Out, Torch, load_torch, results_for
-from .topology import register as register_topology
-from .trust import register as register_trust
+from .console import (
+    AtLeastOne,
+    AtLeastOneIfGiven,
+    Out,
+    Torch,
+    YesOrNo,
+    app,
+    command,
+    load_torch,
+    report_interruption,
+    results_for,
+)
+from .topology import topology_app
 
 if TYPE_CHECKING:
-    from ..arena import Round
+    from ..arena import Mean, Round
     from ..config.tables import Config
     from ..results import Results
-
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Peers learn together by gossip, with no server in charge.",
-)
 
 
 def _print_version(wanted: bool) -> None:
@@ -71,40 +67,38 @@ def _options(
     Torch.threads = threads
 
 
-@app.command("demo")
-def demo_command(
-    broker: Annotated[
-        str | None,
-        typer.Option(help="A broker's address, or nats or mosquitto to start one (the default)."),
-    ] = None,
-    out: Out = None,
-    force: Force = False,
-) -> None:
-    """Sixteen live peers, sixteen tasks: alone, everything averaged, partial models. With a picture."""
+@command("demo")
+def demo_command(*, broker: str | None = None, out: Out = None, force: bool = False) -> None:
+    """Sixteen live peers, sixteen tasks: alone, everything averaged, partial models. With a picture.
+
+    Args:
+        broker: A broker's address, or nats or mosquitto to start one (the default).
+    """
     load_torch()
     from ..live.run import run_demo
 
-    results = results_for(out, Path("results/demo"), "demo", force=force)
+    results = results_for(out, "results/demo", "demo", force=force)
     with results.begun() as folder, report_interruption(folder):
         run_demo(folder, broker)
 
 
-@app.command("simulate")
+@command("simulate")
 def simulate_command(
-    config: Annotated[
-        Path, typer.Argument(help="A TOML file; examples are in experiments/configs.")
-    ],
+    config: Path,
+    *,
     out: Out = None,
-    force: Force = False,
-    networks: Annotated[
-        bool, typer.Option(help="Keep every peer's network as safetensors.")
-    ] = False,
-    show_settings: ShowSettings = False,
+    force: bool = False,
+    networks: YesOrNo = False,
+    show_settings: bool = False,
 ) -> None:
     """Run a swarm in one process and leave its metrics, summary and picture in a folder.
 
     Every run has a folder of its own: results/NAME/001, 002, …; results/NAME/latest is the last one.
     Ctrl-C stops it and keeps what was computed.
+
+    Args:
+        config: A TOML file; examples are in experiments/configs.
+        networks: Keep every peer's network as safetensors.
     """
     from ..config.tables import load_config
 
@@ -112,22 +106,23 @@ def simulate_command(
     console.note_defaults(config, settings)
     if settings.sweep:
         raise ConfigError(f"{config}: key 'sweep': run it with gossamer sweep {config}")
+    folder = Path("results") / settings.name
     if show_settings:
         from .show_settings import show_config
 
-        stated = {key for key, value in (("out", out), ("networks", networks)) if value}
-        folder = out or Path("results") / settings.name
-        show_config(settings, str(config), {"out": folder, "networks": networks}, stated)
+        show_config(settings, str(config), out=(out, folder), networks=(networks, False))
         return
-    results = results_for(out, Path("results") / settings.name, "simulate", force=force)
-    load_torch()
-    if settings.time is not None:
-        _simulate_in_virtual_time(settings, str(config), results, networks=networks)
-        return
-    # Only now, so that a mistake in the config is told without waiting for torch.
+    results = results_for(out, folder, "simulate", force=force)
+    load_torch()  # only now, so that a mistake in the config is told without waiting for torch
+    simulate = _in_lockstep if settings.time is None else _in_virtual_time
+    files = simulate(settings, str(config), results, networks)
+    console.print_written([results.folder / "metrics.jsonl", *files])
+
+
+def _in_lockstep(settings: Config, source: str, results: Results, networks: bool) -> list[Path]:
     from ..arena import Simulation, simulate
 
-    simulation = Simulation.of(settings, str(config))
+    simulation = Simulation.of(settings, source)
     with console.progress("rounds") as bar:
         task = bar.add_task(settings.name, total=settings.rounds, latest="")
 
@@ -136,57 +131,18 @@ def simulate_command(
             if round.tests:
                 bar.update(task, latest=f"accuracy {round.accuracy:.3f}")
 
-        files = simulate(simulation, results, networks=networks, on_round=show)
-    console.print_written([results.folder / "metrics.jsonl", *files])
+        return simulate(simulation, results, networks=networks, on_round=show)
 
 
-@app.command("compare")
-def compare_command(
-    config: Annotated[
-        Path, typer.Argument(help="A TOML file; experiments/configs/compare.toml is one.")
-    ],
-    only: Annotated[
-        list[str] | None, typer.Option(help="Only this method of the file; repeat for more.")
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Worker processes; one per core if left out.")
-    ] = None,
-    out: Out = None,
-    force: Force = False,
-    show_settings: ShowSettings = False,
-) -> None:
-    """Compare methods of learning together: accuracy per client, bytes and time, with a picture.
+def _in_virtual_time(settings: Config, source: str, results: Results, networks: bool) -> list[Path]:
+    """Simulate a config that has a [time] table."""
+    from ..arena import simulate_in_time
 
-    Interrupted, it goes on where it stopped. A changed config gets a new folder, to which runs that it
-    has in common with earlier ones are copied; --force runs them all again.
-    """
-    load_torch()
-    from ..federated.comparison import choose, comparison_study, load_comparison
-    from ..study import run_study
-
-    settings = choose(load_comparison(config), only)
-    folder = Path("results/compare") / settings.name
-    if show_settings:
-        from .show_settings import show_config
-
-        given = {"out": out or folder, "only": only, "jobs": jobs}
-        stated = {key for key, value in (("out", out), ("only", only), ("jobs", jobs)) if value}
-        show_config(settings, str(config), given, stated)
-        return
-    study = comparison_study(settings, str(config))
-    run_study(study, results_for(out, folder, "compare", force=force), jobs=jobs)
-
-
-def _simulate_in_virtual_time(
-    settings: Config, source: str, results: Results, *, networks: bool
-) -> None:
-    """What `gossamer simulate` does with a config that has a [time] table."""
-    from ..arena import Mean, simulate_in_time
-
-    last: list[Mean] = []
+    last: Mean | None = None
 
     def show(mean: Mean) -> None:
-        last[:] = [mean]
+        nonlocal last
+        last = mean
         latest = f"accuracy {mean.accuracy:.3f}" if mean.peers else "nobody there"
         bar.update(task, completed=round(mean.time), latest=latest)
 
@@ -201,37 +157,187 @@ def _simulate_in_virtual_time(
             on_start=lambda seconds: bar.update(task, total=round(seconds)),
             on_mean=show,
         )
-    if last and last[0].peers:
-        console.out.print(
-            f"accuracy {last[0].accuracy:.3f}: the mean over the {last[0].peers} of {settings.peers} peers "
+    if last and last.peers:
+        console.say(
+            f"accuracy {last.accuracy:.3f}: the mean over the {last.peers} of {settings.peers} peers "
             "that are there at the end"
         )
     else:
-        console.out.print("no accuracy: all peers have left by the end")
-    console.print_written([results.folder / "metrics.jsonl", *files])
+        console.say("no accuracy: all peers have left by the end")
+    return files
 
 
-@app.command("virtual")
-def virtual_command(
-    peers: Annotated[int, typer.Option(min=2, help="Peers.")] = 1000,
-    coordinates: Annotated[int, typer.Option(min=1, help="Numbers that each of them has.")] = 100,
-    seconds: Annotated[float, typer.Option(help="Virtual seconds.")] = 60.0,
-    topology: Annotated[str, typer.Option(help="Who may talk to whom.")] = "regular:4",
-    pause: Annotated[
-        str, typer.Option(help="Time between two pushes: exponential:1, uniform:0.5:1.5, …")
-    ] = "exponential:1",
-    delay: Annotated[str, typer.Option(help="Time that a message takes.")] = "exponential:0.5",
-    stragglers: Annotated[float, typer.Option(help="Share of peers ten times slower.")] = 0.0,
-    loss: Annotated[float, typer.Option(help="Share of messages that are lost.")] = 0.0,
-    fanout: Annotated[int, typer.Option(min=1, help="Neighbours that share in a push.")] = 1,
-    threads: Annotated[int, typer.Option(min=1, help="Threads; the result is the same.")] = 1,
-    seed: Annotated[int, typer.Option(help="The seed of everything random.")] = 0,
+@command("compare")
+def compare_command(
+    config: Path,
+    *,
+    only: list[str] | None = None,
+    jobs: AtLeastOneIfGiven = None,
     out: Out = None,
-    force: Force = False,
+    force: bool = False,
+    show_settings: bool = False,
+) -> None:
+    """Compare methods of learning together: accuracy per client, bytes and time, with a picture.
+
+    Interrupted, it goes on where it stopped. A changed config gets a new folder, to which runs that it
+    has in common with earlier ones are copied; --force runs them all again.
+
+    Args:
+        config: A TOML file; experiments/configs/compare.toml is one.
+        only: Only this method of the file; repeat for more.
+    """
+    load_torch()
+    from ..federated.comparison import choose, comparison_study, load_comparison
+    from ..study import run_study
+
+    settings = choose(load_comparison(config), only)
+    folder = Path("results/compare") / settings.name
+    if show_settings:
+        from .show_settings import show_config
+
+        options = {"out": (out, folder), "only": (only, None), "jobs": (jobs, None)}
+        show_config(settings, str(config), **options)
+        return
+    study = comparison_study(settings, str(config))
+    run_study(study, results_for(out, folder, "compare", force=force), jobs=jobs)
+
+
+@command("paper")
+def paper_command(
+    name: str = "list",
+    *,
+    quick: bool = False,
+    runs: AtLeastOneIfGiven = None,
+    jobs: AtLeastOneIfGiven = None,
+    only: list[str] | None = None,
+    out: Out = None,
+    force: bool = False,
+) -> None:
+    """Run a paper's experiment: JSON lines, a summary table and the figure in the paper's form.
+
+    Most take long at the paper's size; interrupted, they go on where they stopped. Runs that an earlier
+    one has in common are copied from its folder; --force runs them all again.
+
+    Args:
+        name: A reproduction's name, or LIST to see them.
+        quick: A minute or two on the built-in digits.
+        runs: Seeds per point; the paper's if left out.
+        only: Only this line of the figure; repeat for more.
+    """
+    given = {"quick": quick, "runs": runs, "jobs": jobs, "only": only}
+    _run("paper", PAPERS, name, given, out, force)
+
+
+@command("study")
+def study_command(
+    name: Annotated[
+        str, typer.Argument(help=f"{', '.join(STUDIES)}, or LIST to see what they measure.")
+    ] = "list",
+    *,
+    quick: bool = False,
+    jobs: AtLeastOneIfGiven = None,
+    only: list[str] | None = None,
+    out: Out = None,
+    force: bool = False,
+) -> None:
+    """Measure trust: what private averaging hides and costs, or what guards make of attacks.
+
+    Args:
+        quick: Smaller: seconds, not minutes.
+        only: Only this line of the figure; repeat for more.
+    """
+    _run("study", STUDIES, name, {"quick": quick, "jobs": jobs, "only": only}, out, force)
+
+
+@command("sweep")
+def sweep_command(
+    config: Path, *, jobs: AtLeastOneIfGiven = None, out: Out = None, force: bool = False
+) -> None:
+    """Run every combination of a config's sweep table, side by side, and tabulate them.
+
+    Interrupted, it goes on where it stopped. A changed config gets a new folder, to which runs that it
+    has in common with earlier ones are copied; --force runs them all again.
+
+    Args:
+        config: A TOML file with a sweep table.
+    """
+    from ..config.tables import load_config
+
+    settings = load_config(config)
+    load_torch()  # only now, so that a mistake in the config is told without waiting for it
+    from ..study import run_study
+    from ..study.sweep import sweep_study
+
+    study = sweep_study(settings, str(config))
+    results = results_for(out, Path("results/sweep") / settings.name, "sweep", force=force)
+    run_study(study, results, jobs=jobs)
+
+
+def _run(
+    command: str,
+    known: Mapping[str, Paper],
+    name: str,
+    given: Mapping[str, Any],
+    out: Path | None,
+    force: bool,
+) -> None:
+    if name.lower() == "list":
+        rows = [(one.name, one.section, one.title) for one in known.values()]
+        console.table(f"gossamer {command} NAME", ["name", "where", "what"], rows)
+        return
+    if name not in known:
+        what = "reproduction" if command == "paper" else command
+        raise ConfigError(
+            f"no {what} is called {name!r}; {hint(name, known, are='there are', cutoff=0.6)}"
+        )
+    paper = known[name]
+    for option, value in given.items():
+        if value and option not in paper.takes:
+            takes = ", ".join(f"--{one}" for one in sorted(paper.takes))
+            takes = takes or "no options but --out and --force"
+            raise ConfigError(f"{name} does not take --{option}; it takes {takes}")
+    folder = f"{name}-quick" if given["quick"] and command == "paper" else name
+    results = results_for(out, f"results/{command}/{folder}", f"{command} {name}", force=force)
+    load_torch()
+    study = paper.study(quick=given["quick"], runs=given.get("runs")).only(given["only"])
+    from ..study import run_study
+
+    run_study(study, results, jobs=given["jobs"])
+
+
+@command("virtual")
+def virtual_command(
+    *,
+    peers: Annotated[int, typer.Option(min=2)] = 1000,
+    coordinates: AtLeastOne = 100,
+    seconds: float = 60.0,
+    topology: str = "regular:4",
+    pause: str = "exponential:1",
+    delay: str = "exponential:0.5",
+    stragglers: float = 0.0,
+    loss: float = 0.0,
+    fanout: AtLeastOne = 1,
+    threads: AtLeastOne = 1,
+    seed: int = 0,
+    out: Out = None,
+    force: bool = False,
 ) -> None:
     """Average random numbers by push-sum in virtual time, with peers that learn nothing.
 
     Prints how far estimates are from the average, and what the simulation cost.
+
+    Args:
+        peers: Peers.
+        coordinates: Numbers that each of them has.
+        seconds: Virtual seconds.
+        topology: Who may talk to whom.
+        pause: Time between two pushes: exponential:1, uniform:0.5:1.5, …
+        delay: Time that a message takes.
+        stragglers: Share of peers ten times slower.
+        loss: Share of messages that are lost.
+        fanout: Neighbours that share in a push.
+        threads: Threads; the result is the same.
+        seed: The seed of everything random.
     """
     import numpy as np
 
@@ -241,11 +347,10 @@ def virtual_command(
 
     if not 0 < seconds < float("inf"):
         raise TimeError(f"--seconds is {seconds:g}, it must be positive")
-    conditions = Conditions(
-        parse(pause, "--pause"), parse(delay, "--delay"), stragglers=stragglers, loss=loss
-    )
+    durations = parse(pause, "--pause"), parse(delay, "--delay")
+    conditions = Conditions(*durations, stragglers=stragglers, loss=loss)
     graph = build(topology, peers, seed)
-    results = results_for(out, Path("results/virtual"), "virtual", force=force)
+    results = results_for(out, "results/virtual", "virtual", force=force)
     with results.opened() as folder:
         values = np.random.default_rng(seed).standard_normal((peers, coordinates))
         swarm = VectorisedPushSum(
@@ -262,9 +367,8 @@ def virtual_command(
         results.begin()
         rows = [(f"{s.time:g}", f"{s.error:.4g}", s.events) for s in samples]
         write_csv(folder / "error.csv", ["time", "error", "events"], rows)
-        figure, axes = canvas(
-            f"{peers} peers, {topology}; pause {pause}, delay {delay}, loss {loss:g}"
-        )
+        title = f"{peers} peers, {topology}; pause {pause}, delay {delay}, loss {loss:g}"
+        figure, axes = canvas(title)
         axes.semilogy([s.time for s in samples], [s.error for s in samples], marker="o")
         axes.set(title="push-sum in virtual time", xlabel="virtual time", ylabel="consensus error")
         files = save(figure, folder / "error")
@@ -283,18 +387,19 @@ def virtual_command(
     console.print_written([folder / "error.csv", *files])
 
 
-@app.command("data")
-def data_command(
-    name: Annotated[str | None, typer.Argument(help="A data set to load and describe.")] = None,
-) -> None:
+@command("data")
+def data_command(name: str | None = None) -> None:
     """List the data sets, or load one and say what is in it.
 
     Files are found through the environment variable GOSSAMER_DATA or the cache folder.
+
+    Args:
+        name: A data set to load and describe.
     """
     from ..data import load, names
 
     if name is None:
-        console.out.print("\n".join(names()))
+        console.say("\n".join(names()))
         return
     if name in names() or ":" in name:
         load_torch()
@@ -309,28 +414,26 @@ def data_command(
     ]
     console.table(found.name, ["what", "value"], rows)
     if found.note:
-        console.out.print(found.note)
+        console.say(found.note)
 
 
-@app.command("bench")
-def bench_command(
-    only: Annotated[
-        list[str] | None, typer.Argument(help="Benchmarks to run; all of them if left out.")
-    ] = None,
-) -> None:
-    """Measure speed and memory as ratios against baselines run beside them (minutes)."""
+@command("bench")
+def bench_command(only: list[str] | None = None) -> None:
+    """Measure speed and memory as ratios against baselines run beside them (minutes).
+
+    Args:
+        only: Benchmarks to run; all of them if left out.
+    """
     load_torch()
     from ..bench import main_bench
 
     main_bench(only)
 
 
-register(app)
-cli_fuse.register(app)
-cli_papers.register(app)
-cli_slices.register(app)
-register_topology(app)
-register_trust(app)
+# The other groups add their commands when they are imported; help lists them in this order.
+from . import fuse, live, slices, trust  # noqa: E402, F401
+
+app.add_typer(topology_app, name="topology")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -342,28 +445,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(given, prog_name="gossamer")
     except Stopped as stop:
-        console.err.print(str(stop), markup=False, soft_wrap=True)
+        console.warn(str(stop))
         sys.exit(INTERRUPTED)
-    except GossamerError as error:
-        if "--debug" in given:
+    except (GossamerError, OSError) as error:
+        text = _in_one_line(error)
+        if text is None or "--debug" in given:
             raise
-        console.err.print("[bold red]error:[/]", escape(str(error)), soft_wrap=True)
-        sys.exit(2)
-    except OSError as error:
-        if "--debug" in given or error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        where = f"{error.filename}: " if error.filename else ""
-        text = f"{where}no space left on its disk; free some and run again"
         console.err.print("[bold red]error:[/]", escape(text), soft_wrap=True)
         sys.exit(2)
     except SystemExit as stop:
         if stop.code == INTERRUPTED:  # typer has turned Ctrl-C into an exit code
-            console.err.print("interrupted; what was computed is kept")
+            console.warn("interrupted; what was computed is kept")
         raise
     except BaseException as error:
         if not _comes_from_interrupt(error):
             raise
         sys.exit(INTERRUPTED)
+
+
+def _in_one_line(error: GossamerError | OSError) -> str | None:
+    """What to tell the user of an error; None if it is none that a user can mend."""
+    if isinstance(error, GossamerError):
+        return str(error)
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}no space left on its disk; free some and run again"
 
 
 def _comes_from_interrupt(error: BaseException | None) -> bool:

@@ -1,12 +1,22 @@
-"""What commands show on a terminal: progress bars, tables, one-line errors."""
+"""What all commands share: the terminal, how functions become commands, results' folders, and torch.
+
+Help and mistakes should answer at once, so the modules of commands import what a command needs inside the
+command: torch alone takes two seconds, matplotlib and scipy another.
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.progress import (
@@ -20,8 +30,14 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from ...peer import exit_on_interrupt
+from ..errors import Stopped
+from ..results import Results
+
 if TYPE_CHECKING:
     from ..config.tables import Config
+
+# --- the terminal -----------------------------------------------------------------------------------
 
 WIDTH_WITHOUT_TERMINAL = 160
 """Width in characters of output to a file or a pipe, so that rows of tables do not wrap."""
@@ -35,6 +51,16 @@ err = Console(stderr=True, highlight=False, emoji=False)
 for _console in (out, err):
     if not _console.is_terminal and "COLUMNS" not in os.environ:
         _console.width = WIDTH_WITHOUT_TERMINAL
+
+
+def say(text: str) -> None:
+    """Print a line of a command's result as it is, brackets too; only the terminal wraps it."""
+    out.print(text, soft_wrap=True, markup=False)
+
+
+def warn(text: str) -> None:
+    """Print a line for people on stderr, in the same way."""
+    err.print(text, soft_wrap=True, markup=False)
 
 
 def progress(unit: str) -> Progress:
@@ -57,34 +83,31 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -
     """Print a table; columns that hold only numbers are right-aligned."""
     shown = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for index, name in enumerate(header):
-        numeric = bool(rows) and all(_is_number(str(row[index])) for row in rows)
-        longest = max(
-            (len(line) for row in rows for line in str(row[index]).split("\n")), default=0
-        )
+        cells = [str(row[index]) for row in rows]
+        longest = max((len(line) for cell in cells for line in cell.split("\n")), default=0)
         shown.add_column(
             name,
-            justify="right" if numeric else "left",
+            justify="right" if cells and all(map(_is_number, cells)) else "left",
             min_width=min(longest, FIRST_COLUMN_WIDTH) if index == 0 else None,
         )
     for row in rows:
-        shown.add_row(*(str(cell) for cell in row))
+        shown.add_row(*map(str, row))
     out.print(shown)
 
 
 def note_defaults(path: Path, config: Config) -> None:
     """Tell the user if a config file sets no keys: it runs with all defaults, but may be the wrong file."""
     if not config.model_fields_set:
-        err.print(
+        warn(
             f"{path}: sets no keys, so the defaults are used: {config.peers} peers with network "
-            f"{config.network.layout} on data set {config.data.set}, no model shared",
-            soft_wrap=True,
+            f"{config.network.layout} on data set {config.data.set}, no model shared"
         )
 
 
 def print_written(files: Sequence[Path]) -> None:
     """Print the path of each file that was written."""
     for file in files:
-        out.print(f"wrote {file}", soft_wrap=True)
+        say(f"wrote {file}")
 
 
 def _is_number(text: str) -> bool:
@@ -93,3 +116,123 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+# --- functions as commands --------------------------------------------------------------------------
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Peers learn together by gossip, with no server in charge.",
+)
+
+Out = Annotated[Path | None, typer.Option("--out", "-o")]
+AtLeastOne = Annotated[int, typer.Option(min=1)]
+AtLeastOneIfGiven = Annotated[int | None, typer.Option(min=1)]
+YesOrNo = Annotated[bool, typer.Option()]
+"""An option that can be negated: `--shrink` and `--no-shrink`."""
+
+SHARED = {
+    "out": "An empty folder for results; a new one below results/ if left out.",
+    "force": "Replace the newest results, or those in --out, by this run's.",
+    "show_settings": "Print every setting and where it comes from, and stop there.",
+    "jobs": "Worker processes; one per core if left out.",
+    "ca": "The authority that signed the broker's certificate.",
+    "password_file": "A file with the password of the URL's user; else GOSSAMER_BROKER_PASSWORD is used.",
+}
+"""The help of options that several commands have."""
+
+Command = Callable[..., None]
+
+
+def command(name: str, of: typer.Typer = app) -> Callable[[Command], Command]:
+    """Make a function a command: positional parameters are its arguments, keyword-only ones its options.
+
+    What the help says of each stands below `Args:` in the docstring, or in SHARED. A keyword-only parameter
+    whose type is a dataclass stands for its fields, each an option. Whatever else typer must know of an
+    option, such as a second name, stands in the annotation: `Annotated[str, typer.Option("--input")]`.
+    """
+
+    def add(function: Command) -> Command:
+        parameters = list(_parameters(function))
+        groups = {key: kind for key, kind in get_type_hints(function).items() if is_dataclass(kind)}
+
+        def run(**given: Any) -> None:
+            for key, kind in groups.items():
+                given[key] = kind(**{each.name: given.pop(each.name) for each in fields(kind)})
+            function(**given)
+
+        run.__dict__["__signature__"] = inspect.Signature(parameters)
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        of.command(name, help=_described(function)[0])(run)
+        return function
+
+    return add
+
+
+def _parameters(function: Callable[..., object]) -> Iterator[inspect.Parameter]:
+    """A function's parameters as typer reads them, each with its help."""
+    texts = SHARED | _described(function)[1]
+    hints = get_type_hints(function, include_extras=True)
+    for parameter in inspect.signature(function).parameters.values():
+        kind, name = hints[parameter.name], parameter.name
+        if is_dataclass(kind):
+            yield from _parameters(kind)
+            continue
+        if get_origin(kind) is Annotated:
+            kind, given = get_args(kind)
+            info = copy(given)
+        elif parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            info = typer.Argument()
+        elif kind is bool:
+            info = typer.Option(f"--{name.replace('_', '-')}")
+        else:
+            info = typer.Option()
+        info.help = info.help or texts[name]
+        yield parameter.replace(annotation=Annotated[kind, info])
+
+
+def _described(function: Callable[..., object]) -> tuple[str, dict[str, str]]:
+    """Return what a docstring says of a command, and of each of its parameters."""
+    text, _, rest = inspect.cleandoc(function.__doc__ or "").partition("\nArgs:\n")
+    entries = re.split(r"^    (\w+): ", rest, flags=re.MULTILINE)[1:]
+    texts = (" ".join(entry.split()) for entry in entries[1::2])
+    return text.strip(), dict(zip(entries[::2], texts, strict=True))
+
+
+# --- what they compute with -------------------------------------------------------------------------
+
+
+def results_for(out: Path | None, default: Path | str, command: str, *, force: bool) -> Results:
+    """Where a command leaves its results: in the folder `out`, or in the next number below `default`."""
+    return Results(out or Path(default), command, exact=out is not None, force=force)
+
+
+@contextmanager
+def report_interruption(folder: Path) -> Iterator[None]:
+    """A live swarm that is interrupted is over: its peers have left, and cannot go on another time."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped(
+            f"interrupted; records, networks and reports are kept in {folder}; the next run starts anew"
+        ) from None
+
+
+class Torch:
+    """Torch as commands load it. threads: how many one of its products may use, as --threads says."""
+
+    threads = 1
+
+
+def load_torch() -> None:
+    """Import torch, with the threads of --threads.
+
+    It takes two seconds, in which Ctrl-C ends the process without a word. A command calls this when it begins
+    to compute: help and the news that a file is missing should not wait for it.
+    """
+    with exit_on_interrupt():
+        import torch
+    torch.set_num_threads(Torch.threads)

@@ -7,22 +7,20 @@ in cli/, it loads torch and numpy only when they are needed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice, pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from safetensors import SafetensorError, safe_open
-
-from gossamer.errors import GossamerError
 
 from ...models import ModelError
 from ..errors import ConfigError
 from ..results import find_run, replacing
 from . import console
-from .options import load_torch
+from .console import YesOrNo, command, load_torch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,51 +32,44 @@ if TYPE_CHECKING:
 ACTIVATIONS = ("relu", "sigmoid", "tanh", "none")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Matching:
+    """Options of matching: fields of `models.matching.MatchOptions`, apart from the variance.
+
+    Args:
+        prior_variance: σ0² of the prior.
+        mass: γ0: raise it for more cells.
+        kind: The prior on sizes: printed (the paper's), set or efpf.
+        kl: MAGI's λ from 0 to 1: raise it for fewer cells.
+        limit: Cells per part, at most; the widest network always fits.
+        sweeps: Passes over the networks, at most.
+        shrink: Let the prior shrink what few networks agree on.
+    """
+
+    prior_variance: float = 10.0
+    mass: float = 1.0
+    kind: str = "printed"
+    kl: float = 0.0
+    limit: int = 700
+    sweeps: int = 20
+    shrink: YesOrNo = True
+
+
+@command("fuse")
 def fuse_command(
-    files: Annotated[
-        list[Path],
-        typer.Argument(help="Networks as safetensors, of one depth; or a swarm's results folder."),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The fused network.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
-    variance: Annotated[
-        list[float] | None,
-        typer.Option(help="σ²: one, or one per network. Lower it for larger networks."),
-    ] = None,
-    prior_variance: Annotated[float, typer.Option(help="σ0² of the prior.")] = 10.0,
-    mass: Annotated[float, typer.Option(help="γ0: raise it for more cells.")] = 1.0,
-    kind: Annotated[
-        str, typer.Option(help="The prior on sizes: printed (the paper's), set or efpf.")
-    ] = "printed",
-    kl: Annotated[
-        float, typer.Option("--kl", help="MAGI's λ from 0 to 1: raise it for fewer cells.")
-    ] = 0.0,
-    limit: Annotated[
-        int, typer.Option(help="Cells per part, at most; the widest network always fits.")
-    ] = 700,
-    sweeps: Annotated[int, typer.Option(help="Passes over the networks, at most.")] = 20,
-    shrink: Annotated[
-        bool, typer.Option(help="Let the prior shrink what few networks agree on.")
-    ] = True,
-    bias_mean: Annotated[float, typer.Option(help="What biases started from.")] = 0.0,
-    counts: Annotated[
-        Path | None,
-        typer.Option(help="JSON: samples per class, one list per network. Weighs the outputs."),
-    ] = None,
-    within_models: Annotated[
-        bool, typer.Option("--within-models", help="Match only inside the same partial model.")
-    ] = False,
-    order: Annotated[
-        str | None,
-        typer.Option(help="NAME,NAME,…: the layers as they run, for files that do not say it."),
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Report accuracies on this data set; see gossamer data.")
-    ] = None,
-    activation: Annotated[
-        str | None, typer.Option(help="With --data: relu, sigmoid, tanh or none.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Orders the sweeps.")] = 0,
+    files: list[Path],
+    *,
+    out: Annotated[Path, typer.Option("--out", "-o")],
+    force: bool = False,
+    variance: list[float] | None = None,
+    matching: Matching,
+    bias_mean: float = 0.0,
+    counts: Path | None = None,
+    within_models: bool = False,
+    order: str | None = None,
+    data: str | None = None,
+    activation: str | None = None,
+    seed: int = 0,
 ) -> None:
     """Fuse networks whose cells are in another order, or of other widths, into one.
 
@@ -87,93 +78,76 @@ def fuse_command(
     stands for all networks in it, or in the latest of its runs: a finished swarm becomes one network. Files
     of gossamer say in which order their layers run; for others it follows from shapes and numbers, or
     --order says it.
+
+    Args:
+        files: Networks as safetensors, of one depth; or a swarm's results folder.
+        out: The fused network.
+        force: Replace OUT if it exists.
+        variance: σ²: one, or one per network. Lower it for larger networks.
+        bias_mean: What biases started from.
+        counts: JSON: samples per class, one list per network. Weighs the outputs.
+        within_models: Match only inside the same partial model.
+        order: NAME,NAME,…: the layers as they run, for files that do not say it.
+        data: Report accuracies on this data set; see gossamer data.
+        activation: With --data: relu, sigmoid, tanh or none.
+        seed: Orders the sweeps.
     """
     load_torch()
     from ...models.matching import MatchOptions, fuse
 
     check_target(out, force=force)
     files = network_files(files, out)
-    given = variance or [1.0]
-    options = MatchOptions(
-        variance=given[0] if len(given) == 1 else 1.0,
-        prior_variance=prior_variance,
-        mass=mass,
-        kind=kind,  # type: ignore[arg-type]  (MatchOptions refuses others by name)
-        kl=kl,
-        limit=limit,
-        sweeps=sweeps,
-        shrink=shrink,
-    )
+    variances = variance or [1.0]
+    common: dict[str, Any] = asdict(matching)
+    options = MatchOptions(variance=variances[0] if len(variances) == 1 else 1.0, **common)
     layers = None if order is None else [name.strip() for name in order.split(",")]
     networks = [read_network(path, layers) for path in files]
-    chains = [network.chain for network in networks]
     fused = fuse(
-        chains,
+        [network.chain for network in networks],
         options,
-        variances=given if len(given) > 1 else None,
+        variances=variances if len(variances) > 1 else None,
         counts=read_counts(counts) if counts else None,
         bias_mean=bias_mean,
         groups=model_groups(networks) if within_models else None,
-        names=[network.name for network in networks],
+        names=[str(network.path) for network in networks],
         seed=seed,
     )
-    scores = _scores(data, activation, networks, fused.chain) if data else None
-    dtype = networks[0].dtype
-    write_network(out, fused.chain, dtype, {"fusion": json.dumps(_summary(fused, files, scores))})
-    _report(fused, networks, scores)
-    console.print_written([out])
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("fuse")(fuse_command)
-
-
-def _summary(
-    fused: Fusion, files: Sequence[Path], scores: Sequence[float] | None
-) -> dict[str, object]:
-    """What the file says about where it comes from."""
-    return {
+    scores = _scores(data, activation, networks, fused.chain) if data else []
+    about = {
         "files": [path.name for path in files],
         "widths": list(fused.chain.widths),
         "objective": fused.objective,
         "accuracy": scores[-1] if scores else None,
     }
+    write_network(out, fused.chain, networks[0].dtype, {"fusion": json.dumps(about)})
+    _report(fused, networks, scores)
+    console.print_written([out])
 
 
-def _report(fused: Fusion, networks: Sequence[NetworkFile], scores: Sequence[float] | None) -> None:
+def _report(fused: Fusion, networks: Sequence[NetworkFile], scores: Sequence[float]) -> None:
     from ...models.matching import part_names
 
     rows = []
-    for index, (name, part) in enumerate(zip(part_names(fused.chain), fused.parts, strict=True)):
-        inputs = sum(len(cells) for cells in part.assignments)
-        widest = max(len(cells) for cells in part.assignments)
-        rows.append(
-            (
-                name, inputs, fused.chain.widths[index + 1], part.matched,
-                fused.chain.widths[index + 1] - widest, f"{part.objective[-1]:.1f}",
-                f"{part.ended}, {part.sweeps}",
-            )
-        )  # fmt: skip
-    # created: beyond the widest network; matched: given cells that share theirs with another network's
+    widths = fused.chain.widths[1:]
+    for name, part, width in zip(part_names(fused.chain), fused.parts, widths, strict=False):
+        given = [len(cells) for cells in part.assignments]
+        # created: beyond the widest network; matched: given cells that share theirs with another network's
+        cells = name, sum(given), width, part.matched, width - max(given)
+        rows.append((*cells, f"{part.objective[-1]:.1f}", f"{part.ended}, {part.sweeps}"))
     header = ["part", "given", "fused", "matched", "created", "objective", "ended, sweeps"]
     if rows:
         console.table("cells, part by part", header, rows)
-    sizes = [
-        (network.name, "=".join(map(str, network.chain.widths)), network.chain.size)
-        for network in networks
+    chains = [(str(network.path), network.chain) for network in networks]
+    sizes: list[list[object]] = [
+        [name, "=".join(map(str, chain.widths)), chain.size]
+        for name, chain in [*chains, ("fused", fused.chain)]
     ]
+    for row, score in zip(sizes, scores, strict=False):
+        row.append(f"{score:.3f}")
+    header = ["network", "layout", "parameters", "accuracy"]
+    console.table("networks", header[: len(sizes[0])], sizes)
     total = sum(network.chain.size for network in networks)
-    sizes.append(("fused", "=".join(map(str, fused.chain.widths)), fused.chain.size))
-    if scores:
-        console.table(
-            "networks",
-            ["network", "layout", "parameters", "accuracy"],
-            [(*row, f"{score:.3f}") for row, score in zip(sizes, scores, strict=True)],
-        )
-    else:
-        console.table("networks", ["network", "layout", "parameters"], sizes)
-    console.out.print(f"fused size: {fused.chain.size / total:.1%} of all networks together")
+    console.say(f"fused size: {fused.chain.size / total:.1%} of all networks together")
 
 
 def _scores(
@@ -184,7 +158,7 @@ def _scores(
 
     if activation is not None and activation not in ACTIVATIONS:
         raise ConfigError(f"--activation {activation}: there are {', '.join(ACTIVATIONS)}")
-    if activation is None and fused.hidden and not has_slopes(fused):
+    if activation is None and any(_slopes(layer) is None for layer in fused.layers[:-1]):
         raise ConfigError(
             "--data needs --activation as well, for files do not say what hidden cells compute: "
             f"{', '.join(ACTIVATIONS)}"
@@ -231,11 +205,6 @@ def accuracy(outputs: Tensor, labels: Tensor) -> float:
     return float((outputs.argmax(dim=1) == labels).double().mean())
 
 
-def has_slopes(chain: Chain) -> bool:
-    """Whether hidden cells have slopes of their own (PReLU), which says what they compute."""
-    return all(_slopes(layer) is not None for layer in chain.layers[:-1])
-
-
 def _slopes(layer: Layer) -> Tensor | None:
     """PReLU keeps its slopes under the name `weight`, one per cell."""
     import torch
@@ -255,11 +224,6 @@ class NetworkFile:
     chain: Chain
     dtype: torch.dtype
     slices: dict[str, list[list[int]]] | None
-
-    @property
-    def name(self) -> str:
-        """For reports."""
-        return str(self.path)
 
 
 def read_network(path: Path, order: Sequence[str] | None = None) -> NetworkFile:
@@ -383,10 +347,6 @@ def read_counts(path: Path) -> np.ndarray:
 
 
 # --- the order of layers ----------------------------------------------------------------------------
-#
-# A safetensors file lists its values by name, which says nothing about the order in which they run. What
-# says it, from the surest on: the file's own metadata (`SlicedNetwork.save` writes it), the user, the shapes
-# of the layers where they fit together in one way only, and numbers in names, as those of a Sequential.
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -399,155 +359,149 @@ def layer_order(
 ) -> list[str]:
     """The names of a file's values in the order in which they run, each layer's weight first.
 
-    given
-        What the user says: names of layers, or of values, in order.
+    A safetensors file lists its values by name, which says nothing about the order in which they run. What
+    says it, from the surest on: the file's own metadata (`SlicedNetwork.save` writes it), the user, the
+    shapes of the layers where they fit together in one way only, and numbers in names, as those of a
+    Sequential.
+
+    given: what the user says: names of layers, or of values, in order.
 
     Raises ModelError, with the remedy, for an order that does not fit, and where none can be told.
     """
-    own = _recorded(shapes, metadata, file)
-    if own is not None:
-        if given and (asked := _weights(shapes, _listed(shapes, given, file))) != _weights(
-            shapes, own
-        ):
-            raise ModelError(
-                f"{file}: --order says {_join(asked)}, the file itself says {_join(_weights(shapes, own))}; "
-                "leave out --order"
-            )
-        return own
-    if given:
-        return _with_rest(shapes, _listed(shapes, given, file), file)
-    weights = [name for name, shape in shapes.items() if len(shape) == 2]
-    return _with_rest(shapes, _by_shapes(shapes, weights, file), file)
-
-
-def _recorded(shapes: Shapes, metadata: Mapping[str, str], file: str) -> list[str] | None:
-    """The order that the file's metadata gives, if any."""
-    from ...models import LAYER_ORDER
-
-    if LAYER_ORDER not in metadata:
-        return None
-    try:
-        names = json.loads(metadata[LAYER_ORDER])
-        if sorted(names) == sorted(shapes):
-            return names
-    except (json.JSONDecodeError, TypeError):
-        pass
-    raise ModelError(f"{file}: its metadata about the order of layers is damaged; save it again")
-
-
-def _listed(shapes: Shapes, given: Sequence[str], file: str) -> list[str]:
-    """The values that the user named, a layer standing for its weight and what is beside it."""
-    names: list[str] = []
-    for one in given:
-        meant = [one] if one in shapes else sorted(n for n in shapes if _module(n) == one)
-        if not meant:
-            layers = dict.fromkeys(_module(name) or name for name in sorted(shapes, key=_natural))
-            raise ModelError(
-                f"{file}: --order names {one!r}, which is no layer of it; its layers are {_join(layers)}"
-            )
-        names += sorted(meant, key=lambda name: len(shapes[name]) != 2)
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ModelError(f"{file}: --order names {_layer(twice)!r} twice")
-    weights = [name for name, shape in shapes.items() if len(shape) == 2]
-    if missing := [name for name in weights if name not in names]:
+    layers = _Layers(shapes, file)
+    recorded = layers.recorded(metadata)
+    listed = layers.listed(given) if given else None
+    if recorded is None:
+        return layers.with_rest(layers.by_shapes() if listed is None else listed)
+    asked, own = layers.weights_of(listed or recorded), layers.weights_of(recorded)
+    if asked != own:
         raise ModelError(
-            f"{file}: --order leaves out {_join(_layer(name) for name in missing)}; name every layer"
+            f"{file}: --order says {_join(asked)}, the file itself says {_join(own)}; leave out --order"
         )
-    chain = _weights(shapes, names)
-    for one, other in pairwise(chain):
-        if shapes[one][0] != shapes[other][1]:
+    return recorded
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """The values of a file by their shapes; those with two dimensions are the weights of its layers."""
+
+    shapes: Shapes
+    file: str
+
+    def weights_of(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if len(self.shapes[name]) == 2]
+
+    def recorded(self, metadata: Mapping[str, str]) -> list[str] | None:
+        """The order that the file's metadata gives, if any."""
+        from ...models import LAYER_ORDER
+
+        if LAYER_ORDER not in metadata:
+            return None
+        try:
+            names = json.loads(metadata[LAYER_ORDER])
+            if sorted(names) == sorted(self.shapes):
+                return names
+        except (json.JSONDecodeError, TypeError):
+            pass
+        raise ModelError(
+            f"{self.file}: its metadata about the order of layers is damaged; save it again"
+        )
+
+    def listed(self, given: Sequence[str]) -> list[str]:
+        """The values that the user named, a layer standing for its weight and what is beside it."""
+        shapes, where = self.shapes, f"{self.file}: --order"
+        names: list[str] = []
+        for one in given:
+            meant = [one] if one in shapes else sorted(n for n in shapes if _module(n) == one)
+            if not meant:
+                known = dict.fromkeys(
+                    _module(name) or name for name in sorted(shapes, key=_natural)
+                )
+                raise ModelError(
+                    f"{where} names {one!r}, which is no layer of it; its layers are {_join(known)}"
+                )
+            names += sorted(meant, key=lambda name: len(shapes[name]) != 2)
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ModelError(f"{where} names {_layer(twice)!r} twice")
+        if missing := [name for name in self.weights_of(shapes) if name not in names]:
+            raise ModelError(f"{where} leaves out {_join(missing)}; name every layer")
+        for one, other in pairwise(self.weights_of(names)):
+            if shapes[one][0] != shapes[other][1]:
+                raise ModelError(
+                    f"{where} puts {_layer(other)!r}, which takes {shapes[other][1]} inputs, behind "
+                    f"{_layer(one)!r}, which has {shapes[one][0]} cells"
+                )
+        return names
+
+    def by_shapes(self) -> list[str]:
+        """The one chain that the layers form; where shapes allow several, numbers in their names decide."""
+        weights = self.weights_of(self.shapes)
+        chains = self._two_chains(weights, numbered=False)
+        if len(chains) == 2 and len(numbered := self._two_chains(weights, numbered=True)) == 1:
+            chains = numbered
+        if len(chains) == 1:
+            return chains[0]
+        if chains:
             raise ModelError(
-                f"{file}: --order puts {_layer(other)!r}, which takes {shapes[other][1]} inputs, behind "
-                f"{_layer(one)!r}, which has {shapes[one][0]} cells"
+                f"{self.file}: its layers fit together in more than one order, as {_join(chains[0])} and as "
+                f"{_join(chains[1])}; give the right one with --order NAME,NAME,…"
             )
-    return names
-
-
-def _by_shapes(shapes: Shapes, weights: Sequence[str], file: str) -> list[str]:
-    """The one chain that the layers form; where shapes allow several, numbers in their names decide."""
-    try:
-        chains = _first_two(_chains(shapes, weights, numbered=False))
-        if len(chains) > 1:
-            numbered = _first_two(_chains(shapes, weights, numbered=True))
-            chains = numbered if len(numbered) == 1 else chains
-    except _TooManySteps:
+        sizes = [f"{name!r} {self.shapes[name][1]} to {self.shapes[name][0]}" for name in weights]
         raise ModelError(
-            f"{file}: the order of its {len(weights)} layers cannot be told from their shapes; give it with "
-            "--order NAME,NAME,…"
-        ) from None
-    if len(chains) == 1 or not weights:
-        return chains[0] if chains else []
-    if chains:
-        raise ModelError(
-            f"{file}: its layers fit together in more than one order, as {_join(chains[0])} and as "
-            f"{_join(chains[1])}; give the right one with --order NAME,NAME,…"
+            f"{self.file}: its layers form no chain ({', '.join(sizes)}); only chains of dense layers can be "
+            "fused"
         )
-    sizes = ", ".join(f"{name!r} {shapes[name][1]} to {shapes[name][0]}" for name in weights)
-    raise ModelError(
-        f"{file}: its layers form no chain ({sizes}); only chains of dense layers can be fused"
-    )
 
+    def _two_chains(self, weights: Sequence[str], *, numbered: bool) -> list[list[str]]:
+        """Orders of the layers in which each takes what the one before it gives: the first two found.
 
-class _TooManySteps(GossamerError):
-    """So many chains begin but do not end that the search was given up."""
-
-
-def _chains(shapes: Shapes, weights: Sequence[str], *, numbered: bool) -> Iterator[list[str]]:
-    """All orders of the layers in which each takes what the one before it gives.
-
-    numbered: only those in which layers whose names differ by a number stand by their numbers.
-    """
-    steps = 0
-    stack: list[list[str]] = [[]]
-    while stack:
-        steps += 1
-        if steps > _STEPS:
-            raise _TooManySteps
-        chain = stack.pop()
-        if len(chain) == len(weights):
-            yield chain
-            continue
-        rest = [name for name in weights if name not in chain]
-        for name in rest:
-            fits = not chain or shapes[chain[-1]][0] == shapes[name][1]
-            if fits and not (numbered and any(_precedes(other, name) for other in rest)):
-                stack.append([*chain, name])
-
-
-def _first_two(chains: Iterator[list[str]]) -> list[list[str]]:
-    return list(islice(chains, 2))
-
-
-def _with_rest(shapes: Shapes, listed: Sequence[str], file: str) -> list[str]:
-    """The listed values, and behind each layer those of its own that were not listed."""
-    layers = _weights(shapes, listed)
-    behind: dict[str, list[str]] = {}
-    loose = [name for name in sorted(shapes, key=_natural) if name not in listed]
-    for name in loose:
-        if layers:
-            behind.setdefault(_owner(shapes, layers, name, file), []).append(name)
-    found = [each for name in listed for each in (name, *behind.get(name, ()))]
-    return found if layers else loose
-
-
-def _owner(shapes: Shapes, layers: Sequence[str], name: str, file: str) -> str:
-    """The layer that a value belongs to: its module's, the last with a lower number, or the only one."""
-    fitting = [layer for layer in layers if shapes[name] == shapes[layer][:1]]
-    for one in layers:
-        if _module(one) == _module(name):
-            return one
-    if before := [layer for layer in fitting if _precedes(layer, name)]:
-        return max(before, key=_natural)
-    if len(fitting) > 1:
+        numbered: only those in which layers whose names differ by a number stand by their numbers.
+        """
+        found: list[list[str]] = []
+        stack: list[list[str]] = [[]]
+        for _ in range(_STEPS):
+            if not stack or len(found) == 2:
+                return found
+            chain = stack.pop()
+            rest = [name for name in weights if name not in chain]
+            if not rest:
+                found.append(chain)
+            for name in rest:
+                fits = not chain or self.shapes[chain[-1]][0] == self.shapes[name][1]
+                if fits and not (numbered and any(_precedes(other, name) for other in rest)):
+                    stack.append([*chain, name])
         raise ModelError(
-            f"{file}: {name!r} may belong to any of the layers {_join(fitting)}; list it behind its own with "
-            "--order NAME,NAME,…"
+            f"{self.file}: the order of its {len(weights)} layers cannot be told from their shapes; give it "
+            "with --order NAME,NAME,…"
         )
-    return fitting[0] if fitting else layers[-1]  # where nothing fits, reading the chain says so
 
+    def with_rest(self, listed: Sequence[str]) -> list[str]:
+        """The listed values, and behind each layer those of its own that were not listed."""
+        layers = self.weights_of(listed)
+        loose = [name for name in sorted(self.shapes, key=_natural) if name not in listed]
+        if not layers:
+            return loose
+        behind = {layer: [layer] for layer in layers}
+        for name in loose:
+            behind[self._owner(layers, name)].append(name)
+        return [each for name in listed for each in behind.get(name, [name])]
 
-def _weights(shapes: Shapes, names: Sequence[str]) -> list[str]:
-    return [name for name in names if len(shapes[name]) == 2]
+    def _owner(self, layers: Sequence[str], name: str) -> str:
+        """The layer that a value belongs to: its module's, the last with a lower number, or the only one."""
+        for one in layers:
+            if _module(one) == _module(name):
+                return one
+        fitting = [layer for layer in layers if self.shapes[name] == self.shapes[layer][:1]]
+        if before := [layer for layer in fitting if _precedes(layer, name)]:
+            return max(before, key=_natural)
+        if len(fitting) > 1:
+            raise ModelError(
+                f"{self.file}: {name!r} may belong to any of the layers {_join(fitting)}; list it behind its "
+                "own with --order NAME,NAME,…"
+            )
+        return (
+            fitting[0] if fitting else layers[-1]
+        )  # where nothing fits, reading the chain says so
 
 
 def _precedes(one: str, other: str) -> bool:
@@ -574,5 +528,5 @@ def _layer(name: str) -> str:
     return name.removesuffix(".weight")
 
 
-def _join(names: Sequence[str] | Iterator[str] | Mapping[str, object]) -> str:
-    return ",".join(_layer(name) for name in names)
+def _join(names: Iterable[str]) -> str:
+    return ",".join(map(_layer, names))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,31 +14,31 @@ from . import console
 if TYPE_CHECKING:
     from ...peer import BrokerAddress, PeerSpec
     from ..config.tables import Config, Experiment
-    from ..live.join import JoinPlan
+    from ..live.layout import JoinPlan
 
 Row = tuple[str, str, str]
+Option = tuple[Any, Any]
+"""What the command line says of an option, if anything, and what holds without it."""
 SECRET = "(hidden)"
 """Shown for a password."""
-DIFFERS = ", differs per peer"
 OF_SPEC = ("name", "entry", "samples", "seed", "network")
 """What a peer has apart from settings; its arguments are those of the config, or the device's own."""
 
 
-def show_config(
-    config: Experiment, source: str, options: Mapping[str, Any], stated: Collection[str]
-) -> None:
-    """Print the settings of `gossamer simulate` or `compare`. stated: options of the command line given."""
-    rows = [*_config_rows(config), *_option_rows(options, stated)]
+def show_config(config: Experiment, source: str, **options: Option) -> None:
+    """Print the settings of `gossamer simulate` or `compare`."""
+    rows = [*_config_rows(config), *_option_rows(options)]
     _print(f"{source}: settings of the experiment", rows)
 
 
 def show_swarm(
-    config: Config, source: str, folder: Path, broker: BrokerAddress, stated: Collection[str]
+    config: Config, source: str, broker: BrokerAddress, *, starts_one: bool, out: Option
 ) -> None:
     """Print the settings of `gossamer swarm`: those of peer 0, and which differ among the peers.
 
-    stated: options of the command line that were given.
+    starts_one: whether the swarm starts a broker of its own.
     """
+    from ...peer import CredentialSettings
     from ..build import Swarm
     from ..config.tables import Gossip
     from ..live.layout import SwarmLayout
@@ -47,20 +47,15 @@ def show_swarm(
     specs = [layout.peer(index) for index in range(config.peers)]
     address = broker.with_defaults(config.gossip)
     settings = specs[0].settings
-    origins = dict.fromkeys(address.model_fields_set, "config")
-    origins |= dict.fromkeys(settings.model_fields_set, "config")
+    stated = {*address.model_fields_set, *settings.model_fields_set, "samples", "seed", "name"}
+    origins = dict.fromkeys(stated, "config")
     origins |= dict.fromkeys(broker.model_fields_set, "command line")
-    origins |= dict.fromkeys(("samples", "seed", "name"), "config")
     made: dict[str, str] = {}
-    if "broker" not in stated:
+    if starts_one:
         origins["url"], made["url"] = "default", "(a broker is started)"
     if config.trust.kind == "swarm":
-        made |= dict.fromkeys(("identity", "invitation", "owner"), f"(made in {folder / 'trust'})")
-    per_peer = {
-        key
-        for key in (*OF_SPEC, *type(settings).model_fields)
-        if any(_value(spec, key) != _value(specs[0], key) for spec in specs)
-    }
+        folder = (out[0] or out[1]) / "trust"
+        made |= dict.fromkeys(CredentialSettings.model_fields, f"(made in {folder})")
     shared = {*type(settings).model_fields, *type(address).model_fields}
     own = {*Gossip.__annotations__} - {"exchanges"}  # the others are shown as the peers' settings
     rows = [
@@ -69,19 +64,20 @@ def show_swarm(
         if (table := row[0].partition("."))[0] not in shared
         and (table[0] != "gossip" or table[2] in own)
     ]
-    rows += _option_rows({"out": folder}, stated)
-    _print(f"{source}: settings of the swarm", rows)
-    peer = [
-        (key, text, source + (DIFFERS if key in per_peer else ""))
-        for key, text, source in _peer_rows(specs[0], address, origins, made)
-    ]
-    _print("settings of its peer 0", peer)
+    _print(f"{source}: settings of the swarm", [*rows, *_option_rows({"out": out})])
+    rows = _peer_rows(specs[0], address, origins, made)
+    for place, (key, text, origin) in enumerate(rows):
+        if (
+            key not in type(address).model_fields
+            and len({_text(_value(s, key)) for s in specs}) > 1
+        ):
+            rows[place] = key, text, f"{origin}, differs per peer"
+    _print("settings of its peer 0", rows)
 
 
-def show_join(plan: JoinPlan, folder: Path, stated: Collection[str]) -> None:
+def show_join(plan: JoinPlan, out: Option) -> None:
     """Print the settings of `gossamer join`."""
-    rows = _peer_rows(plan.spec, plan.broker, plan.origins, {})
-    rows += _option_rows({"out": folder}, stated)
+    rows = _peer_rows(plan.spec, plan.broker, plan.origins, {}) + _option_rows({"out": out})
     _print(f"settings of {plan.spec.name}", rows)
 
 
@@ -125,11 +121,11 @@ def _config_rows(table: BaseModel, above: str = "", stated: bool = True) -> Iter
             yield f"{above}{key}", _text(value), "config" if here else "default"
 
 
-def _option_rows(values: Mapping[str, Any], stated: Collection[str]) -> list[Row]:
+def _option_rows(options: Mapping[str, Option]) -> list[Row]:
     """The rows of what only the command line says."""
     return [
-        (key, _text(value), "command line" if key in stated else "default")
-        for key, value in values.items()
+        (key, _text(given or default), "command line" if given else "default")
+        for key, (given, default) in options.items()
     ]
 
 

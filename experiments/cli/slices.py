@@ -1,10 +1,11 @@
-"""`gossamer slices`: what a network is made of, and who shares which cells of it."""
+"""`gossamer slices`: what a network is made of, who shares which cells of it, in numbers and as a picture."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,49 +14,46 @@ import typer
 from ...models import READY
 from ..errors import ConfigError
 from . import console
-from .options import Force, Out, load_torch, results_for
+from .console import Out, command, load_torch, results_for
 
 if TYPE_CHECKING:
-    from ...models import SlicedNetwork, SliceSpec
+    import numpy as np
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+    from ...models import SlicedNetwork, SliceSpec, Slicing
 
 CLASSES = 10
+NETWORK_HELP = (
+    f"A ready network ({', '.join(READY)}), a layout (64=32=10), module:function, or a config file."
+)
 
 
+@command("slices")
 def slices_command(
-    module: Annotated[
-        str,
-        typer.Argument(
-            help=f"A ready network ({', '.join(READY)}), a layout (64=32=10), module:function, or a "
-            "config file.",
-        ),
-    ],
-    give: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="MODEL=SHARE or MODEL=LAYOUT: global=0.8, 'global=*:0.8,head:0', group=0-8-10; repeat for "
-            "more. global=0.8 if left out."
-        ),
-    ] = None,
-    depends: Annotated[
-        list[str] | None, typer.Option(help="MODEL=OTHER: the first depends on the second.")
-    ] = None,
-    shape: Annotated[
-        str | None, typer.Option("--input", help="The shape of one sample, as in 3x32x32.")
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(help="An argument of the network's function: hidden=64, 'widths=[8, 16]'."),
-    ] = None,
-    buffers: Annotated[
-        str, typer.Option(help="Batch statistics: average, local or recompute.")
-    ] = "average",
-    peer: Annotated[int, typer.Option(min=0, help="Of a config: whose network to show.")] = 0,
+    module: Annotated[str, typer.Argument(help=NETWORK_HELP)],
+    *,
+    give: list[str] | None = None,
+    depends: list[str] | None = None,
+    shape: Annotated[str | None, typer.Option("--input")] = None,
+    option: list[str] | None = None,
+    buffers: str = "average",
+    peer: Annotated[int, typer.Option(min=0)] = 0,
     out: Out = None,
-    force: Force = False,
+    force: bool = False,
 ) -> None:
     """Print the parts of a network, whose cells they are and who averages what, and draw it.
 
     A module that cannot be traced is an error that says which call is to blame.
+
+    Args:
+        give: MODEL=SHARE or MODEL=LAYOUT: global=0.8, 'global=*:0.8,head:0', group=0-8-10; repeat for
+            more. global=0.8 if left out.
+        depends: MODEL=OTHER: the first depends on the second.
+        shape: The shape of one sample, as in 3x32x32.
+        option: An argument of the network's function: hidden=64, 'widths=[8, 16]'.
+        buffers: Batch statistics: average, local or recompute.
+        peer: Of a config: whose network to show.
     """
     if module.endswith(".toml"):
         given = {"--give": give, "--depends": depends, "--input": shape, "--option": option}
@@ -65,13 +63,11 @@ def slices_command(
     else:
         network, name = _of_name(module, give or ["global=0.8"], depends, shape, option, buffers)
     file = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
-    results = results_for(out, Path("results/slices") / file, "slices", force=force)
-    from .slice_pictures import table
-
-    header, rows = table(network.slicing)
-    console.table(f"{name}: {len(network.flat):,} values", header, rows)
-    from .slice_pictures import draw_slices  # after the table: matplotlib takes a second
-
+    results = results_for(out, f"results/slices/{file}", "slices", force=force)
+    table = part_table(network.slicing)
+    table.loc["all"] = table.sum()
+    rows = [[part, *row] for part, row in zip(table.index, table.to_numpy(), strict=True)]
+    console.table(f"{name}: {len(network.flat):,} values", ["part", *table.columns], rows)
     with results.begun() as folder:
         title = f"{name}, {len(network.flat):,} values"
         console.print_written(draw_slices(network.slicing, folder / file, title))
@@ -176,6 +172,226 @@ def _value(text: str, name: str) -> Any:
         raise ConfigError(f"--option {name}={text}: {text!r} is not a value of TOML") from None
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("slices")(slices_command)
+# --- what a slicing says, in numbers ----------------------------------------------------------------
+
+
+def part_table(slicing: Slicing) -> pd.DataFrame:
+    """A row for every part: its cells by model, its values (parameters, averaged statistics) by owner.
+
+    A parameter between two parts, such as a layer's weights, counts at the part of its first axis: the
+    one that it leads to.
+    """
+    import numpy as np
+    import pandas as pd
+
+    anatomy, part_of = slicing.anatomy, _part_of_cells(slicing)
+    starts = [anatomy.offsets[one.name] for one in anatomy.parameters]
+    cells = [
+        next(_axes(one.axes))[0] if one.cell is None else one.cell for one in anatomy.parameters
+    ]
+
+    def count(coordinates: np.ndarray) -> np.ndarray:
+        parameters = np.searchsorted(starts, coordinates, side="right") - 1
+        return np.bincount(part_of[cells][parameters], minlength=len(anatomy.parts))
+
+    columns = {"cells": [part.cells for part in anatomy.parts]}
+    columns |= {f"of {model}": list(map(len, slicing.cells[model])) for model in slicing.models}
+    columns |= {f"values of {one}": count(slicing.coordinates(one)) for one in slicing.owners}
+    columns["private"] = count(slicing.private)
+    return pd.DataFrame(columns, index=pd.Index([part.name for part in anatomy.parts]))
+
+
+def links(slicing: Slicing) -> dict[tuple[int, int], bool]:
+    """Pairs of parts between which there are parameters, the earlier part first; a part may be joined to
+    itself. The value is True if nobody averages any of these parameters."""
+    import numpy as np
+
+    part_of = _part_of_cells(slicing)
+    found: dict[tuple[int, int], bool] = {}
+    for parameter in slicing.anatomy.parameters:
+        spans = [np.unique(part_of[axis]).tolist() for axis in _axes(parameter.axes)]
+        for one, other in combinations(spans, 2):
+            for a, b in product(one, other):
+                pair = (min(a, b), max(a, b))
+                found[pair] = found.get(pair, True) and parameter.private
+    return dict(sorted(found.items()))
+
+
+def _part_of_cells(slicing: Slicing) -> np.ndarray:
+    import numpy as np
+
+    parts = slicing.anatomy.parts
+    return np.repeat(np.arange(len(parts)), [part.cells for part in parts])
+
+
+def _axes(axes: tuple[np.ndarray | None, ...]) -> Iterator[np.ndarray]:
+    return (axis for axis in axes if axis is not None)
+
+
+# --- the picture ------------------------------------------------------------------------------------
+
+MOST_CELLS = 16
+"""Cells drawn of one part; of wider parts every model is shown in proportion."""
+MOST_PARTS = 40
+"""Parts drawn; of deeper networks the first and the last."""
+PRIVATE = "#B8B8B8"
+
+
+def draw_slices(slicing: Slicing, path: Path, title: str) -> list[Path]:
+    """Draw a sliced network as PNG and SVG; returns the files.
+
+    Parameters between neighbouring rows are lines between cells; between rows that are not neighbours,
+    and inside one part (recurrent weights, residual branches), they are arcs beside the rows, one for
+    every owner.
+    """
+    from ..study.figures import canvas, save  # matplotlib takes a second
+
+    rows, left_out = drawn_parts(len(slicing.anatomy.parts))
+    caption = (
+        "Rows are parts, with the number of their cells. Cells have the colour of their model, edges that "
+        "of the model that averages them; what stays private is grey. Arcs join rows that are not "
+        "neighbours, and parts with themselves."
+    )
+    if any(part.cells > MOST_CELLS for part in slicing.anatomy.parts):
+        caption += (
+            f" Of parts with more than {MOST_CELLS} cells some are drawn, models in proportion."
+        )
+    if left_out:
+        caption += f" {left_out} parts are not drawn."
+    figure, axes = canvas(caption, width=8.5, height=0.62 * (len(rows) + bool(left_out)) + 1.1)
+    axes.set_axis_off()
+    axes.set_title(title, loc="left", fontsize=11)
+    half = len(rows) // 2
+    heights = {part: -float(row + (left_out and row >= half)) for row, part in enumerate(rows)}
+    if left_out:
+        text = f"… {left_out} more parts …"
+        axes.text(0.5, -half, text, ha="center", va="center", fontsize=8, color="#555555")
+    _Picture(slicing, axes, heights).draw()
+    return save(figure, path)
+
+
+def drawn_parts(parts: int) -> tuple[list[int], int]:
+    """The parts that are drawn, and how many are not."""
+    if parts <= MOST_PARTS:
+        return list(range(parts)), 0
+    half = MOST_PARTS // 2
+    return [*range(half), *range(parts - half, parts)], parts - 2 * half
+
+
+def drawn_cells(slicing: Slicing, part: int) -> list[str]:
+    """The model of every cell that is drawn of a part, models side by side."""
+    counts = {model: len(slicing.cells[model][part]) for model in slicing.models}
+    total = sum(counts.values())
+    if total > MOST_CELLS:
+        counts = {m: max(1, round(MOST_CELLS * n / total)) for m, n in counts.items() if n}
+    return [model for model, count in counts.items() for _ in range(count)]
+
+
+class _Picture:
+    """A slicing on axes. heights: where the rows of those parts are that are drawn."""
+
+    def __init__(self, slicing: Slicing, axes: Axes, heights: dict[int, float]):
+        from ..study.figures import COLOURS
+
+        self._slicing, self._axes, self._heights = slicing, axes, heights
+        self._cells = {part: drawn_cells(slicing, part) for part in heights}
+        owners = dict.fromkeys([*slicing.models, *slicing.owners])
+        self._colours = {
+            owner: COLOURS[index % (len(COLOURS) - 1)] for index, owner in enumerate(owners)
+        } | {"": PRIVATE}
+
+    def draw(self) -> None:
+        """Draw edges and arcs, the cells over them, and a legend."""
+        arcs = 0
+        for (first, second), private in links(self._slicing).items():
+            if first in self._heights and second in self._heights:
+                if self._heights[first] - self._heights[second] == 1:
+                    self._draw_edges(first, second, private)
+                else:
+                    arcs += 1
+                    self._draw_arcs(first, second, private, lane=arcs)
+        for part in self._heights:
+            self._draw_cells(part)
+        self._axes.set_xlim(-0.3, 1.36 if arcs else 1.08)
+        self._axes.set_ylim(min(self._heights.values()) - 0.5, 0.5)
+        self._draw_legend()
+
+    def _owner(self, one: str, other: str, private: bool) -> str:
+        """Who averages a parameter between cells of two models; an empty name for nobody."""
+        slicing = self._slicing
+        return "" if private else slicing.graph.owner((one, other), cross=slicing.cross) or ""
+
+    def _places(self, part: int) -> np.ndarray:
+        """Where the cells of a row stand; rows of few cells are narrower, as in the paper."""
+        import numpy as np
+
+        count = len(self._cells[part])
+        return 0.5 + min(1.0, 0.12 * (count - 1)) * np.linspace(-0.5, 0.5, count)
+
+    def _draw_edges(self, first: int, second: int, private: bool) -> None:
+        from matplotlib.collections import LineCollection
+
+        lines: dict[str, list[list[tuple[float, float]]]] = {}
+        tops = zip(self._places(first), self._cells[first], strict=True)
+        bottoms = zip(self._places(second), self._cells[second], strict=True)
+        for (x, model), (below, other) in product(tops, bottoms):
+            ends = [(float(x), self._heights[first]), (float(below), self._heights[second])]
+            lines.setdefault(self._owner(model, other, private), []).append(ends)
+        for owner in sorted(lines):  # private ones, whose name is empty, first: at the bottom
+            colour = self._colours[owner]
+            drawn = LineCollection(
+                lines[owner], colors=colour, linewidths=0.7, alpha=0.45, zorder=1
+            )
+            self._axes.add_collection(drawn)
+
+    def _draw_arcs(self, first: int, second: int, private: bool, lane: int) -> None:
+        """One arc per owner to the right of the rows; longer ones reach farther out."""
+        from matplotlib.patches import PathPatch
+        from matplotlib.path import Path as Curve
+
+        cells = self._slicing.cells
+        owners = {
+            self._owner(one, other, private)
+            for one, other in product(self._slicing.models, repeat=2)
+            if len(cells[one][first]) and len(cells[other][second])
+        }
+        top, bottom = self._heights[first], self._heights[second]
+        reach = 0.06 + 0.035 * min(top - bottom, 6.0) + 0.008 * (lane % 4)
+        if first == second:
+            top, bottom = top + 0.18, bottom - 0.18
+        for index, owner in enumerate(sorted(owners)):
+            far = 1.04 + reach + 0.012 * index
+            curve = Curve(
+                [(1.04, top), (far, top), (far, bottom), (1.04, bottom)],
+                [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4],
+            )
+            colour = self._colours[owner]
+            self._axes.add_patch(
+                PathPatch(curve, fill=False, edgecolor=colour, linewidth=1.1, alpha=0.8)
+            )
+
+    def _draw_cells(self, part: int) -> None:
+        one, height = self._slicing.anatomy.parts[part], self._heights[part]
+        x, colours = self._places(part), [self._colours[model] for model in self._cells[part]]
+        self._axes.scatter(
+            x, [height] * len(x), s=70, c=colours, edgecolors="white", linewidths=0.8, zorder=3
+        )
+        name = one.name if len(one.name) <= 26 else f"…{one.name[-25:]}"
+        text = f"{name} ({one.cells:,})"
+        self._axes.text(-0.04, height, text, ha="right", va="center", fontsize=8, color="#222222")
+
+    def _draw_legend(self) -> None:
+        from matplotlib.lines import Line2D
+
+        handles = [
+            Line2D(
+                [], [], color=colour, linewidth=1.4, label=owner or "private",
+                marker="o" if owner in self._slicing.models else None,
+            )
+            for owner, colour in self._colours.items()
+            if owner or len(self._slicing.private)
+        ]  # fmt: skip
+        self._axes.legend(
+            handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0.0),
+            ncols=min(len(handles), 5), frameon=False, fontsize=8.5,
+        )  # fmt: skip

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from ..results import Results
 from . import console
-from .options import Force, Out, load_torch, results_for
+from .console import AtLeastOne, AtLeastOneIfGiven, Out, command, load_torch, results_for
 
 if TYPE_CHECKING:
     from ...topology import Rule
@@ -18,31 +19,14 @@ if TYPE_CHECKING:
 RULES = ("push", "metropolis", "max-degree", "edges")
 """Weights, for the help; those of topology.Rule, which a test compares."""
 
-Graph = Annotated[
-    str,
-    typer.Argument(
-        metavar="GRAPH",
-        help="regular:4, club.graphml, networkx:karate_club_graph, mine:graph, or a config (.toml).",
-    ),
-]
-Peers = Annotated[
-    int | None,
-    typer.Option(min=1, help="Peers of a builder; 16 if left out. Files bring their own."),
-]
+GRAPH_HELP = "regular:4, club.graphml, networkx:karate_club_graph, mine:graph, or a config (.toml)."
+WEIGHTS_HELP = f"Shares of mass: {', '.join(RULES)}. A config's own, else push, if left out."
+Graph = Annotated[str, typer.Argument(metavar="GRAPH", help=GRAPH_HELP)]
+Graphs = Annotated[list[str], typer.Argument(metavar="GRAPH…")]
 Weights = Annotated[
-    str | None,
-    typer.Option(
-        "--rule", "--weights", metavar="RULE",
-        help=f"Shares of mass: {', '.join(RULES)}. A config's own, else push, if left out.",
-    ),
-]  # fmt: skip
-Tolerance = Annotated[
-    float, typer.Option(help="When disagreement counts as gone: a share of the first.")
+    str | None, typer.Option("--rule", "--weights", metavar="RULE", help=WEIGHTS_HELP)
 ]
-SeedOption = Annotated[int, typer.Option("--seed", help="For random graphs, starts and losses.")]
-Bridge = Annotated[
-    bool, typer.Option("--bridge", help="Join a graph in parts by the fewest added links.")
-]
+YesNoOrNeither = Annotated[bool | None, typer.Option("--learn/--no-learn")]
 
 topology_app = typer.Typer(
     no_args_is_help=True,
@@ -51,32 +35,70 @@ topology_app = typer.Typer(
 )
 
 
-@topology_app.command("show")
-def show_command(
-    graph: Graph,
-    peers: Peers = None,
-    weights: Weights = None,
-    tolerance: Tolerance = 1e-6,
-    group: Annotated[
-        str | None, typer.Option(help="The node attribute that colours peers on the picture.")
-    ] = None,
-    bridge: Bridge = False,
-    seed: SeedOption = 0,
-    out: Out = None,
-    force: Force = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """Options of all commands that are given graphs.
+
+    Args:
+        peers: Peers of a builder; 16 if left out. Files bring their own.
+        tolerance: When disagreement counts as gone: a share of the first.
+        bridge: Join a graph in parts by the fewest added links.
+        seed: For random graphs, starts and losses.
+    """
+
+    peers: AtLeastOneIfGiven = None
+    weights: Weights = None
+    tolerance: float = 1e-6
+    bridge: bool = False
+    seed: int = 0
+    out: Out = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if self.weights is not None and self.weights not in RULES:
+            from ...topology import TopologyError
+
+            raise TopologyError(f"--rule {self.weights!r}: use {', '.join(RULES)}")
+        _check_tolerance(self.tolerance)
+
+    @property
+    def rule(self) -> Rule | None:
+        """How peers weigh what they give; the graph's own if None."""
+        return cast("Rule | None", self.weights)
+
+    def load(self, text: str) -> SwarmGraph:
+        """Return the graph that a text names, and say what was added to it, or is not used."""
+        from ..graphs.swarm import describe_bridging, describe_unused, load_graph, unused
+
+        given = load_graph(text, self.peers, seed=self.seed, bridging=self.bridge)
+        if given.added.edges:
+            console.say(f"{given.name}: {describe_bridging(given.added, given.labels)}")
+        rule = self.rule or given.rule
+        if unused(given.graph, rule):
+            about = f"{given.name}: {describe_unused(rule)}"
+            console.say(f"{about}; --rule edges takes them for shares")
+        return given
+
+    def results(self, command: str, name: str) -> Results:
+        """Return where a command leaves what it finds out about what has this name."""
+        return _results(self.out, command, name, self.force)
+
+
+@command("show", topology_app)
+def show_command(graph: Graph, *, group: str | None = None, common: Common) -> None:
     """A graph's facts (size, spectrum, weak spots) and its picture.
 
     A config shows the graph of its swarm, and every partial model on its own subgraph.
+
+    Args:
+        group: The node attribute that colours peers on the picture.
     """
     from ..graphs.show import MODEL_HEADER, examine, show
 
-    rule = _rule(weights)
-    given = _graph(graph, peers, seed, bridge, rule)
-    _checked(tolerance)
-    results = _results(out, "show", given.name, force)
+    given = common.load(graph)
+    results = common.results("show", given.name)
     with results.opened() as folder:
-        shown = examine(given, rule, tolerance, group)
+        shown = examine(given, common.rule, common.tolerance, group)
         console.table(given.name, ["what", "value"], shown.rows)
         if shown.models:
             console.table("each partial model on its own subgraph", MODEL_HEADER, shown.models)
@@ -84,166 +106,133 @@ def show_command(
         console.print_written(show(shown, folder))
 
 
-@topology_app.command("compare")
+@command("compare", topology_app)
 def compare_command(
-    graphs: Annotated[
-        list[str], typer.Argument(metavar="GRAPH…", help="Up to 8 graphs, as for show.")
-    ],
-    peers: Peers = None,
-    weights: Weights = None,
-    tolerance: Tolerance = 1e-6,
-    learn: Annotated[
-        bool | None,
-        typer.Option(
-            "--learn/--no-learn",
-            help="Train a swarm on each graph at equal bytes; up to 128 peers if left out.",
-        ),
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of the learning run.")] = 40,
-    megabytes: Annotated[
-        float | None,
-        typer.Option(
-            help="What the swarm may send while learning; a middling graph's if left out."
-        ),
-    ] = None,
-    bridge: Bridge = False,
-    seed: SeedOption = 0,
-    out: Out = None,
-    force: Force = False,
+    graphs: Graphs,
+    *,
+    learn: YesNoOrNeither = None,
+    rounds: AtLeastOne = 40,
+    megabytes: float | None = None,
+    common: Common,
 ) -> None:
-    """Graphs side by side: predicted and measured disagreement, messages, accuracy at equal bytes."""
+    """Graphs side by side: predicted and measured disagreement, messages, accuracy at equal bytes.
+
+    Args:
+        graphs: Up to 8 graphs, as for show.
+        learn: Train a swarm on each graph at equal bytes; up to 128 peers if left out.
+        rounds: Rounds of the learning run.
+        megabytes: What the swarm may send while learning; a middling graph's if left out.
+    """
     load_torch()
     from ...topology import TopologyError
     from ..graphs import compare as comparing
 
-    rule = _rule(weights)
-    found = [_graph(graph, peers, seed, bridge, rule) for graph in graphs]
+    found = [common.load(graph) for graph in graphs]
     wanted = comparing.worth_learning(found) if learn is None else learn
     if megabytes is not None and megabytes <= 0:
         raise TopologyError(f"--megabytes {megabytes:g}: give a positive number")
-    _checked(tolerance)
-    results = _results(out, "compare", f"{len(found)} graphs", force)
-    learning = comparing.Learning(rounds=rounds, seed=seed)
+    results = common.results("compare", f"{len(found)} graphs")
+    learning = comparing.Learning(rounds=rounds, seed=common.seed)
     budget = None
     if wanted:
         budget = comparing.default_budget(found, learning) if megabytes is None else megabytes * 1e6
     with results.opened() as folder:
         with console.progress("graphs") as bar:
             task = bar.add_task("compare", total=len(found), latest="")
-
-            def on_graph(name: str) -> None:
-                bar.update(task, latest=name)
-
             entries = comparing.compare(
                 found,
-                rule=rule,
-                tolerance=tolerance,
+                rule=common.rule,
+                tolerance=common.tolerance,
                 learning=learning if wanted else None,
                 budget=budget,
-                seed=seed,
-                on_graph=on_graph,
+                seed=common.seed,
+                on_graph=lambda name: bar.update(task, latest=name),
                 on_done=lambda: bar.advance(task),
             )
-        count = len(found[0].graph)
+        count, columns = len(found[0].graph), 5 if wanted else 4  # the last one is the accuracy
         console.table(
-            f"{count} peers, to {tolerance:g} of the first disagreement: predicted and measured",
+            f"{count} peers, to {common.tolerance:g} of the first disagreement: predicted and measured",
             comparing.PACE,
             comparing.pace_rows(entries),
         )
         console.table(
             f"what it costs in messages of {learning.message / 1e3:.3g} kB, the cheapest first",
-            comparing.COST[: 5 if wanted else 4],
-            [row[: 5 if wanted else 4] for row in comparing.cost_rows(entries, learning.message)],
+            comparing.COST[:columns],
+            [row[:columns] for row in comparing.cost_rows(entries, learning.message)],
         )
         if budget is not None:
-            console.out.print(
+            console.say(
                 f"accuracy: digits, {learning.shards} shards of labels per peer, {rounds} rounds, "
-                f"{budget / 1e6:.3g} MB for every graph; mean of the last quarter",
-                soft_wrap=True,
+                f"{budget / 1e6:.3g} MB for every graph; mean of the last quarter"
             )
         elif learn is None:
-            console.out.print(f"no learning run for {count} peers; --learn forces it")
+            console.say(f"no learning run for {count} peers; --learn forces it")
         results.begin()
-        console.print_written(
-            comparing.write(
-                entries, folder, tolerance=tolerance, message=learning.message, budget=budget
-            )
+        files = comparing.write(
+            entries, folder, tolerance=common.tolerance, message=learning.message, budget=budget
         )
+        console.print_written(files)
 
 
-@topology_app.command("stress")
-def stress_command(
-    graph: Graph,
-    peers: Peers = None,
-    weights: Weights = None,
-    tolerance: Tolerance = 1e-6,
-    bridge: Bridge = False,
-    seed: SeedOption = 0,
-    out: Out = None,
-    force: Force = False,
-) -> None:
+@command("stress", topology_app)
+def stress_command(graph: Graph, *, common: Common) -> None:
     """Lose peers and links, by chance and at the worst places; churn; delay: what breaks first?"""
     from ..graphs import stress as stressing
 
-    rule = _rule(weights)
-    given = _graph(graph, peers, seed, bridge, rule)
-    _checked(tolerance)
-    results = _results(out, "stress", given.name, force)
+    given = common.load(graph)
+    results = common.results("stress", given.name)
     with results.opened() as folder:
         with console.progress("steps") as bar:
             task = bar.add_task("stress", total=6, latest="")
-
-            def on_step(name: str) -> None:
-                bar.update(task, advance=1, latest=name)
-
             found = stressing.stress(
-                given, rule=rule, tolerance=tolerance, seed=seed, on_step=on_step
+                given,
+                rule=common.rule,
+                tolerance=common.tolerance,
+                seed=common.seed,
+                on_step=lambda name: bar.update(task, advance=1, latest=name),
             )
-        console.table(
-            f"{found.name}: {found.peers} peers, {found.links} links",
-            stressing.HEADER,
-            stressing.rows(found),
-        )
-        console.table(
-            "churn and delay",
-            ["trouble", "exchanges, in calm ones"],
-            [(s.trouble, f"{s.factor:.3g}") for s in found.slowdowns],
-        )
-        console.out.print(found.verdict, soft_wrap=True)
+        title = f"{found.name}: {found.peers} peers, {found.links} links"
+        console.table(title, stressing.HEADER, stressing.rows(found))
+        slower = [(one.trouble, f"{one.factor:.3g}") for one in found.slowdowns]
+        console.table("churn and delay", ["trouble", "exchanges, in calm ones"], slower)
+        console.say(found.verdict)
         results.begin()
         console.print_written(stressing.write(found, folder))
 
 
-@topology_app.command("advise")
+@command("advise", topology_app)
 def advise_command(
-    peers: Annotated[int, typer.Option(help="Peers of the swarm.")],
-    degree: Annotated[
-        int | None, typer.Option(help="Links that a peer may have: its messages per exchange.")
-    ] = None,
-    kilobytes: Annotated[
-        float | None, typer.Option(help="What a peer may send in one averaging, on the average.")
-    ] = None,
-    parameters: Annotated[
-        int, typer.Option(min=1, help="Values in one message, 4 bytes each.")
-    ] = 1000,
-    groups: Annotated[
-        str | None,
-        typer.Option(help="Semi-local groups: how many equal ones, or sizes, as in 10,10,12."),
-    ] = None,
-    tolerance: Tolerance = 1e-6,
-    seed: SeedOption = 0,
+    *,
+    peers: int,
+    degree: int | None = None,
+    kilobytes: float | None = None,
+    parameters: AtLeastOne = 1000,
+    groups: str | None = None,
+    tolerance: float = 1e-6,
+    seed: int = 0,
     out: Out = None,
-    force: Force = False,
+    force: bool = False,
 ) -> None:
-    """Graphs for a swarm, ranked by predicted rate within a budget of links or bytes, with the reason."""
+    """Graphs for a swarm, ranked by predicted rate within a budget of links or bytes, with the reason.
+
+    Args:
+        peers: Peers of the swarm.
+        degree: Links that a peer may have: its messages per exchange.
+        kilobytes: What a peer may send in one averaging, on the average.
+        parameters: Values in one message, 4 bytes each.
+        groups: Semi-local groups: how many equal ones, or sizes, as in 10,10,12.
+        tolerance: When disagreement counts as gone: a share of the first.
+        seed: For random graphs, starts and losses.
+    """
     from ...topology import TopologyError, advise
     from ..graphs import compare as comparing
 
+    _check_tolerance(tolerance)
     members = None if groups is None else comparing.groups_from(groups, peers)
     limits = [f"at most {degree} links per peer"] if degree else []
     limits += [f"{kilobytes:g} kB per peer and averaging"] if kilobytes else []
     limits += [f"{len(members)} groups"] if members else []
-    title = f"{peers} peers" + "".join(f", {limit}" for limit in limits)
+    title = ", ".join([f"{peers} peers", *limits])
     results = _results(out, "advise", title, force)
     advice = advise(
         peers,
@@ -251,7 +240,7 @@ def advise_command(
         budget=None if kilobytes is None else kilobytes * 1e3,
         message=4.0 * parameters,
         members=members,
-        tolerance=_checked(tolerance),
+        tolerance=tolerance,
         seed=seed,
     )
     if not advice.ranked:
@@ -259,60 +248,28 @@ def advise_command(
         raise TopologyError(f"no topology fits {title}: {told}")
     columns = 5 if kilobytes is None else 6  # the last one is about the bytes
     table = [row[:columns] for row in comparing.advice_rows(advice)]
-    console.table(
-        f"{title}; best first, links and messages per peer", comparing.ADVICE[:columns], table
-    )
+    heading = f"{title}; best first, links and messages per peer"
+    console.table(heading, comparing.ADVICE[:columns], table)
     for one in advice.ranked:
-        console.out.print(f"{one.topology}: {comparing.reason(one)}", soft_wrap=True)
+        console.say(f"{one.topology}: {comparing.reason(one)}")
     for spec, reason in advice.refused:
-        console.out.print(f"not {spec}: {reason}", soft_wrap=True)
+        console.say(f"not {spec}: {reason}")
     best = advice.ranked[0]
-    console.out.print(
-        f'in a config: topology = "{best.topology}"' + ("\nbridge = true" if best.added else "")
-    )
+    bridge = "\nbridge = true" if best.added else ""
+    console.say(f'in a config: topology = "{best.topology}"{bridge}')
     with results.begun() as folder:
         console.print_written(comparing.write_advice(advice, folder, title))
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the application."""
-    app.add_typer(topology_app, name="topology")
-
-
-def _graph(
-    text: str, peers: int | None, seed: int, bridging: bool, rule: Rule | None
-) -> SwarmGraph:
-    from ..graphs.swarm import describe_bridging, describe_unused, load_graph, unused
-
-    given = load_graph(text, peers, seed=seed, bridging=bridging)
-    if given.added.edges:
-        console.out.print(
-            f"{given.name}: {describe_bridging(given.added, given.labels)}", soft_wrap=True
-        )
-    used = rule or given.rule
-    if unused(given.graph, used):
-        line = f"{given.name}: {describe_unused(used)}; --rule edges takes them for shares"
-        console.out.print(line, soft_wrap=True, markup=False)
-    return given
-
-
-def _rule(name: str | None) -> Rule | None:
-    from ...topology import Rule, TopologyError
-
-    if name is not None and name not in get_args(Rule):
-        raise TopologyError(f"--rule {name!r}: use {', '.join(get_args(Rule))}")
-    return name  # pyright: ignore[reportReturnType]
-
-
-def _checked(tolerance: float) -> float:
+def _check_tolerance(tolerance: float) -> None:
     if not 0 < tolerance < 1:
         from ...topology import TopologyError
 
         raise TopologyError(f"--tolerance {tolerance:g}: give a share of the first, 0 … 1")
-    return tolerance
 
 
 def _results(out: Path | None, command: str, name: str, force: bool) -> Results:
     plain = "".join(c if c.isalnum() or c in "._-" else "-" for c in name)
-    default = Path("results/topology") / command / plain
-    return results_for(out, default, f"topology {command}", force=force)
+    return results_for(
+        out, f"results/topology/{command}/{plain}", f"topology {command}", force=force
+    )

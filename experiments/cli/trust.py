@@ -7,7 +7,6 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -19,149 +18,144 @@ from gossamer.files import write_whole
 from ..errors import ConfigError
 from ..results import require_folder
 from . import console
-from .options import Ca, PasswordFile, broker_password
+from .console import AtLeastOneIfGiven, Out, command
+from .live import broker_password
 
 if TYPE_CHECKING:
     from ...gossip import MqttTransport
     from ...gossip.security import Identity
 
-Owner = Annotated[Path, typer.Option(help="The owner's key file (gossamer keygen owner).")]
-SwarmName = Annotated[str, typer.Option("--swarm", help="The swarm's name.")]
+Written = Annotated[Path, typer.Option("--out", "-o")]
 
 _ANSWER_SECONDS = 5.0
 """Seconds in which a broker hands out a retained card and status."""
 _PUBLISH_SECONDS = 15.0
 
 
-def keygen_command(
-    label: Annotated[str, typer.Argument(help="What people call this peer (or: owner).")],
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The new key file; LABEL.key if left out.")
-    ] = None,
-) -> None:
+@command("keygen")
+def keygen_command(label: str, *, out: Out = None) -> None:
     """Make an identity: a private key file that never leaves this device.
 
     Prints the name that the peer will have in its swarm, and the public key to send to the owner.
+
+    Args:
+        label: What people call this peer (or: owner).
+        out: The new key file; LABEL.key if left out.
     """
     from ...gossip.security import Identity, public_text
 
-    with _one_line():
-        identity = Identity.generate(label)
-        path = out or Path(f"{label}.key")
-        require_folder(path.parent)
-        identity.save(path)
-    console.out.print(f"name        {identity.name}", soft_wrap=True)
-    console.out.print(f"public key  {public_text(identity.public, identity.label)}", soft_wrap=True)
+    identity = Identity.generate(label)
+    path = out or Path(f"{label}.key")
+    require_folder(path.parent)
+    identity.save(path)
+    console.say(f"name        {identity.name}")
+    console.say(f"public key  {public_text(identity.public, identity.label)}")
     console.print_written([path])
 
 
+@command("invite")
 def invite_command(
-    owner: Owner,
-    swarm: SwarmName,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where to write the invitation.")],
-    peer: Annotated[
-        str | None, typer.Option(help="The peer's public key with its label, as keygen printed it.")
-    ] = None,
-    uses: Annotated[
-        int | None, typer.Option(min=1, help="Instead of --peer: an open ticket for so many peers.")
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help="A partial model it admits to; repeat. All if left out."),
-    ] = None,
-    days: Annotated[
-        float | None, typer.Option(help="How long it is valid: 365 days, an open ticket 7.")
-    ] = None,
+    *,
+    owner: Path,
+    swarm: str,
+    out: Written,
+    peer: str | None = None,
+    uses: AtLeastOneIfGiven = None,
+    model: list[str] | None = None,
+    days: float | None = None,
 ) -> None:
     """Invite one peer by its public key, or whoever is given an open ticket.
 
     An invitation may be sent in the open; a ticket is as good as a key: send it as you would one.
+
+    Args:
+        owner: The owner's key file (gossamer keygen owner).
+        swarm: The swarm's name.
+        out: Where to write the invitation.
+        peer: The peer's public key with its label, as keygen printed it.
+        uses: Instead of --peer: an open ticket for so many peers.
+        model: A partial model it admits to; repeat. All if left out.
+        days: How long it is valid: 365 days, an open ticket 7.
     """
     if (peer is None) == (uses is None):
         raise ConfigError("invite: give either --peer KEY or --uses N for an open ticket")
-    from ...gossip.security import (
-        Identity,
-        invite,
-        open_ticket,
-        public_text,
-        read_claims,
-        read_labelled,
-        save_invitation,
-        save_ticket,
-    )
+    from ...gossip import security
 
-    with _one_line():
-        key = Identity.load(owner)
-        if peer is not None:
-            paper = invite(key, swarm, *read_labelled(peer), models=model, days=days or 365.0)
-            save_invitation(out, paper)
-        else:
-            assert uses is not None
-            paper, secret = open_ticket(key, swarm, uses=uses, models=model, days=days or 7.0)
-            save_ticket(out, paper, secret)
-        claims = read_claims(paper, key.public)
+    key = security.Identity.load(owner)
+    if peer is not None:
+        labelled = security.read_labelled(peer)
+        invitation = security.invite(key, swarm, *labelled, models=model, days=days or 365.0)
+        security.save_invitation(out, invitation)
+    else:
+        assert uses is not None
+        invitation, secret = security.open_ticket(
+            key, swarm, uses=uses, models=model, days=days or 7.0
+        )
+        security.save_ticket(out, invitation, secret)
+    claims = security.read_claims(invitation, key.public)
     admitted = "every model" if claims.models is None else ", ".join(sorted(claims.models))
-    console.out.print(
-        f"invitation  {claims.number} for {swarm}, admits to {admitted}", soft_wrap=True
-    )
-    console.out.print(f"owner key   {public_text(key.public)}", soft_wrap=True)
+    console.say(f"invitation  {claims.number} for {swarm}, admits to {admitted}")
+    console.say(f"owner key   {security.public_text(key.public)}")
     console.print_written([out])
 
 
+@command("revoke")
 def revoke_command(
-    owner: Owner,
-    swarm: SwarmName,
-    peer: Annotated[
-        list[str] | None, typer.Option(help="A peer's name (label@id) or id; repeat.")
-    ] = None,
-    paper: Annotated[
-        list[str] | None, typer.Option(help="The number of an invitation or ticket; repeat.")
-    ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(help="The list so far; SWARM.revocations beside the owner's key if left out."),
-    ] = None,
-    broker: Annotated[
-        str | None, typer.Option(help="Publish it there, retained; only written if left out.")
-    ] = None,
-    ca: Ca = None,
-    password_file: PasswordFile = None,
+    *,
+    owner: Path,
+    swarm: str,
+    peer: list[str] | None = None,
+    paper: list[str] | None = None,
+    file: Path | None = None,
+    broker: str | None = None,
+    ca: Path | None = None,
+    password_file: Path | None = None,
 ) -> None:
     """Put peers or invitations out of the swarm: a signed list that only ever grows.
 
     Without --peer and --paper the list is published again as it is, after a broker lost it, say.
+
+    Args:
+        owner: The owner's key file (gossamer keygen owner).
+        swarm: The swarm's name.
+        peer: A peer's name (label@id) or id; repeat.
+        paper: The number of an invitation or ticket; repeat.
+        file: The list so far; SWARM.revocations beside the owner's key if left out.
+        broker: Publish it there, retained; only written if left out.
     """
-    from ...gossip import MqttTransport, TlsFiles
     from ...gossip.security import Identity, Revocations, revocation_topic
 
-    password = None if broker is None else broker_password(broker, password_file)
-
-    async def publish(url: str) -> None:
-        tls = None if ca is None else TlsFiles(ca)
-        client = f"gossamer-owner-{data[8:16].hex()}"
-        async with MqttTransport(url, client, password=password, tls=tls) as transport:
-            await _publish(transport, revocation_topic(swarm), data, "list")
-
+    transport = None if broker is None else _transport(broker, "owner", ca, password_file)
     path = file or owner.parent / f"{swarm}.revocations"
-    with _one_line():
-        key = Identity.load(owner)
-        known = Revocations.load(path, key.public, swarm)
-        new = known.add(peer or (), paper or ()) if peer or paper else known
-        if new.number == 0:
-            raise ConfigError("revoke: nothing to revoke: give --peer or --paper")
-        data = new.sign(key, swarm)
+    key = Identity.load(owner)
+    known = Revocations.load(path, key.public, swarm)
+    new = known.add(peer or (), paper or ()) if peer or paper else known
+    if new.number == 0:
+        raise ConfigError("revoke: nothing to revoke: give --peer or --paper")
+    data = new.sign(key, swarm)
     try:
         write_whole(path, data)  # before it is published: a number must never be used for two lists
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
-    console.out.print(
-        f"list {new.number}: {len(new.peers)} peers, {len(new.invitations)} invitations",
-        soft_wrap=True,
-    )
+    console.say(f"list {new.number}: {len(new.peers)} peers, {len(new.invitations)} invitations")
     console.print_written([path])
-    if broker is not None:
-        asyncio.run(publish(broker))
-        console.out.print(f"published at {revocation_topic(swarm)}", soft_wrap=True)
+    if transport is not None:
+
+        async def publish() -> None:
+            async with transport:
+                await _publish(transport, revocation_topic(swarm), data, "list")
+
+        asyncio.run(publish())
+        console.say(f"published at {revocation_topic(swarm)}")
+
+
+def _transport(url: str, role: str, ca: Path | None, password_file: Path | None) -> MqttTransport:
+    """A connection to a broker, not opened yet."""
+    from ...gossip import MqttTransport, TlsFiles
+
+    password = broker_password(url, password_file)
+    client = f"gossamer-{role}-{secrets.token_hex(4)}"
+    return MqttTransport(url, client, password=password, tls=None if ca is None else TlsFiles(ca))
 
 
 async def _publish(transport: MqttTransport, topic: str, data: bytes, what: str) -> None:
@@ -173,43 +167,43 @@ async def _publish(transport: MqttTransport, topic: str, data: bytes, what: str)
         raise ConfigError(f"{where}: the broker did not take the {what} in time") from None
 
 
+@command("forget")
 def forget_command(
-    url: Annotated[str, typer.Argument(help="The broker's address: mqtt://host:port.")],
-    swarm: Annotated[str, typer.Argument(help="The swarm's name.")],
-    name: Annotated[str, typer.Argument(help="The dead peer's whole name (label@id with trust).")],
-    owner: Annotated[
-        Path | None, typer.Option(help="The owner's key file, for a swarm with trust.")
-    ] = None,
-    session: Annotated[
-        str | None,
-        typer.Option(help="The session that is over; the one at the broker if left out."),
-    ] = None,
-    reason: Annotated[str, typer.Option(help="What the peers log.")] = "declared dead",
-    force: Annotated[bool, typer.Option("--force", help="Also if the peer is online.")] = False,
-    ca: Ca = None,
-    password_file: PasswordFile = None,
+    url: str,
+    swarm: str,
+    name: str,
+    *,
+    owner: Path | None = None,
+    session: str | None = None,
+    reason: str = "declared dead",
+    force: bool = False,
+    ca: Path | None = None,
+    password_file: Path | None = None,
 ) -> None:
     """Declare a peer dead: the others take back what was on its way to it, and stop waiting for it.
 
     Only one session is declared over. If the peer lives after all, it returns with a new one.
-    """
-    from ...gossip import MqttTransport, TlsFiles, topics
-    from ...gossip.security import Death, Identity, TrustError, sign_death
 
-    topics.check_name("swarm", swarm)
-    topics.check_name("peer", name)
-    if session is not None:
-        topics.check_name("session", session)
-    password = broker_password(url, password_file)
-    try:
-        key = None if owner is None else Identity.load(owner)
-    except TrustError as error:
-        raise ConfigError(str(error)) from None
+    Args:
+        url: The broker's address: mqtt://host:port.
+        swarm: The swarm's name.
+        name: The dead peer's whole name (label@id with trust).
+        owner: The owner's key file, for a swarm with trust.
+        session: The session that is over; the one at the broker if left out.
+        reason: What the peers log.
+        force: Also if the peer is online.
+    """
+    from ...gossip import topics
+    from ...gossip.security import Death, Identity, sign_death
+
+    for what, text in (("swarm", swarm), ("peer", name), ("session", session)):
+        if text is not None:
+            topics.check_name(what, text)
+    transport = _transport(url, "forget", ca, password_file)
+    key = None if owner is None else Identity.load(owner)
 
     async def declare() -> str:
-        tls = None if ca is None else TlsFiles(ca)
-        client = f"gossamer-forget-{secrets.token_hex(4)}"
-        async with MqttTransport(url, client, password=password, tls=tls) as transport:
+        async with transport:
             found = await _look(transport, swarm, name)
             over = _choose_session(found, key, session, force=force)
             death = Death(over, reason, "operator" if key is None else key.name, time.time())
@@ -218,7 +212,7 @@ def forget_command(
         return over
 
     over = asyncio.run(declare())
-    console.out.print(f"{name} of swarm {swarm}: session {over} is declared dead", soft_wrap=True)
+    console.say(f"{name} of swarm {swarm}: session {over} is declared dead")
 
 
 @dataclass
@@ -313,22 +307,3 @@ def _choose_session(
             f"forget: {name} is online in session {over}: stop it first, or add --force"
         )
     return over
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the application."""
-    app.command("keygen")(keygen_command)
-    app.command("invite")(invite_command)
-    app.command("revoke")(revoke_command)
-    app.command("forget")(forget_command)
-
-
-@contextlib.contextmanager
-def _one_line() -> Iterator[None]:
-    """What trust refuses is a mistake of the user's here: one line and exit code 2."""
-    from ...gossip.security import TrustError
-
-    try:
-        yield
-    except TrustError as error:
-        raise ConfigError(str(error)) from None

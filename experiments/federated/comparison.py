@@ -22,8 +22,7 @@ from ...topology import TopologyError
 from ..build import Swarm
 from ..config.named_files import digest, named_files, refuse_changed, topology_files
 from ..config.needs import warn_unused_keys
-from ..config.reading import first_mistake, read_table, require_table
-from ..config.tables import Config, Experiment, Model
+from ..config.tables import Config, Experiment, Model, first_mistake, read_table, require_table
 from ..data import load_once
 from ..errors import ConfigError
 from ..results import Record

@@ -33,7 +33,7 @@ from ...peer import (
 )
 from ..build import Member, Swarm
 from ..cli import console
-from ..cli.options import broker_password
+from ..cli.live import broker_password
 from ..config.tables import (
     Config,
     ConfigError,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from cli_kit import runner
 
-from gossamer.experiments.cli.options import VARIABLE, broker_password
+from gossamer.experiments.cli.live import VARIABLE, broker_password
 from gossamer.experiments.errors import ConfigError
 from gossamer.experiments.live import run as watch
-from gossamer.experiments.live.join import load_join
+from gossamer.experiments.live.layout import load_join
 from gossamer.gossip import Address, MqttTransport, TransportError
 from gossamer.peer import Broker, BrokerAddress, BrokerSettings, HostSpec, mqtt_transport
 

@@ -12,7 +12,15 @@ from typer.testing import CliRunner
 from gossamer.experiments.cli import trust as cli_trust
 from gossamer.experiments.config.tables import ConfigError
 from gossamer.gossip import MqttTransport, topics
-from gossamer.gossip.security import Admission, Death, Identity, NullSecurity, SwarmSecurity, invite
+from gossamer.gossip.security import (
+    Admission,
+    Death,
+    Identity,
+    NullSecurity,
+    SwarmSecurity,
+    TrustError,
+    invite,
+)
 
 SWARM = "garden"
 app = typer.Typer()
@@ -141,7 +149,7 @@ def test_mistakes_are_one_clear_line(mosquitto, run, tmp_path):
     words = ("--owner", str(tmp_path / "owner.key"))
     plain_peer(run, mosquitto, "dead-b")
     assert "has no trust: leave out --owner" in mistake(mosquitto, "dead-b", *words)
-    with pytest.raises(ConfigError, match=re.escape("none.key: cannot be read")):
+    with pytest.raises(TrustError, match=re.escape("none.key: cannot be read")):
         forget(mosquitto, "dead-b", "--owner", "none.key")
     with pytest.raises(topics.TopicError, match="the peer name 'a/b' contains"):
         forget(mosquitto, "a/b")

@@ -168,7 +168,7 @@ def test_every_paper_has_a_study(paper: Paper) -> None:
         "gossamer.peer.__main__",
         "gossamer.peer.broker",
         "gossamer.experiments.build",
-        "gossamer.experiments.live.join",
+        "gossamer.experiments.live.layout",
     ],
 )
 def test_peers_and_brokers_draw_nothing(tmp_path: Path, module: str) -> None:

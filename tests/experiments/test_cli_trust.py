@@ -6,19 +6,16 @@ import re
 
 import pytest
 import torch
-import typer
 from typer.testing import CliRunner
 
-from gossamer.experiments.cli import papers, trust
-from gossamer.experiments.config.tables import ConfigError
+from gossamer.errors import GossamerError
+from gossamer.experiments.cli.app import app
 from gossamer.experiments.papers import byzantine, private
 from gossamer.experiments.study import Job
 from gossamer.gossip import MaskPlan
 from gossamer.gossip.security import Admission, Identity, Revocations, check, revocation_topic
 
-app = typer.Typer()
-trust.register(app)
-papers.register(app)
+UNLABELLED = f"gossamer-ed25519:{'A' * 43}"
 
 
 @pytest.fixture(autouse=True)
@@ -121,17 +118,7 @@ def test_a_list_is_published_and_retained(here, mosquitto, run):
             "'zzz' is not a public key",
         ),
         (
-            [
-                "invite",
-                "--owner",
-                "owner.key",
-                "--swarm",
-                "g",
-                "-o",
-                "x",
-                "--peer",
-                f"gossamer-ed25519:{'A' * 43}",
-            ],
+            ["invite", "--owner", "owner.key", "--swarm", "g", "-o", "x", "--peer", UNLABELLED],
             "names no label: use the whole line",
         ),
         (["revoke", "--owner", "owner.key", "--swarm", "g"], "nothing to revoke"),
@@ -140,7 +127,7 @@ def test_a_list_is_published_and_retained(here, mosquitto, run):
 )
 def test_mistakes_are_one_clear_line(here, words, message):
     keygen("owner")
-    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+    with pytest.raises(GossamerError, match=re.escape(message)) as error:
         gossamer(*words)
     assert "\n" not in str(error.value)
 
@@ -150,7 +137,7 @@ def test_another_owners_list_is_not_continued(here):
     gossamer("revoke", "--owner", "owner.key", "--swarm", "garden", "--peer", "a")
     (here / "owner.key").rename(here / "old.key")
     keygen("owner")
-    with pytest.raises(ConfigError, match=r"garden\.revocations: is not this owner's list"):
+    with pytest.raises(GossamerError, match=r"garden\.revocations: is not this owner's list"):
         gossamer("revoke", "--owner", "owner.key", "--swarm", "garden", "--peer", "b")
 
 

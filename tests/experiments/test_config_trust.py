@@ -8,12 +8,12 @@ from typer.testing import CliRunner
 
 from gossamer.experiments.cli.app import app
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
-from gossamer.experiments.live.join import load_join
-from gossamer.experiments.live.layout import plan
+from gossamer.experiments.live.layout import load_join, plan
 from gossamer.gossip.security import (
     Admission,
     GuardSettings,
     Identity,
+    TrustError,
     check,
     public_text,
     read_public,
@@ -114,7 +114,7 @@ def test_a_peers_file_names_its_papers(tmp_path, papers):
     file.write_text('entry = "m:f"\n')
     given = load_join(file, BROKER, identity=str(tmp_path / "anna.key")).spec
     assert (given.name, given.settings.trust) == ("anna", "swarm")
-    with pytest.raises(ConfigError, match=r"gone\.key: cannot be read"):
+    with pytest.raises(TrustError, match=r"gone\.key: cannot be read"):
         load_join(file, BROKER, identity=str(tmp_path / "gone.key"))
 
 

@@ -15,8 +15,7 @@ from gossamer.experiments.arena import LearningSimulation
 from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.build import Swarm, members_in_order
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
-from gossamer.experiments.live.join import load_join
-from gossamer.experiments.live.layout import plan
+from gossamer.experiments.live.layout import load_join, plan
 from gossamer.experiments.papers import live_matching as newcomers
 from gossamer.gossip import MemoryBroker, MemoryTransport
 from gossamer.peer import BrokerAddress, HostSpec, Matching, Peer

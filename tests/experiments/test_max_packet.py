@@ -9,8 +9,7 @@ import pytest
 from cli_kit import runner, setting
 
 from gossamer.experiments.config.tables import ConfigError, load_config, parse_config
-from gossamer.experiments.live.join import read_join
-from gossamer.experiments.live.layout import plan
+from gossamer.experiments.live.layout import plan, read_join
 from gossamer.gossip import LARGEST_PACKET, MqttOptions, MqttTransport
 from gossamer.peer import BrokerAddress, HostSpec, mqtt_transport
 

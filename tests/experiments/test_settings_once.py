@@ -20,8 +20,7 @@ from pydantic import BaseModel, ValidationError
 from gossamer import gossip, peer
 from gossamer.experiments import config, federated
 from gossamer.experiments.config.tables import ConfigError, load_config, parse_config
-from gossamer.experiments.live.join import load_join
-from gossamer.experiments.live.layout import plan
+from gossamer.experiments.live.layout import load_join, plan
 from gossamer.experiments.study.sweep import expand
 from gossamer.gossip import LinkSettings, MqttOptions
 from gossamer.gossip.security import public_text
@@ -114,7 +113,7 @@ EVERYWHERE = {"name", "kind", "peers", "layout", "start", "alpha", "batch", "los
 
 def settings_classes() -> Iterator[type]:
     """All tables of settings, and the plans of processes: of peers, configs, devices' files, comparisons."""
-    found = ["gossamer.experiments.live.join"]
+    found = ["gossamer.experiments.live.layout"]
     for package in (config, federated, fednp, gossip, peer):
         within = f"{package.__name__}."
         found += [one.name for one in pkgutil.walk_packages(package.__path__, within)]

@@ -10,13 +10,13 @@ import pytest
 import torch
 from cli_kit import Result, runner
 
-from gossamer.experiments.cli.slice_pictures import (
+from gossamer.experiments.cli.slices import (
     MOST_CELLS,
-    _rows,
-    _shown,
     draw_slices,
+    drawn_cells,
+    drawn_parts,
     links,
-    part_rows,
+    part_table,
 )
 from gossamer.models import ModelGraph, SlicedNetwork, lstm_classifier, mlp, resnet, small_cnn
 
@@ -46,33 +46,31 @@ def residual(buffers: str = "average") -> SlicedNetwork:
 @pytest.mark.parametrize("buffers", ["average", "local", "recompute"])
 def test_every_cell_and_every_value_is_counted_once(buffers: str) -> None:
     network = residual(buffers)
-    rows = part_rows(network.slicing)
-    assert [row.cells for row in rows] == [sum(row.given.values()) for row in rows]
+    table = part_table(network.slicing)
+    assert (table["cells"] == table[[f"of {model}" for model in network.models]].sum(axis=1)).all()
     for owner in network.owners:
-        total = sum(row.owned[owner] for row in rows)
-        assert total == len(network.slicing.coordinates(owner))
-    everything = sum(sum(row.owned.values()) + row.private for row in rows)
-    assert everything == len(network.flat)
+        assert table[f"values of {owner}"].sum() == len(network.slicing.coordinates(owner))
+    assert table.filter(regex="^(values of |private)").to_numpy().sum() == len(network.flat)
 
 
 def test_a_parameter_counts_where_it_leads() -> None:
     network = SlicedNetwork(mlp("6=4=2"), {"global": "6-3-2"}, peer="a")
-    rows = {row.name: row for row in part_rows(network.slicing)}
-    assert rows["input"].owned == {"global": 0, "local-a": 0}
-    assert rows["0"].owned == {"global": 6 * 3 + 3, "local-a": 1}  # weights and biases
-    assert rows["0"].private == 6
-    assert rows["2"].owned["global"] == 3 * 2 + 2
+    values = part_table(network.slicing).filter(regex="^(values of |private)")
+    assert list(values.columns) == ["values of global", "values of local-a", "private"]
+    assert values.loc["input"].tolist() == [0, 0, 0]
+    assert values.loc["0"].tolist() == [6 * 3 + 3, 1, 6]  # weights and biases
+    assert values.loc["2", "values of global"] == 3 * 2 + 2
 
 
 def test_links_go_over_skips_and_back_to_the_same_part() -> None:
     names = [part.name for part in residual().slicing.anatomy.parts]
-    found = {(names[one.first], names[one.second]) for one in links(residual().slicing)}
+    found = {(names[one], names[other]) for one, other in links(residual().slicing)}
     assert ("0", "4.conv2") in found  # the skip
     assert ("0", "3.conv1") in found
     recurrent = SlicedNetwork(
         lstm_classifier(3, 2, hidden=4), {"g": 1.0}, example=torch.rand(2, 5, 3)
     )
-    assert any(one.first == one.second for one in links(recurrent.slicing))
+    assert any(one == other for one, other in links(recurrent.slicing))
 
 
 # The picture
@@ -82,16 +80,16 @@ def test_few_cells_of_wide_parts_are_drawn_but_every_model() -> None:
     module = small_cnn(1, 8, 10, widths=(8, 300), hidden=100)
     network = SlicedNetwork(module, {"global": 0.98}, peer="a", example=torch.rand(2, 1, 8, 8))
     for part in range(len(network.slicing.anatomy.parts)):
-        shown = _shown(network.slicing, part)
+        shown = drawn_cells(network.slicing, part)
         assert len(shown) <= MOST_CELLS + 1
         given = {m for m in network.models if len(network.slicing.cells[m][part])}
         assert set(shown) == given
 
 
 def test_deep_networks_are_drawn_from_both_ends() -> None:
-    rows, left_out = _rows(100)
+    rows, left_out = drawn_parts(100)
     assert (rows[0], rows[-1], left_out) == (0, 99, 60)
-    assert _rows(12) == (list(range(12)), 0)
+    assert drawn_parts(12) == (list(range(12)), 0)
 
 
 @pytest.mark.parametrize("cross", [False, True])
