@@ -35,6 +35,11 @@ class Case:
         """Whether peers have the associative network and its vectors."""
         return self.config.data.set == "sparse"
 
+    @property
+    def on_graph(self) -> bool:
+        """Whether there is a topology."""
+        return self.config.topology is not None
+
 
 @dataclass(frozen=True)
 class Need:
@@ -53,50 +58,43 @@ class Need:
     told: Literal["refused", "warned", "live"] = "warned"
 
 
-def _perceptron(case: Case) -> bool:
-    return not case.config.network.named and not case.sparse
-
-
-def _drawn(case: Case) -> bool:
-    return case.config.time is not None and not (
-        case.config.time.churn is not None and case.config.time.churn.trace
-    )
-
-
 def _exchanges(case: Case) -> bool:
-    gossip, graph = case.config.gossip, case.config.topology is not None
+    gossip = case.config.gossip
     if case.run == "lockstep":
-        return graph or (gossip.mode == "rounds" and bool(gossip.lossy))
+        return case.on_graph or (gossip.mode == "rounds" and bool(gossip.lossy))
     return gossip.mode != "server"
 
 
+def _mode(case: Case) -> bool:
+    gossip, on_graph = case.config.gossip, case.on_graph
+    return case.run != "lockstep" or bool(gossip.lossy) or (on_graph and gossip.exchanges is None)
+
+
 def _tolerance(case: Case) -> bool:
-    gossip, graph = case.config.gossip, case.config.topology is not None
-    return graph and gossip.mode == "rounds" and gossip.exchanges is None
+    gossip = case.config.gossip
+    return case.on_graph and gossip.mode == "rounds" and gossip.exchanges is None
 
 
 def _fraction(case: Case) -> bool:
     return case.run == "virtual" or (case.run == "live" and case.config.gossip.mode == "async")
 
 
-def _mode(case: Case) -> bool:
-    gossip, graph = case.config.gossip, case.config.topology is not None
-    return case.run != "lockstep" or bool(gossip.lossy) or (graph and gossip.exchanges is None)
+def _each(
+    keys: str,
+    needs: str,
+    met: Callable[[Case], bool],
+    told: Literal["refused", "warned", "live"] = "warned",
+) -> Iterator[Need]:
+    """The same need of several keys of one table: `table: key key`."""
+    table, _, names = keys.partition(": ")
+    return (Need(f"{table}.{name}", needs, met, told) for name in names.split())
 
 
-def _live(case: Case) -> bool:
-    return case.run == "live"
-
-
-def _gradients(case: Case) -> bool:
-    return not case.sparse
+def _dealt(partition: str) -> Callable[[Case], bool]:
+    return lambda case: case.config.data.partition == partition and not case.sparse
 
 
 _LIVE = "it is for live peers (gossamer swarm)"
-_LAYOUT = "it is for a perceptron, given by its layout"
-_GRADIENTS = "the associative network has no gradients"
-_STARTS = "it is for starting values, which network.trained replaces"
-_DRAWN = "it is a chance, and events come from time.churn.trace: leave out one of them"
 
 NEEDS: tuple[Need, ...] = (
     Need(
@@ -120,49 +118,38 @@ NEEDS: tuple[Need, ...] = (
         "time.seconds says when to stop: leave out one of them",
         lambda case: case.run != "virtual" or not (case.config.time and case.config.time.seconds),
     ),
-    *(
-        Need(f"data.{key}", "all peers have the same sparse vectors", _gradients)
-        for key in ("partition", "total", "tested")
+    *_each(
+        "data: partition total tested",
+        "all peers have the same sparse vectors",
+        lambda case: not case.sparse,
     ),
-    Need(
-        "data.minimum",
-        'it is for partition = "dirichlet"',
-        lambda case: case.config.data.partition == "dirichlet" and not case.sparse,
-    ),
-    Need(
-        "data.alpha",
-        'it is for partition = "dirichlet"',
-        lambda case: case.config.data.partition == "dirichlet" and not case.sparse,
-    ),
-    Need(
-        "data.shards",
-        'it is for partition = "shards"',
-        lambda case: case.config.data.partition == "shards" and not case.sparse,
-    ),
-    Need(
-        "tasks.*.labels",
-        'they are for kind = "swap"',
-        lambda case: case.table.kind == "swap",
-    ),
+    *_each("data: minimum alpha", 'it is for partition = "dirichlet"', _dealt("dirichlet")),
+    Need("data.shards", 'it is for partition = "shards"', _dealt("shards")),
+    Need("tasks.*.labels", 'they are for kind = "swap"', lambda case: case.table.kind == "swap"),
     Need(
         "tasks.*.last",
         'it is for the kinds "cycle" and "symmetric"',
         lambda case: case.table.kind in ("cycle", "symmetric"),
     ),
-    Need("network.activation", _LAYOUT, _perceptron),
-    Need("network.output", _LAYOUT, _perceptron),
+    *_each(
+        "network: activation output",
+        "it is for a perceptron, given by its layout",
+        lambda case: not case.config.network.named and not case.sparse,
+    ),
     Need(
         "network.buffers",
         "it is for networks with batch norm, given by a name or an entry",
         lambda case: case.config.network.named is not None,
     ),
-    *(
-        Need(f"network.{key}", _STARTS, lambda case: case.config.network.trained is None)
-        for key in ("start", "gain", "shift")
+    *_each(
+        "network: start gain shift",
+        "it is for starting values, which network.trained replaces",
+        lambda case: case.config.network.trained is None,
     ),
-    *(
-        Need(f"training.{key}", _GRADIENTS, _gradients)
-        for key in ("batch", "epochs", "reduction", "optimizer", "weight_decay", "loss")
+    *_each(
+        "training: batch epochs reduction optimizer weight_decay loss",
+        "the associative network has no gradients",
+        lambda case: not case.sparse,
     ),
     Need(
         "gossip.mode",
@@ -182,24 +169,27 @@ NEEDS: tuple[Need, ...] = (
         'it needs a topology, and mode = "rounds" without gossip.exchanges',
         _tolerance,
     ),
-    Need("gossip.rule", "it needs a topology", lambda case: case.config.topology is not None),
+    Need("gossip.rule", "it needs a topology", lambda case: case.on_graph),
     Need("gossip.fraction", 'it needs a [time] table, or live peers in mode = "async"', _fraction),
-    *(
-        Need(f"gossip.{key}", _LIVE, _live, "live")
-        for key in (*LifeSettings.model_fields, *LinkSettings.model_fields, "per_process")
+    *_each(
+        "gossip: "
+        + " ".join([*LifeSettings.model_fields, *LinkSettings.model_fields, "per_process"]),
+        _LIVE,
+        lambda case: case.run == "live",
+        "live",
     ),
-    Need("trust", _LIVE, _live, "live"),
+    Need("trust", _LIVE, lambda case: case.run == "live", "live"),
     Need(
         "time.slowdown",
         "it needs time.stragglers above 0",
         lambda case: bool(case.config.time and case.config.time.stragglers),
     ),
-    Need("time.churn.leave", _DRAWN, _drawn),
-    Need("time.churn.arrive", _DRAWN, _drawn),
-    Need("time.churn.link_down", _DRAWN, _drawn),
-    Need("time.churn.link_up", _DRAWN, _drawn),
+    *_each(
+        "time.churn: leave arrive link_down link_up",
+        "it is a chance, and events come from time.churn.trace: leave out one of them",
+        lambda case: bool(case.config.time) and not getattr(case.config.time.churn, "trace", None),
+    ),
 )
-
 
 REFUSED_IN_COMPARISONS: tuple[Need, ...] = tuple(
     Need(key, f"a comparison's {why}", lambda case: False, "refused")
@@ -223,11 +213,14 @@ def warn_unused_keys(config: Experiment, run: Run, source: str = "config") -> No
     Those that would make it another kind of run are a ConfigError.
     """
     for key, need in unused(config, run):
-        line = f"{source}: key {key!r}: has no effect here: {need.needs}"
         if need.told == "refused":
-            raise ConfigError(line)
+            raise ConfigError(_line(source, key, need))
         if need.told == "warned":
-            console.err.print(line, soft_wrap=True, markup=False)
+            console.warn(_line(source, key, need))
+
+
+def _line(source: str, key: str, need: Need) -> str:
+    return f"{source}: key {key!r}: has no effect here: {need.needs}"
 
 
 def unused(config: Experiment, run: Run) -> Iterator[tuple[str, Need]]:
@@ -259,7 +252,7 @@ def _case(config: Config, key: str) -> Case:
     table: Any = config
     for step in key.split(".")[:-1]:
         table = table[int(step)] if isinstance(table, list) else getattr(table, step, None)
-    return Case(config, "lockstep" if config.time is None else "virtual", table, sweep=True)
+    return Case(config, _kind(config), table, sweep=True)
 
 
 def _set_in(table: Any, steps: Sequence[str], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -280,11 +273,11 @@ def warn_unused_in_sweep(
     config: Config, axes: Mapping[str, Sequence[Any]], runs: Sequence[Config], source: str
 ) -> None:
     """Say which keys of a config have no effect in any run of its sweep, apart from those that are swept."""
-    kinds: list[tuple[Config, Run]] = [
-        (run, "lockstep" if run.time is None else "virtual") for run in runs
-    ]
-    everywhere = [{key for key, _ in unused(run, kind)} for run, kind in kinds]
-    for key, need in unused(config, kinds[0][1]):
+    everywhere = [{key for key, _ in unused(run, _kind(run))} for run in runs]
+    for key, need in unused(config, _kind(runs[0])):
         if need.told == "warned" and key not in axes and all(key in one for one in everywhere):
-            line = f"{source}: key {key!r}: has no effect here: {need.needs}"
-            console.err.print(line, soft_wrap=True, markup=False)
+            console.warn(_line(source, key, need))
+
+
+def _kind(config: Config) -> Run:
+    return "lockstep" if config.time is None else "virtual"
