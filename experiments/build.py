@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,9 @@ from ..models import (
 from ..peer import MatchedStore, Matching, load_trained
 from .config.tables import (
     Config,
+    Model,
     TaskEntry,
+    Training,
     Who,
     check_matching,
     parse_config,
@@ -101,19 +104,12 @@ class Swarm:
 
     def matching(self, index: int) -> dict[str, Matching]:
         """How one peer's cells are matched, by partial model."""
-        task = self.task_name(index)
+        seed, start = self.config.seed, self._start()
         return {
-            _fill(model.name, index, task): Matching(
-                model.matching, model.width, model.bound, self.config.seed, self._start()
-            )
-            for key, model in enumerate(self.config.models)
+            name: Matching(model.matching, model.width, model.bound, seed, start)
+            for name, _, model in self._models(index)
             if model.matching != "none"
-            and index in self._keys.who(model.peers, f"models.{key}.peers")
         }
-
-    def trained_file(self, index: int) -> Path | None:
-        """The network that a peer brings along, if the config names one."""
-        return trained_file(self.config, self.source, index)
 
     def member(self, index: int) -> Member:
         """One peer, the same whether or not the others are built."""
@@ -121,28 +117,31 @@ class Swarm:
 
     def slices(self, index: int) -> dict[str, SliceSpec]:
         """The partial models that one peer implements, with their layouts or shares."""
-        task = self.task_name(index)
         found: dict[str, SliceSpec] = {}
-        for key, model in enumerate(self.config.models):
-            if index in self._keys.who(model.peers, f"models.{key}.peers"):
-                name = _fill(model.name, index, task)
-                if name in found:
-                    raise self._keys.error(
-                        f"models.{key}.name", f"peer {index} has a model {name!r} already"
-                    )
-                found[name] = model.cells
+        for name, key, model in self._models(index):
+            if name in found:
+                raise self._keys.error(f"{key}.name", f"peer {index} has a model {name!r} already")
+            found[name] = model.cells
         return found
 
     def graph(self, index: int) -> ModelGraph:
         """The dependency order of one peer's models."""
-        task = self.task_name(index)
         return ModelGraph(
             {
-                _fill(model.name, index, task): [_fill(d, index, task) for d in model.depends]
-                for model in self.config.models
-                if index in self._keys.who(model.peers, "models.peers")
+                name: [self._fill(other, index) for other in model.depends]
+                for name, _, model in self._models(index)
             }
         )
+
+    def _models(self, index: int) -> Iterator[tuple[str, str, Model]]:
+        """The partial models of one peer: what it calls them, and the key and table that say so."""
+        for place, model in enumerate(self.config.models):
+            if index in self._keys.who(model.peers, f"models.{place}.peers"):
+                yield self._fill(model.name, index), f"models.{place}", model
+
+    def _fill(self, template: str, index: int) -> str:
+        text = template.replace("{peer}", str(index))
+        return text.replace("{task}", self.task_name(index)) if "{task}" in text else text
 
     def task(self, index: int, classes: int) -> Task:
         """What one peer's labels mean: every entry that names the peer, one after the other."""
@@ -155,32 +154,36 @@ class Swarm:
         return re.sub(r"[^A-Za-z0-9]+", "-", self.task(index, self.dataset.classes).name)
 
     def _member(self, index: int) -> Member:
-        config = self.config
+        config, training = self.config, self.config.training
         task = self.task(index, self.dataset.classes)
         with self._keys.error_context(self._network_key()):
-            module = self._named.make() if self._named else mlp_from(config, self._layout(index))
-        if self._named is None:  # before slices, which would be blamed for not fitting it
-            self._check_fit(Layout.network(self._layout(index)).cells)
+            if self._named:
+                module = self._named.make()
+            else:
+                layout, kinds = self._layout(index), config.network
+                module = mlp(layout, activation=kinds.activation, output=kinds.output)
+                # before slices, which would be blamed for not fitting it
+                self._check_fit(Layout.network(layout).cells)
         network = self._network(index, module)
-        file = self.trained_file(index)
-        if file is not None:
+        if file := trained_file(config, self.source, index):
             with self._keys.error_context("network.trained", f"peer {index}: "):
                 load_trained(network, file)
-        train, test = self._train[index], self._test[index]
+        train, test, epochs = self._train[index], self._test[index], training.epochs
+        samples = training.local_samples if epochs is None else epochs * len(train)
         with self._keys.error_context(self._network_key()):
             learner = SgdLearner(
                 network,
                 (self._inputs(train), task.apply(train.y)),
                 self._held_out(test, task),
-                local_samples=_local_samples(config, len(train)),
-                batch=config.training.batch,
-                reduction=config.training.reduction,
-                rate=config.training.rate,
-                optimizer=_optimizer(config),
-                loss=config.training.loss,
+                local_samples=samples,
+                batch=training.batch,
+                reduction=training.reduction,
+                rate=training.rate,
+                optimizer=_optimizer(training),
+                loss=training.loss,
                 seed=int(stream(config.seed, "order", index).integers(2**31)),
             )
-        held = Proximal(learner, config.training.proximal) if config.training.proximal else learner
+        held = Proximal(learner, training.proximal) if training.proximal else learner
         if config.fednp is not None:
             held = self._in_fednp(learner, index, len(train))
         return Member(str(index), self.task_name(index), len(train), held)
@@ -205,10 +208,8 @@ class Swarm:
             raise self._keys.error("fednp", "the associative network has no last layer to predict")
         for key in ("proximal", "weight_decay"):
             if getattr(config.training, key):
-                raise self._keys.error(
-                    f"training.{key}",
-                    "the associative network learns without a gradient to add it to",
-                )
+                text = "the associative network learns without a gradient to add it to"
+                raise self._keys.error(f"training.{key}", text)
         with self._keys.error_context("network.layout"):
             module = AssociativeNetwork(config.network.layout)
         network = self._network(index, module)
@@ -217,9 +218,9 @@ class Swarm:
         count = config.data.samples or 9
         whole, _, _ = sparse_vectors(0, count, bits=bits, modified=modified)
         tests = config.data.test or 100
-        _, partial, expected = sparse_vectors(1000, tests, bits=bits, modified=modified)
+        _, cues, expected = sparse_vectors(1000, tests, bits=bits, modified=modified)
         learner = AssociativeLearner(
-            network, whole, (partial, expected),
+            network, whole, (cues, expected),
             local_samples=config.training.local_samples, rate=config.training.rate,
         )  # fmt: skip
         return Member(str(index), self.task_name(index), count, learner)
@@ -268,30 +269,22 @@ class Swarm:
         return found
 
     def _check_fit(self, cells: Sequence[int]) -> None:
+        data, classes = self.dataset.name, self.dataset.classes
         features = self.dataset.train.flat().shape[1]
         if cells[0] != features:
-            raise self._keys.error(
-                "network.layout",
-                f"the first part has {cells[0]} cells, but {self.dataset.name} has {features} features",
-            )
-        wanted = {self.dataset.classes} | ({1} if self.dataset.classes == 2 else set())
-        if cells[-1] not in wanted:
-            raise self._keys.error(
-                "network.layout",
-                f"the last part has {cells[-1]} cells, but {self.dataset.name} has "
-                f"{self.dataset.classes} classes",
-            )
+            text = f"the first part has {cells[0]} cells, but {data} has {features} features"
+            raise self._keys.error("network.layout", text)
+        if cells[-1] != classes and (cells[-1], classes) != (1, 2):
+            text = f"the last part has {cells[-1]} cells, but {data} has {classes} classes"
+            raise self._keys.error("network.layout", text)
 
     def _check_dependencies(self) -> None:
         names = [model.name for model in self.config.models]
         for key, model in enumerate(self.config.models):
             self._keys.who(model.peers, f"models.{key}.peers")
-            for other in model.depends:
-                if other not in names:
-                    raise self._keys.error(
-                        f"models.{key}.depends",
-                        f"unknown model {other!r}; models are {', '.join(names)}",
-                    )
+            if unknown := [other for other in model.depends if other not in names]:
+                text = f"unknown model {unknown[0]!r}; models are {', '.join(names)}"
+                raise self._keys.error(f"models.{key}.depends", text)
 
 
 def trained_file(config: Config, source: str, index: int) -> Path | None:
@@ -300,38 +293,15 @@ def trained_file(config: Config, source: str, index: int) -> Path | None:
     return None if named is None else Path(source).parent / named.replace("{peer}", str(index))
 
 
-def mlp_from(config: Config, layout: str | None = None) -> nn.Sequential:
-    """The perceptron that a config describes, of another layout if one is given."""
-    network = config.network
-    return mlp(layout or network.layout, activation=network.activation, output=network.output)
-
-
-def _fill(template: str, peer: int, task: str) -> str:
-    return template.replace("{peer}", str(peer)).replace("{task}", task)
-
-
-def _local_samples(config: Config, own: int) -> int:
-    epochs = config.training.epochs
-    return config.training.local_samples if epochs is None else epochs * own
-
-
-def _optimizer(
-    config: Config,
-) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None:
-    training = config.training
-    rate, decay = training.rate, training.weight_decay
-    match training.optimizer:
-        case "sgd" if not decay:
-            return None
-        case "sgd":
-            return lambda parameters: torch.optim.SGD(parameters, lr=rate, weight_decay=decay)
-        case "momentum":
-            pace = 0.9 if training.momentum is None else training.momentum
-            return lambda parameters: torch.optim.SGD(
-                parameters, lr=rate, momentum=pace, weight_decay=decay
-            )
-        case "adam":
-            return lambda parameters: torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
+def _optimizer(training: Training) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None:
+    options: dict[str, Any] = {"lr": training.rate, "weight_decay": training.weight_decay}
+    if training.optimizer == "adam":
+        return partial(torch.optim.Adam, **options)
+    if training.optimizer == "momentum":
+        options["momentum"] = 0.9 if training.momentum is None else training.momentum
+    elif not training.weight_decay:
+        return None  # the learner's own plain descent
+    return partial(torch.optim.SGD, **options)
 
 
 @dataclass(frozen=True)

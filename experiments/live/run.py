@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from math import isfinite, nan
 from pathlib import Path
@@ -82,7 +82,7 @@ def broker_for(named: str | None, say: bool = True) -> Iterator[BrokerAddress]:
         return
     with Broker(kind=kind) as broker:
         if say:
-            console.err.print(f"broker: {broker.kind} on {broker.url} ({broker.reason})")
+            console.warn(f"broker: {broker.kind} on {broker.url} ({broker.reason})")
         yield BrokerAddress(broker.url)
 
 
@@ -117,16 +117,13 @@ def run_live(
             board.update(values)
 
         swarm = LocalSwarm(spec, on_record=record, on_event=events.append)
-        if quiet:
-            asyncio.run(_run(swarm, None, board))
-        else:
-            try:
-                with Live(board.table(), console=console.err, refresh_per_second=4) as live:
-                    asyncio.run(_run(swarm, live, board))
-                    live.update(board.table())
-            finally:
-                if not console.err.is_terminal:
-                    console.err.print()  # the table's last line has no end there
+        live = Live(board.table(), console=console.err, refresh_per_second=4)
+        try:
+            with contextlib.nullcontext() if quiet else live:
+                asyncio.run(_run(swarm, lambda: live.update(board.table())))
+        finally:
+            if not quiet and not console.err.is_terminal:
+                console.err.print()  # the table's last line has no end there
     outcome = collect(config, spec, events)
     if file.failure is not None:
         raise cannot_write(outcome.records, file.failure)
@@ -147,7 +144,8 @@ class _MetricsFile(RecordFile):
             self.failure = error
 
 
-async def _run(swarm: LocalSwarm, live: Live | None, board: Board) -> None:
+async def _run(swarm: LocalSwarm, show: Callable[[], None]) -> None:
+    """Run a swarm until it ends or a signal stops it; `show` is called every now and then, and at the end."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
 
@@ -159,9 +157,8 @@ async def _run(swarm: LocalSwarm, live: Live | None, board: Board) -> None:
         loop.add_signal_handler(number, stop)
     task = asyncio.create_task(swarm.run())
     while not task.done():
-        if live is not None:
-            live.update(board.table())
         await asyncio.wait({task}, timeout=0.25)
+        show()
     task.result()
     if stopped.is_set():
         raise KeyboardInterrupt
@@ -188,16 +185,13 @@ class Board:
 
     def table(self) -> Table:
         """Everything known now."""
-        elapsed = time.monotonic() - self._started
-        config = self._config
+        config, now = self._config, time.monotonic()
         known = [r["accuracy"] for r in self._latest.values() if isfinite(r.get("accuracy", nan))]
         mean = f", mean accuracy {np.mean(known):.3f}" if known else ""
-        caption = "\n".join(self._events[-3:])
+        title = f"{config.name}: {config.peers} peers, {config.gossip.mode}"
         shown = Table(
-            title=escape(
-                f"{config.name}: {config.peers} peers, {config.gossip.mode}, {elapsed:.0f} s{mean}"
-            ),
-            caption=escape(caption) or None, title_justify="left", caption_justify="left",
+            title=escape(f"{title}, {now - self._started:.0f} s{mean}"), title_justify="left",
+            caption=escape("\n".join(self._events[-3:])) or None, caption_justify="left",
         )  # fmt: skip
         for name in ("peer", "session", "phase", "counts"):
             shown.add_column(name)
@@ -207,21 +201,14 @@ class Board:
             if not record:
                 shown.add_row(peer, "", "starting", *[""] * 7)
                 continue
-            disagreement = "  ".join(
-                f"{model} {distance:.0e}" for model, distance in record["disagreement"].items()
-            )
+            apart = [f"{model} {far:.0e}" for model, far in record["disagreement"].items()]
+            accuracy = f"{record['accuracy']:.3f}" if "accuracy" in record else ""
             shown.add_row(
-                peer,
-                record["session"][:6],
-                record["phase"],
-                _counts(record),
-                f"{record['round']}/{config.rounds}",
-                f"{record['accuracy']:.3f}" if "accuracy" in record else "",
-                disagreement,
-                str(record["packets"]),
-                f"{record['bytes'] / 1e6:.1f}",
-                f"{time.monotonic() - self._seen[peer]:.1f}",
-            )
+                peer, record["session"][:6], record["phase"], _counts(record),
+                f"{record['round']}/{config.rounds}", accuracy, "  ".join(apart),
+                str(record["packets"]), f"{record['bytes'] / 1e6:.1f}",
+                f"{now - self._seen[peer]:.1f}",
+            )  # fmt: skip
         return shown
 
 
@@ -267,17 +254,9 @@ def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:
         consensus[owner] = float((values - mean).norm(dim=1).max() / mean.norm())
     held = {owner: (weights[owner][0], weights[owner][1]) for owner in shared}
     outcome = Outcome(accuracy, consensus, held, spec.folder / "metrics.jsonl", events, traffic)
-    write_json(
-        spec.folder / "outcome.json",
-        {
-            "accuracy": accuracy,
-            "consensus": consensus,
-            "weight": held,
-            "events": events,
-            "bytes": outcome.bytes,
-            "traffic": asdict(traffic),
-        },
-    )
+    table = asdict(outcome) | {"bytes": outcome.bytes}
+    del table["records"]
+    write_json(spec.folder / "outcome.json", table)
     return outcome
 
 
@@ -300,40 +279,39 @@ def print_outcome(config: Config, outcome: Outcome) -> None:
     ]
     for model, (held, injected) in outcome.weight.items():
         if model in outcome.consensus:
-            distance = outcome.consensus[model]
-            rows.append((f"{model}: distance from the mean", f"{distance:.1e}"))
+            rows.append((f"{model}: distance from the mean", f"{outcome.consensus[model]:.1e}"))
         rows.append((f"{model}: weight held / injected", f"{held:.6f} / {injected:.6f}"))
-    rows += _saved(outcome)
+    traffic, sent = outcome.traffic, outcome.bytes
+    rows.append(("bytes sent", f"{sent / 1e6:.2f} MB"))
+    if sent and (traffic.messages or traffic.skipped):  # compressed, or not sent at all
+        twin = sent + traffic.saved
+        distortion = f"{traffic.mean_distortion:.2g} mean, {traffic.worst:.2g} worst"
+        times = f"{twin / 1e6:.2f} MB, {twin / sent:.2f} times as many"
+        rows.append(("bytes of an uncompressed twin", times))
+        rows.append(("relative distortion of a message", distortion))
+        rows.append(("messages skipped", str(traffic.skipped)))
     console.table(config.name, ["what", "value"], rows)
     for line in outcome.events:
-        console.out.print(line, markup=False)
-
-
-def _saved(outcome: Outcome) -> list[tuple[str, str]]:
-    """Bytes against those of an uncompressed twin, and distortion; only where there is any of it."""
-    traffic, sent = outcome.traffic, outcome.bytes
-    if not (traffic.messages or traffic.skipped) or not sent:
-        return [("bytes sent", f"{sent / 1e6:.2f} MB")]
-    twin = sent + traffic.saved
-    return [
-        ("bytes sent", f"{sent / 1e6:.2f} MB"),
-        ("bytes of an uncompressed twin", f"{twin / 1e6:.2f} MB, {twin / sent:.2f} times as many"),
-        (
-            "relative distortion of a message",
-            f"{traffic.mean_distortion:.2g} mean, {traffic.worst:.2g} worst",
-        ),
-        ("messages skipped", str(traffic.skipped)),
-    ]
+        console.say(line)
 
 
 def draw_swarm(config: Config, folder: Path) -> list[Path]:
-    """Accuracy over rounds, from the swarm's metrics file."""
-    from ..study.figures import band, canvas, save
+    """Draw accuracy over rounds, from the swarm's metrics file."""
+    return _draw(folder / "accuracy", config.name, {"": folder})
+
+
+def _draw(path: Path, title: str, folders: Mapping[str, Path]) -> list[Path]:
+    """Draw the accuracies of swarms, by what each is called, from the metrics in their folders."""
+    from ..study.figures import COLOURS, band, canvas, place_legend, save
 
     figure, axes = canvas("line: mean over peers, band: worst to best peer, each on its own task")
-    band(axes, curves(folder / "metrics.jsonl"))
-    axes.set(title=config.name, xlabel="round", ylabel="accuracy")
-    return save(figure, folder / "accuracy")
+    for colour, (name, folder) in zip(COLOURS, folders.items(), strict=False):
+        band(axes, curves(folder / "metrics.jsonl"), colour, name)
+    axes.set(title=title, xlabel="round", ylabel="accuracy")
+    if len(folders) > 1:
+        axes.set_ylim(0, 1)
+        place_legend(axes)
+    return save(figure, path)
 
 
 def _network(folder: Path, member: Member) -> Path:
@@ -385,16 +363,9 @@ def run_demo(out: Path, broker: str | None = None) -> None:
         for scheme in SCHEMES:
             outcome = run_live(demo_config(scheme), _folder(out, scheme), address)
             values = list(outcome.accuracy.values())
-            apart = max(outcome.consensus.values(), default=float("nan"))
-            rows.append(
-                (
-                    scheme,
-                    f"{np.mean(values):.3f}",
-                    f"{min(values):.3f}",
-                    f"{max(values):.3f}",
-                    "" if np.isnan(apart) else f"{apart:.0e}",
-                )
-            )
+            spread = (f"{value:.3f}" for value in (np.mean(values), min(values), max(values)))
+            apart = max(outcome.consensus.values(), default=nan)
+            rows.append((scheme, *spread, "" if np.isnan(apart) else f"{apart:.0e}"))
     console.table(
         "16 live peers, 50 digits and a label swap of its own each; accuracy on its own task",
         ["", "mean", "worst peer", "best peer", "distance from the mean"],
@@ -405,16 +376,8 @@ def run_demo(out: Path, broker: str | None = None) -> None:
 
 def draw_demo(out: Path) -> list[Path]:
     """Draw the demo's picture from the metrics of its three swarms."""
-    from ..study.figures import COLOURS, band, canvas, place_legend, save
-
-    figure, axes = canvas(
-        "line: mean over 16 peers, band: worst to best peer, each on its own task"
-    )
-    for colour, scheme in zip(COLOURS, SCHEMES, strict=False):
-        band(axes, curves(_folder(out, scheme) / "metrics.jsonl"), colour, scheme)
-    axes.set(title="Sixteen peers, sixteen tasks", xlabel="round", ylabel="accuracy", ylim=(0, 1))
-    place_legend(axes)
-    return save(figure, out / "demo")
+    folders = {scheme: _folder(out, scheme) for scheme in SCHEMES}
+    return _draw(out / "demo", "Sixteen peers, sixteen tasks", folders)
 
 
 def _folder(out: Path, scheme: str) -> Path:
