@@ -25,14 +25,14 @@ from . import console
 from .console import (
     AtLeastOne,
     AtLeastOneIfGiven,
-    Out,
+    Output,
     Torch,
     YesOrNo,
     app,
     command,
     load_torch,
     report_interruption,
-    results_for,
+    with_options,
 )
 from .topology import topology_app
 
@@ -48,27 +48,24 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
-def _options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    threads: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Threads inside one matrix product; runs go side by side instead."
-        ),
-    ] = 1,
-) -> None:
+Version = Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)]
+
+
+@app.callback(help="Peers learn together by gossip, with no server in charge.")
+@with_options
+def _options(*, version: Version = False, debug: bool = False, threads: AtLeastOne = 1) -> None:
+    """Set what holds for all commands.
+
+    Args:
+        version: Print the version.
+        debug: Show the traceback of an error.
+        threads: Threads inside one matrix product; runs go side by side instead.
+    """
     Torch.threads = threads
 
 
 @command("demo")
-def demo_command(*, broker: str | None = None, out: Out = None, force: bool = False) -> None:
+def demo_command(*, broker: str | None = None, output: Output) -> None:
     """Sixteen live peers, sixteen tasks: alone, everything averaged, partial models. With a picture.
 
     Args:
@@ -77,7 +74,7 @@ def demo_command(*, broker: str | None = None, out: Out = None, force: bool = Fa
     load_torch()
     from ..live.run import run_demo
 
-    results = results_for(out, "results/demo", "demo", force=force)
+    results = output.results("results/demo", "demo")
     with results.begun() as folder, report_interruption(folder):
         run_demo(folder, broker)
 
@@ -86,8 +83,7 @@ def demo_command(*, broker: str | None = None, out: Out = None, force: bool = Fa
 def simulate_command(
     config: Path,
     *,
-    out: Out = None,
-    force: bool = False,
+    output: Output,
     networks: YesOrNo = False,
     show_settings: bool = False,
 ) -> None:
@@ -110,9 +106,9 @@ def simulate_command(
     if show_settings:
         from .show_settings import show_config
 
-        show_config(settings, str(config), out=(out, folder), networks=(networks, False))
+        show_config(settings, str(config), out=(output.out, folder), networks=(networks, False))
         return
-    results = results_for(out, folder, "simulate", force=force)
+    results = output.results(folder, "simulate")
     load_torch()  # only now, so that a mistake in the config is told without waiting for torch
     simulate = _in_lockstep if settings.time is None else _in_virtual_time
     files = simulate(settings, str(config), results, networks)
@@ -173,8 +169,7 @@ def compare_command(
     *,
     only: list[str] | None = None,
     jobs: AtLeastOneIfGiven = None,
-    out: Out = None,
-    force: bool = False,
+    output: Output,
     show_settings: bool = False,
 ) -> None:
     """Compare methods of learning together: accuracy per client, bytes and time, with a picture.
@@ -195,11 +190,11 @@ def compare_command(
     if show_settings:
         from .show_settings import show_config
 
-        options = {"out": (out, folder), "only": (only, None), "jobs": (jobs, None)}
+        options = {"out": (output.out, folder), "only": (only, None), "jobs": (jobs, None)}
         show_config(settings, str(config), **options)
         return
     study = comparison_study(settings, str(config))
-    run_study(study, results_for(out, folder, "compare", force=force), jobs=jobs)
+    run_study(study, output.results(folder, "compare"), jobs=jobs)
 
 
 @command("paper")
@@ -210,8 +205,7 @@ def paper_command(
     runs: AtLeastOneIfGiven = None,
     jobs: AtLeastOneIfGiven = None,
     only: list[str] | None = None,
-    out: Out = None,
-    force: bool = False,
+    output: Output,
 ) -> None:
     """Run a paper's experiment: JSON lines, a summary table and the figure in the paper's form.
 
@@ -225,7 +219,7 @@ def paper_command(
         only: Only this line of the figure; repeat for more.
     """
     given = {"quick": quick, "runs": runs, "jobs": jobs, "only": only}
-    _run("paper", PAPERS, name, given, out, force)
+    _run("paper", PAPERS, name, given, output)
 
 
 @command("study")
@@ -237,8 +231,7 @@ def study_command(
     quick: bool = False,
     jobs: AtLeastOneIfGiven = None,
     only: list[str] | None = None,
-    out: Out = None,
-    force: bool = False,
+    output: Output,
 ) -> None:
     """Measure trust: what private averaging hides and costs, or what guards make of attacks.
 
@@ -246,13 +239,11 @@ def study_command(
         quick: Smaller: seconds, not minutes.
         only: Only this line of the figure; repeat for more.
     """
-    _run("study", STUDIES, name, {"quick": quick, "jobs": jobs, "only": only}, out, force)
+    _run("study", STUDIES, name, {"quick": quick, "jobs": jobs, "only": only}, output)
 
 
 @command("sweep")
-def sweep_command(
-    config: Path, *, jobs: AtLeastOneIfGiven = None, out: Out = None, force: bool = False
-) -> None:
+def sweep_command(config: Path, *, jobs: AtLeastOneIfGiven = None, output: Output) -> None:
     """Run every combination of a config's sweep table, side by side, and tabulate them.
 
     Interrupted, it goes on where it stopped. A changed config gets a new folder, to which runs that it
@@ -269,7 +260,7 @@ def sweep_command(
     from ..study.sweep import sweep_study
 
     study = sweep_study(settings, str(config))
-    results = results_for(out, Path("results/sweep") / settings.name, "sweep", force=force)
+    results = output.results(Path("results/sweep") / settings.name, "sweep")
     run_study(study, results, jobs=jobs)
 
 
@@ -278,8 +269,7 @@ def _run(
     known: Mapping[str, Paper],
     name: str,
     given: Mapping[str, Any],
-    out: Path | None,
-    force: bool,
+    output: Output,
 ) -> None:
     if name.lower() == "list":
         rows = [(one.name, one.section, one.title) for one in known.values()]
@@ -297,7 +287,7 @@ def _run(
             takes = takes or "no options but --out and --force"
             raise ConfigError(f"{name} does not take --{option}; it takes {takes}")
     folder = f"{name}-quick" if given["quick"] and command == "paper" else name
-    results = results_for(out, f"results/{command}/{folder}", f"{command} {name}", force=force)
+    results = output.results(f"results/{command}/{folder}", f"{command} {name}")
     load_torch()
     study = paper.study(quick=given["quick"], runs=given.get("runs")).only(given["only"])
     from ..study import run_study
@@ -319,8 +309,7 @@ def virtual_command(
     fanout: AtLeastOne = 1,
     threads: AtLeastOne = 1,
     seed: int = 0,
-    out: Out = None,
-    force: bool = False,
+    output: Output,
 ) -> None:
     """Average random numbers by push-sum in virtual time, with peers that learn nothing.
 
@@ -350,7 +339,7 @@ def virtual_command(
     durations = parse(pause, "--pause"), parse(delay, "--delay")
     conditions = Conditions(*durations, stragglers=stragglers, loss=loss)
     graph = build(topology, peers, seed)
-    results = results_for(out, "results/virtual", "virtual", force=force)
+    results = output.results("results/virtual", "virtual")
     with results.opened() as folder:
         values = np.random.default_rng(seed).standard_normal((peers, coordinates))
         swarm = VectorisedPushSum(

@@ -12,22 +12,14 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from rich import box
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
 from ...peer import exit_on_interrupt
@@ -44,6 +36,8 @@ WIDTH_WITHOUT_TERMINAL = 160
 
 FIRST_COLUMN_WIDTH = 16
 """On a narrow screen the first column of a table, which names the row, shrinks to this and not further."""
+
+_NUMBER = re.compile(r"[-+]?(nan|inf|\d+\.?\d*(e[-+]?\d+)?)")
 
 # Rich would turn `:boom:` in a name such as `mine:boom:` into a picture.
 out = Console(highlight=False, emoji=False)
@@ -63,18 +57,18 @@ def warn(text: str) -> None:
     err.print(text, soft_wrap=True, markup=False)
 
 
-def progress(unit: str) -> Progress:
+def progress(unit: str) -> bars.Progress:
     """Return a progress bar: counts of a unit, the task's field `latest`, the time taken and left."""
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=32),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TextColumn("{task.fields[latest]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+    return bars.Progress(
+        bars.SpinnerColumn(),
+        "{task.description}",
+        bars.BarColumn(bar_width=32),
+        bars.MofNCompleteColumn(),
+        unit,
+        "{task.fields[latest]}",
+        bars.TimeElapsedColumn(),
+        "left",
+        bars.TimeRemainingColumn(),
         console=err,
     )
 
@@ -87,7 +81,7 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -
         longest = max((len(line) for cell in cells for line in cell.split("\n")), default=0)
         shown.add_column(
             name,
-            justify="right" if cells and all(map(_is_number, cells)) else "left",
+            justify="right" if cells and all(map(_NUMBER.fullmatch, cells)) else "left",
             min_width=min(longest, FIRST_COLUMN_WIDTH) if index == 0 else None,
         )
     for row in rows:
@@ -110,14 +104,6 @@ def print_written(files: Sequence[Path]) -> None:
         say(f"wrote {file}")
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 # --- functions as commands --------------------------------------------------------------------------
 
 app = typer.Typer(
@@ -125,7 +111,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Peers learn together by gossip, with no server in charge.",
 )
 
 Out = Annotated[Path | None, typer.Option("--out", "-o")]
@@ -135,8 +120,6 @@ YesOrNo = Annotated[bool, typer.Option()]
 """An option that can be negated: `--shrink` and `--no-shrink`."""
 
 SHARED = {
-    "out": "An empty folder for results; a new one below results/ if left out.",
-    "force": "Replace the newest results, or those in --out, by this run's.",
     "show_settings": "Print every setting and where it comes from, and stop there.",
     "jobs": "Worker processes; one per core if left out.",
     "ca": "The authority that signed the broker's certificate.",
@@ -156,20 +139,25 @@ def command(name: str, of: typer.Typer = app) -> Callable[[Command], Command]:
     """
 
     def add(function: Command) -> Command:
-        parameters = list(_parameters(function))
-        groups = {key: kind for key, kind in get_type_hints(function).items() if is_dataclass(kind)}
-
-        def run(**given: Any) -> None:
-            for key, kind in groups.items():
-                given[key] = kind(**{each.name: given.pop(each.name) for each in fields(kind)})
-            function(**given)
-
-        run.__dict__["__signature__"] = inspect.Signature(parameters)
-        run.__annotations__ = {each.name: each.annotation for each in parameters}
-        of.command(name, help=_described(function)[0])(run)
+        of.command(name, help=_described(function)[0])(with_options(function))
         return function
 
     return add
+
+
+def with_options(function: Command) -> Command:
+    """Return a function as typer wants it: its parameters are annotated, those of dataclasses taken apart."""
+    parameters = list(_parameters(function))
+    groups = {key: kind for key, kind in get_type_hints(function).items() if is_dataclass(kind)}
+
+    def run(**given: Any) -> None:
+        for key, kind in groups.items():
+            given[key] = kind(**{each.name: given.pop(each.name) for each in fields(kind)})
+        function(**given)
+
+    run.__dict__["__signature__"] = inspect.Signature(parameters)
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
 
 
 def _parameters(function: Callable[..., object]) -> Iterator[inspect.Parameter]:
@@ -196,7 +184,7 @@ def _parameters(function: Callable[..., object]) -> Iterator[inspect.Parameter]:
 
 def _described(function: Callable[..., object]) -> tuple[str, dict[str, str]]:
     """Return what a docstring says of a command, and of each of its parameters."""
-    text, _, rest = inspect.cleandoc(function.__doc__ or "").partition("\nArgs:\n")
+    text, _, rest = inspect.cleandoc(function.__doc__ or "").partition("Args:\n")
     entries = re.split(r"^    (\w+): ", rest, flags=re.MULTILINE)[1:]
     texts = (" ".join(entry.split()) for entry in entries[1::2])
     return text.strip(), dict(zip(entries[::2], texts, strict=True))
@@ -205,9 +193,22 @@ def _described(function: Callable[..., object]) -> tuple[str, dict[str, str]]:
 # --- what they compute with -------------------------------------------------------------------------
 
 
-def results_for(out: Path | None, default: Path | str, command: str, *, force: bool) -> Results:
-    """Where a command leaves its results: in the folder `out`, or in the next number below `default`."""
-    return Results(out or Path(default), command, exact=out is not None, force=force)
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Options of commands that leave results.
+
+    Args:
+        out: An empty folder for results; a new one below results/ if left out.
+        force: Replace the newest results, or those in --out, by this run's.
+    """
+
+    out: Out = None
+    force: bool = False
+
+    def results(self, default: Path | str, command: str) -> Results:
+        """Where a command leaves its results: in the folder `out`, or in the next number below `default`."""
+        exact = self.out is not None
+        return Results(self.out or Path(default), command, exact=exact, force=self.force)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import typer
 from ..errors import ConfigError
 from ..results import make_folder, require_folder
 from . import console
-from .console import Out, command, load_torch, report_interruption, results_for
+from .console import Out, Output, command, load_torch, report_interruption
 
 if TYPE_CHECKING:
     from ...peer import BrokerAddress, BrokerTls, PeerSpec, RuleFiles
@@ -114,8 +114,7 @@ def swarm_command(
     *,
     broker: str | None = None,
     link: Link,
-    out: Out = None,
-    force: bool = False,
+    output: Output,
     show_settings: bool = False,
 ) -> None:
     """Run a swarm of live peers as processes of this machine, and watch it in one table.
@@ -153,12 +152,12 @@ def swarm_command(
 
         shown = address or link.address(OWN_BROKER)
         starts_one = broker is None
-        show_swarm(settings, str(config), shown, starts_one=starts_one, out=(out, default))
+        show_swarm(settings, str(config), shown, starts_one=starts_one, out=(output.out, default))
         return
     load_torch()  # only now, so that a mistake in the config is told without waiting for it
     from ..live.run import broker_for, draw_swarm, print_outcome, run_live
 
-    results = results_for(out, default, "swarm", force=force)
+    results = output.results(default, "swarm")
     with results.opened() as folder:
         kept: tuple[str, ...] = ()
         if settings.trust.kind == "none":

@@ -14,7 +14,7 @@ import typer
 from ...models import READY
 from ..errors import ConfigError
 from . import console
-from .console import Out, command, load_torch, results_for
+from .console import Output, command, load_torch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,8 +39,7 @@ def slices_command(
     option: list[str] | None = None,
     buffers: str = "average",
     peer: Annotated[int, typer.Option(min=0)] = 0,
-    out: Out = None,
-    force: bool = False,
+    output: Output,
 ) -> None:
     """Print the parts of a network, whose cells they are and who averages what, and draw it.
 
@@ -63,7 +62,7 @@ def slices_command(
     else:
         network, name = _of_name(module, give or ["global=0.8"], depends, shape, option, buffers)
     file = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
-    results = results_for(out, f"results/slices/{file}", "slices", force=force)
+    results = output.results(f"results/slices/{file}", "slices")
     table = part_table(network.slicing)
     table.loc["all"] = table.sum()
     rows = [[part, *row] for part, row in zip(table.index, table.to_numpy(), strict=True)]
@@ -137,11 +136,8 @@ def _pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
 def _spec(text: str, option: str) -> SliceSpec:
     """`0.8`, `*:0.8,head:0` or a layout."""
     if ":" in text:
-        fractions: dict[str, float] = {}
-        for entry in text.split(","):
-            part, _, share = entry.rpartition(":")
-            fractions[part.strip()] = _number(share, option)
-        return fractions
+        entries = (entry.rpartition(":") for entry in text.split(","))
+        return {part.strip(): _number(share, option) for part, _, share in entries}
     return text if "-" in text else _number(text, option)
 
 

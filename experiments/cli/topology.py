@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from ..results import Results
 from . import console
-from .console import AtLeastOne, AtLeastOneIfGiven, Out, command, load_torch, results_for
+from .console import AtLeastOne, AtLeastOneIfGiven, Output, command, load_torch
 
 if TYPE_CHECKING:
     from ...topology import Rule
@@ -51,8 +50,6 @@ class Common:
     tolerance: float = 1e-6
     bridge: bool = False
     seed: int = 0
-    out: Out = None
-    force: bool = False
 
     def __post_init__(self) -> None:
         if self.weights is not None and self.weights not in RULES:
@@ -79,13 +76,9 @@ class Common:
             console.say(f"{about}; --rule edges takes them for shares")
         return given
 
-    def results(self, command: str, name: str) -> Results:
-        """Return where a command leaves what it finds out about what has this name."""
-        return _results(self.out, command, name, self.force)
-
 
 @command("show", topology_app)
-def show_command(graph: Graph, *, group: str | None = None, common: Common) -> None:
+def show_command(graph: Graph, *, group: str | None = None, common: Common, output: Output) -> None:
     """A graph's facts (size, spectrum, weak spots) and its picture.
 
     A config shows the graph of its swarm, and every partial model on its own subgraph.
@@ -96,7 +89,7 @@ def show_command(graph: Graph, *, group: str | None = None, common: Common) -> N
     from ..graphs.show import MODEL_HEADER, examine, show
 
     given = common.load(graph)
-    results = common.results("show", given.name)
+    results = _results(output, "show", given.name)
     with results.opened() as folder:
         shown = examine(given, common.rule, common.tolerance, group)
         console.table(given.name, ["what", "value"], shown.rows)
@@ -114,6 +107,7 @@ def compare_command(
     rounds: AtLeastOne = 40,
     megabytes: float | None = None,
     common: Common,
+    output: Output,
 ) -> None:
     """Graphs side by side: predicted and measured disagreement, messages, accuracy at equal bytes.
 
@@ -131,7 +125,7 @@ def compare_command(
     wanted = comparing.worth_learning(found) if learn is None else learn
     if megabytes is not None and megabytes <= 0:
         raise TopologyError(f"--megabytes {megabytes:g}: give a positive number")
-    results = common.results("compare", f"{len(found)} graphs")
+    results = _results(output, "compare", f"{len(found)} graphs")
     learning = comparing.Learning(rounds=rounds, seed=common.seed)
     budget = None
     if wanted:
@@ -175,12 +169,12 @@ def compare_command(
 
 
 @command("stress", topology_app)
-def stress_command(graph: Graph, *, common: Common) -> None:
+def stress_command(graph: Graph, *, common: Common, output: Output) -> None:
     """Lose peers and links, by chance and at the worst places; churn; delay: what breaks first?"""
     from ..graphs import stress as stressing
 
     given = common.load(graph)
-    results = common.results("stress", given.name)
+    results = _results(output, "stress", given.name)
     with results.opened() as folder:
         with console.progress("steps") as bar:
             task = bar.add_task("stress", total=6, latest="")
@@ -210,8 +204,7 @@ def advise_command(
     groups: str | None = None,
     tolerance: float = 1e-6,
     seed: int = 0,
-    out: Out = None,
-    force: bool = False,
+    output: Output,
 ) -> None:
     """Graphs for a swarm, ranked by predicted rate within a budget of links or bytes, with the reason.
 
@@ -233,7 +226,7 @@ def advise_command(
     limits += [f"{kilobytes:g} kB per peer and averaging"] if kilobytes else []
     limits += [f"{len(members)} groups"] if members else []
     title = ", ".join([f"{peers} peers", *limits])
-    results = _results(out, "advise", title, force)
+    results = _results(output, "advise", title)
     advice = advise(
         peers,
         degree,
@@ -268,8 +261,6 @@ def _check_tolerance(tolerance: float) -> None:
         raise TopologyError(f"--tolerance {tolerance:g}: give a share of the first, 0 … 1")
 
 
-def _results(out: Path | None, command: str, name: str, force: bool) -> Results:
+def _results(output: Output, command: str, name: str) -> Results:
     plain = "".join(c if c.isalnum() or c in "._-" else "-" for c in name)
-    return results_for(
-        out, f"results/topology/{command}/{plain}", f"topology {command}", force=force
-    )
+    return output.results(f"results/topology/{command}/{plain}", f"topology {command}")

@@ -256,18 +256,15 @@ async def _look(transport: MqttTransport, swarm: str, name: str) -> _Found:
     """Read a peer's retained card and status, as far as there are any."""
     from ...gossip import topics
 
-    found = _Found(swarm, name)
-    kinds: dict[str, Literal["card", "status"]] = {
-        topics.card(swarm, name): "card",
-        topics.status(swarm, name): "status",
-    }
-    for topic in kinds:
+    found, card = _Found(swarm, name), topics.card(swarm, name)
+    for topic in (card, topics.status(swarm, name)):
         await transport.subscribe(topic)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_ANSWER_SECONDS):
             async for message in transport.messages():
                 if message.payload:
-                    found.read(kinds[message.topic], bytes(message.payload))
+                    kind = "card" if message.topic == card else "status"
+                    found.read(kind, bytes(message.payload))
                 if found.state == "left" or (found.card and found.status):
                     break
     return found
