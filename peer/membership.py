@@ -331,6 +331,11 @@ class Settling:
         """Wait until nothing is on its way any more and everybody is done, or settle_timeout is over."""
         link = self._link
         deadline = self._now() + self._settings.settle_timeout
+        if link.view.open or not self._all_done():
+            _log.info(
+                "peer %s has stopped averaging; it waits for the others and for %d open transfers",
+                link.name, link.view.open,
+            )  # fmt: skip
         while link.view.open or not self._all_done():
             if self._now() >= deadline:
                 others = ", ".join(sorted(link.roster.awaited()))

@@ -236,7 +236,8 @@ def agree(history: History) -> Iterator[str]:
     ):
         return
     finished = [ending for ending in history.endings if ending.report is not None]
-    first = min((ending.at for ending in finished), default=0.0)
+    through = [float(line.split()[0]) for line in history.log if " has stopped averaging" in line]
+    first = min(through + [ending.at for ending in finished], default=0.0)
     joined = [float(line.split()[0]) for line in history.log if " joins swarm " in line]
     if any(at > first for at in joined):
         return  # somebody came when others were through already
