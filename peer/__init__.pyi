@@ -39,7 +39,10 @@ from .lifecycle import Report as Report
 from .link import Link as Link
 from .machine import FORMAT as FORMAT
 from .machine import CheckpointLock as CheckpointLock
+from .machine import Files as Files
+from .machine import Machine as Machine
 from .machine import Saver as Saver
+from .machine import Worker as Worker
 from .machine import load_checkpoint as load_checkpoint
 from .machine import save_checkpoint as save_checkpoint
 from .membership import Settling as Settling

@@ -2,14 +2,14 @@
 
 The event loop hands in what arrived and gets back what to send. Every message that leaves was covered by a
 checkpoint first (if the peer has one), so that a killed process forgets nothing that anybody was told. The
-loop reads nothing here but `view`, an immutable summary that every job replaces.
+loop reads `view`, an immutable summary that every job replaces; whatever else it asks runs here.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,19 +29,17 @@ from ..gossip import (
     Message,
     PacedMode,
     Reassembler,
-    RetryPolicy,
     RoundsMode,
     ServerMode,
-    Store,
     WireDtype,
     as_sent,
     wide_enough,
 )
-from ..gossip.security import FirstOpinion, Guards, Intake, NullSecurity, SecurityLayer, guard
+from ..gossip.security import FirstOpinion, Intake, NullSecurity, SecurityLayer, guard
 from ..models import Learner, Metrics, PeerCounting, Weighted
 from .bootstrap import Bootstrap, Others, PeerGuards
 from .exits import PeerError
-from .machine import Machine, RealMachine, Saver, mark, trim_heap
+from .machine import Machine, Saver, mark, moment, trim_heap
 from .outgoing import Compression, Dispatch, Outgoing, Privacy
 from .presence import Event, Gone, Goodbye, Offline, Online, Phase, Statement
 from .settings import Limits, Settings
@@ -51,6 +49,8 @@ _log = logging.getLogger(__name__)
 
 OPINION_WAIT = 5.0
 """Seconds for which a newcomer gathers its elders' values before it forms an opinion of its own."""
+
+PeerMode: TypeAlias = PacedMode | RoundsMode | ServerMode
 
 ABANDONED_KEPT = 64
 """Former sessions whose accounts a peer remembers."""
@@ -118,82 +118,6 @@ class InboundLimits:
         return 2 * (self._each + self.largest) + self.waiting(neighbours)
 
 
-PeerMode: TypeAlias = PacedMode | RoundsMode | ServerMode
-
-
-class Sessions:
-    """Makes one peer's gossipers, one after the other: each session has its own, and a mode of its own.
-
-    vectors: all that the peer has. guards: what decides about transfers, if anything does.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        settings: Settings,
-        vectors: Collection[str],
-        store: Store,
-        *,
-        compression: Compression,
-        guards: Guards | None,
-        seed: int,
-        machine: Machine,
-        retry: RetryPolicy,
-    ) -> None:
-        self._retry = retry
-        self._name, self._settings, self._vectors, self._store = name, settings, vectors, store
-        self._compression, self._guards = compression, guards
-        self._machine = machine
-        self._rng = np.random.default_rng(seed)
-        self._lossy = None if settings.dtype != "float16" else _as_float16
-
-    def begin(self) -> tuple[Gossiper, PeerMode]:
-        """Start a new session; nobody knows what was compressed in an older one."""
-        links, mode = self._compression.links, self._mode()
-        links.forget()
-        gossiper = Gossiper(
-            self._name, self._machine.new_session(), self._store,
-            mode=mode, seed=self._rng, retry=self._retry, lossy=self._lossy, links=links,
-        )  # fmt: skip
-        return self._guarded(gossiper), mode
-
-    def resume(self, snapshot: dict[str, Any]) -> tuple[Gossiper, PeerMode]:
-        """Go on in the session of a snapshot."""
-        links, mode = self._compression.links, self._mode()
-        gossiper = Gossiper.restore(
-            snapshot, self._store,
-            mode=mode, seed=self._rng, retry=self._retry, lossy=self._lossy, links=links,
-        )  # fmt: skip
-        return self._guarded(gossiper), mode
-
-    def _guarded(self, gossiper: Gossiper) -> Gossiper:
-        if self._guards is not None:
-            guard(gossiper, self._guards, self._machine.monotonic)
-        return gossiper
-
-    def _mode(self) -> PeerMode:
-        settings = self._settings
-        match settings.mode:
-            case "async":
-                return PacedMode(
-                    settings.exchanges, fraction=settings.fraction, turns=settings.turns,
-                    drift=self._compression.drift(),
-                )  # fmt: skip
-            case "rounds":
-                sources = None
-                if settings.sources is not None:
-                    sources = {vector: set(settings.sources) for vector in self._vectors}
-                return RoundsMode(settings.exchanges, sources=sources)
-            case "server":
-                # A model without a server is the peer's own: it averages it by itself.
-                servers = {v: settings.servers.get(v, self._name) for v in self._vectors}
-                return ServerMode(self._name, servers)
-
-
-def _as_float16(_vector: str, value: Array) -> Array:
-    return as_sent(value, wide_enough(value, "float16"))
-
-
 @dataclass(frozen=True)
 class View:
     """What the event loop may know of an engine, as of its last job."""
@@ -236,10 +160,11 @@ class Ending:
 
 
 @dataclass
-class _Books:
+class Books:
     """What a peer remembers beyond one session."""
 
     generation: int = 1
+    """How often this name was given to another device, this one included."""
     round: int = 0
     earlier: int = 0
     """Rounds trained in former sessions: lockstep modes count from the start of their own."""
@@ -278,25 +203,27 @@ class Engine:
         self.name, self.learner, self.settings = name, learner, settings
         self.fixed = limits or Limits()
         """Times and sizes that no user sets."""
-        self._machine = machine or RealMachine()
+        self.machine, self.samples = machine or Machine(), samples
         self.network = learner.network
         self.store = MatchedStore(self.network, settings.matching, trained=settings.trained)
         self.schemas = schema_hashes(self.network, self.store.common)
-        self._samples = samples
+        self.entries = {model: self.store.entries(model) for model in self.schemas}
+        """What each partial model is made of, as on the card."""
         self.weight = ONE * (samples if settings.weights == "samples" else 1)
-        self._books = _Books()
+        self.books = Books()
         self.ending: Ending | None = None
         self.dropped: Counter[str] = Counter()
         self._received = 0
-        self._in_touch = self._began = self._machine.uptime()
-        self._saver = Saver(name, settings, checkpoint, self._tree, self._machine, self.fixed)
+        self.in_touch = self._began = self.machine.uptime()
+        """When the others could last hear of this session, by the machine's uptime."""
+        self._saver = Saver(name, settings, checkpoint, self._tree, self.machine, self.fixed)
         self._saved: tuple[str, int] | None = None
         """The session, and the revision of its ledger, when it was last saved."""
         self._heard_goodbye = False
         """Whether a goodbye was heard since: the broker may forget it, and nobody would say it again."""
         self._unsent: list[Message] = []
         """Messages that wait for a checkpoint that covers them."""
-        sizes = {vector: self.store.read(vector).size for vector in self.schemas}
+        sizes = {model: self.store.read(model).size for model in self.schemas}
         self.limits = InboundLimits(name, sizes, settings.dtype)
         """How much of what others send may wait."""
         self._reassembler = self.limits.reassembler()
@@ -305,26 +232,23 @@ class Engine:
             self._guards = PeerGuards(settings.bounds)
             self._guards.weight = self.weight
         self._privacy = Privacy(name, settings, self.schemas)
-        self.compression = Compression(
-            name, settings,
-            {vector: self.store.entries(vector) for vector in self.schemas},
-            sizes,
-        )  # fmt: skip
+        self.compression = Compression(name, settings, self.entries, sizes)
         self._others = Others()
         self._opinion = FirstOpinion({})
         self._memory: dict[str, Any] = {}
-        self.trust: SecurityLayer = NullSecurity(name)
+        self.security: SecurityLayer = NullSecurity(name)
         self._dispatch = Dispatch(
-            name, self.schemas, settings.dtype, self.compression, self.trust, self.fixed.max_pieces
+            name,
+            self.schemas,
+            settings.dtype,
+            self.compression,
+            self.security,
+            self.fixed.max_pieces,
         )
-        self.set_trust(self.trust)
-        self._agreement = Agreement(self.schemas, self.store)
-        self._bootstrap = Bootstrap(name, settings, self.store, learner, self.weight)
-        self._sessions = Sessions(
-            name, settings, self.schemas, self.store,
-            compression=self.compression, guards=self._guards, seed=seed, machine=self._machine,
-            retry=self.fixed.retry,
-        )  # fmt: skip
+        self.set_security(self.security)
+        self.agreement = Agreement(self.schemas, self.store)
+        self.bootstrap = Bootstrap(name, settings, self.store, learner, self.weight)
+        self._rng = np.random.default_rng(seed)
         self.unsaid: Ending | None = None
         """How a former session failed, if no broker took its goodbye."""
         self.restored = False
@@ -333,23 +257,18 @@ class Engine:
         """Whether the peer took part before: a crash, a goodbye or a lost lease lies behind it."""
         self._restore()
         if isinstance(learner, Weighted):
-            learner.weight_of = lambda vector: self.gossiper.weight(vector) / ONE
+            learner.weight_of = lambda model: self.gossiper.weight(model) / ONE
         if isinstance(learner, PeerCounting):
             learner.peers_seen = lambda: 1 + len(self._others.known)
         self.view = self._look()
 
     gossiper: Gossiper
-    mode: PacedMode | RoundsMode | ServerMode
+    mode: PeerMode
 
     @property
     def session(self) -> str:
         """The session whose books these are."""
         return self.gossiper.session
-
-    @property
-    def generation(self) -> int:
-        """How often this name was given to another device, this one included."""
-        return self._books.generation
 
     @property
     def must_leave(self) -> bool:
@@ -359,33 +278,18 @@ class Engine:
         """
         return self.restored and self.ending is None and self.gossiper.leaving
 
-    @property
-    def in_touch(self) -> float:
-        """When the others could last hear of this session, by the machine's uptime."""
-        return self._in_touch
-
-    @property
-    def own_sessions(self) -> frozenset[str]:
-        """The sessions under which this device has connected, and the present one."""
-        return frozenset((*self._books.sessions, self.session))
-
-    @property
-    def has_claimed(self) -> bool:
-        """Whether this device has taken part under its name before."""
-        return self._books.claimed
-
     def _look(self) -> View:
         gossiper = self.gossiper
         waiting = frozenset(filter(self._is_waiting, gossiper.models))
-        counted = self._books.counted
-        for vector in gossiper.models:
-            if vector not in waiting:
-                counted.setdefault(vector, self._books.round)
+        counted = self.books.counted
+        for model in gossiper.models:
+            if model not in waiting:
+                counted.setdefault(model, self.books.round)
         return View(
             session=gossiper.session,
-            round=self._books.round,
+            round=self.books.round,
             averaged=self._is_averaged(),
-            counts={v: self._books.round - since for v, since in sorted(counted.items())},
+            counts={v: self.books.round - since for v, since in sorted(counted.items())},
             waiting=waiting,
             open=len(gossiper.ledger.open),
             neighbours=any(gossiper.neighbours(v) for v in gossiper.models),
@@ -395,24 +299,24 @@ class Engine:
 
     # --- a session's beginning ------------------------------------------------------------------
 
-    def set_trust(self, trust: SecurityLayer) -> None:
-        """Seal and open with the trust of a new session."""
-        if trust is not self.trust:
-            self.dropped.update(self.trust.counters)
-        self.trust = trust
-        self._dispatch.set_trust(trust)
+    def set_security(self, security: SecurityLayer) -> None:
+        """Seal and open with the security layer of a new session."""
+        if security is not self.security:
+            self.dropped.update(self.security.counters)
+        self.security = security
+        self._dispatch.set_security(security)
         self._intake = Intake(
-            trust, self.schemas,
+            security, self.schemas,
             guards=self._guards, reassembler=self._reassembler, drop=self._drop,
         )  # fmt: skip
 
     def memory(self) -> dict[str, Any]:
-        """Return what the trust of a next session should remember of the ones before."""
-        return self.trust.snapshot() or self._memory
+        """Return what the security layer of a next session should remember of the ones before."""
+        return self.security.snapshot() or self._memory
 
     def connecting(self) -> None:
         """Write down the session under which we are about to connect: its last will may outlive us."""
-        books = self._books
+        books = self.books
         if self.session not in books.sessions:
             books.sessions = [*books.sessions, self.session][-ABANDONED_KEPT:]
 
@@ -421,36 +325,32 @@ class Engine:
 
         since: when it began, as on its card.
         """
-        self._books.generation, self._books.claimed = generation, True
+        self.books.generation, self.books.claimed = generation, True
         self.unsaid = None
-        starts = self._bootstrap.open(self.gossiper, since)
+        starts = self.bootstrap.open(self.gossiper, since)
         judges = self._guards is not None and self.settings.mode == "async" and not self.store.apart
-        waiting = self._bootstrap.waiting if judges else ()
+        waiting = self.bootstrap.waiting if judges else ()
         sizes = {model: self.store.read(model).size for model in waiting}
         self._opinion = FirstOpinion(sizes, wait=OPINION_WAIT)
         return starts
 
     def begin(self, now: float, *, found: bool, complete: bool) -> None:
         """Let the peer's own weight count, as soon as its bootstrap says so; see Bootstrap.begin."""
-        self._bootstrap.begin(self.gossiper, now, found=found, complete=complete)
+        self.bootstrap.begin(self.gossiper, now, found=found, complete=complete)
         self.view = self._look()
 
     def neighbours_went_on(self) -> bool:
         """Return whether a neighbour has trained a second round, which takes all who started together."""
         return any(
-            rounds > 1 and model in other.vectors
+            rounds > 1 and model in other.models
             for other in self._others.known.values()
             for model, rounds in other.counts.items()
         )
 
     def count_everywhere(self) -> None:
         """Let the peer's own weight count in all models, whoever was heard: its training is over."""
-        self._bootstrap.count_everywhere(self.gossiper)
+        self.bootstrap.count_everywhere(self.gossiper)
         self.view = self._look()
-
-    def reconnected(self, now: float) -> None:
-        """Note that the connection to the broker was lost and is back."""
-        self._bootstrap.restart_silence(now)
 
     def _rejected(self) -> str:
         """Return which neighbour rejected this session and why, or nothing.
@@ -464,7 +364,7 @@ class Engine:
             return ""
         gossiper = self.gossiper
         reachable = {p for v in gossiper.models for p in gossiper.reachable_neighbours(v)}
-        age = self._machine.uptime() - self._began
+        age = self.machine.uptime() - self._began
         everybody = bool(reachable) and reachable <= rejections.keys()
         if self.restored or age > self.settings.lease or everybody:
             return next(iter(rejections.values()))
@@ -485,7 +385,7 @@ class Engine:
         """Write down the accounts of a session that will have no report of its own."""
         if self._has_books():
             account = {"session": self.session, "reason": why, **self._accounts()}
-            self._books.abandoned = [*self._books.abandoned, account][-ABANDONED_KEPT:]
+            self.books.abandoned = [*self.books.abandoned, account][-ABANDONED_KEPT:]
 
     def _has_books(self) -> bool:
         """Return whether anybody was given, or may have been told, anything in this session."""
@@ -495,16 +395,36 @@ class Engine:
         return {v: self.gossiper.injected(v) for v in self.gossiper.models}
 
     def _begin_anew(self) -> None:
-        self.gossiper, self.mode = self._sessions.begin()
-        self.restored, self.returning, self.ending = False, self._books.round > 0, None
-        self._in_touch = self._began = self._machine.uptime()
-        self._books.earlier = self._books.round
-        self._books.counted = {}
-        self._bootstrap.renew()
+        self._make_gossiper()
+        self.restored, self.returning, self.ending = False, self.books.round > 0, None
+        self.in_touch = self._began = self.machine.uptime()
+        self.books.earlier = self.books.round
+        self.books.counted = {}
+        self.bootstrap.renew()
         self._others.clear()
         self._unsent.clear()
         self._dispatch.renew()
-        self._agreement.forget()
+        self.agreement.forget()
+
+    def _make_gossiper(self, snapshot: dict[str, Any] | None = None) -> None:
+        """Give a new session, or that of a snapshot, a gossiper and a mode of its own."""
+        links = self.compression.links
+        self.mode = _make_mode(self.name, self.settings, self.schemas, self.compression)
+        options: dict[str, Any] = {
+            "mode": self.mode,
+            "seed": self._rng,
+            "retry": self.fixed.retry,
+            "lossy": _as_float16 if self.settings.dtype == "float16" else None,
+            "links": links,
+        }
+        if snapshot is None:
+            links.forget()  # nobody knows what was compressed in an older session
+            session = self.machine.new_session()
+            self.gossiper = Gossiper(self.name, session, self.store, **options)
+        else:
+            self.gossiper = Gossiper.restore(snapshot, self.store, **options)
+        if self._guards is not None:
+            guard(self.gossiper, self._guards, self.machine.monotonic)
 
     # --- training and turns ---------------------------------------------------------------------
 
@@ -518,20 +438,20 @@ class Engine:
         before = self._privacy.before(self.network)
         metrics = self.learner.train(self.settings.every)
         self._privacy.release(self.network, before)
-        self._books.round += 1
+        self.books.round += 1
         if isinstance(self.mode, RoundsMode | ServerMode):
-            number = self._books.round - self._books.earlier - 1
-            self._privacy.enter(self.gossiper, number, self.trust)
+            number = self.books.round - self.books.earlier - 1
+            self._privacy.enter(self.gossiper, number, self.security)
             self.mode.begin_round(self.gossiper, number)
         else:
             self.mode.request()
-            self.gossiper.tick(self._machine.monotonic())
+            self.gossiper.tick(self.machine.monotonic())
         self.view = self._look()
         return metrics
 
     def _is_averaged(self) -> bool:
         if isinstance(self.mode, RoundsMode | ServerMode):
-            number = self._books.round - self._books.earlier - 1
+            number = self.books.round - self.books.earlier - 1
             over = number < 0 or self.mode.finished(number)
             if over:
                 self._privacy.over()
@@ -557,15 +477,15 @@ class Engine:
         in_touch: when the others could last hear of us, by the machine's uptime.
         """
         if in_touch is not None:
-            self._in_touch = in_touch
+            self.in_touch = in_touch
         for event in events:
             self._apply(event)
         self.limits.fit(self._reassembler, len(self._others.known))
-        for vector, packet in arrived:
-            self._take(vector, packet, now)
+        for model, packet in arrived:
+            self._take(model, packet, now)
         self._mute_quarantined(now)
         self._form_opinions(now)
-        self._bootstrap.look(self.gossiper, self._others, now)
+        self.bootstrap.look(self.gossiper, self._others, now)
         self.gossiper.tick(now)
         self.store.forget()  # what a push has read would only take up memory
         messages = self._covered([*self._unsent, *self.gossiper.poll()])
@@ -582,22 +502,10 @@ class Engine:
                 self._unsent = messages  # the saver raises when it has failed for too long
                 return []
         else:
-            self._saver.save_now_and_then(self._books.round)
+            self._saver.save_now_and_then(self.books.round)
         return messages
 
-    def disagreement(self) -> dict[str, float]:
-        """Return, per model that was heard of, the largest relative distance to lately received values."""
-        return self._agreement.disagreement()
-
-    def agrees(self, tolerance: float) -> bool:
-        """Return whether values agree to a relative distance with all that was received lately."""
-        return self._agreement.reached(self.gossiper, tolerance)
-
     # --- a session's end ------------------------------------------------------------------------
-
-    def stop_averaging(self) -> None:
-        """Credit and push nothing more: a peer that no longer pushes would drain what others mix with."""
-        self.gossiper.close()
 
     def hand_over(self) -> bool:
         """Give all mass to neighbours that stay; returns whether nothing is left that anybody could take.
@@ -606,23 +514,15 @@ class Engine:
         """
         gossiper = self.gossiper
         gossiper.reclaim(stranded_only=True)
-        if gossiper.closed:
-            self.view = self._look()
-            return not gossiper.ledger.open
-        if not gossiper.leaving:
-            gossiper.hand_over(self._machine.monotonic())
-        held = any(gossiper.weight(v) and self._heirs(v) for v in gossiper.models)
+        if not gossiper.closed and not gossiper.leaving:
+            gossiper.hand_over(self.machine.monotonic())
+        held = not gossiper.closed and any(
+            gossiper.weight(model)
+            and set(gossiper.heirs(model)).intersection(gossiper.reachable_neighbours(model))
+            for model in gossiper.models
+        )
         self.view = self._look()
         return not gossiper.ledger.open and not held
-
-    def _heirs(self, vector: str) -> set[str]:
-        """Return the neighbours that can be reached now, and stay."""
-        reachable = self.gossiper.reachable_neighbours(vector)
-        return set(self.gossiper.heirs(vector)).intersection(reachable)
-
-    def drained(self) -> bool:
-        """Return whether no mass is left here."""
-        return self.gossiper.drained()
 
     def end(
         self,
@@ -642,7 +542,7 @@ class Engine:
         for event in events:
             self._apply(event)
         self.gossiper.reclaim()
-        self.trust.end_session()
+        self.security.end_session()
         self.ending = Ending(
             kind,
             reason,
@@ -696,21 +596,16 @@ class Engine:
     @property
     def former(self) -> Goodbye | None:
         """The goodbye of this device's last session, for the card of the next."""
-        found = self._books.goodbye
+        found = self.books.goodbye
         return None if found is None else Goodbye(**found)
-
-    @property
-    def kept_goodbyes(self) -> dict[str, str]:
-        """Goodbyes of others that are kept for peers who were away, as on the card."""
-        return self._books.goodbyes
 
     def keep_goodbyes(self, goodbyes: dict[str, str]) -> None:
         """Write these down with the next checkpoint, in this turn."""
-        self._books.goodbyes, self._heard_goodbye = goodbyes, True
+        self.books.goodbyes, self._heard_goodbye = goodbyes, True
 
     def _remember(self, ending: Ending) -> None:
         """Keep a goodbye beyond its session: a new status will replace it at the broker."""
-        self._books.goodbye = {
+        self.books.goodbye = {
             "session": self.session,
             "statement": ending.statement,
             "reclaimed": ending.reclaimed,
@@ -718,16 +613,18 @@ class Engine:
 
     def report(self) -> dict[str, Any]:
         """Return where the weight is and what was counted, as JSON-friendly data."""
+        counted = {} if self._guards is None else self._guards.counters
+        refused = {f"guards-{cause}": count for cause, count in counted.items()}
         return {
             "peer": self.name,
             "session": self.session,
-            "rounds": self._books.round,
+            "rounds": self.books.round,
             **self._accounts(),
-            "abandoned": list(self._books.abandoned),
+            "abandoned": list(self.books.abandoned),
             "gossip": dict(self.gossiper.counters),
             "privacy": self._privacy.report(),
             "compression": self.compression.report(),
-            "dropped": dict(self.dropped + self.trust.counters + self._guard_counters()),
+            "dropped": dict(self.dropped + self.security.counters + Counter(refused)),
         }
 
     def _accounts(self) -> dict[str, Any]:
@@ -741,10 +638,6 @@ class Engine:
             ],
             "reclaimed": gossiper.reclaimed,
         }
-
-    def _guard_counters(self) -> Counter[str]:
-        counted = {} if self._guards is None else self._guards.counters
-        return Counter({f"guards-{cause}": count for cause, count in counted.items()})
 
     # --- checkpoints ----------------------------------------------------------------------------
 
@@ -763,10 +656,10 @@ class Engine:
         return {
             "peer": self.name,
             "agreed": self._agreed(),
-            "samples": self._samples,
-            "in_touch": mark(self._machine, self._in_touch),
+            "samples": self.samples,
+            "in_touch": mark(self.machine, self.in_touch),
             "schemas": self.schemas,
-            "books": dict(self._books.__dict__),
+            "books": dict(self.books.__dict__),
             "ending": None if self.ending is None else dict(self.ending.__dict__),
             "network": self.network.flat,
             "store": self.store.snapshot(),
@@ -774,18 +667,12 @@ class Engine:
             "gossip": self.gossiper.snapshot(values=False),
             "trust": self.memory(),
             "releases": self._privacy.count,
-            "guards": self._guards.snapshot(self._machine.monotonic()) if self._guards else {},
+            "guards": self._guards.snapshot(self.machine.monotonic()) if self._guards else {},
         }
 
     def _agreed(self) -> dict[str, str]:
         """Return the settings that a session cannot change, in the words of a config."""
-        settings = self.settings
-        return {
-            "mode": settings.mode,
-            "weights": settings.weights,
-            "dtype": settings.dtype,
-            "trust": settings.trust,
-        }
+        return {key: getattr(self.settings, key) for key in ("mode", "weights", "dtype", "trust")}
 
     def _restore(self) -> None:
         """Continue from the checkpoint if there is a usable one; else start a new session."""
@@ -797,24 +684,26 @@ class Engine:
             self.network.flat.copy_(tree["network"])
             self.store.restore(tree["store"])
             self.learner.restore(tree["learner"])
-            self._books, self._memory = _Books(**tree["books"]), tree["trust"]
+            self.books, self._memory = Books(**tree["books"]), tree["trust"]
             self._privacy.restore(tree["releases"])
             if self._guards is not None:
-                self._guards.restore(tree["guards"], self._machine.monotonic())
+                self._guards.restore(tree["guards"], self.machine.monotonic())
             ending = None if tree["ending"] is None else Ending(**tree["ending"])
             unfinished = ending is not None and ending.kind != "failed"
-            samples, touched = tree["samples"], self._saver.in_touch(tree)
-            if tree["gossip"]["ledger"]["session"] not in self._books.sessions:
+            samples = tree["samples"]
+            # None if the machine was started anew since: the file may be older than what others were told.
+            touched = moment(self.machine, tree["in_touch"])
+            if tree["gossip"]["ledger"]["session"] not in self.books.sessions:
                 self._begin_anew()  # never announced, as after leaving early: it is as good as new
                 return
             if not unfinished:
                 self._saver.require_agreed(tree["agreed"], self._agreed())
-            self.gossiper, self.mode = self._sessions.resume(tree["gossip"])
+            self._make_gossiper(tree["gossip"])
         if unfinished:
             self.restored, self.ending = True, ending
             return
-        started = bool(self._books.round) or any(self._weights().values())
-        away = 0.0 if touched is None else self._machine.uptime() - touched
+        started = bool(self.books.round) or any(self._weights().values())
+        away = 0.0 if touched is None else self.machine.uptime() - touched
         if ending is not None:
             self.unsaid = None if ending.told else ending
             self._remember(ending)
@@ -835,22 +724,22 @@ class Engine:
             _log.warning("peer %s: %s; rejoining with a new session", self.name, why)
             self.renew(why)
         else:
-            self.restored, self.returning, self._in_touch = True, started, touched
+            self.restored, self.returning, self.in_touch = True, started, touched
             if self.settings.mode == "async":
                 self.gossiper.leaving = False  # the process that was asked to leave is no more
             self._adjust(samples)
 
     def _adjust(self, samples: int) -> None:
         """Let another number of samples count: the difference is injected."""
-        if samples == self._samples or self.settings.weights != "samples":
+        if samples == self.samples or self.settings.weights != "samples":
             return
         _log.info(
             "peer %s: has %d samples now, and had %d: its weight changes by the difference",
-            self.name, self._samples, samples,
+            self.name, self.samples, samples,
         )  # fmt: skip
-        for vector, injected in self._weights().items():
+        for model, injected in self._weights().items():
             if injected:
-                self.gossiper.adjust(vector, self.weight)
+                self.gossiper.adjust(model, self.weight)
 
     # --- insides --------------------------------------------------------------------------------
 
@@ -858,8 +747,8 @@ class Engine:
         self._others.apply(event)
         match event:
             case Online():
-                vectors = event.vectors if self._started_together(event) else ()
-                self.gossiper.peer_online(event.peer, event.session, vectors, leaving=event.leaving)
+                models = event.models if self._started_together(event) else ()
+                self.gossiper.peer_online(event.peer, event.session, models, leaving=event.leaving)
                 self._welcome(event)
             case Offline():
                 self.gossiper.peer_offline(event.peer)
@@ -867,10 +756,10 @@ class Engine:
                 self._heard_goodbye = self._heard_goodbye or event.statement is not None
                 self._dispatch.gone(event.peer)
                 self._privacy.gone(self.gossiper, event.peer)
-                before = self._agreement.values()
+                before = self.agreement.values()
                 self.gossiper.peer_gone(event.peer, event.session, event.statement, event.reclaimed)
                 # Old mass may have come back: then agree anew.
-                self._agreement.moved(before, self.settings.settle_tolerance)
+                self.agreement.moved(before, self.settings.settle_tolerance)
 
     def _started_together(self, event: Online) -> bool:
         """Return whether a session can be averaged with: in lockstep modes, none that came midway.
@@ -879,23 +768,23 @@ class Engine:
         """
         return (
             isinstance(self.mode, PacedMode)
-            or self._books.round == self._books.earlier
+            or self.books.round == self.books.earlier
             or self.gossiper.known_sessions().get(event.peer) == event.session
         )
 
     def _welcome(self, event: Online) -> None:
         """Push to a neighbour that waits to hear from somebody who counts, as soon as possible."""
         if isinstance(self.mode, PacedMode) and not event.leaving:
-            for vector in event.vectors:
-                if vector not in event.counts and not self._is_waiting(vector):
-                    self.mode.welcome(vector, event.peer)
+            for model in event.models:
+                if model not in event.counts and not self._is_waiting(model):
+                    self.mode.welcome(model, event.peer)
 
-    def _is_waiting(self, vector: str) -> bool:
-        return not self.gossiper.injected(vector)
+    def _is_waiting(self, model: str) -> bool:
+        return not self.gossiper.injected(model)
 
-    def _take(self, vector: str, packet: Buffer, now: float) -> None:
+    def _take(self, model: str, packet: Buffer, now: float) -> None:
         """Put one packet in; whatever is wrong with it is counted and logged, never raised."""
-        message = self._intake.take(vector, packet, now)
+        message = self._intake.take(model, packet, now)
         if message is None:
             return
         self._received += 1
@@ -908,16 +797,16 @@ class Engine:
 
     def _handle(self, message: Message, now: float) -> None:
         """Let the gossiper take a message in, and note what it did to agreement and masks."""
-        vector = message.model
+        model = message.model
         before = self.gossiper.counters["credited"]
         self.store.forget()
         self.gossiper.handle(message, now)
         mine = self.store.forget()  # as it was when the message was credited
         credited = self.gossiper.counters["credited"] > before
         if credited:
-            self._privacy.credited(message.sender, vector)
+            self._privacy.credited(message.sender, model)
         if credited and isinstance(message, Give) and mine is not None:
-            self._agreement.heard(vector, mine, message.value)
+            self.agreement.heard(model, mine, message.value)
 
     def _form_opinions(self, now: float) -> None:
         """Let a newcomer count at the median of what its elders hold, and only then judge them."""
@@ -930,7 +819,7 @@ class Engine:
                 if formed is None:
                     continue
                 self.store.write(model, formed.value.astype(self.store.read(model).dtype))
-                self._bootstrap.count(self.gossiper, model)
+                self.bootstrap.count(self.gossiper, model)
                 gives = formed.gives
             for give in gives:
                 self._handle(give, now)
@@ -952,3 +841,26 @@ class Engine:
             _log.warning(
                 "peer %s dropped a message: %s: %s (%d so far)", self.name, cause, text, count
             )
+
+
+def _make_mode(
+    name: str, settings: Settings, models: Iterable[str], compression: Compression
+) -> PeerMode:
+    match settings.mode:
+        case "async":
+            return PacedMode(
+                settings.exchanges, fraction=settings.fraction, turns=settings.turns,
+                drift=compression.drift(),
+            )  # fmt: skip
+        case "rounds":
+            sources = None
+            if settings.sources is not None:
+                sources = {model: set(settings.sources) for model in models}
+            return RoundsMode(settings.exchanges, sources=sources)
+        case "server":
+            # A model without a server is the peer's own: it averages it by itself.
+            return ServerMode(name, {model: settings.servers.get(model, name) for model in models})
+
+
+def _as_float16(_model: str, value: Array) -> Array:
+    return as_sent(value, wide_enough(value, "float16"))

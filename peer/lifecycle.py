@@ -18,17 +18,17 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from ..gossip import Hook, SchemaEntry, Transport, TransportError, Will, topics
+from ..gossip import Hook, Transport, TransportError, Will, topics
 from ..models import Learner, Metrics
 from .engine import Engine
 from .exits import NotHandedIn, NotSaved, PeerError, Replaced
 from .link import Link, Record, SessionOver
-from .machine import Machine, RealMachine, Worker
+from .machine import Machine, Worker
 from .membership import (
     HAND_OVER_SHARE,
     Credentials,
     Settling,
-    begin_trust,
+    begin_security,
     claim_name,
     goodbye_of,
     hand_over,
@@ -262,7 +262,7 @@ class Peer:
         self.learner, self.settings = learner, settings
         self._connect, self._samples, self._seed = connect, samples, seed
         self._checkpoint, self._on_record, self._on_report = checkpoint, on_record, on_report
-        self._machine, self._limits = machine or RealMachine(), limits
+        self._machine, self._limits = machine or Machine(), limits
         self._leave = asyncio.Event()
         self._leave_reason = ""
         self._progress = _Progress()
@@ -306,35 +306,25 @@ class Peer:
             samples=self._samples, checkpoint=self._checkpoint, seed=self._seed,
             machine=self._machine, limits=self._limits,
         )  # fmt: skip
-        vectors = {vector: engine.store.entries(vector) for vector in engine.schemas}
         while True:
             try:
-                return await self._live(engine, worker, vectors)
+                return await self._live(engine, worker)
             except SessionOver as over:
                 _log.warning("peer %s: %s; rejoining with a new session", self.name, over)
                 await worker.run(engine.renew, str(over))
 
-    async def _live(
-        self, engine: Engine, worker: Worker, vectors: dict[str, list[SchemaEntry]]
-    ) -> Report:
+    async def _live(self, engine: Engine, worker: Worker) -> Report:
         """Live one session, from its connection to its goodbye."""
-        link = Link(
-            self.name, self.settings, engine, worker, vectors,
-            samples=self._samples, machine=self._machine, on_record=self._on_record,
-        )  # fmt: skip
-        link.trust = begin_trust(
-            self._credentials, self.name, self.settings,
-            session=link.session, since=link.since, models=engine.schemas, memory=engine.memory(),
-            machine=self._machine,
-        )  # fmt: skip
-        await worker.run(engine.set_trust, link.trust)
+        link = Link(engine, worker, on_record=self._on_record)
+        link.security = begin_security(self._credentials, link)
+        await worker.run(engine.set_security, link.security)
         if engine.ending is None:
             await worker.run(engine.connecting)
             await link.save()
         will = Status("offline", link.session, reason="connection lost", generation=link.generation)
         link.transport = self._connect(
             f"{self.name}-{link.session}",
-            Will(link.topic("status"), link.trust.will(will.encode())),
+            Will(link.topic("status"), link.security.will(will.encode())),
             link.birth,
         )
         self._session = session = _Session(link)
@@ -355,7 +345,7 @@ class Peer:
                     topics.every(self.settings.swarm, "status"),
                     topics.every(self.settings.swarm, "death"),
                     topics.inboxes(self.settings.swarm, self.name),
-                    *link.trust.patterns(),
+                    *link.security.patterns(),
                 ):
                     await transport.subscribe(pattern)
                 return await self._through(session)
@@ -514,7 +504,7 @@ class Peer:
         if self._settles(link):
             if not await settling.stay():
                 return Event.LOST_AGREEMENT
-            await link.worker.run(link.engine.stop_averaging)
+            await link.worker.run(link.engine.gossiper.close)
             link.depart()  # it gives and takes nothing any more: a newcomer need not wait for it
             test = await link.worker.run(self.learner.test)
             self._progress.accuracy = test.accuracy

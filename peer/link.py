@@ -21,11 +21,11 @@ from typing import Any
 from gossamer.errors import GossamerError
 from gossamer.logs import is_milestone
 
-from ..gossip import HEADER_BYTES, MIN_LIMIT, SchemaEntry, Transport, topics
+from ..gossip import HEADER_BYTES, MIN_LIMIT, Transport, topics
 from ..gossip.security import Death, Heard, SecurityLayer, TrustError
 from .engine import Engine, View
 from .exits import PeerError, Replaced
-from .machine import Machine, Worker
+from .machine import Worker
 from .outgoing import Outgoing
 from .presence import (
     STATUSES_PER_LEASE,
@@ -63,43 +63,34 @@ class SessionOver(GossamerError):
 class Link:
     """One session of a peer, as the event loop sees it.
 
-    `transport` and `trust` are set before anything else is asked of it.
+    `transport` and `security` are set before anything else is asked of it.
     """
 
     transport: Transport
-    trust: SecurityLayer
+    security: SecurityLayer
 
     def __init__(
-        self,
-        name: str,
-        settings: Settings,
-        engine: Engine,
-        worker: Worker,
-        vectors: dict[str, list[SchemaEntry]],
-        *,
-        samples: int,
-        machine: Machine,
-        on_record: Callable[[Record], None],
-    ):
-        self.name, self.settings, self.engine, self.worker = name, settings, engine, worker
-        self.machine = machine
+        self, engine: Engine, worker: Worker, *, on_record: Callable[[Record], None]
+    ) -> None:
+        self.name, self.settings, self.machine = engine.name, engine.settings, engine.machine
+        self.engine, self.worker = engine, worker
         self.session = engine.view.session
-        self.generation = engine.generation
-        self.agree = agreement_of(settings)
+        self.generation = engine.books.generation
+        self.agree = agreement_of(self.settings)
         self.dropped: Counter[str] = Counter()
         self.roster = Roster(
-            name, vectors,
-            neighbours=settings.neighbours, sources=settings.sources, lease=settings.lease,
-            agree=self.agree, dropped=self.dropped,
+            self.name, engine.entries,
+            neighbours=self.settings.neighbours, sources=self.settings.sources,
+            lease=self.settings.lease, agree=self.agree, dropped=self.dropped,
         )  # fmt: skip
-        self.roster.remember(engine.gossiper.known_sessions(), machine.monotonic())
+        self.roster.remember(engine.gossiper.known_sessions(), self.machine.monotonic())
         self.born = False
         """Whether the name is ours, and the others may know of us."""
         self.phase: Phase = "starting"
         self.leaving = False
         """Whether we are about to go, and take nothing any more."""
-        self.since = machine.wall()
-        self.in_touch = engine.in_touch if engine.restored else machine.uptime()
+        self.since = self.machine.wall()
+        self.in_touch = engine.in_touch if engine.restored else self.machine.uptime()
         """When the others could last hear of us, by the machine's uptime."""
         self.own_status: Status | None = None
         """What was last heard on our own status topic from another session, or from us."""
@@ -118,11 +109,11 @@ class Link:
         """Whether the others can know our card, without which they cannot read what we seal."""
         self._returned = False
         """Whether the connection came back since the last turn."""
-        self._vectors, self._samples, self._on_record = vectors, samples, on_record
+        self._on_record = on_record
         self._goodbye = b""
         self._starts: dict[str, str] = {}
         self._former = engine.former
-        self._goodbyes = engine.kept_goodbyes
+        self._goodbyes = engine.books.goodbyes
         self._told_counts: dict[str, int] = {}
         self._asked, self._answered = False, -inf
         self._wake = asyncio.Event()
@@ -216,7 +207,7 @@ class Link:
     async def goodbye(self, status: Status) -> None:
         """Take back the card, and publish the last status."""
         self.born = False  # a reconnection must not bring us back to life
-        self._goodbye = self.trust.status(status.encode())
+        self._goodbye = self.security.status(status.encode())
         async with self._speaking:
             await self.transport.publish(self.topic("card"), b"", retain=True)
             await self.transport.publish(self.topic("status"), self._goodbye, retain=True)
@@ -235,12 +226,12 @@ class Link:
             # Goodbyes are all that matters now; anybody can publish anything beside them.
             if topic != own and topics.matches(others, topic):
                 with contextlib.suppress(topics.TopicError):
-                    self._take_heard(self.trust.hear(topic, bytes(payload)))
+                    self._take_heard(self.security.hear(topic, bytes(payload)))
         return self.take_events()
 
     async def say(self, status: Status, *, retain: bool = True) -> None:
-        """Publish a status under our name, signed where there is trust."""
-        signed = self.trust.status(status.encode())
+        """Publish a status under our name, signed by the security layer."""
+        signed = self.security.status(status.encode())
         await self.transport.publish(self.topic("status"), signed, retain=retain)
 
     def _in(self) -> bool:
@@ -261,8 +252,8 @@ class Link:
         card = Card(
             self.session,
             self.since,
-            self._samples,
-            self._vectors,
+            self.engine.samples,
+            self.engine.entries,
             self.generation,
             self.settings.lease,
             self.agree,
@@ -270,7 +261,7 @@ class Link:
             self._former,
             self._goodbyes,
         )
-        signed = self.trust.card(card.encode())
+        signed = self.security.card(card.encode())
         self._own_card.published(signed)
         await self.transport.publish(self.topic("card"), signed, retain=True)
 
@@ -324,7 +315,7 @@ class Link:
             "round": view.round,
             "phase": self.phase,
             **values,
-            "disagreement": await self.worker.run(self.engine.disagreement),
+            "disagreement": await self.worker.run(self.engine.agreement.disagreement),
             "received": view.received,
             "counts": not view.waiting,
             "members": self.members(),
@@ -342,7 +333,7 @@ class Link:
         This peer is one of them.
         """
         found = {}
-        for model in self._vectors:
+        for model in self.engine.entries:
             counting, sharing = self.roster.counting(model)
             if sharing:
                 found[model] = [counting + (model in self.view.counts), sharing + 1]
@@ -410,7 +401,7 @@ class Link:
             now = self.machine.monotonic()
             if self._returned:
                 self._returned = False
-                await self.worker.run(self.engine.reconnected, now)
+                await self.worker.run(self.engine.bootstrap.restart_silence, now)
             if self._goodbyes_due:
                 self._goodbyes_due = False
                 await self.worker.run(self.engine.keep_goodbyes, self._goodbyes)
@@ -433,7 +424,7 @@ class Link:
             for event in events:
                 if isinstance(event, Gone):
                     # Not before: a round that begins counts on its neighbours' secrets.
-                    self.trust.gone(event.peer, event.session)
+                    self.security.gone(event.peer, event.session)
             self._tell_counts()
             await self._send(outgoing)
             if self._introduced:
@@ -458,7 +449,7 @@ class Link:
     def _max_packet(self) -> int:
         """Return the bytes of the largest packet, as of now: a broker may come back with another limit."""
         room = self.transport.max_payload(topics.longest(self.settings.swarm))
-        least = MIN_LIMIT + self.trust.overhead
+        least = MIN_LIMIT + self.security.overhead
         if room < least:
             raise PeerError(
                 f"peer {self.name}: the broker takes {room} bytes a message at most, and gossip needs "
@@ -468,7 +459,7 @@ class Link:
 
     async def _send_lists(self) -> None:
         """Send revocation lists to those who lack them; note who is out because an invitation expired."""
-        lists, out = self.trust.tick()
+        lists, out = self.security.tick()
         self._take_heard(out)
         await self._send([Outgoing(peer, model, iter([packet])) for peer, model, packet in lists])
 
@@ -495,7 +486,7 @@ class Link:
                     self._queue(topics.parse(topic), payload)
                 else:
                     self._hear_own_topic(topic, bytes(payload))
-                    self._take_heard(self.trust.hear(topic, bytes(payload)), stored=stored)
+                    self._take_heard(self.security.hear(topic, bytes(payload)), stored=stored)
                     self._keep_goodbye(topic, bytes(payload))
             except topics.TopicError:
                 self.dropped["topic"] += 1
@@ -506,10 +497,10 @@ class Link:
     def _queue(self, where: topics.Topic, payload: bytes | memoryview) -> None:
         if where.model is None:
             return
-        if not self.trust.expects(where.model, payload):
+        if not self.security.expects(where.model, payload):
             return  # counted there: strangers take up no memory
-        largest = max(self._limits.largest + HEADER_BYTES, self.trust.largest_list)
-        if len(payload) > largest + self.trust.overhead:
+        largest = max(self._limits.largest + HEADER_BYTES, self.security.largest_list)
+        if len(payload) > largest + self.security.overhead:
             self.dropped["packet-too-large"] += 1
         elif (
             len(self._pending) < MAX_PENDING
@@ -529,7 +520,7 @@ class Link:
             self._status_due.set()
 
     def _take_heard(self, heard: list[Heard], *, stored: bool = False) -> None:
-        """Tell the roster what trust believes."""
+        """Tell the roster what the security layer believes."""
         known = len(self._events)
         for each in heard:
             own = each.peer == self.name
@@ -583,7 +574,7 @@ class Link:
         for peer, text in card.goodbyes.items():
             with contextlib.suppress(binascii.Error, ValueError, topics.TopicError):
                 topic = str(topics.Topic(self.settings.swarm, peer, "status"))
-                for each in self.trust.hear(topic, b64decode(text, validate=True)):
+                for each in self.security.hear(topic, b64decode(text, validate=True)):
                     if each.kind == "status" and each.peer == peer:
                         self._events += self.roster.kept_goodbye(peer, each.body)
 

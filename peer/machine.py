@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 from math import inf
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 import numpy as np
 import torch
@@ -44,20 +44,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Worker(Protocol):
-    """`await worker.run(function, …)` runs a function on the peer's own thread; an async context."""
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(self, *_: object) -> None: ...
-
-    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `function` after everything that was asked for before it."""
-        ...
-
-
-class ThreadWorker:
-    """A worker that is a real thread."""
+class Worker:
+    """The peer's own thread: `await worker.run(function, …)` runs a function on it; an async context."""
 
     def __init__(self, name: str):
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"peer-{name}")
@@ -70,132 +58,70 @@ class ThreadWorker:
         await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """See Worker."""
+        """Run `function` after everything that was asked for before it."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, lambda: function(*args, **kwargs))
 
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-class Lock(Protocol):
-    """Held by one running peer at a time."""
-
-    def acquire(self) -> None:
-        """Take the lock; PeerError if another process holds it."""
-        ...
-
-    def release(self) -> None:
-        """Let go."""
-        ...
-
-
-class Files(Protocol):
-    """Where a peer keeps what must survive its process."""
+class Files:
+    """Where a peer keeps what must survive its process: checkpoints on the disk."""
 
     def save(self, path: Path, tree: dict[str, Any], *, sync: bool) -> None:
         """Replace a checkpoint, whole or not at all; OSError if that cannot be done."""
-        ...
-
-    def load(self, path: Path) -> dict[str, Any] | None:
-        """Return a checkpoint, or None if there is none; PeerError if it cannot be read."""
-        ...
-
-    def remove(self, path: Path) -> None:
-        """Remove a checkpoint, if it is there."""
-        ...
-
-    def lock(self, path: Path) -> Lock:
-        """Return the lock of a checkpoint, not taken yet."""
-        ...
-
-
-class Machine(Protocol):
-    """Clocks, randomness, files and a thread."""
-
-    files: Files
-
-    def monotonic(self) -> float:
-        """Return seconds of a clock that is never set: the one that the event loop keeps."""
-        ...
-
-    def wall(self) -> float:
-        """Return seconds since 1970, by a clock that may be set."""
-        ...
-
-    def uptime(self) -> float:
-        """Return seconds that go on while the device sleeps, unlike `monotonic` on Linux."""
-        ...
-
-    def boot(self) -> str | None:
-        """Return the name of this run of the machine, another one after every start, if it has names."""
-        ...
-
-    def new_session(self) -> str:
-        """Draw the name of a new session: never drawn before, and never again."""
-        ...
-
-    def worker(self, name: str) -> Worker:
-        """Return the thread that owns a peer's values, not started yet."""
-        ...
-
-
-class DiskFiles:
-    """Checkpoints on the disk."""
-
-    def save(self, path: Path, tree: dict[str, Any], *, sync: bool) -> None:
-        """See Files."""
         save_checkpoint(path, tree, sync=sync)
 
     def load(self, path: Path) -> dict[str, Any] | None:
-        """See Files."""
+        """Return a checkpoint, or None if there is none; PeerError if it cannot be read."""
         return load_checkpoint(path)
 
     def remove(self, path: Path) -> None:
-        """See Files."""
+        """Remove a checkpoint, if it is there."""
         path.unlink(missing_ok=True)
 
-    def lock(self, path: Path) -> Lock:
-        """See Files."""
+    def lock(self, path: Path) -> CheckpointLock:
+        """Return the lock of a checkpoint, not taken yet."""
         return CheckpointLock(path)
 
 
-class RealMachine:
-    """The machine that this process runs on."""
+class Machine:
+    """The machine that this process runs on. A simulated one overrides every method."""
 
     def __init__(self) -> None:
-        self.files: Files = DiskFiles()
+        self.files = Files()
 
     def monotonic(self) -> float:
-        """See Machine."""
+        """Return seconds of a clock that is never set: the one that the event loop keeps."""
         return time.monotonic()
 
     def wall(self) -> float:
-        """See Machine."""
+        """Return seconds since 1970, by a clock that may be set."""
         return time.time()
 
     def uptime(self) -> float:
-        """See Machine."""
+        """Return seconds that go on while the device sleeps, unlike `monotonic` on Linux."""
         since_boot = getattr(time, "CLOCK_BOOTTIME", None)
         return time.time() if since_boot is None else time.clock_gettime(since_boot)
 
     def boot(self) -> str | None:
-        """See Machine; Linux gives every boot a name."""
+        """Return the name of this run of the machine, another one after every start.
+
+        None where there are no such names: Linux has them.
+        """
         return _boot_id()
 
     def new_session(self) -> str:
-        """See Machine."""
+        """Draw the name of a new session: never drawn before, and never again."""
         return secrets.token_hex(8)
 
     def worker(self, name: str) -> Worker:
-        """See Machine."""
-        return ThreadWorker(name)
+        """Return the thread that owns a peer's values, not started yet."""
+        return Worker(name)
 
 
 @cache
 def _boot_id() -> str | None:
     try:
-        return _BOOT_ID.read_text("ascii").strip() or None
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip() or None
     except (OSError, ValueError):
         return None
 
@@ -443,13 +369,6 @@ class Saver:
                     f"peer {self._name}: {self.path} was written with {key} = {written.get(key)!r}, and the "
                     f"settings now say {value!r}; put {key} back, or move the checkpoint away to begin anew"
                 )
-
-    def in_touch(self, tree: dict[str, Any]) -> float | None:
-        """Return when a checkpoint's session was last in touch, by `uptime`; None if nobody can tell.
-
-        The machine may have been started anew since: then the file may be older than what others were told.
-        """
-        return moment(self._machine, tree["in_touch"])
 
     # --- this process ---------------------------------------------------------------------------
 

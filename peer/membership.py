@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from ..gossip import TransportError
 from ..gossip.security import (
@@ -28,7 +28,6 @@ from ..gossip.security import (
 from .engine import Ending
 from .exits import PeerError, Replaced
 from .link import Link, SessionOver, replaced
-from .machine import Machine
 from .presence import Event, Status
 from .settings import Settings
 
@@ -76,31 +75,22 @@ class Credentials:
         return cls(identity, admission, owner)
 
 
-def begin_trust(
-    credentials: Credentials | None,
-    name: str,
-    settings: Settings,
-    *,
-    session: str,
-    since: float,
-    models: Collection[str],
-    memory: dict[str, Any],
-    machine: Machine,
-) -> SecurityLayer:
-    """The trust of one session. Every one draws new keys, so that nothing outlives it."""
+def begin_security(credentials: Credentials | None, link: Link) -> SecurityLayer:
+    """Return the security layer of one session. Every one draws new keys, so that nothing outlives it."""
     if credentials is None:
         _log.warning(
-            "peer %s: trust is off: whoever reaches the broker can read and forge", name
-        )  # fmt: skip
-        return NullSecurity(name)
+            "peer %s: trust is off: whoever reaches the broker can read and forge", link.name
+        )
+        return NullSecurity(link.name)
     try:
         return SwarmSecurity(
             credentials.identity, credentials.admission, credentials.owner,
-            swarm=settings.swarm, session=session, models=models, since=since, memory=memory,
-            wall=machine.wall, clock=machine.monotonic,
+            swarm=link.settings.swarm, session=link.session, models=link.engine.schemas,
+            since=link.since, memory=link.engine.memory(),
+            wall=link.machine.wall, clock=link.machine.monotonic,
         )  # fmt: skip
     except TrustError as error:
-        raise PeerError(f"peer {name}: {error}") from None
+        raise PeerError(f"peer {link.name}: {error}") from None
 
 
 # --- entering ----------------------------------------------------------------------------------------
@@ -195,7 +185,7 @@ async def _free_generation(link: Link) -> int:
     """
     question = Status("offline", link.session, reason="asks whether its name is free")
     grace = link.machine.monotonic() + link.engine.fixed.name_grace
-    first, replace = not link.engine.has_claimed, link.settings.replace
+    first, replace = not link.engine.books.claimed, link.settings.replace
     while True:
         await link.say(question, retain=False)
         with contextlib.suppress(TimeoutError):
@@ -211,7 +201,7 @@ async def _free_generation(link: Link) -> int:
             )  # the broker may have forgotten the other device
         if generation > link.generation and not first and not replace:
             raise Replaced(replaced(link.name, link.settings.swarm))
-        if status is None or status.session in link.engine.own_sessions:
+        if status is None or status.session in (link.session, *link.engine.books.sessions):
             if generation > link.generation and not first:  # and --replace
                 return _take_back(link, generation)
             return max(link.generation, generation)
@@ -321,11 +311,11 @@ class Settling:
         if self.timed_out:
             return True
         # Others may still need our values to agree.
-        if not await self._push_until(self._all_done_or_disturbed):
+        if not await self._push_until(self._all_done_or_lost_agreement):
             self.timed_out = True
             return True
         # A peer that was disturbed a moment ago, and is not now, has not seen everybody done.
-        return not await self._disturbed() and self._all_done()
+        return not await self._lost_agreement() and self._all_done()
 
     async def drain(self) -> None:
         """Wait until nothing is on its way any more and everybody is done, or settle_timeout is over."""
@@ -372,18 +362,21 @@ class Settling:
             return False  # first our own weight must count
         others = link.roster.online().values()
         return all(status.phase in ("settling", "done") for status in others) and (
-            not others
-            or await link.worker.run(self._engine.agrees, self._settings.settle_tolerance)
+            not others or await self._agrees(self._settings.settle_tolerance)
         )
 
-    async def _disturbed(self) -> bool:
+    async def _lost_agreement(self) -> bool:
         """Return whether what we heard lately is farther from our values than agreement allows."""
-        others = self._link.roster.online()
-        tolerance = 3 * self._settings.settle_tolerance
-        return bool(others) and not await self._link.worker.run(self._engine.agrees, tolerance)
+        return bool(self._link.roster.online()) and not await self._agrees(
+            3 * self._settings.settle_tolerance
+        )
 
-    async def _all_done_or_disturbed(self) -> bool:
-        return self._all_done() or await self._disturbed()
+    async def _agrees(self, tolerance: float) -> bool:
+        engine = self._engine
+        return await self._link.worker.run(engine.agreement.reached, engine.gossiper, tolerance)
+
+    async def _all_done_or_lost_agreement(self) -> bool:
+        return self._all_done() or await self._lost_agreement()
 
     def _all_done(self) -> bool:
         """Return whether nobody is left to wait for; an offline peer may come back to finish its training."""
@@ -408,7 +401,7 @@ async def hand_over(link: Link) -> None:
             "peer %s: nobody took its mass within %g s; it keeps what is left", link.name, deadline
         )
         return
-    if not await run(link.engine.drained):
+    if not await run(link.engine.gossiper.drained):
         _log.info("peer %s: keeps its mass, for nobody stays who could take it", link.name)
 
 

@@ -45,9 +45,9 @@ _log = logging.getLogger(__name__)
 class Privacy:
     """One peer's masks and releases. PeerError if the settings cannot be had together."""
 
-    def __init__(self, name: str, settings: Settings, vectors: Collection[str]):
+    def __init__(self, name: str, settings: Settings, models: Collection[str]):
         self._name, self._own = name, f"local-{name.partition('@')[0]}"  # never leaves the peer
-        self._plans = _plans(name, settings, vectors)
+        self._plans = _plans(name, settings, models)
         self._rounds: dict[str, PrivateRound] = {}
         self._given: set[tuple[str, str]] = set()
         self._releases: Releases | None = None
@@ -67,43 +67,43 @@ class Privacy:
 
     def release(self, network: SlicedNetwork, before: dict[str, Any]) -> None:
         """Put what may be seen of the training in the place of what was learnt."""
-        for vector, old in before.items():
+        for model, old in before.items():
             assert self._releases is not None
             try:
-                new = self._releases.release(old, network.read(vector).cpu().numpy())
+                new = self._releases.release(old, network.read(model).cpu().numpy())
             except PrivacyError as error:
-                network.write(vector, old)  # nothing un-noised may leave
+                network.write(model, old)  # nothing un-noised may leave
                 raise PeerError(f"peer {self._name}: {error}") from None
-            network.write(vector, new)
+            network.write(model, new)
 
     # --- masks ----------------------------------------------------------------------------------
 
-    def enter(self, gossiper: Gossiper, number: int, trust: SecurityLayer) -> None:
-        """Mask the planned vectors, just before round `number` begins."""
+    def enter(self, gossiper: Gossiper, number: int, security: SecurityLayer) -> None:
+        """Mask the planned models, just before round `number` begins."""
         self._given.clear()
         if not self._plans:
             return
-        assert isinstance(trust, SwarmSecurity)
+        assert isinstance(security, SwarmSecurity)
         try:
-            secret = trust.keyring.mask_secret
+            secret = security.keyring.mask_secret
             self._rounds = enter_round(gossiper, number, secret, self._plans)
         except (ValueError, TrustError) as error:
             raise PeerError(f"peer {self._name}: {error}") from None
 
-    def credited(self, sender: str, vector: str) -> None:
+    def credited(self, sender: str, model: str) -> None:
         """Note that a neighbour's masked mass has come in."""
-        if vector in self._plans:
-            self._given.add((sender, vector))
+        if model in self._plans:
+            self._given.add((sender, model))
 
     def gone(self, gossiper: Gossiper, peer: str) -> None:
         """Take the masks shared with a vanished neighbour out, where it has given nothing yet."""
         waiting = {v: r for v, r in self._rounds.items() if peer in r.secrets}
         whole = {v: r for v, r in waiting.items() if (peer, v) not in self._given}
         leave_round(gossiper, whole, peer)
-        for vector in waiting.keys() - whole.keys():
+        for model in waiting.keys() - whole.keys():
             _log.warning(
                 "peer %s: %s vanished in the midst of a private round: the average of %s is off by "
-                "part of its masks", self._name, peer, vector,
+                "part of its masks", self._name, peer, model,
             )  # fmt: skip
 
     def over(self) -> None:
@@ -127,7 +127,7 @@ class Privacy:
         return {} if self._releases is None else self._releases.report()
 
 
-def _plans(name: str, settings: Settings, vectors: Collection[str]) -> dict[str, MaskPlan]:
+def _plans(name: str, settings: Settings, models: Collection[str]) -> dict[str, MaskPlan]:
     if not settings.private:
         return {}
     why = None
@@ -142,16 +142,16 @@ def _plans(name: str, settings: Settings, vectors: Collection[str]) -> dict[str,
     if why is not None:
         raise PeerError(f"peer {name}: private averaging: {why}")
     try:
-        plans = {vector: MaskPlan(scale) for vector, scale in settings.private.items()}
+        plans = {model: MaskPlan(scale) for model, scale in settings.private.items()}
     except ValueError as error:
         raise PeerError(f"peer {name}: {error}") from None
-    return {vector: plan for vector, plan in plans.items() if vector in vectors}
+    return {model: plan for model, plan in plans.items() if model in models}
 
 
 class Compression:
     """What a peer leaves out of its messages, and which messages it leaves out.
 
-    entries: what each vector is made of. sizes: how many values it has.
+    entries: what each model is made of. sizes: how many values it has.
     """
 
     def __init__(
@@ -162,12 +162,12 @@ class Compression:
         sizes: Mapping[str, int],
     ) -> None:
         self._settings = settings
-        shapes = {vector: blocks(each) for vector, each in entries.items()}
-        # Blocks that do not make up their vector are of no use to anybody.
+        shapes = {model: blocks(each) for model, each in entries.items()}
+        # Blocks that do not make up their model are of no use to anybody.
         shapes = {
-            vector: found
-            for vector, found in shapes.items()
-            if sum(math.prod(shape) for shape in found) == sizes[vector]
+            model: found
+            for model, found in shapes.items()
+            if sum(math.prod(shape) for shape in found) == sizes[model]
         }
         try:
             _check(settings)
@@ -180,7 +180,7 @@ class Compression:
             raise PeerError(f"peer {name}: {error}") from None
 
     def drift(self) -> Drift | None:
-        """A new watch over how far vectors have moved, if the settings ask for one."""
+        """A new watch over how far models have moved, if the settings ask for one."""
         bound = self._settings.drift
         return None if bound is None else Drift(bound, self.links.traffic)
 
@@ -192,10 +192,10 @@ class Compression:
             self.links.traffic[message.model].sent(size, plain)
 
     def report(self) -> dict[str, dict[str, float]]:
-        """Per vector that was compressed or skipped, what was counted, as JSON-friendly data."""
+        """Per model that was compressed or skipped, what was counted, as JSON-friendly data."""
         return {
-            vector: {**asdict(each), "mean_distortion": each.mean_distortion}
-            for vector, each in self.links.traffic.items()
+            model: {**asdict(each), "mean_distortion": each.mean_distortion}
+            for model, each in self.links.traffic.items()
         }
 
     def record(self) -> dict[str, Any]:
@@ -213,7 +213,7 @@ class Compression:
 
 
 def blocks(entries: Sequence[SchemaEntry]) -> Shapes:
-    """The shapes of a vector's blocks."""
+    """The shapes of a model's blocks."""
     return [tuple(int(size) for size in shape) for _, shape, _ in entries]
 
 
@@ -236,13 +236,13 @@ def _check(settings: Settings) -> None:
 
 
 def _fit_one(fit: Any, shapes: Mapping[str, Shapes]) -> None:
-    """Raise CompressError if a compressor fits none of the vectors; a peer's own need not be fit."""
+    """Raise CompressError if a compressor fits none of the models; a peer's own need not be fit."""
     mistakes = []
-    for vector, each in shapes.items():
+    for model, each in shapes.items():
         try:
             fit(each)
         except CompressError as error:
-            mistakes.append(f"model {vector!r}: {error}")
+            mistakes.append(f"model {model!r}: {error}")
     if len(mistakes) == len(shapes):
         raise CompressError(mistakes[0])
 
@@ -283,7 +283,7 @@ class Dispatch:
         schemas: Mapping[str, str],
         dtype: WireDtype,
         compression: Compression,
-        trust: SecurityLayer,
+        security: SecurityLayer,
         max_pieces: int = MAX_PIECES,
     ) -> None:
         self._max_pieces = max_pieces
@@ -291,11 +291,11 @@ class Dispatch:
         self._dtype: WireDtype = dtype
         self._compression = compression
         self._tries: dict[tuple[str, str], _Tries] = {}
-        self.set_trust(trust)
+        self.set_security(security)
 
-    def set_trust(self, trust: SecurityLayer) -> None:
-        """Seal with the trust of a new session."""
-        self._trust = trust
+    def set_security(self, security: SecurityLayer) -> None:
+        """Seal with the security layer of a new session."""
+        self._security = security
         self._chunker: Chunker | None = None
 
     def renew(self) -> None:
@@ -310,7 +310,7 @@ class Dispatch:
 
     def pack(self, messages: list[Message], session: str, max_packet: int) -> list[Outgoing]:
         """Return the packets of all messages that can leave now."""
-        overhead = self._trust.overhead
+        overhead = self._security.overhead
         limit = max_packet - overhead
         if self._chunker is None or self._chunker.limit != limit:
             self._chunker = Chunker(f"{self._name}/{session}", limit)
@@ -381,7 +381,7 @@ class Dispatch:
         """A message's packets as its receiver alone can open them; here, not on the event loop."""
         sealed = []
         for packet in packets:
-            closed = self._trust.seal(message.receiver, message.model, packet)
+            closed = self._security.seal(message.receiver, message.model, packet)
             if closed is None:
                 return None
             sealed.append(closed)

@@ -13,10 +13,13 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from math import inf, isfinite
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from math import inf
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from gossamer.logs import is_milestone
 
@@ -29,6 +32,7 @@ _log = logging.getLogger(__name__)
 Phase = Literal["starting", "training", "settling", "done"]
 State = Literal["online", "offline", "left"]
 Statement = list[list[Any]]
+T = TypeVar("T", "Card", "Status")
 
 MAX_KEPT_BYTES = 32 << 10
 """Bytes of others' goodbyes on a card. The newest are kept: each is of use for one lease of who missed it."""
@@ -36,8 +40,39 @@ MAX_KEPT_BYTES = 32 << 10
 MAX_GENERATION = 1 << 31
 """Nobody is replaced more often; a larger number is a forgery that would lock the name for ever."""
 
-_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
-"""What is raised by bytes that are no JSON or are nested too deep, and by tables of another form."""
+
+def kept_goodbyes(goodbyes: dict[str, str]) -> dict[str, str]:
+    """Return the newest of these, the last ones, that a card has room for."""
+    kept, total = dict[str, str](), 0
+    for peer, text in reversed(goodbyes.items()):
+        total += len(text)
+        if total > MAX_KEPT_BYTES:
+            break
+        kept[peer] = text
+    return dict(reversed(kept.items()))
+
+
+def _rows(is_row: Callable[[Any], bool]) -> AfterValidator:
+    def check(rows: Statement) -> Statement:
+        if not all(map(is_row, rows)):
+            raise ValueError("not a row of the books")
+        return rows
+
+    return AfterValidator(check)
+
+
+def _printable(text: str) -> str:
+    return "".join(filter(str.isprintable, text[:200]))
+
+
+# A session stands in every message to its peer: it must be a name. A reason is logged.
+Session = Annotated[str, AfterValidator(partial(check_name, "session"))]
+Reason = Annotated[str, AfterValidator(_printable)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Seconds = Annotated[float, Field(allow_inf_nan=False)]
+Generation = Annotated[int, Field(ge=1, le=MAX_GENERATION)]
+Credited = Annotated[Statement, _rows(is_line)]
+Reclaimed = Annotated[Statement, _rows(is_reclaimed)]
 
 
 @dataclass(frozen=True)
@@ -48,9 +83,9 @@ class Goodbye:
     reclaimed: transfers that the peer took back without their receivers' word.
     """
 
-    session: str
-    statement: Statement
-    reclaimed: Statement
+    session: Session
+    statement: Credited
+    reclaimed: Reclaimed
 
     def names(self, peer: str) -> bool:
         """Return whether it concerns a peer's transfers."""
@@ -62,7 +97,7 @@ class Card:
     """What others must know of a peer to average with it, the same for a whole session.
 
     since: when the session began, by the peer's wall clock; the order in which waiting peers may found.
-    vectors: for every partial model the fields that it is made of.
+    models: for every partial model the fields that it is made of.
     generation: how often a device of this name was replaced by another one; the highest is the real one.
     lease: seconds after which this peer, once offline, is to be given up.
     agree: settings that must be the same on all peers, by name.
@@ -72,16 +107,16 @@ class Card:
         were away, because a broker that restarts may forget it.
     """
 
-    session: str
-    since: float
-    samples: int
-    vectors: dict[str, list[SchemaEntry]]
-    generation: int = 1
-    lease: float = 600.0
+    session: Session
+    since: Seconds
+    samples: Count
+    models: dict[str, list[tuple[str, Sequence[Count], str]]]
+    generation: Generation = 1
+    lease: Annotated[Seconds, AfterValidator(partial(max, 0.0))] = 600.0
     agree: dict[str, str] = field(default_factory=dict)
     starts: dict[str, str] = field(default_factory=dict)
     former: Goodbye | None = None
-    goodbyes: Mapping[str, str] = field(default_factory=dict)
+    goodbyes: Annotated[dict[str, str], AfterValidator(kept_goodbyes)] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         """Return the card as JSON."""
@@ -101,133 +136,39 @@ class Status:
     """
 
     state: State
-    session: str
+    session: Session
     phase: Phase = "starting"
-    reason: str = ""
-    statement: Statement = field(default_factory=list)
+    reason: Reason = ""
+    statement: Credited = field(default_factory=list)
     leaving: bool = False
-    counts: dict[str, int] = field(default_factory=dict)
-    generation: int = 1
-    reclaimed: Statement = field(default_factory=list)
+    counts: dict[str, Count] = field(default_factory=dict)
+    generation: Generation = 1
+    reclaimed: Reclaimed = field(default_factory=list)
 
     def encode(self) -> bytes:
         """Return the status as JSON."""
         return json.dumps(self.__dict__).encode()
 
 
-def kept_goodbyes(goodbyes: dict[str, str]) -> dict[str, str]:
-    """Return the newest of these, the last ones, that a card has room for."""
-    kept, total = dict[str, str](), 0
-    for peer, text in reversed(goodbyes.items()):
-        total += len(text)
-        if total > MAX_KEPT_BYTES:
-            break
-        kept[peer] = text
-    return dict(reversed(kept.items()))
-
-
 def read_card(payload: bytes) -> Card | None:
     """Return the card in a payload; None if there is none in it, whatever else is."""
-    try:
-        table = json.loads(payload)
-        vectors = {
-            vector: [_field(*each) for each in fields]
-            for vector, fields in table["vectors"].items()
-        }
-        lease = _time(table["lease"])
-        return Card(
-            _session(table),
-            _time(table["since"]),
-            _count(table["samples"]),
-            vectors,
-            _generation(table),
-            lease if lease > 0 else 0.0,
-            _texts(table["agree"]),
-            _texts(table["starts"]),
-            None if table["former"] is None else _goodbye(table["former"]),
-            kept_goodbyes(_texts(table["goodbyes"])),
-        )
-    except _UNREADABLE:
-        return None
+    return _read(_CARD, Card, payload)
 
 
 def read_status(payload: bytes) -> Status | None:
     """Return the status in a payload; None if there is none in it, whatever else is."""
+    return _read(_STATUS, Status, payload)
+
+
+_CARD, _STATUS = TypeAdapter(Card), TypeAdapter(Status)
+
+
+def _read(adapter: TypeAdapter[T], kind: type[T], payload: bytes) -> T | None:
     try:
-        table = json.loads(payload)
-        state, phase = table["state"], table["phase"]
-        if state not in ("online", "offline", "left"):
-            return None
-        if phase not in ("starting", "training", "settling", "done"):
-            return None
-        last_words = _goodbye(table)
-        counts = {_text(model): _count(rounds) for model, rounds in table["counts"].items()}
-        return Status(
-            state,
-            _session(table),
-            phase,
-            _reason(table["reason"]),
-            last_words.statement,
-            table["leaving"] is True,
-            counts,
-            _generation(table),
-            last_words.reclaimed,
-        )
-    except _UNREADABLE:
+        news = adapter.validate_json(payload, strict=True)
+    except ValidationError:
         return None
-
-
-def _goodbye(table: dict[str, Any]) -> Goodbye:
-    statement, reclaimed = table["statement"], table["reclaimed"]
-    if not isinstance(statement, list) or not all(is_line(row) for row in statement):
-        raise TypeError("not a statement")
-    if not isinstance(reclaimed, list) or not all(is_reclaimed(row) for row in reclaimed):
-        raise TypeError("not a list of what was taken back")
-    return Goodbye(_session(table), statement, reclaimed)
-
-
-def _session(table: dict[str, Any]) -> str:
-    """Return a session, which stands in every message to its peer: it must be a name."""
-    return check_name("session", _text(table["session"]))
-
-
-def _generation(table: dict[str, Any]) -> int:
-    generation = _count(table["generation"])
-    if not 1 <= generation <= MAX_GENERATION:
-        raise ValueError("not a generation")
-    return generation
-
-
-def _field(name: Any, shape: Any, dtype: Any) -> SchemaEntry:
-    if not isinstance(shape, list):
-        raise TypeError("a shape is a list")
-    return _text(name), [_count(size) for size in shape], _text(dtype)
-
-
-def _reason(value: Any) -> str:
-    return "".join(filter(str.isprintable, _text(value)[:200]))  # it is logged
-
-
-def _texts(value: Mapping[Any, Any]) -> dict[str, str]:
-    return {_text(key): _text(each) for key, each in value.items()}
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError("not a text")
-    return value
-
-
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise ValueError("not a count")
-    return value
-
-
-def _time(value: Any) -> float:
-    if not isinstance(value, int | float) or not isfinite(value):
-        raise ValueError("not a time")
-    return float(value)
+    return news if {each.name for each in fields(kind)} <= json.loads(payload).keys() else None
 
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
@@ -286,7 +227,7 @@ believes that it is still in when the others do not."""
 class Online:
     """A peer can be reached.
 
-    vectors: the partial models that may be pushed to it. heard: those that it may push to us.
+    models: the partial models that may be pushed to it. heard: those that it may push to us.
     counts: the models in which its own weight counts, and for how many rounds.
     since, starts: as on its card.
     heard_live: whether it spoke since we are connected; a status that the broker had stored proves little.
@@ -294,7 +235,7 @@ class Online:
 
     peer: str
     session: str
-    vectors: tuple[str, ...]
+    models: tuple[str, ...]
     leaving: bool = False
     heard: tuple[str, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -350,7 +291,7 @@ class _Entry:
 class Roster:
     """What one peer knows of the others.
 
-    vectors: this peer's own partial models and their fields, to compare with the others'.
+    models: this peer's own partial models and their fields, to compare with the others'.
     neighbours: only these peers are pushed to; None pushes to all that share a model.
     sources: only these push to us; None for the neighbours.
     lease: seconds after which an offline peer is given up whose card, which says so, is not known.
@@ -361,7 +302,7 @@ class Roster:
     def __init__(
         self,
         peer: str,
-        vectors: Mapping[str, list[SchemaEntry]],
+        models: Mapping[str, list[SchemaEntry]],
         *,
         neighbours: Iterable[str] | None = None,
         sources: Iterable[str] | None = None,
@@ -370,7 +311,7 @@ class Roster:
         dropped: Counter[str] | None = None,
     ):
         self.peer = peer
-        self._vectors = dict(vectors)
+        self._models = dict(models)
         self._neighbours = None if neighbours is None else frozenset(neighbours)
         self._sources = self._neighbours if sources is None else frozenset(sources)
         self._lease, self._agree = lease, dict(agree or {})
@@ -579,7 +520,7 @@ class Roster:
         sharing = [
             entry
             for entry in self._entries.values()
-            if entry.announced and entry.card is not None and model in entry.card.vectors
+            if entry.announced and entry.card is not None and model in entry.card.models
         ]
         counting = [e for e in sharing if e.status is not None and model in e.status.counts]
         return len(counting), len(sharing)
@@ -664,10 +605,10 @@ class Roster:
             if key in card.agree and card.agree[key] != own
         }
         shared = []
-        for model, fields in card.vectors.items():
-            if model not in self._vectors:
+        for model, entries in card.models.items():
+            if model not in self._models:
                 continue
-            difference = schema_difference(self._vectors[model], fields)
+            difference = schema_difference(self._models[model], entries)
             if difference is None:
                 shared.append(model)
             else:

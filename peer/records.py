@@ -11,11 +11,15 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
+from functools import partial
 from io import FileIO
+from math import nan
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from ..gossip import topics
 
@@ -44,12 +48,13 @@ def read_record(topic: str, payload: bytes, names: Collection[str]) -> Record | 
 
 def is_record(value: Any) -> bool:
     """Whether this has all that a record needs, and nothing that cannot be shown or stored."""
-    return (
-        isinstance(value, dict)
-        and _is_plain(value, MAX_DEPTH)
-        and all(name in value and valid(value[name]) for name, valid in _NEEDED.items())
-        and all(valid(value[name]) for name, valid in _MEASURED.items() if name in value)
-    )
+    if not isinstance(value, dict) or not _is_plain(value, MAX_DEPTH):
+        return False
+    try:
+        _Fields.model_validate(value)
+    except ValidationError:
+        return False
+    return True
 
 
 def label(peer: str) -> str:
@@ -70,38 +75,27 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+Name = Annotated[str, AfterValidator(partial(topics.check_name, ""))]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-def _is_name(value: Any) -> bool:
-    try:
-        return isinstance(value, str) and bool(topics.check_name("", value))
-    except topics.TopicError:
-        return False
+class _Fields(BaseModel, strict=True):
+    """What every record has, and what some measure; whatever else is in one may be any plain data."""
 
-
-def _are_distances(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(
-        _is_name(model) and _is_number(distance) for model, distance in value.items()
-    )
-
-
-_NEEDED: Final[dict[str, Callable[[Any], bool]]] = {
-    "peer": _is_name,
-    "session": _is_name,
-    "time": _is_number,
-    "round": _is_count,
-    "phase": lambda phase: phase in ("starting", "training", "settling", "done"),
-    "disagreement": _are_distances,
-    "received": _is_count,
-    "packets": _is_count,
-    "bytes": _is_count,
-    "neighbours": _is_count,
-}
-_MEASURED: Final[dict[str, Callable[[Any], bool]]] = dict.fromkeys(
-    ("accuracy", "own_accuracy", "loss", "training_loss"), _is_number
-)
+    peer: Name
+    session: Name
+    time: float
+    round: Count
+    phase: Literal["starting", "training", "settling", "done"]
+    disagreement: dict[Name, float]
+    received: Count
+    packets: Count
+    bytes: Count
+    neighbours: Count
+    accuracy: float = nan
+    own_accuracy: float = nan
+    loss: float = nan
+    training_loss: float = nan
 
 
 class RecordFile:

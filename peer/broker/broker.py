@@ -30,11 +30,9 @@ from .config import (
     BrokerError,
     BrokerKind,
     BrokerSettings,
+    broker_command,
     find_mosquitto,
     find_nats,
-    mosquitto_command,
-    nats_command,
-    watched,
 )
 from .watchdog import FOLDER_PREFIX, STOP_SECONDS
 
@@ -202,18 +200,15 @@ class Broker:
             if port and not _bindable(self.settings.host, port):
                 raise BrokerError(f"{self.kind} cannot start: port {port} is in use by another")
         folder = Path(self._folder.name)
-        if self.kind == "mosquitto":
-            command = mosquitto_command(self._program, self.settings, self.port, folder)
-        else:
-            command = nats_command(
-                self._program, self.settings, self.port, self.websocket_port, folder
-            )
+        command = broker_command(
+            self.kind, self._program, self.settings, self.port, self.websocket_port, folder
+        )
         with (folder / "broker.log").open("ab") as log:
             start = log.tell()
             # In a session of its own: Ctrl-C in a terminal is for all its processes, and the peers
             # need the broker to hand over and leave.
             self._process = subprocess.Popen(
-                watched(command, folder),
+                command,
                 stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, cwd=folder,
                 start_new_session=True,
             )  # fmt: skip

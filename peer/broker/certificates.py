@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,7 +27,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from gossamer.files import write_whole
 
-from .broker import is_address
 from .config import BrokerError, write_private
 
 AUTHORITY_DAYS = 3650
@@ -124,25 +123,7 @@ class Authority:
         folder.mkdir(parents=True, exist_ok=True)
         if there := Identity.in_folder(folder, "ca").present():
             raise BrokerError(f"{there[0]} exists: use Authority.open, or another folder")
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = _name(_AUTHORITY_NAME)
-        start, end = _validity(days)
-        certificate = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(subject)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(start)
-            .not_valid_after(end)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_usage(signs_certificates=True), critical=True)
-            .add_extension(
-                x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
-            )
-            .sign(key, hashes.SHA256())
-        )
-        files = _write(folder, "ca", certificate, key)
+        files = _make(folder, "ca", _AUTHORITY_NAME, days)
         return cls(folder, files.certificate, files.key)
 
     def why_renew_server(self, names: Iterable[str]) -> str | None:
@@ -181,48 +162,25 @@ class Authority:
 
         `days` below zero makes one that has already expired (for tests).
         """
-        return self._issue(
-            file, "gossamer broker", _server_names(names), ExtendedKeyUsageOID.SERVER_AUTH, days
-        )
+        names = x509.SubjectAlternativeName([_alternative(name) for name in _server_names(names)])
+        return self._issue(file, "gossamer broker", ExtendedKeyUsageOID.SERVER_AUTH, days, names)
 
     def issue_client(self, peer: str, *, days: float = ISSUED_DAYS) -> Identity:
         """Issue a certificate that says its holder is `peer`: client-{peer}.pem and .key."""
-        return self._issue(f"client-{peer}", peer, [], ExtendedKeyUsageOID.CLIENT_AUTH, days)
+        return self._issue(f"client-{peer}", peer, ExtendedKeyUsageOID.CLIENT_AUTH, days)
 
     def _issue(
         self,
         file: str,
         subject: str,
-        names: Sequence[str],
         purpose: x509.ObjectIdentifier,
         days: float,
+        *extensions: x509.ExtensionType,
     ) -> Identity:
+        usage = x509.ExtendedKeyUsage([purpose])
         with _one_line_errors(self.folder):
-            issuer, issuer_key = _read_certificate(self.certificate), _read_key(self.key)
-        key = ec.generate_private_key(ec.SECP256R1())
-        start, end = _validity(days)
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(_name(subject))
-            .issuer_name(issuer.subject)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(start)
-            .not_valid_after(min(end, issuer.not_valid_after_utc))
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(signs_certificates=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()),
-                critical=False,
-            )
-        )
-        if names:
-            builder = builder.add_extension(
-                x509.SubjectAlternativeName([_alternative(name) for name in names]), critical=False
-            )
-        with _one_line_errors(self.folder):
-            return _write(self.folder, file, builder.sign(issuer_key, hashes.SHA256()), key)
+            issuer = _read_certificate(self.certificate), _read_key(self.key)
+            return _make(self.folder, file, subject, days, usage, *extensions, issuer=issuer)
 
 
 @contextlib.contextmanager
@@ -259,10 +217,51 @@ def _signed_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
     return True
 
 
-def _validity(days: float) -> tuple[datetime, datetime]:
+def _make(
+    folder: Path,
+    file: str,
+    subject: str,
+    days: float,
+    *extensions: x509.ExtensionType,
+    issuer: tuple[x509.Certificate, ec.EllipticCurvePrivateKey] | None = None,
+) -> Identity:
+    """Make a key and its certificate, signed by an authority; an authority's own if there is no issuer."""
+    key = ec.generate_private_key(ec.SECP256R1())
     now = datetime.now(UTC)
     end = now + timedelta(days=days)
-    return min(now, end) - _BACKDATE, end
+    start, last, name, signer = min(now, end) - _BACKDATE, end, _name(subject), key
+    is_authority = issuer is None
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    if issuer is not None:
+        last, name, signer = min(end, issuer[0].not_valid_after_utc), issuer[0].subject, issuer[1]
+        identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(_name(subject))
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(last)
+        .add_extension(
+            x509.BasicConstraints(is_authority, path_length=0 if is_authority else None),
+            critical=True,
+        )
+        .add_extension(_usage(signs_certificates=is_authority), critical=True)
+    )
+    for extension in (identifier, *extensions):
+        builder = builder.add_extension(extension, critical=False)
+    certificate = builder.sign(signer, hashes.SHA256())
+    # The certificate first: next to one of ours, a key that is missing or old may be replaced.
+    files = Identity.in_folder(folder, file)
+    write_whole(files.certificate, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+    secret = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    write_private(files.key, secret)
+    return files
 
 
 def _server_names(names: Iterable[str]) -> list[str]:
@@ -283,9 +282,10 @@ def _name(text: str) -> x509.Name:
 
 
 def _alternative(name: str) -> x509.GeneralName:
-    if is_address(name):
+    try:
         return x509.IPAddress(ipaddress.ip_address(name))
-    return x509.DNSName(name)
+    except ValueError:
+        return x509.DNSName(name)
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
@@ -300,18 +300,3 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
-
-
-def _write(
-    folder: Path, file: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey
-) -> Identity:
-    # The certificate first: next to one of ours, a key that is missing or old may be replaced.
-    files = Identity.in_folder(folder, file)
-    write_whole(files.certificate, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
-    secret = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    write_private(files.key, secret)
-    return files

@@ -99,11 +99,44 @@ def broker_kind(text: str | None) -> BrokerKind | None:
     return text if text == "nats" or text == "mosquitto" else None
 
 
-def check_user(name: str) -> str:
-    """Return a user name that a password file can hold; raise BrokerError for any other."""
-    if not name or ":" in name or "\n" in name:
-        raise BrokerError(f"the user name {name!r} is empty or has a colon or a line break in it")
-    return name
+def broker_command(
+    kind: BrokerKind,
+    program: str,
+    settings: BrokerSettings,
+    port: int,
+    websocket_port: int | None,
+    folder: Path,
+) -> list[str]:
+    """Write a broker's config into the folder; return the command that runs it under its watchdog.
+
+    The watchdog removes the folder after it.
+    """
+    rules = settings.rules
+    for name in settings.users:
+        if not name or ":" in name or "\n" in name:
+            raise BrokerError(
+                f"the user name {name!r} is empty or has a colon or a line break in it"
+            )
+    if kind == "mosquitto":
+        passwords = acl = None
+        if settings.users:
+            passwords = write_private(folder / "passwords", _mosquitto_passwords(settings.users))
+        elif rules is not None:
+            passwords, acl = rules.passwords, rules.acl
+        text = _mosquitto_config(settings, port, passwords, acl)
+    else:
+        # MQTT needs JetStream. Its store is emptied at every start: a restart forgets retained messages.
+        store = folder / "jetstream"
+        shutil.rmtree(store, ignore_errors=True)
+        users = [_nats_user(user, word) for user, word in settings.users.items()]
+        if not users and rules is not None:
+            users = json.loads(rules.nats_config.read_text("utf-8"))["authorization"]["users"]
+        text = _nats_config(settings, port, websocket_port, store, users)
+    config = write_private(folder / f"{kind}.conf", text)
+    watchdog = Path(__file__).with_name("watchdog.py")
+    # -I -S: it needs the standard library alone, and is to start fast.
+    runs = [sys.executable, "-I", "-S", str(watchdog), str(folder)]
+    return [*runs, program, "-c", str(config)]
 
 
 # --- nats-server -------------------------------------------------------------------------------------
@@ -121,94 +154,69 @@ def find_nats() -> str | None:
     return shutil.which("nats-server")
 
 
-def nats_command(
-    executable: str,
+def _nats_config(
     settings: BrokerSettings,
     port: int,
     websocket_port: int | None,
-    folder: Path,
-) -> list[str]:
-    """Write nats-server's config into the folder; return the command that runs it."""
-    # MQTT needs JetStream. Its store is emptied at every start: a restart forgets retained messages.
-    store = folder / "jetstream"
-    shutil.rmtree(store, ignore_errors=True)
-    authorization: dict[str, Any] = {}
-    if settings.users:
-        authorization = nats_users(
-            {check_user(user): (word, {}) for user, word in settings.users.items()}
-        )
-    elif settings.rules is not None:
-        authorization = json.loads(settings.rules.nats_config.read_text("utf-8"))["authorization"]
-    config = nats_config(settings.host, port, store, settings.max_packet)
-    config |= {
-        "max_pending": max(settings.max_queued_bytes, 2 * settings.max_packet),
-        **({"authorization": authorization} if authorization else {}),
-    }
-    config["mqtt"]["max_ack_pending"] = settings.max_queued_messages
-    tls = _nats_tls(settings.tls)
-    config["mqtt"] |= tls
-    if websocket_port is not None:
-        config["websocket"] = {
-            "host": settings.host,
-            "port": websocket_port,
-            **(tls or {"no_tls": True}),
+    store: Path,
+    users: list[dict[str, Any]],
+) -> str:
+    """Return nats-server's configuration, as JSON: it reads that, but for escaped characters."""
+    tls: dict[str, Any] = {}
+    if settings.tls is not None:
+        tls["tls"] = {
+            "ca_file": str(Path(settings.tls.ca).resolve()),
+            "cert_file": str(Path(settings.tls.certificate).resolve()),
+            "key_file": str(Path(settings.tls.key).resolve()),
+            "verify": settings.tls.require_client,
+            "timeout": 60,
         }
-    path = write_private(folder / "nats.conf", nats_text(config))
-    return [executable, "-c", str(path)]
-
-
-def nats_config(host: str, port: int, store: Path, max_packet: int = MAX_PACKET) -> dict[str, Any]:
-    """Return the configuration of a nats-server that listens for MQTT there."""
-    return {
+    config: dict[str, Any] = {
         "server_name": f"gossamer-{secrets.token_hex(6)}",  # two servers of one name do not get along
         # The port of NATS' own protocol cannot be left out: any free one, for this machine alone.
         "host": "127.0.0.1",
         "port": -1,
-        "max_payload": max_packet,
+        "max_payload": settings.max_packet,
+        "max_pending": max(settings.max_queued_bytes, 2 * settings.max_packet),
         "write_deadline": "5m",  # a slow link needs minutes for a large packet; a dead one sends no ping
         "jetstream": {"store_dir": str(store), "max_file_store": 1 << 30, "max_memory_store": 1 << 28},
         "mqtt": {
-            "host": host,
+            "host": settings.host,
             "port": port,
             "ack_wait": "60s",  # then a message at QoS 1 is repeated
             "consumer_memory_storage": True,  # sessions end with their connection anyway
+            "max_ack_pending": settings.max_queued_messages,
+            **tls,
         },
     }  # fmt: skip
-
-
-def nats_users(users: Mapping[str, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-    """Return nats-server's `authorization` for users with their password and permissions ({} for all)."""
-    return {
-        "timeout": 60,  # seconds for a client to name itself: small devices are slow
-        "users": [
-            {
-                "user": user,
-                "password": password,
-                "allowed_connection_types": ["MQTT", "MQTT_WS"],
-                **({"permissions": permissions} if permissions else {}),
-            }
-            for user, (password, permissions) in users.items()
-        ],
-    }
-
-
-def nats_text(config: Mapping[str, Any]) -> str:
-    """Return a configuration as text. nats-server reads JSON, but for escaped characters."""
+    if websocket_port is not None:
+        listener = {"host": settings.host, "port": websocket_port}
+        config["websocket"] = {**listener, **(tls or {"no_tls": True})}
+    if users:
+        # Seconds for a client to name itself: small devices are slow.
+        config["authorization"] = {"timeout": 60, "users": users}
     return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
 
 
-def _nats_tls(tls: BrokerTls | None) -> dict[str, Any]:
-    if tls is None:
-        return {}
-    return {
-        "tls": {
-            "ca_file": str(Path(tls.ca).resolve()),
-            "cert_file": str(Path(tls.certificate).resolve()),
-            "key_file": str(Path(tls.key).resolve()),
-            "verify": tls.require_client,
-            "timeout": 60,
-        }
+def _nats_user(user: str, password: str, may: Permissions | None = None) -> dict[str, Any]:
+    """Return a user with what it may do, which is everything if left out."""
+    known = {
+        "user": user,
+        "password": password,
+        "allowed_connection_types": ["MQTT", "MQTT_WS"],
     }
+    if may is None:
+        return known
+    # QoS 1 is delivered through a subject of the server's own, which no MQTT client can name.
+    read = [*map(_nats_subject, may.read), "$MQTT.sub.>"]
+    write = [_nats_subject(topic) for topic in may.write]
+    return known | {"permissions": {"publish": {"allow": write}, "subscribe": {"allow": read}}}
+
+
+def _nats_subject(topic: str) -> str:
+    """Return a topic filter as nats-server spells it: a dot in a name becomes two slashes."""
+    wildcards = {"+": "*", "#": ">"}
+    return ".".join(wildcards.get(level, level.replace(".", "//")) for level in topic.split("/"))
 
 
 # --- mosquitto ---------------------------------------------------------------------------------------
@@ -219,61 +227,61 @@ def find_mosquitto() -> str | None:
     return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 
 
-def mosquitto_command(
-    executable: str, settings: BrokerSettings, port: int, folder: Path
-) -> list[str]:
-    """Write mosquitto's config into the folder; return the command that runs it."""
-    lines = [
-        *settings.mosquitto_options,
-        "persistence false",
-        "log_dest stderr",
-        "log_type error",
-        "log_type warning",
-        "log_type notice",
-        "set_tcp_nodelay true",
-        f"max_packet_size {settings.max_packet}",
-        f"max_queued_messages {settings.max_queued_messages}",
-        f"max_queued_bytes {settings.max_queued_bytes}",
-        f"allow_anonymous {'false' if settings.users or settings.rules else 'true'}",
-    ]
+def _mosquitto_config(
+    settings: BrokerSettings, port: int, passwords: Path | None, acl: Path | None
+) -> str:
+    options: dict[str, Any] = {
+        "persistence": "false",
+        "log_dest": "stderr",
+        "set_tcp_nodelay": "true",
+        "max_packet_size": settings.max_packet,
+        "max_queued_messages": settings.max_queued_messages,
+        "max_queued_bytes": settings.max_queued_bytes,
+        "allow_anonymous": "false" if passwords else "true",
+    }
     if os.geteuid() == 0:
         # Started by root it becomes user "mosquitto", who cannot read a folder and keys of root's.
-        lines.append("user root")
-    if settings.users:
-        hashed = "".join(f"{mosquitto_hash(*item)}\n" for item in settings.users.items())
-        lines.append(f"password_file {write_private(folder / 'passwords', hashed)}")
-    if settings.rules is not None:
-        lines.append(f"password_file {settings.rules.passwords.resolve()}")
-        lines.append(f"acl_file {settings.rules.acl.resolve()}")
-    lines += [f"listener {port} {settings.host}", *_mosquitto_tls(settings.tls)]
-    config = write_private(folder / "mosquitto.conf", "\n".join(lines) + "\n")
-    return [executable, "-c", str(config)]
+        options["user"] = "root"
+    if passwords is not None:
+        options["password_file"] = passwords.resolve()
+    if acl is not None:
+        options["acl_file"] = acl.resolve()
+    options["listener"] = f"{port} {settings.host}"
+    if settings.tls is not None:
+        options |= {
+            "cafile": Path(settings.tls.ca).resolve(),
+            "certfile": Path(settings.tls.certificate).resolve(),
+            "keyfile": Path(settings.tls.key).resolve(),
+            "require_certificate": "true" if settings.tls.require_client else "false",
+        }
+    logged = [f"log_type {kind}" for kind in ("error", "warning", "notice")]
+    lines = [*logged, *(f"{key} {value}" for key, value in options.items())]
+    return "\n".join([*settings.mosquitto_options, *lines]) + "\n"
 
 
-def _mosquitto_tls(tls: BrokerTls | None) -> list[str]:
-    if tls is None:
-        return []
-    return [
-        f"cafile {Path(tls.ca).resolve()}",
-        f"certfile {Path(tls.certificate).resolve()}",
-        f"keyfile {Path(tls.key).resolve()}",
-        f"require_certificate {'true' if tls.require_client else 'false'}",
-    ]
+def _mosquitto_passwords(users: Mapping[str, str]) -> str:
+    """Return mosquitto's password file (PBKDF2-SHA512, its type 7)."""
+    lines, rounds = [], 101
+    for user, password in users.items():
+        salt = secrets.token_bytes(12)
+        digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, rounds)
+        encoded = [base64.b64encode(part).decode() for part in (salt, digest)]
+        lines.append(f"{user}:$7${rounds}${encoded[0]}${encoded[1]}\n")
+    return "".join(lines)
 
 
-def mosquitto_hash(user: str, password: str) -> str:
-    """Return a line of mosquitto's password file (PBKDF2-SHA512, its type 7)."""
-    salt, rounds = secrets.token_bytes(12), 101
-    digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, rounds)
-    encoded = [base64.b64encode(part).decode() for part in (salt, digest)]
-    return f"{check_user(user)}:$7${rounds}${encoded[0]}${encoded[1]}"
+def _mosquitto_acl(swarm: str, rules: Mapping[str, Permissions]) -> str:
+    lines = [f"# The peers of swarm {swarm}; everything that is not allowed here is refused.", ""]
+    for user, may in rules.items():
+        lines.append(f"user {user}")
+        for topic in may.write:
+            lines.append(f"topic {'readwrite' if topic in may.read else 'write'} {topic}")
+        lines += [f"topic read {topic}" for topic in may.read if topic not in may.write]
+        lines.append("")
+    return "\n".join(lines)
 
 
-def watched(command: list[str], folder: Path) -> list[str]:
-    """Return the command that runs a broker under its watchdog, which removes the folder after it."""
-    script = Path(__file__).with_name("watchdog.py")
-    # -I -S: it needs the standard library alone, and is to start fast.
-    return [sys.executable, "-I", "-S", str(script), str(folder), *command]
+# --- a swarm's permissions ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,84 +326,52 @@ def write_rules(
     observers: Iterable[str] = (),
     port: int = 1883,
 ) -> RuleFiles:
-    """Write the rules; passwords of users that have one already stay as they are."""
+    """Permissions for a broker that peers share: a password each, and no writing under another's name.
+
+        files = write_rules(folder, "garden", ["anna@…", "ben@…"], observers=["watch"])
+
+    leaves the same rules for both brokers in a folder (`passwords`, `acl` and `mosquitto.conf`; `nats.conf`),
+    and every user's password in `secrets/`; passwords of users that have one already stay as they are. What a
+    user may do follows from its name, so names should be the peers' whole ones (`label@id`):
+
+    - write its own card, status and metrics, and nothing under another peer's name;
+    - write into anybody's inbox, because that is where gossip goes (packets prove their sender themselves);
+    - read cards, statuses, death notices and revocations of all, and its own inbox, nobody else's.
+
+    The owner alone writes revocations and death notices. The broker is still not trusted: these rules keep
+    peers honest towards each other's topics, and spare them traffic; sealing does not depend on them.
+
+    One difference: mosquitto accepts any subscription and delivers what may be read; nats-server refuses a
+    subscription that covers more than what may be read.
+    """
     peers, observers = _names(peers), _names(observers)
     if clash := sorted({*peers, *observers} & {owner}) or sorted({*peers} & {*observers}):
         raise BrokerError(
             f"the user {clash[0]!r} has two parts: give the owner or observer another name"
         )
-    folder = Path(folder)
+    folder, settings = Path(folder), BrokerSettings()
     rules = permissions(swarm, peers, owner, observers)
+    word_files = {user: folder / "secrets" / user for user in rules}
     try:
         (folder / "secrets").mkdir(parents=True, exist_ok=True)
-        words = {user: _password(folder / "secrets" / user) for user in rules}
-        passwords = write_private(
-            folder / "passwords", "".join(f"{mosquitto_hash(*word)}\n" for word in words.items())
-        )
+        for path in word_files.values():
+            if not path.exists():
+                write_private(path, secrets.token_urlsafe(24) + "\n")
+        words = {user: path.read_text("utf-8").strip() for user, path in word_files.items()}
+        passwords = write_private(folder / "passwords", _mosquitto_passwords(words))
         acl = write_private(folder / "acl", _mosquitto_acl(swarm, rules))
-        config = write_private(folder / "mosquitto.conf", _mosquitto_config(port, passwords, acl))
-        nats = nats_config("127.0.0.1", port, folder.resolve() / "jetstream") | {
-            "authorization": nats_users(
-                {user: (words[user], _nats_permissions(may)) for user, may in rules.items()}
-            )
-        }
-        nats_file = write_private(folder / "nats.conf", nats_text(nats))
+        config = write_private(
+            folder / "mosquitto.conf",
+            "# Copy what you need into your own configuration, and add TLS before leaving this machine.\n"
+            + _mosquitto_config(settings, port, passwords, acl),
+        )
+        users = [_nats_user(user, words[user], may) for user, may in rules.items()]
+        store = folder.resolve() / "jetstream"
+        nats = write_private(folder / "nats.conf", _nats_config(settings, port, None, store, users))
     except OSError as error:
         raise BrokerError(f"{folder}: rules cannot be written: {error}") from None
-    secret_files = {user: folder / "secrets" / user for user in words}
-    return RuleFiles(passwords, acl, config, nats_file, secret_files)
+    return RuleFiles(passwords, acl, config, nats, word_files)
 
 
 def _names(users: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(check_name("user", user) for user in users))
-
-
-def _password(path: Path) -> str:
-    if path.exists():
-        return path.read_text("utf-8").strip()
-    word = secrets.token_urlsafe(24)
-    write_private(path, word + "\n")
-    return word
-
-
-def _mosquitto_acl(swarm: str, rules: Mapping[str, Permissions]) -> str:
-    lines = [f"# The peers of swarm {swarm}; everything that is not allowed here is refused.", ""]
-    for user, may in rules.items():
-        lines += [
-            f"user {user}",
-            *(f"topic write {topic}" for topic in may.write if topic not in may.read),
-            *(f"topic readwrite {topic}" for topic in may.write if topic in may.read),
-            *(f"topic read {topic}" for topic in may.read if topic not in may.write),
-            "",
-        ]
-    return "\n".join(lines)
-
-
-def _nats_permissions(may: Permissions) -> dict[str, Any]:
-    return {
-        "publish": {"allow": [_nats_subject(topic) for topic in may.write]},
-        # QoS 1 is delivered through a subject of the server's own, which no MQTT client can name.
-        "subscribe": {"allow": [*map(_nats_subject, may.read), "$MQTT.sub.>"]},
-    }
-
-
-def _nats_subject(topic: str) -> str:
-    """Return a topic filter as nats-server spells it: a dot in a name becomes two slashes."""
-    wildcards = {"+": "*", "#": ">"}
-    return ".".join(wildcards.get(level, level.replace(".", "//")) for level in topic.split("/"))
-
-
-def _mosquitto_config(port: int, passwords: Path, acl: Path) -> str:
-    lines = [
-        "# Copy what you need into your own configuration, and add TLS before leaving this machine.",
-        f"listener {port} 127.0.0.1",
-        "allow_anonymous false",
-        f"password_file {passwords.resolve()}",
-        f"acl_file {acl.resolve()}",
-        f"max_packet_size {MAX_PACKET}",
-        "persistence false",
-    ]
-    if os.geteuid() == 0:
-        # Started by root it becomes user "mosquitto", who cannot read files of root's.
-        lines.append("user root")
-    return "\n".join(lines) + "\n"

@@ -130,7 +130,7 @@ class Swarmlet:
         return member
 
     def trust(self, index: int) -> Any:
-        return self.member(index).trust
+        return self.member(index).security
 
     def revoke(self, index: int) -> bytes:
         """The owner's list, with one peer on it."""

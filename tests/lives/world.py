@@ -30,7 +30,7 @@ import numpy.random  # its import draws from `secrets`
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from gossamer.peer import PeerError
+from gossamer.peer import CheckpointLock, Files, Machine, PeerError, Worker
 
 from .loop import OWNER, SimLoop
 
@@ -120,7 +120,7 @@ class Device:
         self._booted = self.loop.time()
 
 
-class SimLock:
+class SimLock(CheckpointLock):
     """A lock that dies with its process."""
 
     def __init__(self, process: Process, path: Path) -> None:
@@ -138,7 +138,7 @@ class SimLock:
             del locks[self._path]
 
 
-class SimFiles:
+class SimFiles(Files):
     """The device's disk, as one process sees it."""
 
     def __init__(self, process: Process) -> None:
@@ -168,7 +168,7 @@ class SimFiles:
         return SimLock(self._process, path)
 
 
-class Process:
+class Process(Machine):
     """One process on a device: the machine of its peer, and the means to kill it.
 
     on_save: told about every write that reaches the disk.
@@ -240,7 +240,7 @@ class Process:
         return SimWorker(self)
 
 
-class SimWorker:
+class SimWorker(Worker):
     """Runs functions one after the other on the event loop, each after a drawn delay.
 
     As on a thread, a function that has begun is not stopped when whoever waits for it is cancelled.

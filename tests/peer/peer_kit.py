@@ -32,11 +32,11 @@ from gossamer.models import Metrics, SgdLearner
 from gossamer.peer.engine import Engine, InboundLimits, View
 from gossamer.peer.lifecycle import Peer, Report, State
 from gossamer.peer.link import Link
-from gossamer.peer.machine import RealMachine, ThreadWorker, load_checkpoint, save_checkpoint
+from gossamer.peer.machine import Machine, Worker, load_checkpoint, save_checkpoint
 from gossamer.peer.settings import Limits, Settings
 
 
-class Clocks(RealMachine):
+class Clocks(Machine):
     """This machine, with clocks and a boot that a test can set."""
 
     def __init__(self, boot: str | None = "some boot") -> None:
@@ -256,7 +256,7 @@ async def delivered(
     arrivals: Sequence[tuple[str, bytes]],
     *,
     limits: InboundLimits | None = None,
-    trust: SecurityLayer | None = None,
+    security: SecurityLayer | None = None,
     born: bool = False,
 ) -> tuple[Link, list[tuple[str, bytes]]]:
     """Let these messages arrive at a peer "a" that never takes a turn; returns its link and its answers.
@@ -265,23 +265,22 @@ async def delivered(
     """
     engine = Engine("a", make_learner("a"), quick())
     engine.limits = limits or engine.limits
-    async with ThreadWorker("a") as worker:
-        link = Link(
-            "a", quick(), engine, worker, {},
-            samples=1, machine=RealMachine(), on_record=lambda _: None,
-        )  # fmt: skip
+    async with Worker("a") as worker:
+        link = Link(engine, worker, on_record=lambda _: None)
         link.transport = script = Script(arrivals)
-        link.trust, link.born = trust or NullSecurity("a"), born
+        link.security, link.born = security or NullSecurity("a"), born
         await link.receive()
     return link, script.published
 
 
 async def flooded(
-    limits: InboundLimits, packets: Sequence[bytes], trust: SecurityLayer | None = None
+    limits: InboundLimits, packets: Sequence[bytes], security: SecurityLayer | None = None
 ) -> Counter[str]:
     """Return what a peer that is busy all the time drops of these packets, by cause."""
     inbox = topics.inbox("nest", "a", "global")
-    link, _ = await delivered([(inbox, packet) for packet in packets], limits=limits, trust=trust)
+    link, _ = await delivered(
+        [(inbox, packet) for packet in packets], limits=limits, security=security
+    )
     return link.dropped
 
 

@@ -11,13 +11,13 @@ import pytest
 from peer_kit import quick
 
 from gossamer.peer.host import BrokerAddress, HostSpec, PeerSpec, run_guarded
-from gossamer.peer.machine import DiskFiles, Machine, RealMachine
+from gossamer.peer.machine import Files, Machine
 from gossamer.peer.settings import Limits
 
 HERE = Path(__file__).parent
 
 
-class FullDisk(DiskFiles):
+class FullDisk(Files):
     """Files of which none can be written."""
 
     def save(self, path: Path, tree: dict[str, Any], *, sync: bool) -> None:
@@ -53,7 +53,7 @@ def test_without_room_for_metrics_a_peer_goes_on(start, tmp_path, caplog):
 
 
 def test_without_room_for_its_checkpoint_a_peer_ends_in_one_line(start, tmp_path, capsys):
-    machine = RealMachine()
+    machine = Machine()
     machine.files = FullDisk()
     assert start(machine) == 2
     line = only_line(capsys)

@@ -30,4 +30,4 @@ def test_goodbyes_that_are_kept_for_others_are_saved_too(tmp_path):
     engine.keep_goodbyes({"b": "a goodbye"})
     engine.turn([], [], 1.0, 1 << 20)
     again = Engine("a", Still(make_learner("a"), 1.0), quick(), checkpoint=path)
-    assert again.kept_goodbyes == {"b": "a goodbye"}
+    assert again.books.goodbyes == {"b": "a goodbye"}

@@ -15,10 +15,9 @@ from gossamer.peer import engine as engine_module
 from gossamer.peer import machine as machine_module
 from gossamer.peer import outgoing as outgoing_module
 from gossamer.peer.engine import Engine
+from gossamer.peer.store import Agreement
 
-HEAVY = (
-    "train", "turn", "save", "open", "begin", "report", "end", "finish", "disagreement", "agrees",
-)  # fmt: skip
+HEAVY = ("train", "turn", "save", "open", "begin", "report", "end", "finish")
 
 
 @pytest.mark.parametrize("mode", ["async", "rounds"])
@@ -36,6 +35,8 @@ def test_nothing_heavy_runs_on_the_loop(run, tmp_path, monkeypatch, mode):
 
     for name in HEAVY:
         watch(Engine, name)
+    for name in ("disagreement", "reached"):
+        watch(Agreement, name)
     for name in ("save_checkpoint", "load_checkpoint"):
         watch(machine_module, name)
     watch(engine_module, "schema_hashes")
@@ -55,8 +56,8 @@ def test_nothing_heavy_runs_on_the_loop(run, tmp_path, monkeypatch, mode):
         return threading.get_ident()
 
     loop_thread = run(swarm())
-    both_modes = {*HEAVY} - {"agrees"}
-    assert where.keys() >= {*both_modes, "encode", "decode", "save_checkpoint", "test"}
+    seen = {*HEAVY, "disagreement", "encode", "decode", "save_checkpoint", "test"}
+    assert where.keys() >= seen | ({"reached"} if mode == "async" else set())
     for name, threads in where.items():
         assert loop_thread not in threads, name
 

@@ -43,14 +43,14 @@ def test_who_was_refused_for_its_clock_is_let_in_when_it_is_right(run, tmp_path)
             nest.start(label, learner, papers.settings(label, settings), machine=clocks[label])
             for label, learner in zip(("a", "b"), learners, strict=True)
         ]
-        await until(lambda: first.peer.link and first.peer.link.trust.counters)
-        assert set(first.peer.link.trust.counters) == {"untrusted-clock"}
+        await until(lambda: first.peer.link and first.peer.link.security.counters)
+        assert set(first.peer.link.security.counters) == {"untrusted-clock"}
         clocks["b"].wall_ahead = 0.0
 
         def let_in():
             """A little more time has passed for the one that nobody answers."""
             clocks["b"].ahead = min(clocks["b"].ahead + 2.0, 250.0)
-            return names[1] in first.peer.link.trust.register.members
+            return names[1] in first.peer.link.security.register.members
 
         await until(let_in)
         return learners, await nest.all()

@@ -251,7 +251,7 @@ def test_news_of_a_device_that_was_replaced_are_ignored():
 
 @pytest.mark.parametrize(
     "payload",
-    [b"{", b"[]", b"null", b'{"state": "sleeping"}', b'{"vectors": 3}', b"\xff\xfe",
+    [b"{", b"[]", b"null", b'{"state": "sleeping"}', b'{"models": 3}', b"\xff\xfe",
      b'{"state":"online","session":"s","phase":"nowhere","reason":"","statement":[]}',
      b'{"state":"left","session":"s","phase":"done","reason":"","statement":[3]}'],
 )  # fmt: skip

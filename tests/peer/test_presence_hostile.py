@@ -34,7 +34,7 @@ def changed(whole: Card | Status | Death, field: str, text: str) -> bytes:
 
 
 BAD_CARDS = [
-    DEEP, b'{"vectors":' + DEEP,
+    DEEP, b'{"models":' + DEEP,
     *(changed(CARD, "samples", text) for text in ("Infinity", "NaN", "1.5", '"1"', "-1", HUGE)),
     *(changed(CARD, "since", text) for text in ("Infinity", "NaN", '"0"', HUGE)),
     *(changed(CARD, "session", text) for text in ("3", "null", '""', r'"\ud800"', '"a b"', "[]")),
@@ -43,7 +43,7 @@ BAD_CARDS = [
     *(changed(CARD, "agree", text) for text in ("[]", "3", '{"mode": 3}')),
     *(changed(CARD, "starts", text) for text in ("[]", "3", '{"global": null}')),
     *(
-        changed(CARD, "vectors", f'{{"global": [{text}]}}')
+        changed(CARD, "models", f'{{"global": [{text}]}}')
         for text in (
             '["w", [Infinity], "float32"]', '["w", [1e999, 3], "float32"]', '["w", "43", "float32"]',
             '["w", [4.5], "float32"]', '[3, [4], "float32"]', '["w", [4], 32]', '["w", [4]]', "7",

@@ -15,7 +15,7 @@ from waiting import until
 from gossamer.gossip import ONE, ReleasePlan
 from gossamer.peer.engine import Engine
 from gossamer.peer.exits import NotSaved
-from gossamer.peer.machine import DiskFiles, load_checkpoint
+from gossamer.peer.machine import Files, load_checkpoint
 from gossamer.peer.presence import Online
 from gossamer.peer.settings import Limits
 
@@ -46,7 +46,7 @@ def turn(engine: Engine, *events, now: float = 0.0):
     return engine.turn([], events, now, ROOM)
 
 
-class Disk(DiskFiles):
+class Disk(Files):
     """Counts what is written, and can be full; a save may take long by a machine's clock."""
 
     def __init__(self, machine: Clocks):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from peer_kit import quick
 
 from gossamer.peer.lifecycle import Event, Lifecycle, State
-from gossamer.peer.machine import RealMachine
+from gossamer.peer.machine import Machine
 from gossamer.peer.membership import Settling
 
 
@@ -15,7 +15,7 @@ class Scripted(Settling):
     """Hears what a test says, look after look: (all are done, it is disturbed)."""
 
     def __init__(self, looks):
-        link = SimpleNamespace(name="a", engine=None, settings=quick(), machine=RealMachine())
+        link = SimpleNamespace(name="a", engine=None, settings=quick(), machine=Machine())
         super().__init__(link)  # type: ignore[arg-type]
         self._looks = looks
 
@@ -30,7 +30,7 @@ class Scripted(Settling):
     def _all_done(self):
         return self._looks[0][0]
 
-    async def _disturbed(self):
+    async def _lost_agreement(self):
         disturbed = self._looks[0][1]
         if len(self._looks) > 1:
             del self._looks[0]
@@ -51,7 +51,7 @@ async def states(settling: Settling) -> list[State]:
     return seen
 
 
-def test_who_was_disturbed_for_a_moment_waits_for_the_others_all_the_same(run):
+def test_who_was_lost_agreement_for_a_moment_waits_for_the_others_all_the_same(run):
     settling = Scripted([(False, True), (False, False), (False, False), (True, False)])
     again = [State.SETTLING, State.DONE]
     assert run(states(settling)) == [*again, *again]
