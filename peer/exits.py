@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from typing import Any
 
 from gossamer.errors import GossamerError
 
@@ -50,7 +51,15 @@ class Replaced(PeerError):
     exit_code = ExitCode.REPLACED
 
 
-INTERRUPTED = 130
+def first_error(errors: BaseExceptionGroup[Any]) -> BaseException:
+    """Return the first single error of a group: tasks fail one at a time, the others are then cancelled."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+INTERRUPTED = ExitCode.INTERRUPTED
 """The exit code that shells report for a command that Ctrl-C ended."""
 
 

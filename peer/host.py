@@ -37,7 +37,7 @@ from ..gossip import (
 )
 from ..models import Learner
 from .bootstrap import load_trained
-from .exits import ExitCode, PeerError, stop_signals
+from .exits import ExitCode, PeerError, first_error, stop_signals
 from .lifecycle import Connect, Peer, Report
 from .machine import Machine
 from .records import RecordFile
@@ -165,11 +165,10 @@ async def run_peer(
     if (finished := finished_report(folder, spec.name)) is not None:
         _log.info("peer %s has finished its %d rounds already", spec.name, finished.rounds)
         return finished
-    made = await asyncio.to_thread(call_entry, spec.entry, spec.arguments)
-    learner = made if isinstance(made, Learner) else None
-    if learner is None:
+    learner = await asyncio.to_thread(call_entry, spec.entry, spec.arguments)
+    if not isinstance(learner, Learner):
         raise PeerError(
-            f"peer {spec.name}: {spec.entry} returned a {type(made).__name__}, not a learner"
+            f"peer {spec.name}: {spec.entry} returned a {type(learner).__name__}, not a learner"
         )
     if spec.network is not None:
         await asyncio.to_thread(load_trained, learner.network, Path(spec.network))
@@ -274,7 +273,7 @@ def run_guarded(spec: HostSpec, **options: Any) -> int:
     try:
         asyncio.run(run_host(spec, **options))
     except BaseExceptionGroup as errors:
-        error = _innermost(errors)
+        error = first_error(errors)
         if not isinstance(error, GossamerError):
             raise
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -301,13 +300,6 @@ def _follow_parent(descriptor: int, leaving: asyncio.Event) -> None:
 async def _leave_when(leaving: asyncio.Event, peer: Peer) -> None:
     await leaving.wait()
     peer.leave("it was told to stop")
-
-
-def _innermost(errors: BaseExceptionGroup) -> BaseException:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _path(text: str | None) -> Path | None:

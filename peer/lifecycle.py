@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -21,7 +20,7 @@ from typing import Any, Final, Protocol
 from ..gossip import Hook, Transport, TransportError, Will, topics
 from ..models import Learner, Metrics
 from .engine import Engine
-from .exits import NotHandedIn, NotSaved, PeerError, Replaced
+from .exits import NotHandedIn, NotSaved, PeerError, Replaced, first_error
 from .link import Link, Record, SessionOver
 from .machine import Machine, Worker
 from .membership import (
@@ -206,20 +205,6 @@ class _Progress:
     tested_alone: bool = False
 
 
-@dataclass
-class _Session:
-    """What the handlers of one session share."""
-
-    link: Link
-    life: Lifecycle = field(default_factory=Lifecycle)
-    settling: Settling = field(init=False)
-    training: Metrics | None = None
-    """What the last round of this session was trained to; None before the first."""
-
-    def __post_init__(self) -> None:
-        self.settling = Settling(self.link)
-
-
 class Peer:
     """One member of a swarm.
 
@@ -266,17 +251,14 @@ class Peer:
         self._leave = asyncio.Event()
         self._leave_reason = ""
         self._progress = _Progress()
-        self._session: _Session | None = None
+        self.link: Link | None = None
+        """The peer's present session, as the event loop sees it."""
+        self._life = Lifecycle()
 
     @property
     def state(self) -> State:
         """Where the peer's present session stands."""
-        return State.CONNECTING if self._session is None else self._session.life.state
-
-    @property
-    def link(self) -> Link | None:
-        """The peer's present session, as the event loop sees it."""
-        return None if self._session is None else self._session.link
+        return self._life.state
 
     def leave(self, reason: str = "asked to leave") -> None:
         """Ask the peer to hand over its mass and go.
@@ -321,45 +303,51 @@ class Peer:
         if engine.ending is None:
             await worker.run(engine.connecting)
             await link.save()
+        self.link, self._life, self._settling = link, Lifecycle(), Settling(link)
+        self._training: Metrics | None = None
+        """What the last round of this session was trained to; None before the first."""
         will = Status("offline", link.session, reason="connection lost", generation=link.generation)
         link.transport = self._connect(
             f"{self.name}-{link.session}",
             Will(link.topic("status"), link.security.will(will.encode())),
             link.birth,
         )
-        self._session = session = _Session(link)
-        report = await self._connected_life(session)
+        report = await self._connected_life(link)
         if engine.ending is not None:
             # Not before the connection was closed: a process that is killed until then leaves its last will
             # behind its goodbye, and must be able to say goodbye once more.
             await worker.run(engine.finish)
         return report
 
-    async def _connected_life(self, session: _Session) -> Report:
+    async def _connected_life(self, link: Link) -> Report:
         """Live a session for as long as it is connected."""
-        link = session.link
-        async with _connected(link, self._checkpoint) as transport:
-            try:
-                for pattern in (
-                    topics.every(self.settings.swarm, "card"),
-                    topics.every(self.settings.swarm, "status"),
-                    topics.every(self.settings.swarm, "death"),
-                    topics.inboxes(self.settings.swarm, self.name),
-                    *link.security.patterns(),
-                ):
-                    await transport.subscribe(pattern)
-                return await self._through(session)
-            except BaseException as error:
-                if session.life.state not in FINAL:
-                    session.life.fire(Event.ABORT)
-                # Else nobody knows of this session, or has heard its goodbye, or the name is another's.
-                if link.born and not isinstance(error, Replaced):
-                    await transport.abort()  # the last will speaks
+        connected = False
+        try:
+            async with link.transport as transport:
+                connected = True
+                try:
+                    for kind in ("card", "status", "death"):
+                        await transport.subscribe(topics.every(self.settings.swarm, kind))
+                    inboxes = topics.inboxes(self.settings.swarm, self.name)
+                    for pattern in (inboxes, *link.security.patterns()):
+                        await transport.subscribe(pattern)
+                    return await self._through(link)
+                except BaseException as error:
+                    if self.state not in FINAL:
+                        self._life.fire(Event.ABORT)
+                    # Else nobody knows of this session, or has heard its goodbye, or the name is another's.
+                    if link.born and not isinstance(error, Replaced):
+                        await transport.abort()  # the last will speaks
+                    raise
+        except TransportError as error:
+            if connected or link.engine.ending is None:
                 raise
+            # Only a goodbye is left to say: a broker that is away is not the end of it.
+            raise self._not_handed_in(str(error)) from None
 
-    async def _through(self, session: _Session) -> Report:
+    async def _through(self, link: Link) -> Report:
         """Go from state to state to the end of the session."""
-        life, link = session.life, session.link
+        life = self._life
         failure: PeerError | None = None
         if link.engine.ending is not None:
             life.fire(Event.ENDING_FOUND)
@@ -367,7 +355,7 @@ class Peer:
         else:
             life.fire(Event.CONNECTED)
             try:
-                await self._take_part(session)
+                await self._take_part(link)
             except SessionOver:
                 life.fire(Event.SESSION_OVER)
                 raise
@@ -379,12 +367,13 @@ class Peer:
         if life.state is State.ABORTED:
             if failure is not None:
                 raise failure
-            return await self._report(link, "left", self._leave_reason)
-        return await self._end(session, failure)
+            # Nobody ever heard of this session.
+            engine, own = await link.worker.run(link.engine.report), self._own_part(link)
+            return Report(**engine, **own, ended="left", reason=self._leave_reason)
+        return await self._end(link, failure)
 
-    async def _take_part(self, session: _Session) -> None:
+    async def _take_part(self, link: Link) -> None:
         """Run the session's tasks until its state is LEAVING or final."""
-        link = session.link
         jobs = {
             "receive": link.receive(),
             "gossip": link.gossip(),
@@ -397,21 +386,21 @@ class Peer:
                 background = [
                     group.create_task(job, name=f"{self.name} {what}") for what, job in jobs.items()
                 ]
-                while session.life.state is not State.LEAVING and session.life.state not in FINAL:
-                    session.life.fire(await self._next_event(session))
-                    phase = PHASES.get(session.life.state)
+                while self.state is not State.LEAVING and self.state not in FINAL:
+                    self._life.fire(await self._next_event(link))
+                    phase = PHASES.get(self.state)
                     if phase is not None and phase != link.phase:
                         link.enter(phase)
                 for task in background:
                     task.cancel()
         except* Exception as errors:
             # Where nobody knows of the session any more, nobody cares what its tasks met.
-            if session.life.state not in FINAL:
-                raise _first(errors) from None
+            if self.state not in FINAL:
+                raise first_error(errors) from None
 
-    async def _next_event(self, session: _Session) -> Event:
+    async def _next_event(self, link: Link) -> Event:
         """Do what is to be done in the present state, unless the peer is asked to leave."""
-        handlers: dict[State, Callable[[_Session], Awaitable[Event]]] = {
+        handlers: dict[State, Callable[[Link], Awaitable[Event]]] = {
             State.CLAIMING: self._claim,
             State.WAITING: self._wait,
             State.TRAINING: self._train,
@@ -419,10 +408,10 @@ class Peer:
             State.SETTLING: self._settle,
             State.DONE: self._stay,
         }
-        state = session.life.state
+        state = self.state
         if state is State.HANDING_OVER:
-            return await self._hand_over(session)
-        work = asyncio.ensure_future(handlers[state](session))
+            return await self._hand_over(link)
+        work = asyncio.ensure_future(handlers[state](link))
         asked = asyncio.ensure_future(self._leave.wait())
         try:
             await asyncio.wait((work, asked), return_when=asyncio.FIRST_COMPLETED)
@@ -430,7 +419,7 @@ class Peer:
             asked.cancel()
             if not work.done():
                 if self._leave.is_set():
-                    session.link.depart()  # now: a round of training that has begun is finished first
+                    link.depart()  # now: a round of training that has begun is finished first
                 work.cancel()
                 await asyncio.wait((work,))
         if not work.cancelled():
@@ -440,18 +429,18 @@ class Peer:
 
     # --- what is done in each state -------------------------------------------------------------
 
-    async def _claim(self, session: _Session) -> Event:
-        progress, engine = self._progress, session.link.engine
+    async def _claim(self, link: Link) -> Event:
+        progress, engine = self._progress, link.engine
         if self.settings.trained and not engine.returning and progress.own_accuracy is None:
             # What it knew before it heard of the others.
-            progress.own_accuracy = (await session.link.worker.run(self.learner.test)).accuracy
-        await claim_name(session.link, engine.unsaid)
+            progress.own_accuracy = (await link.worker.run(self.learner.test)).accuracy
+        await claim_name(link, engine.unsaid)
         if engine.must_leave:
             self.leave("it was asked to leave before it was interrupted")
         return Event.NAME_FREE
 
-    async def _wait(self, session: _Session) -> Event:
-        link, progress = session.link, self._progress
+    async def _wait(self, link: Link) -> Event:
+        progress = self._progress
         await wait_for_others(link)
         if link.view.round:
             _log.info(
@@ -464,82 +453,75 @@ class Peer:
             await link.publish_record({"own_accuracy": progress.own_accuracy})
         return Event.STARTED
 
-    async def _train(self, session: _Session) -> Event:
-        link = session.link
-        session.training = await link.worker.run(link.engine.train)
+    async def _train(self, link: Link) -> Event:
+        self._training = await link.worker.run(link.engine.train)
         link.wake()
         await link.next_turn()  # pushes leave, and what arrived meanwhile comes in
         return Event.TRAINED
 
-    async def _average(self, session: _Session) -> Event:
-        link, training = session.link, session.training
+    async def _average(self, link: Link) -> Event:
         await link.until_averaged()
-        number = link.view.round
-        if (
-            training is not None
-        ):  # else a crash interrupted the round, and nothing was trained since
-            if number % self.settings.test_every == 0 or number == self.settings.rounds:
-                await self._test(session)
-            else:
-                await link.publish_record({"training_loss": training.mean_loss})
-        if number < self.settings.rounds:
+        number, last, training = link.view.round, self.settings.rounds, self._training
+        if training is None:
+            pass  # a crash interrupted the round, and nothing was trained since
+        elif number % self.settings.test_every == 0 or number == last:
+            accuracy, now = await self._test(link), self._machine.monotonic()
+            if number == last or now >= self._progress.told + PROGRESS:
+                self._progress.told = now
+                _log.info(
+                    "peer %s: round %d of %d, accuracy %.3f", self.name, number, last, accuracy
+                )
+        else:
+            await link.publish_record({"training_loss": training.mean_loss})
+        if number < last:
             return Event.AVERAGED
-        if busy := _still_learning(link):
+        if busy := {*link.roster.training(), *link.roster.awaited()}:
             _log.info(
                 "peer %s has trained all its rounds; it stays until these are through: %s",
-                self.name, ", ".join(busy),
+                self.name, ", ".join(sorted(busy)),
             )  # fmt: skip
         return Event.ROUNDS_OVER
 
-    async def _settle(self, session: _Session) -> Event:
-        if self._settles(session.link):
-            await session.settling.settle()
-        if session.link.view.waiting:  # nobody was heard for as long as it could wait
-            await session.link.worker.run(session.link.engine.count_everywhere)
+    async def _settle(self, link: Link) -> Event:
+        if self._settles(link):
+            await self._settling.settle()
+        if link.view.waiting:  # nobody was heard for as long as it could wait
+            await link.worker.run(link.engine.count_everywhere)
         return Event.AGREED
 
-    async def _stay(self, session: _Session) -> Event:
-        link, settling = session.link, session.settling
+    async def _stay(self, link: Link) -> Event:
+        settling = self._settling
         await settling.be_heard()
         if self._settles(link):
             if not await settling.stay():
                 return Event.LOST_AGREEMENT
             await link.worker.run(link.engine.gossiper.close)
             link.depart()  # it gives and takes nothing any more: a newcomer need not wait for it
-            test = await link.worker.run(self.learner.test)
-            self._progress.accuracy = test.accuracy
-            await link.publish_record({"accuracy": test.accuracy, "loss": test.mean_loss})
+            await self._test(link)
         else:
             await link.publish_record({})  # or the last that a watcher hears of us is "training"
         await settling.drain()
         return Event.ALL_DONE
 
-    async def _hand_over(self, session: _Session) -> Event:
-        session.link.depart()
-        await hand_over(session.link)
+    async def _hand_over(self, link: Link) -> Event:
+        link.depart()
+        await hand_over(link)
         return Event.HANDED_OVER
 
     def _settles(self, link: Link) -> bool:
         return self.settings.mode == "async" and (link.view.neighbours or bool(link.view.waiting))
 
-    async def _test(self, session: _Session) -> None:
-        link = session.link
+    async def _test(self, link: Link) -> float:
+        """Test the network and publish how good it is; returns its accuracy."""
         test = await link.worker.run(self.learner.test)
         self._progress.accuracy = test.accuracy
-        number, last = link.view.round, self.settings.rounds
-        now = self._machine.monotonic()
-        if number == last or now >= self._progress.told + PROGRESS:
-            self._progress.told = now
-            _log.info(
-                "peer %s: round %d of %d, accuracy %.3f", self.name, number, last, test.accuracy
-            )
         await link.publish_record({"accuracy": test.accuracy, "loss": test.mean_loss})
+        return test.accuracy
 
     # --- the end --------------------------------------------------------------------------------
 
-    async def _end(self, session: _Session, failure: PeerError | None) -> Report:
+    async def _end(self, link: Link, failure: PeerError | None) -> Report:
         """Write the ending down, tell the others, and leave the report behind."""
-        link, life = session.link, session.life
         engine, run = link.engine, link.worker.run
         asked = self._leave.is_set() and failure is None
         if engine.ending is None:
@@ -562,7 +544,7 @@ class Peer:
             assert ending is not None
             why, _ = await say_goodbye(link, goodbye_of(ending, link.generation), within)
         if why:
-            life.fire(Event.GOODBYE_LOST)
+            self._life.fire(Event.GOODBYE_LOST)
             _log.warning(
                 "peer %s left swarm %s: %s; the broker did not take its goodbye within %g s (%s)",
                 self.name, self.settings.swarm, ending.reason, within, why,
@@ -570,19 +552,18 @@ class Peer:
             if failure is not None:
                 raise failure
             if self._checkpoint is not None:
-                raise NotHandedIn(
-                    f"peer {self.name}: no broker took its goodbye ({why}); {self._checkpoint} keeps it: "
-                    "start the peer again to hand it in"
-                )
+                raise self._not_handed_in(why)
         else:
-            life.fire(Event.GOODBYE_TAKEN)
+            self._life.fire(Event.GOODBYE_TAKEN)
             _log.info("peer %s left swarm %s: %s", self.name, self.settings.swarm, ending.reason)
             await run(engine.ended)
             await link.save()  # before the report: a restart must write the same one
         if failure is not None:
             raise failure
         report = Report(**ending.report)
-        self._tell_losses(report)
+        if losses := {**report.dropped, **report.transport}:
+            counted = ", ".join(f"{cause} {count}" for cause, count in sorted(losses.items()))
+            _log.info("peer %s counted in this session: %s", self.name, counted)
         await run(self._on_report, report)
         return report
 
@@ -594,45 +575,8 @@ class Peer:
             "transport": dict(link.transport.counters + link.dropped),
         }
 
-    async def _report(self, link: Link, kind: str, reason: str) -> Report:
-        """Return the report of a session that nobody ever heard of."""
-        engine = await link.worker.run(link.engine.report)
-        return Report(**{**engine, **self._own_part(link), "ended": kind, "reason": reason})
-
-    def _tell_losses(self, report: Report) -> None:
-        losses = {**report.dropped, **report.transport}
-        if losses:
-            counted = ", ".join(f"{cause} {count}" for cause, count in sorted(losses.items()))
-            _log.info("peer %s counted in this session: %s", self.name, counted)
-
-
-@asynccontextmanager
-async def _connected(link: Link, checkpoint: Path | None) -> AsyncIterator[Transport]:
-    """Connect; where only a goodbye is left to say, a broker that is away is not the end of it."""
-    entered = False
-    try:
-        async with link.transport as transport:
-            entered = True
-            yield transport
-    except TransportError as error:
-        if entered or link.engine.ending is None:
-            raise
-        raise NotHandedIn(
-            f"peer {link.name}: no broker took its goodbye ({error}); {checkpoint} keeps it: start the peer "
-            "again to hand it in"
-        ) from None
-
-
-def _still_learning(link: Link) -> list[str]:
-    """Return the others that have training before them, whether they are there or expected back."""
-    others = link.roster.online().items()
-    busy = {peer for peer, status in others if status.phase in ("starting", "training")}
-    return sorted(busy | set(link.roster.awaited()))
-
-
-def _first(errors: BaseExceptionGroup[Exception]) -> Exception:
-    """Return the first single error of a group: tasks fail one at a time, the others are then cancelled."""
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error if isinstance(error, Exception) else RuntimeError(str(error))
+    def _not_handed_in(self, why: str) -> NotHandedIn:
+        return NotHandedIn(
+            f"peer {self.name}: no broker took its goodbye ({why}); {self._checkpoint} keeps it: start the "
+            "peer again to hand it in"
+        )

@@ -346,8 +346,7 @@ class Settling:
             link.wake()
             await link.next_turn()
             # Those who still train have better things to do than to hear from us all the time.
-            others = link.roster.online().values()
-            busy = any(status.phase in ("starting", "training") for status in others)
+            busy = bool(link.roster.training())
             if busy:
                 self._deadline = self._now() + self._settings.settle_timeout
             await asyncio.sleep(10 * tick if busy else tick / 5)
@@ -360,10 +359,9 @@ class Settling:
         link = self._link
         if link.view.waiting:
             return False  # first our own weight must count
-        others = link.roster.online().values()
-        return all(status.phase in ("settling", "done") for status in others) and (
-            not others or await self._agrees(self._settings.settle_tolerance)
-        )
+        if link.roster.training():
+            return False
+        return not link.roster.online() or await self._agrees(self._settings.settle_tolerance)
 
     async def _lost_agreement(self) -> bool:
         """Return whether what we heard lately is farther from our values than agreement allows."""

@@ -489,6 +489,11 @@ class Roster:
             if entry.announced and entry.status is not None and entry.status.state == "online"
         }
 
+    def training(self) -> list[str]:
+        """Return the peers that are online and have training before them."""
+        busy = ("starting", "training")
+        return [peer for peer, status in self.online().items() if status.phase in busy]
+
     def awaited(self) -> list[str]:
         """Return the peers that are offline, not given up yet, and were not done when last heard of."""
         return [

@@ -74,7 +74,7 @@ class LocalSwarm:
         self._on_record, self._on_event = on_record, on_event
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
-        self._deserted: set[int] = set()
+        self._not_restarted: set[int] = set()
         self._sessions: dict[str, tuple[str, str]] = {}
         """Per label: the peer's whole name and its latest session, as it published them."""
         self._failure: PeerError | None = None
@@ -89,11 +89,11 @@ class LocalSwarm:
             for peer in self._groups()[index]
         }
 
-    def desert(self, name: str) -> None:
+    def disable_restart(self, name: str) -> None:
         """Do not restart this peer's process when it crashes."""
         for index, group in enumerate(self._groups()):
             if any(peer.name == name for peer in group):
-                self._deserted.add(index)
+                self._not_restarted.add(index)
 
     def stop(self) -> None:
         """Ask every peer to hand over and leave. Who takes far too long is killed."""
@@ -131,14 +131,12 @@ class LocalSwarm:
         names = ", ".join(peer.name for peer in peers)
         folder = self.spec.folder
         path = folder / f"host-{index}.json"
-        with _writing(path):
-            HostSpec(self.spec.broker, str(folder), list(peers)).write(path)
         for attempt in range(self.spec.restarts + 1):
             if attempt and not all(peer.settings.checkpoint for peer in peers):
                 # Nothing of the session that has just died can come back: its name is free.
-                again = [replace(p, settings=p.settings.updated(replace=True)) for p in peers]
-                with _writing(path):
-                    HostSpec(self.spec.broker, str(folder), again).write(path)
+                peers = [replace(p, settings=p.settings.updated(replace=True)) for p in peers]
+            with _writing(path):
+                HostSpec(self.spec.broker, str(folder), list(peers)).write(path)
             code, last_line = await self._run_once(index, path)
             if code == ExitCode.FINISHED or self._stopping.is_set():
                 return
@@ -151,7 +149,7 @@ class LocalSwarm:
                 if code < 0
                 else f"crashed (exit code {code}): {last_line}"
             )
-            if index in self._deserted:
+            if index in self._not_restarted:
                 self._on_event(f"peer {names} {why}; it is not restarted")
                 await self._declare_dead(peers, why)
                 return
@@ -168,17 +166,17 @@ class LocalSwarm:
         self._failure = self._failure or error
         self.stop()
 
+    def _transport(self, role: str) -> Transport:
+        """Return a connection of the supervisor's own, not opened yet."""
+        name = f"{role}-{time.time_ns()}"
+        return self._connect(self.spec.broker, name, echo=topics.metrics(self.spec.swarm, name))
+
     async def _declare_dead(self, peers: Sequence[PeerSpec], why: str) -> None:
         """Tell the others that these peers never come back, so that nobody waits for their leases."""
         known = [self._sessions[label(p.name)] for p in peers if label(p.name) in self._sessions]
         owner = self.spec.folder / "trust" / "owner.key"
-        name = f"supervisor-{time.time_ns()}"
-        echo = topics.metrics(self.spec.swarm, name)
         try:
-            async with (
-                asyncio.timeout(NOTICE_TIMEOUT),
-                self._connect(self.spec.broker, name, echo=echo) as transport,
-            ):
+            async with asyncio.timeout(NOTICE_TIMEOUT), self._transport("supervisor") as transport:
                 for peer, session in known:
                     death = Death(session, why, "its supervisor", time.time())
                     notice = death.encode()
@@ -207,7 +205,7 @@ class LocalSwarm:
         finally:
             _let_go(process)
         lines = log.read_text("utf-8", errors="replace").strip().splitlines()
-        return code, _telling(lines)
+        return code, _last_error_line(lines)
 
     async def _end_of(self, process: asyncio.subprocess.Process, index: int) -> int:
         """A process's exit code. Once all are asked to leave, it has its time to leave and no more."""
@@ -231,9 +229,7 @@ class LocalSwarm:
     async def listen(self) -> None:
         """Hand on what peers publish about themselves, for as long as the broker is there; `run` does it."""
         swarm = self.spec.swarm
-        name = f"watcher-{time.time_ns()}"
-        echo = topics.metrics(swarm, name)
-        async with self._connect(self.spec.broker, name, echo=echo) as transport:
+        async with self._transport("watcher") as transport:
             await transport.subscribe(topics.every(swarm, "metrics"))
             names = {label(peer.name) for peer in self.spec.peers}
             async for topic, payload, _ in transport.messages():
@@ -267,7 +263,7 @@ def _let_go(process: asyncio.subprocess.Process) -> None:
         process.stdin.close()
 
 
-def _telling(lines: Sequence[str]) -> str:
+def _last_error_line(lines: Sequence[str]) -> str:
     """The line of a log that says what went wrong: the last that names an error, else the last."""
     named = [line for line in lines if re.match(r"[\s|]*(error|[\w.]*(Error|Exception)):", line)]
     return (named or list(lines) or [""])[-1].lstrip(" |")

@@ -56,7 +56,7 @@ async def chaos(
             await watched.reached(3, *names)
             for name in killed:
                 os.kill(watched.swarm.pids[name], signal.SIGKILL)
-            watched.swarm.desert(dead)
+            watched.swarm.disable_restart(dead)
             os.kill(watched.swarm.pids[dead], signal.SIGKILL)
             paused = next(name for name in others if name not in killed)
             freeze = asyncio.create_task(frozen(watched.swarm.pids[paused], pause))

@@ -108,7 +108,7 @@ def test_who_cannot_take_part_ends_the_swarm_with_its_own_words(run, spec, prete
     assert swarm.pids == {}
 
 
-def test_a_deserted_process_is_not_restarted(run, spec, pretend):
+def test_a_process_with_restarts_disabled_stays_dead(run, spec, pretend):
     python = pretend('case "$3" in *host-1*) exec sleep 600;; esac\n')
     events = []
 
@@ -116,7 +116,7 @@ def test_a_deserted_process_is_not_restarted(run, spec, pretend):
         swarm = LocalSwarm(spec, on_event=events.append, python=python)
         task = asyncio.create_task(swarm.run())
         await until(lambda: "c" in swarm.pids and "a" not in swarm.pids)
-        swarm.desert("c")
+        swarm.disable_restart("c")
         os.kill(swarm.pids["c"], signal.SIGKILL)
         await task
 
