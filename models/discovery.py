@@ -202,9 +202,7 @@ def _linear_chain(module: nn.Module) -> Anatomy:
                 axes = tuple(None for _ in shape)  # Anatomy refuses it, by name
             maps.append(ParameterMap(f"{prefix}.{name}" if prefix else name, shape, axes))
     if not parts:
-        raise ModelError(
-            f"{type(module).__name__} has no Linear layer, so there is nothing to slice"
-        )
+        raise ModelError(f"{type(module).__name__} has no Linear layer, so nothing can be sliced")
     return Anatomy(tuple(parts), tuple(maps))
 
 
@@ -280,9 +278,7 @@ def prove(
     """
     trial = _Trial(module, anatomy, example, dims)
     if not trial.expected:
-        raise ModelError(
-            f"{type(module).__name__} returns no tensor, so its parts cannot be checked"
-        )
+        raise ModelError(f"{type(module).__name__} returns no tensor: its parts cannot be checked")
     if trial.error(trial.parts) <= _TOLERANCE:
         return
     if trial.error([]) > _TOLERANCE:

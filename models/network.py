@@ -116,9 +116,7 @@ class SlicedNetwork:
     def __repr__(self) -> str:
         """Which model has which cells, and how many values each owner averages."""
         models = ", ".join(f"{m} {self.slicing.layout(m).as_slice()}" for m in self.models)
-        owned = ", ".join(
-            f"{owner} {len(self.slicing.coordinates(owner))}" for owner in self.owners
-        )
+        owned = ", ".join(f"{one} {len(self.slicing.coordinates(one))}" for one in self.owners)
         private = len(self.slicing.private)
         return f"SlicedNetwork({self.peer}: cells {models}; values {owned}, private {private})"
 

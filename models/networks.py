@@ -75,9 +75,7 @@ def mlp(layout: str, *, activation: str = "relu", output: str = "none") -> nn.Se
     names = [activation] * (len(sizes) - 2) + [output]
     for (inputs, cells), name in zip(pairwise(sizes), names, strict=True):
         if name != "prelu" and name not in ACTIVATIONS:
-            raise ModelError(
-                f"unknown activation {name!r}: there are {', '.join(ACTIVATIONS)}, prelu"
-            )
+            raise ModelError(f"unknown activation {name!r}: use {', '.join(ACTIVATIONS)} or prelu")
         layers.append(nn.Linear(inputs, cells))
         layers.append(nn.PReLU(cells) if name == "prelu" else getattr(nn, ACTIVATIONS[name])())
     return nn.Sequential(*layers)

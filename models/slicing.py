@@ -44,7 +44,7 @@ class ModelGraph:
         for model, others in given.items():
             if isinstance(others, str):
                 raise ModelError(
-                    f"model {model!r}: write what it depends on as a list, as in [{others!r}]"
+                    f"model {model!r}: write what it depends on as a list: [{others!r}]"
                 )
         direct = {model: frozenset(others) for model, others in given.items()}
         self._below: dict[str, frozenset[str]] = {}
@@ -105,9 +105,7 @@ class Layout:
         """Read `784=300=100=10`: at least two parts, none of them empty."""
         layout = cls(_numbers(text, "=", "network", "784=300=100=10"))
         if len(layout.cells) < 2:
-            raise ModelError(
-                f"network layout {text!r} has one part; write at least two, as in 64=32=10"
-            )
+            raise ModelError(f"network layout {text!r} has one part; write two or more: 64=32=10")
         if 0 in layout.cells:
             raise ModelError(f"network layout {text!r}: part {layout.cells.index(0)} has no cells")
         return layout
@@ -179,9 +177,7 @@ def allot(anatomy: Anatomy, slices: Mapping[str, SliceSpec], rest: str | None) -
                 f"{part.cells - len(cells)}; give the others to a model, or name one for them with rest="
             )
         if rest in slices:
-            raise ModelError(
-                f"model {rest!r} has a slice already, so it cannot take the rest as well"
-            )
+            raise ModelError(f"model {rest!r} has a slice already: it cannot take the rest as well")
         allotted[rest] = left
     return allotted
 

@@ -31,7 +31,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from ..anatomy import Anatomy, ParameterMap, Part, first_cells
+from ..anatomy import Anatomy, ParameterMap, Part, dense_axes
 from ..discovery import BATCH_NORMS, CONVOLUTIONS, named_tensors
 from ..errors import ModelError
 from ..network import SlicedNetwork
@@ -188,9 +188,7 @@ def _chosen_models(
     given = set(reference.owners if isinstance(reference, SlicedNetwork) else reference)
     wanted = [model for model in slicing.models if model in given] if models is None else models
     if unknown := [model for model in wanted if model not in slicing.models]:
-        raise ModelError(
-            f"align: no model {unknown[0]!r} here; models are {', '.join(slicing.models)}"
-        )
+        raise ModelError(f"align: no model {unknown[0]!r}; models are {', '.join(slicing.models)}")
     return sorted(wanted, key=lambda model: (len(slicing.graph.dependencies(model)), model))
 
 
@@ -309,7 +307,7 @@ def _by_activations(
     """
     if inputs is None or len(inputs) < 2:
         raise ModelError(
-            "align: by activations needs inputs, at least two of the peer's own samples"
+            "align: by activations needs inputs: two or more of the peer's own samples"
         )
     anatomy = network.slicing.anatomy
     if any(parameter.private for parameter in anatomy.parameters):
@@ -422,9 +420,7 @@ class CommonWidth:
             position = np.full(anatomy.size, -1, dtype=np.int64)
             position[where] = np.arange(len(where))
             found = self._positions[owner] = position[mapped[slicing.coordinates(owner)]]
-            assert (found >= 0).all(), (
-                "an owner's coordinates touch cells outside the common network"
-            )
+            assert (found >= 0).all(), "an owner touches cells outside the common network"
 
     @property
     def owners(self) -> tuple[str, ...]:
@@ -485,29 +481,22 @@ class CommonWidth:
 
 def resized(anatomy: Anatomy, cells: Sequence[int] | np.ndarray) -> Anatomy:
     """The anatomy of the same network with other widths. Every axis must span one whole part."""
-    parts = tuple(
-        Part(part.name, int(count)) for part, count in zip(anatomy.parts, cells, strict=True)
-    )
-    firsts = first_cells(parts)
+    parts = tuple(Part(name, int(count)) for name, count in zip(anatomy.names, cells, strict=True))
     parameters = []
-    for parameter in anatomy.parameters:
-        axes: list[np.ndarray | None] = []
-        for axis in parameter.axes:
+    for one in anatomy.parameters:
+        shape, axes = list(one.shape), list(one.axes)
+        for index, axis in enumerate(one.axes):
             part = anatomy.part_of(axis)
-            if axis is None or part is None:
-                axes.append(axis)
+            if part is None:
                 continue
             if not np.array_equal(axis, anatomy.cells(part)):
                 raise ModelError(
-                    f"parameter {parameter.name!r}: an axis does not span one part in its order, so the "
+                    f"parameter {one.name!r}: an axis does not span one part in its order, so the "
                     "network cannot be given another width"
                 )
-            axes.append(np.arange(firsts[part], firsts[part + 1]))
-        shape = tuple(
-            size if axis is None else len(axis)
-            for size, axis in zip(parameter.shape, axes, strict=True)
-        )
-        parameters.append(ParameterMap(parameter.name, shape, tuple(axes)))
+            axes[index] = dense_axes(parts, part)[0]
+            shape[index] = parts[part].cells
+        parameters.append(ParameterMap(one.name, tuple(shape), tuple(axes)))
     return Anatomy(parts, tuple(parameters))
 
 

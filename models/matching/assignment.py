@@ -81,9 +81,7 @@ class MatchOptions:
         check_choice("matching: kind", self.kind, get_args(Kind))
         check_number("matching: kl (λ)", self.kl, least=0, most=1)
         if self.limit is not None and self.limit < 1:
-            raise ModelError(
-                f"matching: limit is {self.limit}; give at least 1 atom, or None for no limit"
-            )
+            raise ModelError(f"matching: limit is {self.limit}; give 1 atom or more, or None")
         check_number("matching: sweeps", self.sweeps, least=0)
         check_number("matching: tolerance", self.tolerance, least=0)
 
@@ -303,9 +301,7 @@ def _check(peers: Sequence[Cells], history: History | None) -> None:
             f"the cells have {columns}"
         )
     if history.step < 1 or (history.uses >= history.step).any():
-        raise ModelError(
-            "matching: an atom was used more often than there were steps before this one"
-        )
+        raise ModelError("matching: an atom was used more often than there were steps before it")
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,16 +28,7 @@ from ..discovery import CONVOLUTIONS
 from ..learner import Learner, Metrics, Plain, SgdLearner, UpdateRule
 from ..network import SlicedNetwork
 from . import kernel, plan
-from .stack import (
-    Alone,
-    OptimizerStates,
-    Pool,
-    Stack,
-    as_rows,
-    draw,
-    read_rule,
-    steps_taken,
-)  # fmt: skip
+from .stack import Alone, OptimizerStates, Pool, Stack, as_rows, draw, read_rule
 
 
 @dataclass(frozen=True)
@@ -260,6 +251,8 @@ class ModuleEngine:
         return self._own.module
 
 
+Engine = ChainEngine | ModuleEngine
+
 # --- scores -------------------------------------------------------------------------------------
 
 
@@ -328,13 +321,9 @@ _OF_TORCH = frozenset(vars(nn.Module()))
 class Group(ABC):
     """Learners that train together. `places` are theirs among all learners; rows follow that order."""
 
-    def __init__(self, places: Sequence[int], learners: Sequence[Any], device: torch.device | None):
-        """Stack the learners' networks on a device, or (None) leave each where it is."""
-        self.places, self._learners, self.stacked = places, list(learners), device is not None
-        networks = [one.network for one in learners]
-        self.stacks = (
-            [Alone(one) for one in networks] if device is None else [Stack(networks, device)]
-        )
+    def __init__(self, kind: Kind, learners: Sequence[Any], stack: Stack | None = None):
+        self.places, self._learners, self.stacked = kind.places, list(learners), stack is not None
+        self.stacks = [stack] if stack else [Alone(one.network) for one in learners]
 
     @abstractmethod
     def train(self, rows: Sequence[int], repeats: int) -> list[Task]:
@@ -375,9 +364,10 @@ class Group(ABC):
 class StackedGroup(Group):
     """Learners whose networks are rows of one stack."""
 
-    def __init__(self, places: Sequence[int], learners: Sequence[Any], device: torch.device):
-        super().__init__(places, learners, device)
-        self._device, self._values = device, self.stacks[0].values
+    def __init__(self, kind: Kind, learners: Sequence[Any], device: torch.device):
+        self._stack, self._device = Stack([one.network for one in learners], device), device
+        super().__init__(kind, learners, self._stack)
+        self._values = self._stack.values
 
     @contextmanager
     def _rows(self, rows: Sequence[int], *more: Tensor) -> Iterator[list[Tensor]]:
@@ -394,16 +384,12 @@ class SgdGroup(StackedGroup):
     """Stacked gradient descent: equal networks, losses, batches and optimizers; data of their own."""
 
     def __init__(
-        self,
-        places: Sequence[int],
-        learners: Sequence[SgdLearner],
-        engine: ChainEngine | ModuleEngine,
-        rule: UpdateRule,
-        device: torch.device,
+        self, kind: Kind, learners: Sequence[SgdLearner], engine: Engine, device: torch.device
     ):
-        super().__init__(places, learners, device)
-        self._engine, self._rule, shared = engine, rule, self.stacks[0].shared
-        self._slots = OptimizerStates(self._learners, rule, self._values, shared)
+        super().__init__(kind, learners, device)
+        assert kind.rule is not None
+        self._engine, shared = engine, self._stack.shared
+        self._slots = OptimizerStates(self._learners, kind.rule, self._values, shared)
         self._samples = [Pool([one.samples[k] for one in learners], device) for k in (0, 1)]
         self._tests = [Pool([one.held_out[k] for one in learners], device) for k in (0, 1)]
         if shared:  # learners hold views of what was copied together
@@ -414,12 +400,11 @@ class SgdGroup(StackedGroup):
         self._size = plan.peers_per_task(len(learners), self._values.shape[1], step)
 
     def train(self, rows: Sequence[int], repeats: int) -> list[Task]:
-        self._rule = self._slots.rule()
-        alike = _alike(rows, self._slots.taken)
+        rule, alike = self._slots.rule(), _alike(rows, self._slots.taken)
         self._slots.count(rows, len(self._step_ends(repeats)))
         return [
-            lambda rows=some, count=count: self._train(rows, repeats, count)
-            for count, same in alike
+            lambda rows=some, taken=taken: self._train(rows, repeats, rule, taken)
+            for taken, same in alike
             for some in _cut(same, self._size)
         ]
 
@@ -438,22 +423,18 @@ class SgdGroup(StackedGroup):
         super().publish()
         self._slots.publish()
 
-    def _train(self, rows: Sequence[int], repeats: int, count: int) -> list[tuple[int, Metrics]]:
-        """Peers whose optimizers have taken `count` steps."""
+    def _train(
+        self, rows: Sequence[int], repeats: int, rule: UpdateRule, taken: int
+    ) -> list[tuple[int, Metrics]]:
+        """Peers whose optimizers have taken so many steps."""
         learners = [self._learners[row] for row in rows]
         one, where = learners[0], as_rows(rows, self._device)
         order = draw(learners, repeats * one.local_samples).to(self._device)
         inputs, labels = self._samples
+        index = order + inputs.starts[where, None]
         seen_labels = labels.rows[order + labels.starts[where, None]]
-        job = TrainingJob(
-            inputs.rows,
-            order + inputs.starts[where, None],
-            seen_labels,
-            self._step_ends(repeats),
-            self._rule,
-            one.reduction == "mean",
-            count,
-        )
+        mean, ends = one.reduction == "mean", self._step_ends(repeats)
+        job = TrainingJob(inputs.rows, index, seen_labels, ends, rule, mean, taken)
         with self._rows(rows, *self._slots.values) as (values, *state):
             outputs = self._engine.train(values, state, job)
         return self._named(rows, score(outputs, seen_labels, one.loss, one.right))
@@ -482,10 +463,8 @@ class SgdGroup(StackedGroup):
 class AssociativeGroup(StackedGroup):
     """Associative learners with equal layouts, thresholds, local samples and rates."""
 
-    def __init__(
-        self, places: Sequence[int], learners: Sequence[AssociativeLearner], device: torch.device
-    ):
-        super().__init__(places, learners, device)
+    def __init__(self, kind: Kind, learners: Sequence[AssociativeLearner], device: torch.device):
+        super().__init__(kind, learners, device)
         self._samples = Pool([learner.samples for learner in learners], device)
         self._counts = torch.tensor(self._samples.counts, device=device)
         # Not products but sweeps over all weights: many peers at once, as long as they stay in cache.
@@ -581,20 +560,19 @@ def form_group(kind: Kind, learners: Sequence[Learner], device: torch.device | N
     """Stack the learners of a kind, or leave them as they are."""
     chosen: list[Any] = [learners[place] for place in kind.places]
     if not kind.stackable:
-        return LoopGroup(kind.places, chosen, None)
+        return LoopGroup(kind, chosen)
     where = device or chosen[0].network.flat.device
     if isinstance(chosen[0], AssociativeLearner):
-        return AssociativeGroup(kind.places, chosen, where)
+        return AssociativeGroup(kind, chosen, where)
     one: SgdLearner = chosen[0]
-    assert kind.rule is not None
     chain = None if one.right else read_chain(one.network.module, one.loss)
     if chain is not None:
-        return SgdGroup(kind.places, chosen, ChainEngine(chain, one.loss), kind.rule, where)
+        return SgdGroup(kind, chosen, ChainEngine(chain, one.loss), where)
     inputs, labels = one.samples[0][:1].to(where), one.samples[1][:1].to(where)
     engine = ModuleEngine(one.network, one.loss, inputs, where)
     if not engine.can_stack(one.network.flat[None].to(where), inputs[None], labels[None]):
-        return LoopGroup(kind.places, chosen, None)
-    return SgdGroup(kind.places, chosen, engine, kind.rule, where)
+        return LoopGroup(kind, chosen)
+    return SgdGroup(kind, chosen, engine, where)
 
 
 def _kind(learner: Learner) -> Kind:
@@ -608,8 +586,8 @@ def _kind(learner: Learner) -> Kind:
         return Kind(type(learner), stackable=False)
     if not len(learner.samples[1]):
         return Kind("no training samples", stackable=False)
-    rule, count, module = read_rule(learner), steps_taken(learner), learner.network.module
-    if rule is None or count is None:
+    rule, module = read_rule(learner), learner.network.module
+    if rule is None:
         return Kind("an optimizer without a stacked form", stackable=False)
     if not all(parameter.requires_grad for parameter in module.parameters()):
         return Kind("frozen parameters", stackable=False)
@@ -620,7 +598,7 @@ def _kind(learner: Learner) -> Kind:
     if large and any(isinstance(layer, CONVOLUTIONS) for layer in module.modules()):
         return Kind("convolutions that are faster one by one", stackable=False)
     key = (
-        chain or _signature(module), rule, count, learner.loss, learner.local_samples, learner.batch,
+        chain or _signature(module), rule, learner.loss, learner.local_samples, learner.batch,
         learner.reduction, flat.dtype, flat.device, tuple(learner.samples[0].shape[1:]),
         learner.held_out[0].dtype, learner.right, learner.samples[1].dtype,
         tuple(learner.samples[1].shape[1:]),

@@ -187,6 +187,8 @@ def read_rule(learner: SgdLearner) -> UpdateRule | None:
         return None
     if any(isinstance(settings.get(key), Tensor) for key in ("lr", "betas")):
         return None
+    if len({int(state["step"]) for state in _states(learner).values() if "step" in state}) > 1:
+        return None  # parameters that have not taken the same steps
     rate, decay = settings["lr"], settings.get("weight_decay", 0)
     if type(optimizer) is torch.optim.SGD and not settings["dampening"]:
         if not settings["momentum"] and not decay:
@@ -196,12 +198,6 @@ def read_rule(learner: SgdLearner) -> UpdateRule | None:
         decoupled = settings.get("decoupled_weight_decay", type(optimizer) is torch.optim.AdamW)
         return Adam(rate, tuple(settings["betas"]), settings["eps"], decay, bool(decoupled))
     return None
-
-
-def steps_taken(learner: SgdLearner) -> int | None:
-    """Return how many steps the optimizer has counted; None if its parameters disagree."""
-    counts = {int(state["step"]) for state in _states(learner).values() if "step" in state} or {0}
-    return counts.pop() if len(counts) == 1 else None
 
 
 class OptimizerStates:
