@@ -551,7 +551,7 @@ def _enter_by_hand(module: nn.Module, parts: Mapping[str, Sequence[str]], ledger
             for name in matching:
                 if int(axis) >= len(shapes[name]):
                     raise ModelError(
-                        f"part {part!r}: {name!r} has no axis {axis}: there are {len(shapes[name])}"
+                        f"part {part!r}: {name!r} has {len(shapes[name])} axes, so none is {axis}"
                     )
                 found[name, int(axis)] = shapes[name][int(axis)]
         if not part:
