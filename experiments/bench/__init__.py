@@ -5,23 +5,29 @@ What all share: rows of results, work timed alternately with its baseline, and t
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..cli import console
 from ..errors import ConfigError
 from ..results import Results, write_json
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ...models import SlicedNetwork
+
+T = TypeVar("T")
 
 BENCHMARKS: Mapping[str, str] = MappingProxyType(
     {
@@ -30,11 +36,11 @@ BENCHMARKS: Mapping[str, str] = MappingProxyType(
         "checkpoint": "live:checkpoint",
         "memory": "live:memory",
         "arena": "arena:arena",
-        "scale": "growth:scale",
+        "scale": "arena:scale",
         "matching": "models:matching",
         "networks": "models:networks",
         "topology": "graphs:topology",
-        "virtual": "growth:virtual",
+        "virtual": "virtual:virtual",
         "trust": "wire:trust",
     }
 )
@@ -51,18 +57,25 @@ PAUSE = 0.05
 class Row:
     """One line of the table: `measured` against `baseline`, both in `unit`.
 
-    ratio: what the claim is about. wanted: the claim; None only informs. A row that could not be
-    measured has no figures, and its note says why.
+    wanted: the claim about their ratio; None only informs. speedup: the ratio says how many times as fast as
+    its baseline the work is. A row that could not be measured has no figures, and its note says why.
     """
 
     name: str
     unit: str
-    measured: float | None
-    baseline: float | None
-    ratio: float | None
+    measured: float | None = None
+    baseline: float | None = None
     wanted: float | None = None
     sense: Literal["at least", "at most"] = "at least"
     note: str = ""
+    speedup: bool = False
+
+    @property
+    def ratio(self) -> float | None:
+        """What the claim is about; None if there is nothing to compare."""
+        if self.measured is None or self.baseline is None:
+            return None
+        return self.baseline / self.measured if self.speedup else self.measured / self.baseline
 
     @property
     def met(self) -> bool | None:
@@ -73,7 +86,20 @@ class Row:
 
     def record(self) -> dict[str, Any]:
         """As JSON-friendly data."""
-        return {**asdict(self), "met": self.met}
+        return {**asdict(self), "ratio": self.ratio, "met": self.met}
+
+
+def race(
+    name: str,
+    work: Callable[[], object],
+    baseline: Callable[[], object],
+    wanted: float | None = None,
+    note: str = "",
+    repeats: int = REPEATS,
+) -> Row:
+    """Time work against a baseline that does the same; the ratio says how many times as fast it is."""
+    seconds = alternate(work, baseline, repeats=repeats)
+    return Row(name, "s", *seconds, wanted, note=note, speedup=True)
 
 
 def alternate(
@@ -158,22 +184,41 @@ def main_bench(only: list[str] | None = None) -> None:
     run_benchmarks(only or None, Results(PLACE, "bench"))
 
 
-def in_own_process(function: Callable[..., Any], *arguments: object, **environment: str) -> Any:
-    """Return what a function of a module returns, as JSON knows it, from a process of its own.
+def in_own_process(function: Callable[..., T], *arguments: object, **environment: str) -> T:
+    """Return what a function of a module returns from a new process.
 
     Its peak of memory is its own, and so are the threads that `environment` allows it.
     """
-    program = (
-        "import json, sys; from importlib import import_module; "
-        "module, name, *rest = json.loads(sys.argv[1]); "
-        "print(json.dumps(getattr(import_module(module), name)(*rest)))"
-    )
-    call = json.dumps([function.__module__, function.__name__, *arguments])
-    answer = subprocess.run(
-        [sys.executable, "-c", program, call], env={**os.environ, **environment},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if answer.returncode:
-        what = f"{function.__name__}{arguments}"
-        raise RuntimeError(f"benchmark {what} failed: {answer.stderr.strip()[-500:]}")
-    return json.loads(answer.stdout)
+    before = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            return pool.submit(function, *arguments).result()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+# --- what most of them work on ----------------------------------------------------------------------
+
+PAPER = "784=300=100=10"
+"""The paper's perceptron."""
+PARAMETERS = 266_610
+"""How many it has."""
+
+
+def perceptron(layout: str) -> nn.Sequential:
+    """A network of sigmoids."""
+    from ...models import mlp  # torch, which bare clients and graphs do without
+
+    return mlp(layout, activation="sigmoid", output="sigmoid")
+
+
+def sliced_perceptron(peer: str, layout: str = PAPER, level: int = 100) -> SlicedNetwork:
+    """A peer's network; all inputs and `level` % of the cells of every other part are everybody's."""
+    from ...models import SlicedNetwork
+
+    inputs, *rest = (int(count) for count in layout.split("="))
+    shared = [inputs, *(count * level // 100 for count in rest)]
+    slices = {"global": "-".join(map(str, shared))}
+    return SlicedNetwork(perceptron(layout), slices, peer=peer, seed=1)

@@ -5,7 +5,6 @@ Each figure comes from a process of its own, which loads no torch, so that its m
 
 from __future__ import annotations
 
-import resource
 import tempfile
 import time
 from itertools import pairwise
@@ -28,24 +27,24 @@ def topology() -> list[Row]:
     for small, large in pairwise(SIZES):
         few, many = costs[small][0], costs[large][0]
         power = log(many / few) / log(large / small)
-        rows.append(
-            Row(f"facts, {large:,} against {small:,} peers", "s", many, few, many / few,
-                note=f"ten times the peers; time grows as peers^{power:.2f}")
-        )  # fmt: skip
+        note = f"ten times the peers; time grows as peers^{power:.2f}"
+        rows.append(Row(f"facts, {large:,} against {small:,} peers", "s", many, few, note=note))
     return rows
 
 
 def _rows(name: str, seconds: float, peak: float) -> list[Row]:
+    limit = "baseline: the limit"
     return [
-        Row(name, "s", seconds, SECONDS, seconds / SECONDS, 1.0, "at most", "baseline: the limit"),
-        Row(f"{name}, memory", "GB", peak / 1e9, BYTES / 1e9, peak / BYTES, 1.0, "at most",
-            "peak of the whole process; baseline: the limit"),
+        Row(name, "s", seconds, SECONDS, 1.0, "at most", limit),
+        Row(f"{name}, memory", "GB", peak / 1e9, BYTES / 1e9, 1.0, "at most",
+            f"peak of the whole process; {limit}"),
     ]  # fmt: skip
 
 
 def work(what: str, peers: int) -> tuple[float, float]:
     """Return seconds of one piece of work without imports, and the peak bytes of this process."""
     from ...topology import facts
+    from ..arena import peak_memory
     from ..graphs import load_graph
     from ..graphs.show import examine, show
 
@@ -56,6 +55,4 @@ def work(what: str, peers: int) -> tuple[float, float]:
             show(examine(given), Path(folder))
     else:
         facts(given.graph)
-    seconds = time.perf_counter() - started
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return seconds, float(peak)
+    return time.perf_counter() - started, float(peak_memory())

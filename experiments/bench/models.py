@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from torch.nn import functional as F
 
 from ...models import SlicedNetwork, resnet
 from ...models.matching import Cells, MatchOptions, match
-from . import Row, alternate, in_own_process
+from . import Row, alternate, in_own_process, race
 
 # --- gathering and scattering against training ------------------------------------------------------
 
@@ -76,7 +75,7 @@ def networks(
         torch.set_num_threads(threads)
     name = f"read and write {work.shared / 1e6:.1f} of {work.values / 1e6:.1f} million values"
     note = f"ResNet-18 at level {LEVEL:.0%}; baseline: one training step of {BATCH} images of 32×32"
-    return [Row(name, "s", taken, step, taken / step, WANTED, "at most", note)]
+    return [Row(name, "s", taken, step, WANTED, "at most", note)]
 
 
 # --- matching ---------------------------------------------------------------------------------------
@@ -93,11 +92,11 @@ def matching() -> list[Row]:
     for its second thread than it computes, and numpy takes no advice once it is loaded.
     """
     one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return [Row(**record) for record in in_own_process(measure, **one)]
+    return in_own_process(measure, **one)
 
 
-def measure() -> list[dict[str, Any]]:
-    """Return the rows, as data."""
+def measure() -> list[Row]:
+    """Return the rows."""
     peers = planted(100)
     found: dict[str, list[np.ndarray]] = {}
 
@@ -107,21 +106,13 @@ def measure() -> list[dict[str, Any]]:
     def loops() -> None:
         found["loops"] = looped(peers)
 
-    mine, plain = alternate(products, loops, repeats=_REPEATS)
+    name = f"matching, {PEERS} peers, {INPUTS} inputs, 100 cells, to convergence"
+    row = race(name, products, loops, 20.0, repeats=_REPEATS)
     if not same_partition(found["products"], found["loops"]):
         raise AssertionError("the loops and the products found different partitions")
     fast = match(peers)
-    rows = [
-        Row(
-            f"matching, {PEERS} peers, {INPUTS} inputs, 100 cells, to convergence",
-            "s",
-            mine,
-            plain,
-            plain / mine,
-            20.0,
-            note=f"baseline: plain loops; {len(fast.atoms)} atoms, {fast.sweeps} sweeps",
-        )
-    ]
+    note = f"baseline: plain loops; {len(fast.atoms)} atoms, {fast.sweeps} sweeps"
+    rows = [replace(row, note=note)]
     first = None
     for width in WIDTHS:
         cells = planted(width)
@@ -129,17 +120,9 @@ def measure() -> list[dict[str, Any]]:
         grown = match(cells, MatchOptions(limit=None))
         seconds = time.perf_counter() - started
         first = first or seconds
-        rows.append(
-            Row(
-                f"matching, {width} cells",
-                "s",
-                seconds,
-                first,
-                seconds / first,
-                note=f"ratio: against {WIDTHS[0]} cells; {len(grown.atoms)} atoms, {grown.sweeps} sweeps",
-            )
-        )
-    return [asdict(row) for row in rows]
+        note = f"ratio: against {WIDTHS[0]} cells; {len(grown.atoms)} atoms, {grown.sweeps} sweeps"
+        rows.append(Row(f"matching, {width} cells", "s", seconds, first, note=note))
+    return rows
 
 
 def planted(width: int, seed: int = 0, inputs: int = INPUTS) -> list[Cells]:
