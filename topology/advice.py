@@ -238,11 +238,7 @@ def specs(peers: int, degree: int | None, groups: int = 1) -> Iterator[str]:
         for inner, joints in ((links - sides, size), (links - 1, 2), (links - sides, 1)):
             if inner > 1 and _even(peers, groups, inner):
                 yield f"clusters:{groups}:{joints}:{inner}"
-    yield from (
-        "one-peer-exponential",
-        f"random-matchings:{WINDOW}",
-        f"rotating-rings:{WINDOW}",
-    )
+    yield from ("one-peer-exponential", f"random-matchings:{WINDOW}", f"rotating-rings:{WINDOW}")
 
 
 def _even(peers: int, groups: int, degree: int) -> bool:

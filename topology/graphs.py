@@ -251,8 +251,7 @@ def clusters(
     cut costs; with 1 the joining peers are the swarm's weak spots.
     """
     _need(
-        1 <= clusters <= peers,
-        f"{peers} peers cannot form {clusters} clusters; give 1 … {peers}",
+        1 <= clusters <= peers, f"{peers} peers cannot form {clusters} clusters; give 1 … {peers}"
     )
     rng = np.random.default_rng(seed)
     groups = [[int(i) for i in part] for part in np.array_split(np.arange(peers), clusters)]
@@ -537,7 +536,7 @@ def draw_events(
             gone[np.flatnonzero(gone)[max(spare, 0) :]] = False
             on[:] = (on | back) & ~gone
             for kind, changed in zip(kinds, (back, gone), strict=True):
-                events += [Event(step, kind, *items[i]) for i in np.flatnonzero(changed)]
+                events += [Event(step, kind, *items[i]) for i in np.flatnonzero(changed)]  # pyright: ignore
     return events
 
 

@@ -301,11 +301,7 @@ def _general_second(matrix: csr_array) -> float:
     near = csc_array(matrix)
     for wanted in (8, 32):
         values: NDArray = eigs(  # pyright: ignore[reportAssignmentType]
-            near,
-            k=wanted,
-            sigma=1.0 + 1.0 / peers**2,
-            v0=_start(peers),
-            return_eigenvectors=False,
+            near, k=wanted, sigma=1.0 + 1.0 / peers**2, v0=_start(peers), return_eigenvectors=False
         )
         distance = np.abs(1.0 - values)
         others = values[np.arange(len(values)) != distance.argmin()]

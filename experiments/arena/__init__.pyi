@@ -11,6 +11,7 @@ from .network import KINDS as KINDS
 from .network import Conditions as Conditions
 from .network import Distribution as Distribution
 from .network import TimeError as TimeError
+from .network import Timetable as Timetable
 from .network import World as World
 from .network import parse as parse
 from .simulation import LearningSimulation as LearningSimulation
@@ -20,7 +21,6 @@ from .simulation import Simulation as Simulation
 from .simulation import save_networks as save_networks
 from .simulation import simulate as simulate
 from .simulation import simulate_in_time as simulate_in_time
-from .timetable import Timetable as Timetable
 from .vectorised import Sample as Sample
 from .vectorised import VectorisedPushSum as VectorisedPushSum
 from .vectorised import peak_memory as peak_memory

@@ -39,13 +39,8 @@ from ...gossip.compress import ROOM, SENT_KEPT, CompressError, Links, Shapes, Tr
 from ...models import Learner, ModelError, Weighted, check_weights, implementers
 from ...models.stack import Needs, Term
 from ...peer import MatchedStore, NetworkStore, blocks, schema_entries
-from ...topology import Schedule, static
 from .lockstep import Gossip, Mixing, Server
-from .network import World
-from .timetable import Clock, Timetable, share_rule
-
-# At one moment, events happen in this order: the order of `vectorised`, with training before the push.
-CHANGE, CREDIT, SETTLE, TRAIN, PUSH = range(5)
+from .network import CHANGE, CREDIT, PUSH, SETTLE, TRAIN, Clock, Timetable, World, share_rule
 
 MOMENT = 1e-9
 """Seconds that a message takes in lockstep: enough to arrive after all that were sent with it."""
@@ -339,12 +334,11 @@ class VirtualTime(EventSimulator):
         for peer in np.flatnonzero(world.present_at(0.0)).tolist():
             self._arrive(peer, founder=True)
 
-    def run(self, seconds: float, window: float | None = None) -> None:
-        """Let time pass. window: virtual seconds that are laid out at once; it changes no result."""
+    def run(self, seconds: float) -> None:
+        """Let time pass; what happens is laid out one push interval at a time."""
         end = self.now + seconds
-        step = window or self.world.conditions.push_interval
         while self.now < end:
-            stop = min(self.now + step, end)
+            stop = min(self.now + self.world.conditions.push_interval, end)
             self._lay_out(stop)
             self._run_until(stop)
             self.now = stop
@@ -359,13 +353,13 @@ class VirtualTime(EventSimulator):
             self._at(float(time), CHANGE, int(peer), int(arrives), partial(change, int(peer)))
         for lane, (vector, table) in enumerate(self._tables.items()):
             plan = table.until(end)
-            outcomes: list[dict[int, Outcome]] = [{} for _ in range(len(plan.pushes))]
+            outcomes: list[dict[int, Outcome]] = [{} for _ in plan.peer]
             some = plan.transfers
             columns = (some.push, some.receiver, some.arrives, some.closes, some.heard)
             for push, receiver, *outcome in zip(*(c.tolist() for c in columns), strict=True):
                 outcomes[push][receiver] = Outcome(*outcome)
-            moments = zip(plan.pushes.time.tolist(), plan.pushes.peer.tolist(), strict=True)
-            for (time, peer), each in zip(moments, outcomes, strict=True):
+            pushes = zip(plan.time.tolist(), plan.peer.tolist(), outcomes, strict=True)
+            for time, peer, each in pushes:
                 self._at(time, PUSH, peer, lane, partial(self.push, vector, peer, each))
 
     def _arrive(self, peer: int, *, founder: bool) -> None:
@@ -537,7 +531,7 @@ class WiredAverager:
         for owner, who in self._owners.items() if self._wire.compress is not None else ():
             links = 2 * len(who)
             if isinstance(self._mixing, Gossip):
-                schedule = _schedule(self._mixing)
+                schedule = self._mixing.schedule
                 union = schedule.union(0, schedule.period or WINDOW).subgraph(who)
                 links = union.number_of_edges() * (1 if union.is_directed() else 2)
             # At most: both ends share what they have in common.
@@ -546,7 +540,7 @@ class WiredAverager:
 
     def _targets(self, mixing: Gossip, owner: str) -> Mapping[int, Sequence[int]]:
         """Whom each peer gives to in the next exchange; those of a graph that repeats are kept."""
-        schedule = _schedule(mixing)
+        schedule = mixing.schedule
         step = self._exchanges % schedule.period if schedule.period else self._exchanges
         if (owner, step) in self._kept:
             return self._kept[owner, step]
@@ -555,10 +549,6 @@ class WiredAverager:
         if schedule.period:
             self._kept[owner, step] = targets
         return targets
-
-
-def _schedule(mixing: Gossip) -> Schedule:
-    return mixing.graph if isinstance(mixing.graph, Schedule) else static(mixing.graph)
 
 
 def _checked(mixing: Mixing) -> Gossip | Server:

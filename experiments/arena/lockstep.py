@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
@@ -124,6 +125,13 @@ class Gossip:
             raise ModelError(f"{self.exchanges} exchanges: an averaging needs at least one")
         object.__setattr__(self, "_kept", {})
 
+    @cached_property
+    def schedule(self) -> Schedule:
+        """Return the graph of every exchange."""
+        from ...topology import Schedule, static
+
+        return self.graph if isinstance(self.graph, Schedule) else static(self.graph)
+
     def exchanges_before(self, step: int) -> int:
         """Return how many exchanges the first `step` averagings make."""
         return step * self.exchanges
@@ -167,9 +175,9 @@ class Gossip:
 
     def _matrix(self, members: Sequence[int], exchange: int) -> csr_array:
         """The matrix of one exchange among the members; those that come again are kept."""
-        from ...topology import Schedule, check_stochastic, mixing_matrix, static
+        from ...topology import check_stochastic, mixing_matrix
 
-        schedule = self.graph if isinstance(self.graph, Schedule) else static(self.graph)
+        schedule = self.schedule
         kept: dict[tuple[int, tuple[int, ...]], csr_array] = self._kept  # type: ignore[attr-defined]
         key = (exchange % schedule.period if schedule.period else -1, tuple(members))
         if key in kept:

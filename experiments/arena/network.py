@@ -1,7 +1,10 @@
-"""Simulated networks: how long training and messages take, what is lost, who is present, who is cut off.
+"""Simulated networks: how long training and messages take, what is lost, who is present, who is cut off; and
+timetables: who pushes to whom, when, how much, and the outcome.
 
 All of it follows from a seed and from schedules given in advance, and nothing from what peers hold: the
-outcome of a transfer is known when it is sent. Durations are named distributions, as a config writes them:
+outcome of a transfer is known when it is sent. So a whole window of virtual time is laid out at once, for all
+peers, and the values flow through it afterwards (`vectorised.py`, `events.py`). Durations are named
+distributions, as a config writes them:
 
 "constant:1"    "uniform:0.5:1.5"    "exponential:2"    "lognormal:1:0.5"    "gamma:1:4"
 {kind = "lognormal", median = 1, sigma = 0.5}    {kind = "gamma", mean = 0.2, shape = 4, fixed = true}
@@ -11,9 +14,10 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from typing import Any, Self, TypeAlias
 
 import networkx as nx
 import numpy as np
@@ -134,48 +138,41 @@ class Distribution:
 def parse(spec: str | Mapping[str, Any] | float, what: str = "duration") -> Distribution:
     """Read a distribution; a plain number is a constant. `what` starts every error."""
     if _is_number(spec):
-        spec = {"kind": "constant", "value": spec}
-    if isinstance(spec, str):
+        given: dict[str, Any] = {"kind": "constant", "value": spec}
+    elif isinstance(spec, str):
         kind, *words = spec.split(":")
-        names = _known(kind, KINDS, f"{what}: unknown distribution {kind!r}", "known are").names
-        if len(words) != len(names):
+        names = KINDS[kind].names if kind in KINDS else ()
+        if names and len(words) != len(names):
             raise TimeError(f"{what} is {spec!r}: write {':'.join([kind, *names])}, with numbers")
-        given: dict[str, Any] = dict(zip(names, words, strict=True))
+        given = {"kind": kind, **dict(zip(names, words, strict=False))}
     elif isinstance(spec, Mapping):
         given = dict(spec)
-        kind = given.pop("kind", None)
-        if not isinstance(kind, str):
-            raise TimeError(f"{what} needs a kind, one of {', '.join(KINDS)}")
-        names = _known(kind, KINDS, f"{what}: unknown distribution {kind!r}", "known are").names
     else:
         raise TimeError(f"{what} is {spec!r}: write a number, 'exponential:1', or a table")
+    kind = given.pop("kind", None)
+    if not isinstance(kind, str):
+        raise TimeError(f"{what} needs a kind, one of {', '.join(KINDS)}")
+    if kind not in KINDS:
+        known = hint(kind, KINDS, are="known are")
+        raise TimeError(f"{what}: unknown distribution {kind!r}; {known}")
+    names = KINDS[kind].names
     fixed = given.pop("fixed", False)
     if not isinstance(fixed, bool):
         raise TimeError(f"{what}: fixed is {fixed!r}, not true or false")
-    for name in given:
-        _known(name, dict.fromkeys(names), f"{what}: {kind} has no parameter {name!r}", "it takes")
-    if missing := [name for name in names if name not in given]:
-        raise TimeError(f"{what}: {kind} needs {missing[0]!r}")
-    values = tuple(_positive(given[name], f"{what}: {name}") for name in names)
+    for name in (name for name in given if name not in names):
+        known = hint(name, names, are="it takes")
+        raise TimeError(f"{what}: {kind} has no parameter {name!r}; {known}")
+    for name in names:
+        if name not in given:
+            raise TimeError(f"{what}: {kind} needs {name!r}")
+        if not _is_number(given[name]):
+            raise TimeError(f"{what}: {name} is {given[name]!r}, not a number")
+        if not 0 < float(given[name]) < math.inf:
+            raise TimeError(f"{what}: {name} is {given[name]}, it must be positive")
+    values = tuple(float(given[name]) for name in names)
     if kind == "uniform" and values[0] > values[1]:
         raise TimeError(f"{what}: uniform's low, {values[0]:g}, is above its high, {values[1]:g}")
     return Distribution(kind, values, fixed)
-
-
-def _known(name: str, names: Mapping[str, Any], problem: str, otherwise: str) -> Any:
-    if name in names:
-        return names[name]
-    raise TimeError(f"{problem}; {hint(name, names, are=otherwise)}")
-
-
-def _positive(value: Any, what: str) -> float:
-    if (isinstance(value, str) and not _is_number(value)) or not isinstance(
-        value, str | int | float
-    ):
-        raise TimeError(f"{what} is {value!r}, not a number")
-    if isinstance(value, bool) or not 0 < float(value) < math.inf:
-        raise TimeError(f"{what} is {value}, it must be positive")
-    return float(value)
 
 
 def _is_number(spec: Any) -> bool:
@@ -350,7 +347,8 @@ class World:
             if event.other is None:
                 first.setdefault(event.peer, event.kind)
         away = [peer for peer, kind in first.items() if kind == "arrive"]
-        churn(graph, events, away)  # raises what is wrong with the events
+        if events:
+            churn(graph, events, away)  # raises what is wrong with them
         starts = [[0.0] for _ in range(self.peers)]
         ends: list[list[float]] = [[] for _ in range(self.peers)]
         for peer in away:
@@ -382,3 +380,225 @@ def _padded(rows: Iterable[list[float]], extra: int) -> Floats:
     for index, row in enumerate(known):
         table[index, : len(row)] = row
     return table
+
+
+# --- timetables -------------------------------------------------------------------------------------
+
+# At one moment, a peer's events happen in this order.
+CHANGE, CREDIT, SETTLE, TRAIN, PUSH = range(5)
+
+ShareRule = Callable[[Any, Any], Any]
+"""(weights, neighbours in the push) → the units of weight that each neighbour is given; ints or arrays."""
+
+_KEY_BITS = 44  # of a sort key's 64; the rest numbers the pushes of one step
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """Mass on its way. `push` is the place of the push it belongs to in the same plan.
+
+    arrives: when it is credited; infinity if it never is.
+    closes: when its sender hears of that, or settles it: from then on the link is free again.
+    heard: whether the answer reached the sender before its timeout.
+    returns: whether the sender then takes the mass back.
+    credited_then_lost: whether the mass that returns had been credited to a receiver that died with it.
+    sender_died: whether the sender is gone by then, and with it what would have returned.
+    """
+
+    push: Ints
+    sender: Ints
+    receiver: Ints
+    arrives: Floats
+    closes: Floats
+    heard: Flags
+    returns: Flags
+    credited_then_lost: Flags
+    sender_died: Flags
+
+    def __len__(self) -> int:
+        return len(self.push)
+
+    def where(self, chosen: Flags) -> Self:
+        """Some of them."""
+        return type(self)(*(getattr(self, each.name)[chosen] for each in fields(self)))
+
+    def and_then(self, others: Self) -> Self:
+        """Both, in this order."""
+        both = ((getattr(self, each.name), getattr(others, each.name)) for each in fields(self))
+        return type(self)(*(np.concatenate(pair) for pair in both))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A window of virtual time: who pushes when, to how many neighbours (`fan`), and what becomes of it.
+
+    `idle` counts pushes for which no neighbour was free.
+    """
+
+    peer: Ints
+    time: Floats
+    fan: Ints
+    transfers: Transfers
+    idle: int
+
+
+class Clock:
+    """When peers end their local steps. Peers that are away do not train."""
+
+    def __init__(self, world: World, peers: Ints):
+        self._world, self._peers = world, peers
+        self._count = np.zeros(len(peers), np.int64)
+        self._session = np.zeros(len(peers), np.int64)
+        self._due = world.start(peers, self._session) + world.training(peers, self._count)
+        self._skip_absences(np.arange(len(peers)))
+
+    def until(self, end: float) -> Iterator[tuple[Ints, Ints, Floats, Ints]]:
+        """Yield (places, peers, times, counts) of all local steps that end before `end`.
+
+        A peer appears once in every array that is yielded, and its times rise from one to the next.
+        """
+        while len(at := np.flatnonzero(self._due < end)):
+            peer, time, count = self._peers[at], self._due[at].copy(), self._count[at].copy()
+            self._count[at] += 1
+            self._due[at] = _after(time, self._world.training(peer, self._count[at]))
+            self._skip_absences(at)
+            yield at, peer, time, count
+
+    def _skip_absences(self, at: Ints) -> None:
+        """Local steps that a peer does not live to end are begun again in its next session."""
+        if not self._world.churns:
+            return
+        while True:
+            peer, session = self._peers[at], self._session[at]
+            cut_off = np.isfinite(self._due[at]) & (self._due[at] >= self._world.end(peer, session))
+            if not cut_off.any():
+                return
+            at = at[cut_off]
+            self._session[at] += 1
+            starts = self._world.start(self._peers[at], self._session[at])
+            self._due[at] = starts + self._world.training(self._peers[at], self._count[at])
+
+
+class Timetable:
+    """Lays out the pushes of one vector on one graph.
+
+    A peer trains, then pushes to a few random neighbours to which no transfer is open. When that is, whom it
+    picks, when the message arrives and whether its answer does, follow from the seed, the world's schedules
+    and the peer's own earlier pushes.
+
+    graph: who may give to whom; its peers are numbers below `world.peers`, not necessarily all.
+    fanout: neighbours that share in one push.
+    lane: a number that sets this vector's random choices apart from those of others.
+    """
+
+    def __init__(self, world: World, graph: nx.Graph, *, fanout: int = 1, lane: int = 0):
+        self._world, self._fanout, self._lane = world, fanout, lane
+        self.peers = np.array(sorted(graph.nodes), dtype=np.int64)
+        pairs = np.array(list(graph.edges), dtype=np.int64).reshape(-1, 2)
+        if not graph.is_directed():
+            pairs = np.concatenate([pairs, pairs[:, ::-1]])
+        pairs = pairs[pairs[:, 0] != pairs[:, 1]]
+        pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+        self.sender, self.receiver = pairs[:, 0].copy(), pairs[:, 1].copy()
+        self._first = np.searchsorted(self.sender, self.peers)
+        self._degree = np.searchsorted(self.sender, self.peers, side="right") - self._first
+        self._clock = Clock(world, self.peers)
+        self._closes = np.full(len(pairs), -np.inf)
+        self._session = np.zeros(len(pairs), np.int64)
+        """In which session of the sender a link's last transfer was opened."""
+
+    def until(self, end: float) -> Plan:
+        """Lay out everything that is pushed before `end` and was not laid out before."""
+        none, never, no = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, bool)
+        pushes = [(none, never, none)]
+        transfers: list[tuple[Any, ...]] = [(none, none, none, never, never, no, no, no, no)]
+        idle, number = 0, 0
+        for at, peer, time, count in self._clock.until(end):
+            edge, push = self._choose(at, time, count)
+            fan = np.bincount(push, minlength=len(at))
+            used = fan > 0
+            idle += len(at) - int(used.sum())
+            place = number + np.cumsum(used) - 1
+            number += int(used.sum())
+            pushes.append((peer[used], time[used], fan[used]))
+            outcomes = self._outcomes(edge, time[push], count[push])
+            transfers.append((place[push], self.sender[edge], self.receiver[edge], *outcomes))
+        return Plan(
+            *(np.concatenate(column) for column in zip(*pushes, strict=True)),
+            Transfers(*(np.concatenate(column) for column in zip(*transfers, strict=True))),
+            idle,
+        )
+
+    def _choose(self, at: Ints, time: Floats, count: Ints) -> tuple[Ints, Ints]:
+        """The links that are pushed along, and for each the place of its push in `at`."""
+        degree = self._degree[at]
+        push = np.repeat(np.arange(len(at)), degree)
+        within = np.arange(len(push)) - np.repeat(np.cumsum(degree) - degree, degree)
+        edge = self._first[at][push] + within
+        when = time[push]
+        open_ = self._closes[edge] > when
+        if self._world.churns:  # a new session knows nothing of the old one's transfers
+            open_ &= self._session[edge] == self._world.session(self.sender[edge], when)
+        free = ~open_ & self._world.link_up(self.sender[edge], self.receiver[edge], when)
+        free &= self._world.present(self.receiver[edge], when)
+        edge, push = edge[free], push[free]
+        purpose = f"target {self._lane}"
+        keys = self._world.draws.hashes(
+            purpose, self.sender[edge], self.receiver[edge], count[push]
+        )
+        keys = (push.astype(np.uint64) << np.uint64(_KEY_BITS)) | (
+            keys >> np.uint64(64 - _KEY_BITS)
+        )
+        order = np.argsort(keys, kind="stable")
+        edge, push = edge[order], push[order]
+        first = np.searchsorted(push, push)
+        chosen = np.arange(len(push)) - first < self._fanout
+        return edge[chosen], push[chosen]
+
+    def _outcomes(self, edge: Ints, time: Floats, count: Ints) -> tuple[Floats | Flags, ...]:
+        """The outcomes of transfers along links: the columns of `Transfers` from `arrives` on."""
+        world, lane = self._world, self._lane
+        sender, receiver = self.sender[edge], self.receiver[edge]
+        latest = time + world.conditions.transfer_timeout
+        arrives = _after(time, world.delay(lane, sender, receiver, count, "give"))
+        given = ~world.lost(lane, sender, receiver, count, "give", time) & (arrives < latest)
+        dies = back = np.full(len(edge), np.inf)
+        if world.churns:
+            session = world.session(receiver, time)
+            dies, back = world.end(receiver, session), world.start(receiver, session + 1)
+            given &= arrives < dies
+        answer = _after(arrives, world.delay(lane, receiver, sender, count, "answer"))
+        heard = given & (answer < latest) & (answer < back)
+        heard &= ~world.lost(lane, receiver, sender, count, "answer", arrives)
+        dead = ~heard & (dies <= latest)
+        returns = ~given | dead
+        # A receiver that comes back in a new session shows that its old ledger is gone: what was not
+        # answered until then returns, credited or not.
+        closes = np.where(heard, answer, np.where(dead, np.minimum(latest, back), latest))
+        sender_died = np.zeros(len(edge), bool)
+        if world.churns:
+            own = world.session(sender, time)
+            self._session[edge] = own
+            sender_died = returns & (closes >= world.end(sender, own))
+        self._closes[edge] = closes
+        arrives = np.where(given, arrives, np.inf)
+        return arrives, closes, heard, returns, given & returns, sender_died
+
+
+def _after(time: Floats, duration: Floats) -> Floats:
+    """The end of a duration, later than its start even if rounding would make them equal."""
+    return np.maximum(time + duration, np.nextafter(time, np.inf))
+
+
+def share_rule(fraction: float | None) -> ShareRule:
+    """Equal parts for neighbours and peer, or a fraction of the weight, split among neighbours.
+
+    All in whole units. The fraction is taken as a ratio of numbers small enough that products of
+    weights never overflow.
+    """
+    if fraction is None:
+        return lambda weight, fan: weight // (fan + 1)
+    if not 0 < fraction < 1:
+        raise ValueError(f"fraction is {fraction}, it must lie between 0 and 1")
+    top, bottom = Fraction(fraction).limit_denominator(1 << 20).as_integer_ratio()
+    return lambda weight, fan: (weight // bottom * top + weight % bottom * top // bottom) // fan

@@ -19,13 +19,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import networkx as nx
 import numpy as np
 import torch
 
 from ...gossip import ONE, Array, DictStore, Partition
-from ...gossip.compress import Traffic
+from ...gossip.compress import Shapes, Traffic
 from ...models import AssociativeNetwork, Layout, Metrics, ModelError
 from ...models.stack import Needs, estimate, free_memory
 from ...peer import MatchedStore, blocks, schema_entries
@@ -190,7 +191,9 @@ class LearningSimulation:
         owners = shared_owners(self.members)
         check_compression(config, self.members, owners, source)
         shared: list[dict[str, Array]] = [{} for _ in self.members]
+        shapes: dict[str, Shapes] = {}
         for owner, who in owners.items():
+            shapes[owner] = blocks(schema_entries(self.members[who[0]].network, owner))
             for peer in who:
                 shared[peer][owner] = self.members[peer].network.read(owner).cpu().numpy()
         self._stores = [DictStore(vectors) for vectors in shared]
@@ -202,7 +205,7 @@ class LearningSimulation:
             [ONE * (m.samples if config.weights == "samples" else 1) for m in self.members],
             fanout=config.gossip.exchanges or PUSHES,
             fraction=config.gossip.fraction,
-            wire=_wire(config, self.members, owners),
+            wire=replace(_wire(config), shapes=shapes),
             on_trained=self._ended,
             on_arrival=self._begin,
         )
@@ -346,14 +349,9 @@ def _world(config: Config, graph: nx.Graph, source: str) -> tuple[World, float]:
         raise ConfigError(f"{source}: key {key!r}: {error}") from None
 
 
-def _wire(config: Config, members: Sequence[Member], owners: Mapping[str, Sequence[int]]) -> Wire:
+def _wire(config: Config) -> Wire:
     """The wire that a config's [gossip] table describes."""
-    gossip = config.gossip
-    shapes = {
-        owner: blocks(schema_entries(members[who[0]].network, owner))
-        for owner, who in owners.items()
-    }
-    return Wire(gossip.dtype, gossip.compress, gossip.drift, shapes)
+    return Wire(config.gossip.dtype, config.gossip.compress, config.gossip.drift)
 
 
 def _wiring(
@@ -366,16 +364,14 @@ def _wiring(
     """
     lossy = config.gossip.lossy[0]
     require_push(config, source, "peers that send messages", f"leave out 'gossip.{lossy}'")
-    owners = shared_owners(members)
-    check_compression(config, members, owners, source)
-    wire = _wire(config, members, owners)
+    check_compression(config, members, shared_owners(members), source)
     if mixing is not None:
-        return mixing, wire
+        return mixing, _wire(config)
     if config.gossip.mode == "server":
-        return Server(), wire
+        return Server(), _wire(config)
     if config.gossip.mode == "rounds":
         everybody = nx.complete_graph(config.peers)
-        return Gossip(everybody, exchanges=config.gossip.exchanges or 1), wire
+        return Gossip(everybody, exchanges=config.gossip.exchanges or 1), _wire(config)
     raise ConfigError(
         f"{source}: key 'gossip.{lossy}': without a topology and a [time] table async peers "
         'are averaged exactly, and send no messages; add one of them, or use mode = "rounds" or "server"'
@@ -550,7 +546,7 @@ def write_traffic(path: Path, counted: Iterable[tuple[str, int, Traffic]]) -> Pa
 def summarise(out: Path, title: str) -> list[Path]:
     """Draw and tabulate what metrics.jsonl and presence.csv hold; nothing if nobody was tested."""
     tests, tasks = AccuracyLog(read_presence(out / "presence.csv")), dict[str, str]()
-    rounds: dict[float, list[float]] = {}
+    rounds: dict[int, list[float]] = {}
     timed = False
     for record in read_records(out / "metrics.jsonl"):
         peer, round, accuracy = record["peer"], record["round"], record["accuracy"]
@@ -644,7 +640,7 @@ class AccuracyLog:
         mean = fmean(accuracies.values()) if accuracies else math.nan
         return Mean(time, mean, len(accuracies))
 
-    def curve(self) -> dict[float, list[float]]:
+    def curve(self) -> dict[Any, list[float]]:
         """Return everybody's accuracies at moments from the first test to the last, where any count."""
         first = min(tests[0][0] for tests in self.of.values())
         last = self.last

@@ -19,15 +19,25 @@ import networkx as nx
 import numpy as np
 
 from ...gossip import FLOOR, ONE
-from .network import Conditions, Flags, Floats, Ints, World
-from .timetable import Plan, Timetable, Transfers, share_rule
+from .network import (
+    CHANGE,
+    CREDIT,
+    PUSH,
+    SETTLE,
+    Conditions,
+    Flags,
+    Floats,
+    Ints,
+    Plan,
+    Timetable,
+    Transfers,
+    World,
+    share_rule,
+)
 
 _BLOCK_BYTES = 1 << 18  # two of these fit the second-level cache of any machine of today
 _WORTH_A_THREAD = 1 << 20
 _NOBODY = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0, bool))
-
-# At one moment, one peer's events happen in this order.
-CHANGE, CREDIT, SETTLE, PUSH = range(4)
 
 
 @dataclass(frozen=True)
@@ -153,7 +163,7 @@ class VectorisedPushSum:
         fresh = len(self._open)
         open_ = self._open.and_then(Open.of(plan.transfers))
         events = Events.of(self.world, plan, open_, fresh, self.now, end)
-        fan = plan.pushes.fan
+        fan = plan.fan
         first = fresh + np.cumsum(fan) - fan
         uses = np.isfinite(open_.arrives[fresh:]).astype(np.int64) + open_.returns[fresh:]
         uses = np.bincount(plan.transfers.push, uses, len(fan)).astype(np.int64)
@@ -288,7 +298,7 @@ class Events:
             (who, when, CHANGE, arrives, arrives, -1),
             (receiver, open_.arrives[credit], CREDIT, sender, credit, wait),
             (giver, open_.closes[settle], SETTLE, other, settle, -1),
-            (plan.pushes.peer, plan.pushes.time, PUSH, 0, np.arange(len(plan.pushes)), -1),
+            (plan.peer, plan.time, PUSH, 0, np.arange(len(plan.peer)), -1),
         )
         filled = [[np.broadcast_to(c, len(rows[0])) for c in rows] for rows in columns]
         peer, time, kind, other, what, wait = (np.concatenate(c) for c in zip(*filled, strict=True))
@@ -302,15 +312,13 @@ class Pool:
     def __init__(self, coordinates: int, rows: int = 64):
         self.values = np.empty((rows, coordinates))
         self._uses = np.zeros(rows, np.int64)
-        self._free = np.arange(rows - 1, -1, -1)
-        self._count = rows  # how many of `_free` are free
+        self._free = np.arange(rows)
 
     def take(self, uses: Ints) -> Ints:
         """Reserve a row for each number of uses, and return where they are."""
-        if len(uses) > self._count:
-            self._grow(len(uses) - self._count)
-        self._count -= len(uses)
-        rows = self._free[self._count : self._count + len(uses)].copy()
+        if len(uses) > len(self._free):
+            self._grow(len(uses) - len(self._free))
+        rows, self._free = self._free[: len(uses)], self._free[len(uses) :]
         self._uses[rows] = uses
         return rows
 
@@ -319,21 +327,14 @@ class Pool:
         np.subtract.at(self._uses, rows, 1)
         done = rows[self._uses[rows] == 0]
         if len(done):
-            done = np.unique(done)
-            self._free[self._count : self._count + len(done)] = done
-            self._count += len(done)
+            self._free = np.concatenate([np.unique(done), self._free])
 
     def _grow(self, missing: int) -> None:
         old = len(self.values)
         more = max(missing, old // 2)
-        grown: Floats = np.empty((old + more, self.values.shape[1]))
-        grown[:old] = self.values
-        self.values = grown
+        self.values = np.concatenate([self.values, np.empty((more, self.values.shape[1]))])
         self._uses = np.concatenate([self._uses, np.zeros(more, np.int64)])
-        free = np.empty(old + more, np.int64)
-        free[: self._count] = self._free[: self._count]
-        free[self._count : self._count + more] = np.arange(old + more - 1, old - 1, -1)
-        self._free, self._count = free, self._count + more
+        self._free = np.concatenate([self._free, np.arange(old, old + more)])
 
 
 class Rows:

@@ -65,15 +65,10 @@ class Common:
 
     def load(self, text: str) -> SwarmGraph:
         """Return the graph that a text names, and say what was added to it, or is not used."""
-        from ..graphs.swarm import describe_bridging, describe_unused, load_graph, unused
+        from ..graphs.swarm import load_graph, tell
 
         given = load_graph(text, self.peers, seed=self.seed, bridging=self.bridge)
-        if given.added.edges:
-            console.say(f"{given.name}: {describe_bridging(given.added, given.labels)}")
-        rule = self.rule or given.rule
-        if unused(given.graph, rule):
-            about = f"{given.name}: {describe_unused(rule)}"
-            console.say(f"{about}; --rule edges takes them for shares")
+        tell(given, "--rule edges takes them for shares", rule=self.rule, named=True)
         return given
 
 
@@ -140,8 +135,7 @@ def compare_command(
                 learning=learning if wanted else None,
                 budget=budget,
                 seed=common.seed,
-                on_graph=lambda name: bar.update(task, latest=name),
-                on_done=lambda: bar.advance(task),
+                on_graph=lambda name: bar.update(task, advance=1, latest=name),
             )
         count, columns = len(found[0].graph), 5 if wanted else 4  # the last one is the accuracy
         console.table(
@@ -171,14 +165,14 @@ def compare_command(
 @command("stress", topology_app)
 def stress_command(graph: Graph, *, common: Common, output: Output) -> None:
     """Lose peers and links, by chance and at the worst places; churn; delay: what breaks first?"""
-    from ..graphs import stress as stressing
+    from ..graphs.show import LOSS_HEADER, loss_rows, stress, write_stress
 
     given = common.load(graph)
     results = _results(output, "stress", given.name)
     with results.opened() as folder:
         with console.progress("steps") as bar:
             task = bar.add_task("stress", total=6, latest="")
-            found = stressing.stress(
+            found = stress(
                 given,
                 rule=common.rule,
                 tolerance=common.tolerance,
@@ -186,12 +180,12 @@ def stress_command(graph: Graph, *, common: Common, output: Output) -> None:
                 on_step=lambda name: bar.update(task, advance=1, latest=name),
             )
         title = f"{found.name}: {found.peers} peers, {found.links} links"
-        console.table(title, stressing.HEADER, stressing.rows(found))
+        console.table(title, LOSS_HEADER, loss_rows(found))
         slower = [(one.trouble, f"{one.factor:.3g}") for one in found.slowdowns]
         console.table("churn and delay", ["trouble", "exchanges, in calm ones"], slower)
         console.say(found.verdict)
         results.begin()
-        console.print_written(stressing.write(found, folder))
+        console.print_written(write_stress(found, folder))
 
 
 @command("advise", topology_app)

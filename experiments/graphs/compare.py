@@ -5,32 +5,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from math import inf, isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ...models import SgdLearner, SlicedNetwork, mlp, stream
-from ...topology import (
-    Advice,
-    Candidate,
-    Rule,
-    TopologyError,
-    exchanges_to,
-    log_errors,
-)
+from ...models import Learner, mlp
+from ...topology import Advice, Candidate, Rule, TopologyError, exchanges_to, log_errors
 from ..arena import Arena, Gossip
-from ..data import Dataset, load, partition
-from ..results import make_folder, write_json
-from ..study.figures import COLOURS, MARKERS, panels, save
-from .show import finite, number
+from ..build import Swarm
+from ..config.tables import parse_config
+from ..study.figures import COLOURS, MARKERS, panels
+from .show import number, write_with_picture
 from .swarm import SwarmGraph
 
 MOST = 8
@@ -81,7 +73,6 @@ def compare(
     budget: float | None = None,
     seed: int = 0,
     on_graph: Callable[[str], None] = lambda _: None,
-    on_done: Callable[[], None] = lambda: None,
 ) -> list[Entry]:
     """Measure every graph; all must have the same number of peers.
 
@@ -107,7 +98,6 @@ def compare(
         used = rule or given.rule
         steps = [] if learning is None else learn(given, learning, budget or 0.0, used)
         entries.append(_entry(given, used, tolerance, steps, seed))
-        on_done()
     return entries
 
 
@@ -124,17 +114,8 @@ def worth_learning(graphs: Sequence[SwarmGraph]) -> bool:
 def _entry(given: SwarmGraph, rule: Rule, tolerance: float, steps: list[Step], seed: int) -> Entry:
     pace = given.pace(rule, tolerance)
     predicted = pace.exchanges
-    # the same matrices again and again: made once for schedules with a period
-    cache: dict[int, Any] = {}
-
-    def exchange(step: int) -> Any:
-        at = step % given.schedule.period if given.schedule.period else step
-        if at not in cache:
-            cache[at] = given.schedule.matrix(at, rule)
-        return cache[at]
-
     length = int(min(max(1.1 * predicted, 12) if isfinite(predicted) else inf, EXCHANGES))
-    logs = log_errors(exchange, length, seed=seed)
+    logs = log_errors(lambda step: given.schedule.matrix(step, rule), length, seed=seed)
     half = length // 2
     measured = (
         float(np.exp((logs[-1] - logs[half]) / (length - half))) if isfinite(logs[-1]) else 0.0
@@ -183,16 +164,13 @@ def write(
     entries: Sequence[Entry], folder: Path, *, tolerance: float, message: int, budget: float | None
 ) -> list[Path]:
     """Leave `compare.json` and the picture drawn from it."""
-    make_folder(folder)
     head = {"tolerance": tolerance, "message_bytes": message, "budget_bytes": budget}
-    graphs = [finite(asdict(entry)) for entry in entries]
-    write_json(folder / "compare.json", {**head, "graphs": graphs})
-    return [folder / "compare.json", *draw_compare(folder)]
+    graphs = [asdict(entry) for entry in entries]
+    return write_with_picture(folder, "compare", {**head, "graphs": graphs}, figure_of_comparison)
 
 
-def draw_compare(folder: Path) -> list[Path]:
+def figure_of_comparison(record: dict[str, Any]) -> Figure:
     """Disagreement per exchange, predicted and measured; beside it, accuracy at equal bytes."""
-    record = json.loads((folder / "compare.json").read_text("utf-8"))
     graphs = record["graphs"]
     learned = any(graph["learning"] for graph in graphs)
     figure, (row,) = panels(1, 2 if learned else 1, width=11.5 if learned else 7.5, height=5.0)
@@ -230,7 +208,7 @@ def draw_compare(folder: Path) -> list[Path]:
             title=f"digits, {record['budget_bytes'] / 1e6:.3g} MB for every graph",
         )  # fmt: skip
     figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=9)
-    return save(figure, folder / "compare")
+    return figure
 
 
 def _draw_prediction(axes: Any, graph: dict[str, Any], last: int, colour: str) -> None:
@@ -265,14 +243,26 @@ class Learning:
     seed: int = 0
 
     @property
-    def parameters(self) -> int:
-        """Values in one message."""
-        return sum(p.numel() for p in mlp(LAYOUT).parameters())
-
-    @property
     def message(self) -> int:
-        """Bytes of one message: its values as float32."""
-        return 4 * self.parameters
+        """Bytes of one message: the network's parameters as float32."""
+        return 4 * sum(p.numel() for p in mlp(LAYOUT).parameters())
+
+    def learners(self, peers: int) -> list[Learner]:
+        """The peers."""
+        table = {
+            "peers": peers,
+            "seed": self.seed,
+            "data": {"partition": "shards", "shards": self.shards},
+            "network": {"layout": LAYOUT, "activation": "sigmoid", "output": "sigmoid"},
+            "models": [{"name": "everybody", "layout": LAYOUT.replace("=", "-")}],
+            "training": {
+                "local_samples": self.local_samples,
+                "rate": self.rate,
+                "loss": "squared",
+                "reduction": "sum",
+            },
+        }
+        return [member.learner for member in Swarm(parse_config(table)).members()]
 
 
 @dataclass(frozen=True)
@@ -310,7 +300,7 @@ def learn(given: SwarmGraph, learning: Learning, budget: float, rule: Rule = "pu
         allowance=budget / learning.rounds,
     )
     steps = []
-    for round in Arena(_learners(len(given.graph), learning), mixing=paid).run(learning.rounds):
+    for round in Arena(learning.learners(len(given.graph)), mixing=paid).run(learning.rounds):
         found = [test.accuracy for test in round.tests]
         sent = paid.exchanges_before(round.index) * paid.cost / 1e6
         steps.append(Step(sent, float(np.mean(found)), float(min(found))))
@@ -324,42 +314,6 @@ def reached(steps: list[Step]) -> float:
     """
     last = steps[-max(1, len(steps) // 4) :]
     return float(np.mean([step.accuracy for step in last]))
-
-
-def _learners(peers: int, learning: Learning) -> list[SgdLearner]:
-    data = _digits()
-    shares = partition.shards(
-        data.train.y, peers, learning.shards, stream(learning.seed, "partition")
-    )
-    assert data.test is not None  # the built-in digits have one
-    held = data.test.flat(), data.test.y
-    learners = []
-    for peer, share in enumerate(shares):
-        network = SlicedNetwork(
-            mlp(LAYOUT, activation="sigmoid", output="sigmoid"),
-            {"everybody": LAYOUT.replace("=", "-")},
-            peer=str(peer),
-            seed=learning.seed,
-        )
-        own = data.train.take(share)
-        learners.append(
-            SgdLearner(
-                network,
-                (own.flat(), own.y),
-                held,
-                local_samples=learning.local_samples,
-                loss="squared",
-                reduction="sum",
-                rate=learning.rate,
-                seed=int(stream(learning.seed, "order", peer).integers(2**31)),
-            )
-        )
-    return learners
-
-
-@lru_cache(maxsize=1)
-def _digits() -> Dataset:
-    return load("digits")
 
 
 # --- advice: which graph to use for so many peers and so much traffic ----------------------------------
@@ -415,16 +369,14 @@ def reason(one: Candidate) -> str:
 
 def write_advice(advice: Advice, folder: Path, title: str) -> list[Path]:
     """Leave `advice.json` and the picture drawn from it."""
-    make_folder(folder)
-    ranked = [finite(asdict(one)) for one in advice.ranked]
+    ranked = [asdict(one) for one in advice.ranked]
     refused = [{"topology": spec, "reason": reason} for spec, reason in advice.refused]
-    write_json(folder / "advice.json", {"title": title, "ranked": ranked, "refused": refused})
-    return [folder / "advice.json", *draw_advice(folder)]
+    record = {"title": title, "ranked": ranked, "refused": refused}
+    return write_with_picture(folder, "advice", record, figure_of_advice)
 
 
-def draw_advice(folder: Path) -> list[Path]:
+def figure_of_advice(record: dict[str, Any]) -> Figure:
     """Bars: exchanges and messages per peer of each candidate, best on top."""
-    record = json.loads((folder / "advice.json").read_text("utf-8"))
     ranked = [one for one in record["ranked"] if one["exchanges"] is not None]
     height = 1.7 + 0.42 * max(len(ranked), 1)
     figure, (row,) = panels(1, 2, width=9.5, height=height, sharey=True)
@@ -446,4 +398,4 @@ def draw_advice(folder: Path) -> list[Path]:
     row[0].set_yticks(range(len(ranked)), [one["topology"] for one in ranked])
     row[0].invert_yaxis()
     figure.suptitle(record["title"], fontsize=12)
-    return save(figure, folder / "advice")
+    return figure

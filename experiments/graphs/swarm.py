@@ -193,24 +193,22 @@ def mixing_of(config: Config, models: Members, source: str = "config") -> Gossip
         return Gossip(found.changing or found.graph, rule=found.rule, exchanges=count)
 
 
-def tell(found: SwarmGraph, way_out: str = "") -> None:
-    """Say on the terminal which links bridging added, if any, and that links' weights go unused, if so."""
+def tell(
+    found: SwarmGraph, way_out: str = "", *, rule: Rule | None = None, named: bool = False
+) -> None:
+    """Say on the terminal which links bridging added, if any, and that links' weights go unused, if so.
+
+    way_out: how they could be used. rule: the swarm's own if left out. named: begin with the graph's name.
+    """
+    rule, lines = rule or found.rule, []
     if found.added.edges:
-        console.out.print(describe_bridging(found.added), soft_wrap=True)
-    if not found.changing and unused(found.graph, found.rule):
-        line = f"{describe_unused(found.rule)}{f'; {way_out}' * bool(way_out)}"
-        console.out.print(line, soft_wrap=True, markup=False)
-
-
-def unused(graph: nx.Graph, rule: Rule) -> bool:
-    """Whether a graph has weights on its links and the rule does not look at them."""
-    return rule != "edges" and weighted(graph)
-
-
-def describe_unused(rule: Rule) -> str:
-    """One line about it."""
-    given = "peers give equal parts" if rule == "push" else f"peers give by the rule {rule}"
-    return f"weights on the topology's links are not used: {given}"
+        lines.append(describe_bridging(found.added, found.labels))
+    if not found.changing and rule != "edges" and weighted(found.graph):
+        given = "peers give equal parts" if rule == "push" else f"peers give by the rule {rule}"
+        line = f"weights on the topology's links are not used: {given}"
+        lines.append(f"{line}; {way_out}" if way_out else line)
+    for line in lines:
+        console.say(f"{found.name}: {line}" if named else line)
 
 
 def describe_bridging(added: Bridging, labels: Mapping[int, str] | None = None) -> str:
