@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from types import MappingProxyType
 from typing import Any, Literal
@@ -102,22 +103,18 @@ def random_loss(
 ) -> Loss:
     """Peers or links that fail by chance: means over `draws` orders; raise it for smoother curves."""
     rng = np.random.default_rng(seed)
-    items = _items(graph, kind)
-    runs = []
-    for _ in range(draws):
-        order = [items[i] for i in rng.permutation(len(items))]
-        runs.append(
-            (_walk(graph, kind, order, shares, rule, tolerance), _split(graph, kind, order))
-        )
+    losing = _Losing(graph, kind, shares, rule, tolerance)
+    orders = [[losing.items[i] for i in rng.permutation(len(losing.items))] for _ in range(draws)]
+    runs = [losing.points(order) for order in orders]
+    splits = [split for split in map(losing.first_split, orders) if split is not None]
     points = tuple(
         Point(
             share,
-            float(np.mean([walk[i].whole for walk, _ in runs])),
-            float(np.mean([walk[i].exchanges for walk, _ in runs])),
+            float(np.mean([point.whole for point in points])),
+            float(np.mean([point.exchanges for point in points])),
         )
-        for i, share in enumerate(shares)
+        for share, *points in zip(shares, *runs, strict=True)
     )
-    splits = [split for _, split in runs if split is not None]
     return Loss(kind, "random", points, float(np.mean(splits)) if splits else None, ())
 
 
@@ -134,14 +131,15 @@ def worst_loss(
     worst beyond that.
     """
     require_connected(graph)
-    found = []
+    losing = _Losing(graph, kind, shares, rule, tolerance)
     fewest = fewest_to_split(graph, kind)
+    found = []
     for name, score in ATTACKS[kind].items():
-        order = _attack(graph, kind, score, fewest, shares)
-        points = _walk(graph, kind, order, shares, rule, tolerance)
+        order = losing.attack(score, fewest)
+        points = losing.points(order)
         found.append((sum(point.whole for point in points), name, order, points))
     _, name, order, points = min(found, key=lambda attack: attack[:2])
-    first = len(fewest) / len(_items(graph, kind)) if fewest else None
+    first = len(fewest) / len(losing.items) if fewest else None
     lost = tuple(order[: max(len(fewest), 1)])
     return Loss(kind, "worst", tuple(points), first, lost, name)
 
@@ -176,10 +174,6 @@ def fewest_to_split(graph: nx.Graph, kind: Kind) -> list[Item]:
     return sorted(nx.minimum_node_cut(graph) if exact else graph[around[0]])
 
 
-def _items(graph: nx.Graph, kind: Kind) -> list[Item]:
-    return sorted(graph.nodes) if kind == "peers" else sorted(graph.edges)
-
-
 def without(graph: nx.Graph, kind: Kind, lost: Sequence[Item]) -> nx.Graph:
     """A copy of the graph after a loss."""
     left = graph.copy()
@@ -190,69 +184,73 @@ def without(graph: nx.Graph, kind: Kind, lost: Sequence[Item]) -> nx.Graph:
     return left
 
 
-def _attack(
-    graph: nx.Graph,
-    kind: Kind,
-    score: Callable[[nx.Graph], Scores],
-    first: Sequence[Item],
-    shares: Sequence[float],
-) -> list[Item]:
-    """An order of loss: `first`, then the highest scores, computed anew at every share."""
-    total = len(_items(graph, kind))
-    order: list[Item] = list(first)
-    for share in shares:
-        wanted = round(share * total) - len(order)
-        if wanted <= 0:
-            continue
-        left = without(graph, kind, order)
-        scores = score(left)
-        items = _items(left, kind)
-        items.sort(key=lambda item: -scores.get(item, 0.0))  # stable: ties go by number
-        order += items[:wanted]
-    return order
+def _items(graph: nx.Graph, kind: Kind) -> list[Item]:
+    return sorted(graph.nodes) if kind == "peers" else sorted(graph.edges)
 
 
-def _walk(
-    graph: nx.Graph,
-    kind: Kind,
-    order: Sequence[Item],
-    shares: Sequence[float],
-    rule: Rule,
-    tolerance: float,
-) -> list[Point]:
-    total = len(_items(graph, kind))
-    points = []
-    for share in shares:
-        left = without(graph, kind, order[: round(share * total)])
-        parts = components(left)
-        if not parts:
-            points.append(Point(share, 0.0, inf))
-            continue
-        part = left.subgraph(parts[0])
-        gap = spectral_gap(mixing_matrix(part, rule))
-        points.append(Point(share, len(part) / len(left), predicted_exchanges(gap, tolerance)))
-    return points
+@dataclass(frozen=True)
+class _Losing:
+    """Peers or links of a graph that are lost in some order, looked at after some shares of them."""
 
+    graph: nx.Graph
+    kind: Kind
+    shares: Sequence[float]
+    rule: Rule
+    tolerance: float
 
-def _split(graph: nx.Graph, kind: Kind, order: Sequence[Item], steps: int = 50) -> float | None:
-    """The share lost, to one part in `steps`, when the survivors first fall apart."""
-    nodes = sorted(graph.nodes)
-    index = {node: i for i, node in enumerate(nodes)}
-    ends = np.array([(index[u], index[v]) for u, v in graph.edges], dtype=np.intp).reshape(-1, 2)
-    rank = {item: place for place, item in enumerate(order)}
-    if kind == "peers":
-        gone = np.array([rank[node] for node in nodes])  # when each peer goes
-        link_gone = np.minimum(gone[ends[:, 0]], gone[ends[:, 1]])
-    else:
-        gone = np.full(len(nodes), len(order))
-        link_gone = np.array([rank[edge] for edge in graph.edges])
-    for count in sorted({max(1, round(len(order) * step / steps)) for step in range(1, steps + 1)}):
-        left = int((gone >= count).sum())
-        some = ends[link_gone >= count]
-        links = csr_array(
-            (np.ones(len(some)), (some[:, 0], some[:, 1])), shape=(len(nodes), len(nodes))
-        )
-        parts, _ = connected_components(links, graph.is_directed(), connection="strong")
-        if left and parts - (len(nodes) - left) > 1:  # the lost count as parts of their own
-            return count / len(order)
-    return None
+    @cached_property
+    def items(self) -> list[Item]:
+        """All that can be lost."""
+        return _items(self.graph, self.kind)
+
+    def attack(self, score: Callable[[nx.Graph], Scores], first: Sequence[Item]) -> list[Item]:
+        """Return an order of loss: `first`, then the highest scores, computed anew at every share."""
+        order = list(first)
+        for share in self.shares:
+            wanted = round(share * len(self.items)) - len(order)
+            if wanted > 0:
+                left = without(self.graph, self.kind, order)
+                scores = score(left)
+                # stable: ties go by number
+                items = sorted(_items(left, self.kind), key=lambda item: -scores.get(item, 0.0))
+                order += items[:wanted]
+        return order
+
+    def points(self, order: Sequence[Item]) -> list[Point]:
+        """Return what is left after each share."""
+        points = []
+        for share in self.shares:
+            left = without(self.graph, self.kind, order[: round(share * len(self.items))])
+            if not left:
+                points.append(Point(share, 0.0, inf))
+                continue
+            part = left.subgraph(components(left)[0])
+            exchanges = predicted_exchanges(
+                spectral_gap(mixing_matrix(part, self.rule)), self.tolerance
+            )
+            points.append(Point(share, len(part) / len(left), exchanges))
+        return points
+
+    def first_split(self, order: Sequence[Item], steps: int = 50) -> float | None:
+        """Return the share lost, to one part in `steps`, when the survivors first fall apart."""
+        nodes = sorted(self.graph.nodes)
+        index = {node: i for i, node in enumerate(nodes)}
+        edges = list(self.graph.edges)
+        ends = np.array([(index[u], index[v]) for u, v in edges], dtype=np.intp).reshape(-1, 2)
+        rank = {item: place for place, item in enumerate(order)}
+        if self.kind == "peers":
+            gone = np.array([rank[node] for node in nodes])  # when each peer goes
+            link_gone = gone[ends].min(axis=1)
+        else:
+            gone = np.full(len(nodes), len(order))
+            link_gone = np.array([rank[edge] for edge in edges])
+        shape, directed = (len(nodes), len(nodes)), self.graph.is_directed()
+        counts = {max(1, round(len(order) * step / steps)) for step in range(1, steps + 1)}
+        for count in sorted(counts):
+            left = int((gone >= count).sum())
+            some = ends[link_gone >= count]
+            links = csr_array((np.ones(len(some)), tuple(some.T)), shape=shape)
+            parts, _ = connected_components(links, directed, connection="strong")
+            if left and parts - (len(nodes) - left) > 1:  # the lost count as parts of their own
+                return count / len(order)
+        return None

@@ -187,7 +187,7 @@ def test_at_most_one_transfer_per_link_is_open() -> None:
     pushed = 0
     for end in (5.0, 11.0, 30.0):
         plan = table.until(end)
-        moments = plan.pushes.time[plan.transfers.push]
+        moments = plan.time[plan.transfers.push]
         for place in np.argsort(moments, kind="stable"):
             link = (int(plan.transfers.sender[place]), int(plan.transfers.receiver[place]))
             assert GRAPH.has_edge(*link)
@@ -251,7 +251,7 @@ def test_who_dies_takes_its_mass_and_who_returns_starts_from_its_neighbours() ->
 def test_stragglers_are_slow() -> None:
     world = World(conditions(training=parse("constant:1"), stragglers=0.2, slowdown=10), GRAPH, 0)
     plan = Timetable(world, GRAPH).until(30.5)
-    counts = np.bincount(plan.pushes.peer, minlength=PEERS)
+    counts = np.bincount(plan.peer, minlength=PEERS)
     assert sorted(set(counts.tolist())) == [3, 30]
     assert (counts == 3).sum() == PEERS // 5
 
