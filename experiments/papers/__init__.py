@@ -7,7 +7,7 @@ a line here. The table loads neither torch nor the studies.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -40,10 +40,15 @@ class Paper:
     takes: frozenset[str] = ALL
 
     def study(self, *, quick: bool = False, runs: int | None = None) -> Study[Any]:
-        """Return its study; loads torch."""
+        """Return its study, whose summary is headed by the title unless it has another; loads torch."""
         module, _, function = self.make.partition(":")
         make = getattr(import_module(f".{module}", __name__), function)
-        return make(self, quick, range(runs or (self.quick_runs if quick else self.runs)))
+        study = make(self, quick, range(runs or (self.quick_runs if quick else self.runs)))
+        return replace(
+            study,
+            titles={"summary": f"{self.title} ({self.section})", **study.titles},
+            about={"study.json": {"name": self.name, "section": self.section, "quick": quick}},
+        )
 
 
 def _by_name(*papers: Paper) -> Mapping[str, Paper]:

@@ -8,7 +8,6 @@ A client's own cubic is right where its samples are and anywhere else off; their
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...models import Metrics, SlicedNetwork, Start, stream
+from ...models import SgdLearner, SlicedNetwork, Start, stream
 from ...models.fednp import FedNPLearner, FedNPOptions
 from ..arena import Arena
 from ..results import Record
-from ..study import EachCell, Frame, Job, Study, as_text, frame_of, key_of
+from ..study import EachCell, Frame, Job, Study, StudyCell, as_text, frame_of
 from . import Paper
 
 if TYPE_CHECKING:
@@ -54,6 +53,9 @@ class Points:
         return (self.x[:, None] / SCALE) ** powers
 
 
+GRID = torch.linspace(RANGES[0][0], RANGES[-1][1], 161)
+
+
 def truth(x: Tensor) -> Tensor:
     """The parabola without its noise."""
     return -(x**2) + 2 * x + 5
@@ -75,103 +77,59 @@ def pooled(clients: list[Points]) -> Points:
     return Points(torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients]))
 
 
-class CubicLearner:
-    """Least squares by RMSprop, in epochs of small batches: the paper's local training."""
+def cubic_learner(peer: str, own: Points, everything: Points, seed: int) -> SgdLearner:
+    """Least squares by RMSprop, in epochs of small batches: the paper's local training.
 
-    def __init__(self, peer: str, own: Points, everything: Points, *, seed: int):
-        self.network = SlicedNetwork(
-            nn.Sequential(nn.Linear(POWERS, 1)),
-            {"global": f"{POWERS}-1"},
-            peer=peer, seed=seed, start=Start(gain=0.1),
-        )  # fmt: skip
-        self.samples = own.features, own.y
-        self.held_out = everything.features, everything.y
-        self.optimizer = torch.optim.RMSprop(self.network.module.parameters(), lr=RATE)
-        self._generator = torch.Generator().manual_seed(
-            int(stream(seed, "order", peer).integers(2**31))
-        )
-
-    def train(self, steps: int = 1) -> Metrics:
-        """So many epochs; the metrics' loss is the squared error."""
-        inputs, targets = self.samples
-        total = Metrics()
-        for _ in range(steps):
-            for chosen in torch.randperm(len(targets), generator=self._generator).split(BATCH):
-                errors = (self.network(inputs[chosen])[:, 0] - targets[chosen]).square()
-                self.optimizer.zero_grad(set_to_none=True)
-                errors.mean().backward()
-                self.optimizer.step()
-                total += Metrics(float(errors.detach().sum()), 0, len(chosen))
-        return total
-
-    @torch.no_grad()
-    def test(self) -> Metrics:
-        """The squared error on all clients' samples, as the paper's table 4 has it."""
-        inputs, targets = self.held_out
-        errors = (self.network(inputs)[:, 0] - targets).square()
-        return Metrics(float(errors.sum()), 0, len(targets))
-
-    def state(self) -> dict[str, Any]:
-        """The optimizer's state and the random state."""
-        return {
-            "optimizer": deepcopy(self.optimizer.state_dict()),
-            "generator": self._generator.get_state(),
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from where `state` was taken."""
-        self.optimizer.load_state_dict(state["optimizer"])
-        self._generator.set_state(state["generator"])
+    It is tested on all clients' samples, as the paper's table 4 has it.
+    """
+    network = SlicedNetwork(
+        nn.Sequential(nn.Linear(POWERS, 1)), {"global": f"{POWERS}-1"},
+        peer=peer, seed=seed, start=Start(gain=0.1),
+    )  # fmt: skip
+    return SgdLearner(
+        network, (own.features, own.y), (everything.features, everything.y),
+        local_samples=len(own.y), batch=BATCH, loss=lambda out, y: (out[:, 0] - y).square(),
+        optimizer=lambda parameters: torch.optim.RMSprop(parameters, lr=RATE),
+        seed=int(stream(seed, "order", peer).integers(2**31)),
+    )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Fit:
-    """What one method made of one seed."""
+def run(options: FedNPOptions | None, seed: int) -> Record:
+    """FedAvg if there are no options, else FedNP; weights are numbers of samples.
 
-    errors: list[float]
-    """The mean squared error over all samples, after each round."""
-    shared: Tensor
-    """The averaged cubic at `GRID`."""
-    own: list[Tensor]
-    """Each client's cubic, before its last averaging."""
-    spread: Tensor | None
-    """FedNP: the standard deviation of the predicted cubic."""
-
-
-GRID = torch.linspace(RANGES[0][0], RANGES[-1][1], 161)
-
-
-def run(options: FedNPOptions | None, seed: int) -> Fit:
-    """FedAvg if there are no options, else FedNP; weights are numbers of samples."""
+    Returns the mean squared error over all samples after each round (`by_round`) and at the end (`mse`), the
+    averaged cubic at `GRID` (`shared`), each client's before its last averaging (`own`), and FedNP's standard
+    deviation of the predicted cubic (`spread`).
+    """
     clients = draw(seed)
     everything = pooled(clients)
-    learners: list[Any] = [
-        CubicLearner(f"client-{index}", own, everything, seed=seed)
-        for index, own in enumerate(clients)
-    ]
     sizes = [len(own.y) for own in clients]
+    learners: list[Any] = [
+        cubic_learner(f"client-{index}", own, everything, seed) for index, own in enumerate(clients)
+    ]
     if options is not None:
         for index, inner in enumerate(learners):
-            learner = FedNPLearner(inner, options, teller=index == 0, seed=seed)
-            learner.count_as(sizes[index])
-            learners[index] = learner
+            learners[index] = FedNPLearner(inner, options, teller=index == 0, seed=seed)
+            learners[index].count_as(sizes[index])
     arena = Arena(learners, every=EPOCHS, weights=sizes, threads=1)
     errors, own = [], []
     at = Points(GRID, GRID).features
     for _ in range(ROUNDS):
         arena.train()
         with torch.no_grad():
-            own = [learner.network(at)[:, 0].clone() for learner in learners]
+            own = [learner.network(at)[:, 0].tolist() for learner in learners]
         arena.average()
         errors.append(arena.test()[0].mean_loss)
     with torch.no_grad():
-        shared = learners[0].network(at)[:, 0]
+        shared = learners[0].network(at)[:, 0].tolist()
     spread = None
     if options is not None:
         _, variance = learners[0].predicted()
         design = torch.cat([at, torch.ones(len(at), 1)], dim=1)
-        spread = (design.square() @ variance).sqrt()
-    return Fit(errors, shared, own, spread)
+        spread = (design.square() @ variance).sqrt().tolist()
+    return {
+        "mse": errors[-1], "by_round": errors, "shared": shared, "own": own, "spread": spread,
+    }  # fmt: skip
 
 
 def least_squares(seed: int) -> float:
@@ -194,40 +152,28 @@ BOUND = "pooled least squares"
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(StudyCell):
     """One run: a method, or the bound, on one seed."""
 
-    line: str
     seed: int
-
-    @property
-    def key(self) -> str:
-        """Names the run by all that decides its result."""
-        options = METHODS.get(self.line)
-        return key_of(f"fednp-toy|{self.line}|{self.seed}|{options}|{EPOCHS}|{ROUNDS}|{RATE}")
+    options: FedNPOptions | None
 
 
 def toy(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     """Return the study: FedAvg, FedNP, and FedNP with z frozen."""
+    lines = {BOUND: None, **METHODS}
     return Study(
-        paper.name, [Cell(line, seed) for seed in seeds for line in (BOUND, *METHODS)],
+        paper.name, [Cell(line, seed, lines[line]) for seed in seeds for line in lines],
         EachCell(run_cell), table, lambda folder, records: draw_fits(folder / "figure", records),
-        titles={"summary": f"{paper.title} ({paper.section})"},
         latest=lambda record: f"{record['method']}, seed {record['seed']}",
     )  # fmt: skip
 
 
 def run_cell(cell: Cell, job: Job) -> Record:
     """Run a method, or find the bound."""
-    record: Record = {"seed": cell.seed, "method": cell.line}
-    if cell.line == BOUND:
-        return record | {"mse": least_squares(cell.seed)}
-    fit = run(METHODS[cell.line], cell.seed)
-    return record | {
-        "mse": fit.errors[-1], "by_round": fit.errors, "shared": fit.shared.tolist(),
-        "own": [curve.tolist() for curve in fit.own],
-        "spread": None if fit.spread is None else fit.spread.tolist(),
-    }  # fmt: skip
+    bound = cell.line == BOUND
+    found = {"mse": least_squares(cell.seed)} if bound else run(cell.options, cell.seed)
+    return {"seed": cell.seed, "method": cell.line, **found}
 
 
 def table(records: Sequence[Record]) -> dict[str, Frame]:

@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..config.tables import Config, Data, Model, Network, TaskEntry, Training
 from ..results import Record
-from ..study import Frame, Job, Study, as_text, frame_of, key_of
-from ..study.outcomes import outcomes, stackable
+from ..study import Frame, Study, as_text, frame_of
+from ..study.sweep import Cell, run_cells, stackable
 from . import Paper
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One run: where it goes in the figure, and its config (seed included)."""
-
-    line: str
-    x: float
-    config: Config
-
-    @property
-    def key(self) -> str:
-        """Names the run by its place and config."""
-        return key_of(f"{self.line}|{self.x}|{self.config.model_dump_json()}")
-
-
 def figure_study(
-    paper: Paper,
-    quick: bool,
-    seeds: range,
-    cells: Callable[[bool, int], Sequence[Cell]],
-    *,
-    x_label: str,
-    legend: str,
-    caption: str,
+    paper: Paper, cells: Sequence[Cell], *, x_label: str, legend: str, caption: str
 ) -> Study[Cell]:
     """Return the study of a figure: medians over seeds by line and x, with the paper's quintiles as bars.
 
-    cells: lists the runs of one seed, at the paper's size or on the built-in digits.
+    cells: of all seeds; their settings have the figure's x.
     """
 
     def table(records: Sequence[Record]) -> dict[str, Frame]:
@@ -51,7 +29,7 @@ def figure_study(
         return {"summary": frame.rename(columns=names)}
 
     def figure(folder: Path, records: Sequence[Record]) -> list[Path]:
-        from ..study.figures import draw_lines, lines_of
+        from ..study.figures import draw_lines
 
         marks = points(records)
         about = (
@@ -59,29 +37,15 @@ def figure_study(
             f"quintile (quantiles 0.4 and 0.6, a fifth of the runs).\n{caption}"
         )
         return draw_lines(
-            folder / "figure", lines_of(marks, "line", "x", "median", "low", "high"),
+            folder / "figure", marks, ("line", "x", "median", "low", "high"),
             title=paper.title, x_label=x_label, legend=legend, caption=about,
         )  # fmt: skip
 
     return Study(
-        paper.name, [cell for seed in seeds for cell in cells(quick, seed)], run_cells, table, figure,
-        titles={"summary": f"{paper.title} ({paper.section})"},
+        paper.name, cells, run_cells, table, figure,
         batches=stackable,
-        latest=lambda record: f"{record['line']} at {record['x']:g}: {record['accuracy']:.3f}",
-        about={"study.json": {"name": paper.name, "quick": quick, "section": paper.section}},
+        latest=lambda r: f"{r['line']} at {r['settings']['x']:g}: {r['accuracy']:.3f}",
     )  # fmt: skip
-
-
-def run_cells(cells: list[Cell], job: Job) -> list[Record]:
-    """Run configs that can share a stack: for each the mean over peers of the last round's accuracy."""
-    found = outcomes([cell.config for cell in cells], ["config"] * len(cells), job.threads)
-    return [
-        {
-            "key": cell.key, "line": cell.line, "x": cell.x, "seed": cell.config.seed,
-            "accuracy": one.accuracy, "worst": one.worst,
-        }
-        for cell, one in zip(cells, found, strict=True)
-    ]  # fmt: skip
 
 
 def points(records: Sequence[Record]) -> Frame:
@@ -89,8 +53,8 @@ def points(records: Sequence[Record]) -> Frame:
 
     Lines are in the order in which they first appear, x rising.
     """
-    frame = frame_of(records, ordered=["line"])
-    groups = frame.groupby(["line", "x"], observed=True)["accuracy"]
+    rows = [{"line": r["line"], "accuracy": r["accuracy"], **r["settings"]} for r in records]
+    groups = frame_of(rows, ordered=["line"]).groupby(["line", "x"], observed=True)["accuracy"]
     columns = {
         "runs": groups.size(), "median": groups.median(), "low": groups.quantile(0.4),
         "high": groups.quantile(0.6), "mean": groups.mean(),
@@ -104,62 +68,56 @@ def points(records: Sequence[Record]) -> Frame:
 LEVELS = {0: 0, 15: 50, 30: 100, 60: 200, 80: 250, 100: 300}
 
 
-def _network(quick: bool) -> Network:
+def _swarm(
+    paper: Paper, quick: bool, seed: int, peers: int, rounds: int, data: Data, *tasks: TaskEntry
+) -> Config:
     """The paper's `784=300=100=10` of sigmoid cells; the quick one reads the built-in digits.
 
     There hidden cells are tanh: sigmoid ones spend a quick run's few rounds on the plateau where they
     start, and a figure of that says nothing.
     """
-    if quick:
-        return Network(layout="64=300=100=10", activation="tanh", output="sigmoid")
-    return Network(layout="784=300=100=10", activation="sigmoid", output="sigmoid")
+    inputs, activation = (64, "tanh") if quick else (784, "sigmoid")
+    network = Network(layout=f"{inputs}=300=100=10", activation=activation, output="sigmoid")
+    return Config(
+        name=paper.name, seed=seed, peers=peers, rounds=rounds, data=data, tasks=list(tasks),
+        network=network,
+    )  # fmt: skip
 
 
-def _training(quick: bool, size: int) -> Training:
+def _cell(line: str, x: int, swarm: Config, models: list[Model], size: int) -> Cell:
     """Mini-batches of `size` samples at the paper's rate; tanh cells want half of it."""
-    return Training(
-        local_samples=size, rate=0.05 if quick else 0.1, loss="squared", reduction="sum"
-    )
+    rate = 0.05 if swarm.network.activation == "tanh" else 0.1
+    training = Training(local_samples=size, rate=rate, loss="squared", reduction="sum")
+    return Cell(line, swarm.model_copy(update={"models": models, "training": training}), {"x": x})
 
 
-def _level(inputs: int, level: int, outputs: int = 10) -> list[Model]:
+def _level(quick: bool, level: int) -> list[Model]:
     """The paper's averaging level: `784-250-80-10` for 80; nothing shared for 0."""
-    if level == 0:
-        return []
-    return [Model(name="global", layout=f"{inputs}-{LEVELS[level]}-{level}-{outputs}")]
+    inputs = 64 if quick else 784
+    layout = f"{inputs}-{LEVELS[level]}-{level}-10"
+    return [Model(name="global", layout=layout)] if level else []
 
 
-def _data(quick: bool, digits: int, mnist: int) -> Data:
+def _data(quick: bool, digits: int | None, mnist: int) -> Data:
     if quick:
         return Data(set="digits", samples=digits, test=360)
     return Data(set="mnist", samples=mnist, test=1000)
 
 
+def _swap(a: int, b: int, peers: int | list[int]) -> TaskEntry:
+    return TaskEntry(kind="swap", labels=(a, b), peers=peers)
+
+
 def averaging_level(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     """V.3.a: how much of a network should be averaged? (figure 17)"""
-
-    def cells(quick: bool, seed: int) -> list[Cell]:
-        data = Data(set="digits", test=360) if quick else Data(set="mnist", samples=3500, test=1000)
-        return [
-            Cell(
-                f"{size}",
-                share,
-                Config(
-                    name="averaging-level",
-                    seed=seed,
-                    peers=16,
-                    rounds=20 if quick else 30,
-                    data=data,
-                    tasks=[TaskEntry(kind="swap", labels=(8, 9), peers=7)],
-                    network=_network(quick),
-                    models=_level(64 if quick else 784, share),
-                    training=_training(quick, size),
-                ),
-            )
-            for size in ((40, 80) if quick else (50, 100, 200, 500, 1000, 1500, 3000))
-            for share in LEVELS
-        ]
-
+    rounds, data = 20 if quick else 30, _data(quick, None, 3500)
+    cells = [
+        _cell(f"{size}", level, swarm, _level(quick, level), size)
+        for seed in seeds
+        for swarm in [_swarm(paper, quick, seed, 16, rounds, data, _swap(8, 9, 7))]
+        for size in ((40, 80) if quick else (50, 100, 200, 500, 1000, 1500, 3000))
+        for level in LEVELS
+    ]
     caption = (
         "16 peers with 89 of scikit-learn's digits each, 8 and 9 swapped for 7 of them; 20 averagings; tanh "
         "cells."
@@ -167,109 +125,76 @@ def averaging_level(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
         else "16 peers with 3500 MNIST digits each, 8 and 9 swapped for 7 of them; 30 averagings."
     )
     return figure_study(
-        paper, quick, seeds, cells,
-        x_label="averaging level", legend="mini-batch size", caption=caption,
-    )  # fmt: skip
+        paper, cells, x_label="averaging level", legend="mini-batch size", caption=caption
+    )
 
 
-def _schemes(
-    quick: bool, swarm: Config, schemes: dict[str, list[Model]], sizes: Sequence[int]
-) -> list[Cell]:
+def _schemes_study(
+    paper: Paper,
+    quick: bool,
+    swarms: Sequence[Config],
+    schemes: dict[str, list[Model]],
+    sizes: Sequence[int],
+    caption: str,
+) -> Study[Cell]:
     """The same swarm under the four schemes that both experiments compare with, and its own."""
-    inputs = 64 if quick else 784
     every = {
         "no averaging": [],
-        "100": _level(inputs, 100),
-        "100 per class": [Model(name="{task}", layout=f"{inputs}-300-100-10")],
-        "80": _level(inputs, 80),
+        "100": _level(quick, 100),
+        "100 per class": [Model(name="{task}", layout=f"{64 if quick else 784}-300-100-10")],
+        "80": _level(quick, 80),
         **schemes,
     }
-    return [
-        Cell(
-            scheme,
-            size,
-            swarm.model_copy(update={"models": models, "training": _training(quick, size)}),
-        )
+    cells = [
+        _cell(scheme, size, swarm, models, size)
+        for swarm in swarms
         for size in sizes
         for scheme, models in every.items()
     ]
+    return figure_study(
+        paper, cells, x_label="mini-batch size", legend="averaging scheme", caption=caption
+    )
 
 
 def semi_local(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     """V.3.d: a global model, and one for every group of peers with the same task (figure 20)."""
 
-    def groups(inputs: int, depends: Sequence[str]) -> list[Model]:
-        return [
-            *_level(inputs, 80),
-            Model(name="{task}", layout="0-50-20-0", depends=list(depends)),
-        ]
-
-    def cells(quick: bool, seed: int) -> list[Cell]:
-        inputs = 64 if quick else 784
-        swarm = Config(
-            name="semi-local",
-            seed=seed,
-            peers=12,
-            rounds=20 if quick else 100,
-            data=_data(quick, 110, 200),
-            tasks=[TaskEntry(kind="symmetric", last=3)],
-            network=_network(quick),
-        )
-        schemes = {
-            "80 + 20 per class, no dependency": groups(inputs, []),
-            "80 + 20 per class, dependency": groups(inputs, ["global"]),
-        }
-        return _schemes(quick, swarm, schemes, (25, 50, 100) if quick else (25, 50, 75, 100, 150))
+    def groups(*depends: str) -> list[Model]:
+        group = Model(name="{task}", layout="0-50-20-0", depends=list(depends))
+        return [*_level(quick, 80), group]
 
     source, rounds = ("110 of scikit-learn's digits", 20) if quick else ("200 MNIST digits", 100)
-    caption = (
+    data, task = _data(quick, 110, 200), TaskEntry(kind="symmetric", last=3)
+    return _schemes_study(
+        paper, quick, [_swarm(paper, quick, seed, 12, rounds, data, task) for seed in seeds],
+        {
+            "80 + 20 per class, no dependency": groups(),
+            "80 + 20 per class, dependency": groups("global"),
+        },
+        (25, 50, 100) if quick else (25, 50, 75, 100, 150),
         f"12 peers with {source} each, all six permutations of the last three labels; "
-        f"{rounds} averagings{'; tanh cells' if quick else ''}."
-    )
-    return figure_study(
-        paper, quick, seeds, cells,
-        x_label="mini-batch size", legend="averaging scheme", caption=caption,
+        f"{rounds} averagings{'; tanh cells' if quick else ''}.",
     )  # fmt: skip
 
 
 def semi_local_and_local(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     """V.3.e: peers 0 and 1 are alike, 2 and 3 half alike; the rest is local (figure 21)."""
 
-    def pairs(inputs: int, depends: Sequence[str]) -> list[Model]:
+    def pairs(*depends: str) -> list[Model]:
         return [
-            Model(name="global", layout=f"{inputs}-220-70-10"),
+            Model(name="global", layout=f"{64 if quick else 784}-220-70-10"),
             Model(name="alike", layout="0-80-30-0", peers=[0, 1], depends=list(depends)),
             Model(name="half-alike", layout="0-40-15-0", peers=[2, 3], depends=list(depends)),
         ]
 
-    def cells(quick: bool, seed: int) -> list[Cell]:
-        inputs = 64 if quick else 784
-        swarm = Config(
-            name="semi-local-and-local",
-            seed=seed,
-            peers=4,
-            rounds=25 if quick else 50,
-            data=_data(quick, 350, 1000),
-            tasks=[
-                TaskEntry(kind="swap", labels=(8, 9), peers=[2, 3]),
-                TaskEntry(kind="swap", labels=(6, 7), peers=[3]),
-            ],
-            network=_network(quick),
-        )
-        schemes = {
-            "70 + 30 / 15, no dependency": pairs(inputs, []),
-            "70 + 30 / 15, dependency": pairs(inputs, ["global"]),
-        }
-        return _schemes(quick, swarm, schemes, (50, 100, 200) if quick else (100, 200, 400, 800))
-
-    source = "350 of scikit-learn's digits" if quick else "1000 MNIST digits"
-    caption = (
+    source, rounds = ("350 of scikit-learn's digits", 25) if quick else ("1000 MNIST digits", 50)
+    data, tasks = _data(quick, 350, 1000), (_swap(8, 9, [2, 3]), _swap(6, 7, [3]))
+    return _schemes_study(
+        paper, quick, [_swarm(paper, quick, seed, 4, rounds, data, *tasks) for seed in seeds],
+        {"70 + 30 / 15, no dependency": pairs(), "70 + 30 / 15, dependency": pairs("global")},
+        (50, 100, 200) if quick else (100, 200, 400, 800),
         f"4 peers with {source} each; 8 and 9 swapped for peers 2 and 3, 6 and 7 for peer 3 as well; "
-        f"{'25 averagings; tanh cells' if quick else '50 averagings'}."
-    )
-    return figure_study(
-        paper, quick, seeds, cells,
-        x_label="mini-batch size", legend="averaging scheme", caption=caption,
+        f"{rounds} averagings{'; tanh cells' if quick else ''}.",
     )  # fmt: skip
 
 
@@ -279,50 +204,41 @@ _HIDDEN = (0, 100, 200, 300, 350, 400)
 _X_LABEL = "averaging level (of 400 hidden cells)"
 
 
-def _associative(seed: int, level: int, mini_batches: int, network: Network) -> Config:
-    return Config(
-        name="associative",
-        seed=seed,
-        peers=15,
-        rounds=mini_batches,
+def _associative(line: str, level: int, seed: int, mini_batches: int, network: Network) -> Cell:
+    config = Config(
+        name="associative", seed=seed, peers=15, rounds=mini_batches,
         data=Data(set="sparse", samples=9, test=100),
         tasks=[TaskEntry(kind="modified", peers=2)],
         network=network,
         models=[Model(name="global", layout=f"50-{level}")] if level else [],
         training=Training(local_samples=3, rate=0.1),
-    )
+    )  # fmt: skip
+    return Cell(line, config, {"x": level})
 
 
 def _uniform(low: float, high: float, *, equal: bool) -> Network:
     return Network(
-        layout="50<>400",
-        start="uniform",
-        gain=(high - low) / 2,
-        shift=(high + low) / 2,
+        layout="50<>400", start="uniform", gain=(high - low) / 2, shift=(high + low) / 2,
         equal_starts=equal,
-    )
+    )  # fmt: skip
 
 
 def associative(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     """Figure 27: accuracy by averaged hidden cells."""
-
-    def cells(quick: bool, seed: int) -> list[Cell]:
-        start = _uniform(-0.3, 0.3, equal=False)
-        return [
-            Cell(f"{count}", level, _associative(seed, level, count, start))
-            for count in ((10, 40) if quick else (10, 20, 30, 40))
-            for level in _HIDDEN
-        ]
-
+    start = _uniform(-0.3, 0.3, equal=False)
+    cells = [
+        _associative(f"{count}", level, seed, count, start)
+        for seed in seeds
+        for count in ((10, 40) if quick else (10, 20, 30, 40))
+        for level in _HIDDEN
+    ]
     caption = (
         "15 peers, one of three vectors changed for 2 of them. The paper does not give the starting "
         "weights; here they are uniform in [−0.3, 0.3], every peer's own. Complete averaging is the worst, "
         "as in the paper, but partial averaging gains nothing over none, and more mini-batches change "
         "little: no start that was searched shows both of the paper's claims. See associative-starts."
     )
-    return figure_study(
-        paper, quick, seeds, cells, x_label=_X_LABEL, legend="mini-batches", caption=caption
-    )
+    return figure_study(paper, cells, x_label=_X_LABEL, legend="mini-batches", caption=caption)
 
 
 # The paper does not say how weights start, and its figure depends on it. Of the distributions that
@@ -339,20 +255,16 @@ STARTS = {
 
 def associative_starts(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     """Which starting weights show the paper's curve?"""
-
-    def cells(quick: bool, seed: int) -> list[Cell]:
-        return [
-            Cell(name, level, _associative(seed, level, 10, network))
-            for name, network in STARTS.items()
-            for level in ((0, 200, 400) if quick else _HIDDEN)
-        ]
-
+    cells = [
+        _associative(name, level, seed, 10, network)
+        for seed in seeds
+        for name, network in STARTS.items()
+        for level in ((0, 200, 400) if quick else _HIDDEN)
+    ]
     caption = (
         "Which starts show the paper's two claims? Partial beats complete: own starts in small intervals "
         "([−0.3, 0.3]). Averaging beats none: equal starts just above the threshold at which cells fire "
         "([−0.15, 0.12]), but complete as much as partial. Both: none of those searched; at the threshold "
         "itself ([−0.12, 0.1]) the seed decides. Wide starts: neither."
     )
-    return figure_study(
-        paper, quick, seeds, cells, x_label=_X_LABEL, legend="starting weights", caption=caption
-    )
+    return figure_study(paper, cells, x_label=_X_LABEL, legend="starting weights", caption=caption)

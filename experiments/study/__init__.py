@@ -10,6 +10,7 @@ or killed, the same command goes on from there.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -18,9 +19,10 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from ..cli import console
 from ..errors import ConfigError, Stopped
@@ -34,19 +36,23 @@ PARENT_CHECK_SECONDS = 1.0
 """How often a worker looks whether its parent is still there."""
 
 
-class Cell(Protocol):
-    """One run of a grid; `line` is what --only chooses it by, often the label of its curve."""
+@dataclass(frozen=True)
+class StudyCell:
+    """One run of a grid. A study's own cells have further fields, which hold what decides the result.
 
-    @property
+    line: what --only chooses it by, often the label of its curve.
+    """
+
+    line: str
+
+    @cached_property
     def key(self) -> str:
-        """Names the run by all that decides its result, so that a finished run is not run again."""
-        ...
-
-    @property
-    def line(self) -> str: ...
+        """Names the run, so that a finished one is not run again; kept from when it was first asked for."""
+        values = json.dumps(asdict(self), default=lambda model: model.model_dump(mode="json"))
+        return key_of(f"{type(self).__module__}|{values}")
 
 
-C = TypeVar("C", bound=Cell)
+C = TypeVar("C", bound=StudyCell)
 
 
 @dataclass(frozen=True)
@@ -60,11 +66,6 @@ class Job:
         """Return a folder for one run's files, without what an interrupted run left in it."""
         shutil.rmtree(self.folder / name, ignore_errors=True)
         return self.folder / name
-
-
-def one_by_one(cells: Sequence[C]) -> list[list[C]]:
-    """Return batches of one cell each."""
-    return [[cell] for cell in cells]
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Study(Generic[C]):
     table: makes text tables of the records, by name: "summary" first. Each is printed under its title in
         `titles` and written as NAME.csv.
     figure: draws files into a folder; None draws nothing.
-    batches: which cells go to a worker together, to be run in one stack.
+    batches: which cells go to a worker together, to be run in one stack; each by itself if left out.
     latest: describes a record for the progress bar.
     always: lines that --only does not leave out.
     about: JSON files that say what was run, by name.
@@ -104,7 +105,7 @@ class Study(Generic[C]):
     table: Callable[[Sequence[Record]], Mapping[str, Frame]]
     figure: Callable[[Path, Sequence[Record]], list[Path]] | None = None
     titles: Mapping[str, str] = field(default_factory=dict)
-    batches: Callable[[Sequence[C]], list[list[C]]] = one_by_one
+    batches: Callable[[Sequence[C]], list[list[C]]] = lambda cells: [[cell] for cell in cells]
     latest: Callable[[Record], str] = lambda record: ""
     always: Collection[str] = ()
     about: Mapping[str, Any] = field(default_factory=dict)

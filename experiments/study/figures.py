@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,30 +23,10 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
-@dataclass(frozen=True)
-class Line:
-    """A labelled curve; `low` and `high` are the ends of its error bars."""
-
-    label: str
-    x: Sequence[float]
-    y: Sequence[float]
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
-
-
-def lines_of(frame: Frame, label: str, x: str, y: str, low: str = "", high: str = "") -> list[Line]:
-    """Return the curves of a table, by the names of its columns: in the table's order, x rising."""
-    found = []
-    for name, part in frame.groupby(label, sort=False):
-        part = part.sort_values(x, kind="stable")
-        columns = ([float(v) for v in part[each]] if each else () for each in (x, y, low, high))
-        found.append(Line(str(name), *columns))
-    return found
-
-
 def draw_lines(
     path: Path,
-    lines: Sequence[Line],
+    frame: Frame,
+    columns: Sequence[str],
     *,
     title: str,
     x_label: str,
@@ -56,47 +35,34 @@ def draw_lines(
     legend: str = "",
     ticks: Mapping[float, str] | None = None,
 ) -> list[Path]:
-    """Draw curves with error bars as PNG and SVG beside each other; returns the files."""
-    figure = figure_of_lines(
-        lines,
-        title=title,
-        x_label=x_label,
-        y_label=y_label,
-        caption=caption,
-        legend=legend,
-        ticks=ticks,
-    )
-    return save(figure, path)
+    """Draw a table's curves as PNG and SVG beside each other; returns the files.
 
-
-def figure_of_lines(
-    lines: Sequence[Line],
-    *,
-    title: str,
-    x_label: str,
-    y_label: str = "accuracy",
-    caption: str = "",
-    legend: str = "",
-    ticks: Mapping[float, str] | None = None,
-) -> Figure:
-    """Draw curves with error bars."""
+    columns: as for `plot_lines`.
+    """
     figure, axes = canvas(caption)
-    for index, line in enumerate(lines):
-        errors = None
-        if line.low:
-            errors = [
-                [max(y - low, 0) for y, low in zip(line.y, line.low, strict=True)],
-                [max(high - y, 0) for y, high in zip(line.y, line.high, strict=True)],
-            ]
-        axes.errorbar(
-            line.x, line.y, yerr=errors, label=line.label, capsize=2.5, linewidth=1.6, markersize=5,
-            color=COLOURS[index % len(COLOURS)], marker=MARKERS[index % len(MARKERS)],
-        )  # fmt: skip
+    plot_lines(axes, frame, *columns)
     axes.set(title=title, xlabel=x_label, ylabel=y_label)
     if ticks:
         axes.set_xticks(list(ticks), list(ticks.values()))
     place_legend(axes, legend)
-    return figure
+    return save(figure, path)
+
+
+def plot_lines(
+    axes: Axes, frame: Frame, label: str, x: str, y: str, low: str = "", high: str = ""
+) -> None:
+    """Plot a table's curves, by the names of its columns: in the table's order, x rising.
+
+    low, high: the ends of error bars.
+    """
+    for index, (name, part) in enumerate(frame.groupby(label, sort=False)):
+        part = part.sort_values(x, kind="stable")
+        bars = [part[y] - part[low], part[high] - part[y]] if low else []
+        axes.errorbar(
+            part[x], part[y], yerr=[bar.clip(0) for bar in bars] or None, label=str(name),
+            capsize=2.5, linewidth=1.6, markersize=5,
+            color=COLOURS[index % len(COLOURS)], marker=MARKERS[index % len(MARKERS)],
+        )  # fmt: skip
 
 
 def canvas(caption: str = "", width: float = 7.5, height: float = 4.6) -> tuple[Figure, Axes]:

@@ -22,8 +22,7 @@ from gossamer.experiments.config.needs import (
 )
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.live.layout import plan
-from gossamer.experiments.study.outcomes import outcome
-from gossamer.experiments.study.sweep import expand
+from gossamer.experiments.study.sweep import expand, outcome
 from gossamer.peer import BrokerAddress
 
 torch.set_num_threads(1)

@@ -14,7 +14,7 @@ from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.build import Swarm, make_learner
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.data import Dataset, Samples, load
-from gossamer.experiments.study.outcomes import outcomes, stackable
+from gossamer.experiments.study.sweep import outcomes, stackable
 
 torch.set_num_threads(1)
 

@@ -8,7 +8,6 @@ import pytest
 from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
-from gossamer.experiments.federated import mocha
 from gossamer.experiments.papers import PAPERS, fednp, multitask
 from gossamer.experiments.results import Results
 from gossamer.experiments.study import run_study
@@ -98,28 +97,32 @@ def test_the_toy_study_leaves_a_table_and_a_picture(tmp_path, monkeypatch):
 
 def test_the_multitask_study_leaves_a_table_and_a_picture(tmp_path, monkeypatch):
     monkeypatch.setattr(multitask, "SAMPLES", (8, 24))
-    monkeypatch.setattr(mocha, "STRENGTHS", (0.1,))
-    people = mocha.Subjects(mocha.SYNTHETIC, mocha.synthetic(0, people=5, samples=60, features=6))
+    monkeypatch.setattr(multitask, "STRENGTHS", (0.1,))
+    people = multitask.Subjects(
+        multitask.SYNTHETIC, multitask.synthetic(0, people=5, samples=60, features=6)
+    )
     monkeypatch.setattr(multitask, "subjects", lambda: people)
     study = PAPERS["multitask"].study(runs=1)
     records, files = run_study(study, Results(tmp_path, "paper multitask"), jobs=1)
     rows = study.table(records)["summary"]
     assert [*rows["F fell at every step"]] == ["yes"] * 6
-    assert [*rows["method"]] == [name for name in mocha.METHODS for _ in range(2)]
+    assert [*rows["method"]] == [name for name in multitask.METHODS for _ in range(2)]
     assert all(file.stat().st_size for file in files)
 
 
 def test_splits_keep_train_and_test_apart_and_both_classes_in_training():
-    people = mocha.Subjects(mocha.SYNTHETIC, mocha.synthetic(0, people=3, samples=40, features=4))
-    data = mocha.split(people, 10, seed=0)
-    for train, test in zip(data.train, data.test, strict=True):
+    people = multitask.Subjects(
+        multitask.SYNTHETIC, multitask.synthetic(0, people=3, samples=40, features=4)
+    )
+    learned, tested = multitask.split(people, 10, seed=0)
+    for train, test in zip(learned, tested, strict=True):
         assert set(train.y) == {-1.0, 1.0}
         assert (len(train.y), len(test.y)) == (10, 30)
         assert not (train.x[:, None] == test.x[None]).all(axis=2).any()
-    assert np.allclose(np.concatenate([t.x for t in data.train])[:, :-1].mean(axis=0), 0)
+    assert np.allclose(np.concatenate([t.x for t in learned])[:, :-1].mean(axis=0), 0)
 
 
 def test_without_sensor_files_made_up_tasks_take_their_place(tmp_path, monkeypatch):
     monkeypatch.setenv("GOSSAMER_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert mocha.subjects().name == mocha.SYNTHETIC
+    assert multitask.subjects.__wrapped__().name == multitask.SYNTHETIC

@@ -7,24 +7,29 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.experiments.study import frame_of
 from gossamer.experiments.study.figures import (
-    Line,
     canvas,
     draw_lines,
-    figure_of_lines,
     place_legend,
+    plot_lines,
     save,
 )
 
-LINES = [
-    Line("none", [0, 50, 100], [0.5, 0.6, 0.55], [0.4, 0.55, 0.5], [0.6, 0.7, 0.6]),
-    Line("80 + 20 per class, dependency", [0, 50, 100], [0.7, 0.8, 0.75]),
-]
+LINES = frame_of(
+    [
+        ("none", x, y, low, high)
+        for x, y, low, high in [(50, 0.6, 0.55, 0.7), (0, 0.5, 0.4, 0.6), (100, 0.55, 0.5, 0.6)]
+    ]
+    + [("80 + 20 per class, dependency", 0, 0.7, 0.7, 0.7)],
+    columns=["scheme", "x", "y", "low", "high"],
+)
+COLUMNS = ("scheme", "x", "y", "low", "high")
 
 
 def draw(path: Path, caption: str = "first line\nsecond line") -> list[Path]:
     return draw_lines(
-        path, LINES, title="A title", x_label="level", caption=caption, legend="scheme"
+        path, LINES, COLUMNS, title="A title", x_label="level", caption=caption, legend="scheme"
     )
 
 
@@ -34,7 +39,7 @@ def test_png_and_svg_with_every_word(tmp_path: Path) -> None:
     # letters are drawn as paths, their text stays in comments
     words = set(re.findall(r"<!-- (.*?) -->", svg.read_text()))
     assert {"A title", "level", "accuracy", "scheme", "first line", "second line"} <= words
-    assert {line.label for line in LINES} <= words
+    assert set(LINES["scheme"]) <= words
 
 
 def test_equal_results_are_equal_files(tmp_path: Path) -> None:
@@ -44,11 +49,15 @@ def test_equal_results_are_equal_files(tmp_path: Path) -> None:
 
 
 def test_error_bars_reach_the_ends_given() -> None:
-    figure = figure_of_lines(LINES, title="A title", x_label="level")
-    (bars,) = figure.axes[0].collections  # the second line has none
+    _, axes = canvas()
+    plot_lines(axes, LINES, *COLUMNS)
+    bars, _ = axes.collections
     ends = [segment[:, 1].tolist() for segment in bars.get_segments()]  # type: ignore[attr-defined]
-    expected = [[0.4, 0.6], [0.55, 0.7], [0.5, 0.6]]
+    expected = [[0.4, 0.6], [0.55, 0.7], [0.5, 0.6]]  # in the order of x
     assert ends == [pytest.approx(pair) for pair in expected]
+    _, plain = canvas()
+    plot_lines(plain, LINES, *COLUMNS[:3])
+    assert not plain.collections
 
 
 @pytest.mark.parametrize("lines", [1, 2, 4])

@@ -17,7 +17,7 @@ from gossamer.experiments.arena.simulation import Simulation, simulate
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.live.layout import plan
-from gossamer.experiments.study.outcomes import outcome, stackable
+from gossamer.experiments.study.sweep import outcome, stackable
 from gossamer.gossip import Gossiper, Mass, total
 from gossamer.models import Learner, Metrics, ModelError, SlicedNetwork
 from gossamer.peer import BrokerAddress, Engine, Online

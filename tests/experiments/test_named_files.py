@@ -42,7 +42,7 @@ def table(**changed: Any) -> dict[str, Any]:
 
 
 def cell(folder: Path, **changed: Any) -> Cell:
-    return Cell({}, parse_config(table(**changed)), str(folder / "config.toml"))
+    return Cell("", parse_config(table(**changed)), {}, str(folder / "config.toml"))
 
 
 def graph(path: Path, made: nx.Graph) -> None:

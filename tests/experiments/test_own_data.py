@@ -16,7 +16,7 @@ from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.data import DataError, load
 from gossamer.experiments.federated import METHODS
 from gossamer.experiments.federated.comparison import clients_of, parse_comparison
-from gossamer.experiments.study.outcomes import outcomes
+from gossamer.experiments.study.sweep import outcomes
 
 torch.set_num_threads(1)
 

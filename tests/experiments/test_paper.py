@@ -12,21 +12,20 @@ from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.config.tables import Config, Data, Model, Network, Training
 from gossamer.experiments.papers import PAPERS, Paper
-from gossamer.experiments.papers.partial_models import Cell, figure_study, points, run_cells
+from gossamer.experiments.papers.partial_models import figure_study, points
 from gossamer.experiments.results import Results
 from gossamer.experiments.study import Job, run_study
-from gossamer.experiments.study.outcomes import stackable
+from gossamer.experiments.study.sweep import Cell, run_cells, stackable
 
 torch.set_num_threads(1)
 
 NAMES = [name for name, paper in PAPERS.items() if paper.make.startswith("partial_models:")]
 
 
-def tiny_cells(quick: bool, seed: int) -> list[Cell]:
+def tiny_cells(seed: int) -> list[Cell]:
     return [
         Cell(
             line,
-            level,
             Config(
                 seed=seed,
                 peers=2,
@@ -36,34 +35,39 @@ def tiny_cells(quick: bool, seed: int) -> list[Cell]:
                 models=[Model(name="global", layout=f"64-{level}-10")] if level else [],
                 training=Training(local_samples=10, rate=rate),
             ),
+            {"x": level},
         )
         for line, rate in (("slow", 0.1), ("fast", 1.0))
         for level in (0, 3)
     ]
 
 
+def record(line: str, x: int, accuracy: float) -> dict[str, Any]:
+    return {"line": line, "settings": {"x": x}, "accuracy": accuracy}
+
+
 def test_quintiles_are_the_two_fifths_and_three_fifths_quantiles() -> None:
     values = [0.4, 0.0, 0.3, 0.1, 0.2]
-    found = points([{"line": "a", "x": 1, "accuracy": value} for value in values])
+    found = points([record("a", 1, value) for value in values])
     assert found.iloc[0, 2:].tolist() == pytest.approx([5, 0.2, 0.16, 0.24, 0.2])
     assert [*found.columns] == ["line", "x", "runs", "median", "low", "high", "mean"]
 
 
 def test_points_keep_the_order_of_lines_and_sort_x() -> None:
-    found = points([{"line": line, "x": x, "accuracy": 0.5} for line in "ba" for x in (100, 0, 15)])
+    found = points([record(line, x, 0.5) for line in "ba" for x in (100, 0, 15)])
     assert found[["line", "x"]].to_numpy().tolist() == [
         [line, x] for line in "ba" for x in (0, 15, 100)
     ]
 
 
 def test_a_run_is_the_mean_over_peers_after_the_last_round(tmp_path: Path) -> None:
-    cell = tiny_cells(True, 3)[3]
+    cell = tiny_cells(3)[3]
     (record,) = run_cells([cell], Job(tmp_path))
     *_, last = Simulation.of(cell.config).rounds()
     assert record == {
         "key": cell.key,
         "line": "fast",
-        "x": 3,
+        "settings": {"x": 3},
         "seed": 3,
         "accuracy": last.accuracy,
         "worst": min(test.accuracy for test in last.tests),
@@ -72,9 +76,8 @@ def test_a_run_is_the_mean_over_peers_after_the_last_round(tmp_path: Path) -> No
 
 def test_table_and_figure(tmp_path: Path) -> None:
     paper = Paper("tiny", "nowhere", "Tiny", "")
-    study = figure_study(
-        paper, True, range(2), tiny_cells, x_label="level", legend="speed", caption="quick"
-    )
+    cells = [cell for seed in range(2) for cell in tiny_cells(seed)]
+    study = figure_study(paper, cells, x_label="level", legend="speed", caption="quick")
     records, files = run_study(study, Results(tmp_path, "paper tiny"), jobs=1)
     assert [file.name for file in files] == ["summary.csv", "figure.png", "figure.svg"]
     assert len(records) == 2 * 4  # seeds × cells
@@ -151,13 +154,15 @@ def test_v3a_averaging_level() -> None:
             "set": "mnist",
             "layout": "784=300=100=10",
         }
-        assert shared(config) == layouts[int(cell.x)]
+        assert shared(config) == layouts[int(cell.settings["x"])]
         assert [(t.kind, t.labels, t.peers) for t in config.tasks] == [("swap", (8, 9), 7)]
         assert cell.line == f"{config.training.local_samples}"
     sizes = {cell.config.training.local_samples for cell in cells}
     assert (min(sizes), max(sizes)) == (50, 3000)
     assert {500, 1500} <= sizes
-    assert {(c.line, c.x) for c in cells} == {(f"{s}", level) for s in sizes for level in layouts}
+    assert {(c.line, c.settings["x"]) for c in cells} == {
+        (f"{s}", level) for s in sizes for level in layouts
+    }
     assert PAPERS["averaging-level"].runs == 10
 
 
@@ -179,9 +184,9 @@ def test_v3d_semi_local() -> None:
         assert shared(config) == models[cell.line]
         depends = [model.depends for model in config.models if model.depends]
         assert depends == ([["global"]] if cell.line.endswith(", dependency") else [])
-        assert cell.x == config.training.local_samples
+        assert cell.settings["x"] == config.training.local_samples
     assert {cell.line for cell in cells} == set(models)
-    assert (min(c.x for c in cells), max(c.x for c in cells)) == (25, 150)
+    assert (min(c.settings["x"] for c in cells), max(c.settings["x"] for c in cells)) == (25, 150)
     assert PAPERS["semi-local"].runs == 20
 
 
@@ -212,7 +217,7 @@ def test_v3e_semi_local_and_local() -> None:
         "70 + 30 / 15, no dependency",
         "70 + 30 / 15, dependency",
     }
-    assert (min(c.x for c in cells), max(c.x for c in cells)) == (100, 800)
+    assert (min(c.settings["x"] for c in cells), max(c.settings["x"] for c in cells)) == (100, 800)
     assert PAPERS["semi-local-and-local"].runs == 20
 
 
@@ -225,8 +230,10 @@ def test_v5_associative() -> None:
         assert (config.training.local_samples, config.training.rate) == (3, 0.1)
         assert [(t.kind, t.peers) for t in config.tasks] == [("modified", 2)]
         # partial averaging takes the whole visible layer
-        assert shared(config) == ([("global", f"50-{cell.x:g}")] if cell.x else [])
-    assert {cell.x for cell in cells} == {0, 100, 200, 300, 350, 400}
+        assert shared(config) == (
+            [("global", f"50-{cell.settings['x']:g}")] if cell.settings["x"] else []
+        )
+    assert {cell.settings["x"] for cell in cells} == {0, 100, 200, 300, 350, 400}
     assert {cell.config.rounds for cell in cells} == {10, 20, 30, 40}
     assert PAPERS["associative"].runs == 100
 
@@ -248,4 +255,6 @@ def test_another_seed_is_another_run(name: str) -> None:
     cells = PAPERS[name].study(quick=True, runs=2).cells
     one, two = cells[: len(cells) // 2], cells[len(cells) // 2 :]
     assert not {cell.key for cell in one} & {cell.key for cell in two}
-    assert [(cell.line, cell.x) for cell in one] == [(cell.line, cell.x) for cell in two]
+    assert [(cell.line, cell.settings["x"]) for cell in one] == [
+        (cell.line, cell.settings["x"]) for cell in two
+    ]

@@ -15,16 +15,24 @@ import pytest
 
 from gossamer.experiments.errors import ConfigError, Stopped
 from gossamer.experiments.results import Record, Results, find_run, read_records
-from gossamer.experiments.study import Frame, Job, Runs, Study, as_text, frame_of, run_study
+from gossamer.experiments.study import (
+    Frame,
+    Job,
+    Runs,
+    Study,
+    StudyCell,
+    as_text,
+    frame_of,
+    run_study,
+)
 
 
 @dataclass(frozen=True)
-class Cell:
-    line: str
+class Cell(StudyCell):
     x: int
 
     @property
-    def key(self) -> str:
+    def key(self) -> str:  # legible
         return f"{self.line}-{self.x}"
 
 

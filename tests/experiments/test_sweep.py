@@ -13,8 +13,16 @@ from typer.testing import CliRunner
 from gossamer.experiments.cli.app import app
 from gossamer.experiments.config.tables import ConfigError, load_config, parse_config
 from gossamer.experiments.results import Record, read_records
-from gossamer.experiments.study.outcomes import outcome, outcomes, stackable
-from gossamer.experiments.study.sweep import axes_of, combine, draw, expand, table
+from gossamer.experiments.study.sweep import (
+    axes_of,
+    combine,
+    draw,
+    expand,
+    outcome,
+    outcomes,
+    stackable,
+    table,
+)
 
 torch.set_num_threads(1)
 

@@ -19,7 +19,7 @@ from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.config.tables import Config, ConfigError
 from gossamer.experiments.graphs import mixing_of, swarm_graph
 from gossamer.experiments.live.layout import plan
-from gossamer.experiments.study.outcomes import outcome, stackable
+from gossamer.experiments.study.sweep import outcome, stackable
 from gossamer.models import ModelError, SgdLearner, SlicedNetwork, mlp
 from gossamer.peer import BrokerAddress
 from gossamer.topology import DisconnectedError, TopologyError, build, mixing_matrix

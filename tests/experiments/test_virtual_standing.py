@@ -14,7 +14,7 @@ from results_kit import at
 from gossamer.experiments.arena import Arena, LearningSimulation, Mean, Reading, simulate_in_time
 from gossamer.experiments.arena.simulation import AccuracyLog, read_presence, summarise
 from gossamer.experiments.config.tables import ConfigError, parse_config
-from gossamer.experiments.study.outcomes import outcome
+from gossamer.experiments.study.sweep import outcome
 
 torch.set_num_threads(1)
 
