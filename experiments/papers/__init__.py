@@ -136,10 +136,10 @@ PAPERS = _by_name(
 STUDIES = _by_name(
     Paper(
         "private", "masked averaging", "What masks hide from a curious neighbour, and what they cost",
-        "private:private", takes=frozenset({"quick", "jobs"}),
+        "security:private", takes=frozenset({"quick", "jobs"}),
     ),
     Paper(
         "byzantine", "guards", "What hostile members can do, with and without guards",
-        "byzantine:byzantine", takes=frozenset({"quick", "jobs", "only"}),
+        "security:byzantine", takes=frozenset({"quick", "jobs", "only"}),
     ),
 )  # fmt: skip

@@ -16,7 +16,7 @@ import numpy as np
 from ..config.tables import Config, Data, Gossip, Model, Network, TaskEntry, Training
 from ..live.run import broker_for, run_live
 from ..results import Record
-from ..study import EachCell, Frame, Job, Study, as_text, frame_of, key_of
+from ..study import EachCell, Frame, Job, Study, StudyCell, as_text, frame_of
 from . import Paper
 
 TWIN = "uncompressed"
@@ -27,23 +27,17 @@ BOUNDS = (0.05, 0.1, 0.2)
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One swarm: a mode, and a compressor or a bound on drift."""
+class Cell(StudyCell):
+    """One swarm: a compressor or a bound on drift, and all other settings of its gossip."""
 
-    mode: str
-    line: str
     gossip: Gossip
     rounds: int
 
     @property
     def name(self) -> str:
         """Mode and compressor, as one word for a folder."""
-        return f"{self.mode}-{self.line}".replace(" ", "-").replace(":", "-").replace("+", "-")
-
-    @property
-    def key(self) -> str:
-        """Names the run by its config."""
-        return key_of(study_config(self).model_dump_json())
+        name = f"{self.gossip.mode}-{self.line}"
+        return name.replace(" ", "-").replace(":", "-").replace("+", "-")
 
 
 def compression(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
@@ -57,7 +51,7 @@ def compression(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
 
     def cell(mode: str, line: str, **changed: object) -> Cell:
         common = {"mode": mode, "per_process": 4, "checkpoint": False}
-        return Cell(mode, line, Gossip.model_validate({**common, **changed}), rounds)
+        return Cell(line, Gossip.model_validate({**common, **changed}), rounds)
 
     cells = []
     for mode, compressors in names.items():
@@ -77,17 +71,14 @@ def compression(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
 def study_config(cell: Cell) -> Config:
     """Eight peers, 13,000 shared values; what an output cell means is every peer's own business."""
     return Config(
-        name=f"compression-{cell.name}",
-        peers=8,
-        rounds=cell.rounds,
-        test_every=cell.rounds,
+        name=f"compression-{cell.name}", peers=8, rounds=cell.rounds, test_every=cell.rounds,
         data=Data(set="digits", samples=50),
         tasks=[TaskEntry(kind="swaps")],
         network=Network(layout="64=200=10", activation="tanh", output="sigmoid"),
         models=[Model(name="global", layout="64-200-0")],
         training=Training(local_samples=80, rate=0.03, loss="squared", reduction="sum"),
         gossip=cell.gossip,
-    )
+    )  # fmt: skip
 
 
 def run_cell(cell: Cell, job: Job) -> Record:
@@ -96,7 +87,7 @@ def run_cell(cell: Cell, job: Job) -> Record:
         outcome = run_live(study_config(cell), job.empty_folder(cell.name), broker, quiet=True)
     traffic = outcome.traffic
     return {
-        "mode": cell.mode, "what": cell.line,
+        "mode": cell.gossip.mode, "what": cell.line,
         "accuracy": float(np.mean(list(outcome.accuracy.values()))), "bytes": outcome.bytes,
         "distortion": traffic.mean_distortion, "worst": traffic.worst, "skipped": traffic.skipped,
     }  # fmt: skip

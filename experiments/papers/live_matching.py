@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,22 +29,8 @@ from ..config.tables import Config, Data, Gossip, Model, Network, Size, Training
 from ..live.layout import plan
 from ..live.run import broker_for, run_live
 from ..results import Record, cannot_write, make_folder, read_records, replacing
-from ..study import EachCell, Frame, Job, Study, as_text, frame_of, key_of
+from ..study import EachCell, Frame, Job, Study, StudyCell, as_text, frame_of
 from . import Paper
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One swarm of a study, by its name."""
-
-    study: str
-    line: str
-
-    @property
-    def key(self) -> str:
-        """Names the run; all else is the same for all."""
-        return key_of(f"{self.study}|{self.line}")
-
 
 # --- newcomers --------------------------------------------------------------------------------------
 
@@ -71,30 +57,27 @@ class Sizes:
     newcomers: int = 50
 
 
-def newcomers_config(matching: str, sizes: Sizes, seed: int = 0) -> Config:
+def newcomers_config(matching: str, sizes: Sizes) -> Config:
     """The swarm of both kinds; newcomers are its last four peers."""
     table = {"name": "global", "layout": "64-40-20-10", "matching": matching}
     return Config(
-        name=f"newcomers-{matching}",
-        seed=seed,
-        peers=FOUNDERS + NEWCOMERS,
-        rounds=sizes.founders,
+        name=f"newcomers-{matching}", peers=FOUNDERS + NEWCOMERS, rounds=sizes.founders,
         data=Data(set="digits", samples=100, partition="iid"),
         network=Network(layout="64=40=20=10", activation="relu", output="none"),
         models=[Model.model_validate(table)],
         training=Training(local_samples=20, rate=0.05, loss="cross-entropy", reduction="mean"),
         gossip=Gossip(checkpoint=False),
-    )
+    )  # fmt: skip
 
 
-def train_before(out: Path, sizes: Sizes, seed: int = 0) -> list[Path]:
+def train_before(out: Path, sizes: Sizes) -> list[Path]:
     """Return files of the networks that everybody starts from, trained if they are not there.
 
     Founders' are averaged after every round, newcomers' trained on their own data alone, from starts of
     their own.
     """
     make_folder(out)
-    config = newcomers_config("none", sizes, seed)
+    config = newcomers_config("none", sizes)
     members = Swarm(config).members()
     files = [out / f"{member.name}.safetensors" for member in members]
     if all(file.exists() for file in files):
@@ -105,7 +88,7 @@ def train_before(out: Path, sizes: Sizes, seed: int = 0) -> list[Path]:
         founders.average()
     for index, member in enumerate(members[FOUNDERS:], FOUNDERS):
         # The same data and order of samples, but cells that start elsewhere.
-        other = Swarm(config.model_copy(update={"seed": seed + 1000 + index})).member(index)
+        other = Swarm(config.model_copy(update={"seed": 1000 + index})).member(index)
         member.network.flat.copy_(other.network.flat)
         member.learner.train(sizes.apart)
     for member, file in zip(members, files, strict=True):
@@ -119,20 +102,20 @@ def spec_of(
 ) -> SwarmSpec:
     """All eight processes; those of newcomers wait for the file `go` in the folder before they join."""
     spec = plan(config, folder, broker)
-    names = tuple(peer.name for peer in spec.peers)[:FOUNDERS]
-    peers = [
-        replace(peer, settings=peer.settings.updated(expect=names), network=str(file))
-        for peer, file in zip(spec.peers[:FOUNDERS], networks, strict=False)
-    ]
-    for peer, file in zip(spec.peers[FOUNDERS:], networks[FOUNDERS:], strict=True):
-        settings = peer.settings.updated(
-            expect=(), founder=False, trained=True, rounds=sizes.newcomers
-        )
-        arguments = {**peer.arguments, "go": str(folder / "go")}
-        entry = f"{__name__}:make_late_learner"
-        peers.append(
-            replace(peer, settings=settings, network=str(file), entry=entry, arguments=arguments)
-        )
+    founders = tuple(peer.name for peer in spec.peers[:FOUNDERS])
+    peers = []
+    for index, (peer, file) in enumerate(zip(spec.peers, networks, strict=True)):
+        if index < FOUNDERS:
+            peer = replace(peer, settings=peer.settings.updated(expect=founders))
+        else:
+            late = {"expect": (), "founder": False, "trained": True, "rounds": sizes.newcomers}
+            peer = replace(
+                peer,
+                settings=peer.settings.updated(**late),
+                entry=f"{__name__}:make_late_learner",
+                arguments={**peer.arguments, "go": str(folder / "go")},
+            )
+        peers.append(replace(peer, network=str(file)))
     return replace(spec, peers=peers)
 
 
@@ -150,30 +133,21 @@ def make_late_learner(config: str, index: int, go: str, source: str = "config") 
 
 
 def run_newcomers(
-    matching: str,
-    networks: list[Path],
-    folder: Path,
-    broker: BrokerAddress,
-    sizes: Sizes,
-    *,
-    seed: int = 0,
-    on_record: Callable[[Record], None] = lambda _: None,
+    matching: str, networks: list[Path], folder: Path, broker: BrokerAddress, sizes: Sizes
 ) -> Path:
     """Run one of the two swarms; its metrics are in the file that is returned."""
     make_folder(folder)
     go = folder / "go"
     go.unlink(missing_ok=True)
-    spec = spec_of(newcomers_config(matching, sizes, seed), sizes, networks, folder, broker)
+    spec = spec_of(newcomers_config(matching, sizes), sizes, networks, folder, broker)
     reached: dict[str, int] = {}
     metrics = folder / "metrics.jsonl"
     with RecordFile(metrics, fresh=True) as file:
 
         def record(values: Record) -> None:
             file.write(values)
-            on_record(values)
             reached[values["peer"]] = values["round"]
-            founders = [reached.get(str(index), 0) for index in range(FOUNDERS)]
-            if min(founders) >= sizes.before:
+            if min(reached.get(str(index), 0) for index in range(FOUNDERS)) >= sizes.before:
                 go.touch()
 
         asyncio.run(LocalSwarm(spec, on_record=record).run())
@@ -182,9 +156,8 @@ def run_newcomers(
     return metrics
 
 
-@dataclass(frozen=True)
-class Joining:
-    """What became of the newcomers of one swarm.
+def read_joining(metrics: Path) -> Record:
+    """Return what became of the newcomers of one swarm, by its metrics.
 
     own: each newcomer's accuracy before it joined.
     first: its accuracy when its weight had just been added.
@@ -192,16 +165,6 @@ class Joining:
     last: the one that it went home with.
     curves: per peer, its rounds since the newcomers came, and its accuracy, while it trained.
     """
-
-    own: dict[str, float]
-    first: dict[str, float]
-    worst: dict[str, float]
-    last: dict[str, float]
-    curves: dict[str, list[tuple[float, float]]]
-
-
-def read_joining(metrics: Path) -> Joining:
-    """Read a swarm's metrics."""
     own: dict[str, float] = {}
     came: dict[str, float] = {}
     tested: dict[str, list[Record]] = {}
@@ -217,33 +180,30 @@ def read_joining(metrics: Path) -> Joining:
         before = max((r["round"] for r in records if r["time"] < start), default=0)
         line = [(r["round"] - before, r["accuracy"]) for r in records if r["phase"] == "training"]
         curves[peer] = [(0, own[peer]), *line] if peer in own else line
-    seen = {
-        peer: [record["accuracy"] for record in tested.get(peer, []) if record["counts"]]
-        for peer in own
-    }
+    seen = {p: [r["accuracy"] for r in tested.get(p, []) if r["counts"]] for p in own}
     seen = {peer: values for peer, values in seen.items() if values}
-    return Joining(
-        own,
-        {peer: values[0] for peer, values in seen.items()},
-        {peer: min(values) for peer, values in seen.items()},
-        {peer: values[-1] for peer, values in seen.items()},
-        curves,
-    )
+    return {
+        "own": own,
+        "first": {peer: values[0] for peer, values in seen.items()},
+        "worst": {peer: min(values) for peer, values in seen.items()},
+        "last": {peer: values[-1] for peer, values in seen.items()},
+        "curves": curves,
+    }
 
 
-def run_newcomer_cell(cell: Cell, job: Job) -> Record:
+def run_newcomer_cell(cell: StudyCell, job: Job) -> Record:
     """Run a swarm; the cell's line is the kind of matching."""
     sizes = Sizes()
     networks = train_before(job.folder / "networks", sizes)
     with broker_for(None, say=False) as broker:
         metrics = run_newcomers(cell.line, networks, job.empty_folder(cell.line), broker, sizes)
-    return {"matching": cell.line, **asdict(read_joining(metrics))}
+    return {"matching": cell.line, **read_joining(metrics)}
 
 
-def newcomers(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+def newcomers(paper: Paper, quick: bool, seeds: range) -> Study[StudyCell]:
     """Return the study of newcomers."""
     return Study(
-        paper.name, [Cell(paper.name, kind) for kind in KINDS], EachCell(run_newcomer_cell),
+        paper.name, [StudyCell(kind) for kind in KINDS], EachCell(run_newcomer_cell),
         newcomers_table, draw_newcomers,
         titles={"summary": "accuracy of newcomers that were trained apart"},
         latest=lambda record: f"matching {record['matching']}", live=True,
@@ -315,33 +275,26 @@ EACH = 2
 """Peers of every width."""
 
 
-def widths_config(rounds: int = 60, seed: int = 0, *, alone: bool = False) -> Config:
+def widths_config(rounds: int = 60, *, alone: bool = False) -> Config:
     """Two peers of each width, 40 samples each."""
     groups = {width: [EACH * place + k for k in range(EACH)] for place, width in enumerate(WIDTHS)}
     widest = max(WIDTHS)
     models = [
         Model(
-            name="global",
-            layout=f"64-{width}-10",
-            peers=peers,
-            matching="fuse",
+            name="global", layout=f"64-{width}-10", peers=peers, matching="fuse",
             width=f"64-{widest}-10",
         )
         for width, peers in groups.items()
-    ]
+    ]  # fmt: skip
     sizes = [Size(layout=f"64={width}=10", peers=peers) for width, peers in groups.items()]
     return Config(
-        name="widths",
-        seed=seed,
-        peers=EACH * len(WIDTHS),
-        rounds=rounds,
-        test_every=2,
+        name="widths", peers=EACH * len(WIDTHS), rounds=rounds, test_every=2,
         data=Data(set="digits", samples=40, partition="iid"),
         network=Network(layout=f"64={widest}=10", activation="relu", output="none", sizes=sizes),
         models=[] if alone else models,
         training=Training(local_samples=40, rate=0.1, loss="cross-entropy", reduction="mean"),
         gossip=Gossip(checkpoint=False),
-    )
+    )  # fmt: skip
 
 
 def width_of(peer: str) -> int:
@@ -349,7 +302,7 @@ def width_of(peer: str) -> int:
     return WIDTHS[int(peer) // EACH]
 
 
-def run_width_cell(cell: Cell, job: Job) -> Record:
+def run_width_cell(cell: StudyCell, job: Job) -> Record:
     """Run the peers alone, in the arena, or together, as live processes."""
     if cell.line == "alone":
         simulation = Simulation.of(widths_config(alone=True))
@@ -373,9 +326,9 @@ def tests_of(metrics: Path) -> list[tuple[str, int, float]]:
     return [(peer, number, accuracy) for (peer, number), accuracy in found.items()]
 
 
-def widths(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+def widths(paper: Paper, quick: bool, seeds: range) -> Study[StudyCell]:
     """Return the study of widths."""
-    cells = [Cell(paper.name, how) for how in ("alone", "together")]
+    cells = [StudyCell(how) for how in ("alone", "together")]
     return Study(
         paper.name, cells, EachCell(run_width_cell), widths_table, draw_widths,
         titles={"summary": "accuracy at the end, mean by width"},

@@ -8,9 +8,8 @@ samples in the same order and are tested on the same samples, so that difference
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -22,7 +21,7 @@ from ...models import NETWORKS, Anatomy, Buffers, SgdLearner, SlicedNetwork, dis
 from ..arena import Arena
 from ..data import DataError, Dataset, Samples, load_once, partition
 from ..results import Record
-from ..study import EachCell, Frame, Job, Study, as_text, frame_of, key_of
+from ..study import EachCell, Frame, Job, Study, StudyCell, as_text, frame_of
 from . import Paper
 
 if TYPE_CHECKING:
@@ -92,24 +91,13 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One run: a network's setting under a scheme, with a seed."""
+class Cell(StudyCell):
+    """One run: a network's setting under a scheme, whose name is the line, with a seed."""
 
     network: str
     setting: Setting
     scheme: Scheme
     seed: int
-
-    @property
-    def line(self) -> str:
-        """The scheme."""
-        return self.scheme.name
-
-    @property
-    def key(self) -> str:
-        """Names the run by all that decides its result."""
-        decisive = [asdict(self.setting), asdict(self.scheme), self.seed]
-        return key_of(json.dumps(decisive, sort_keys=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,13 +273,11 @@ REFERENCES = (LOCAL.name, FULL.name, FEDPER.name)
 
 
 _DIGITS = {
-    "samples": 60,
-    "test": 360,
-    "rounds": 15,
-    "test_every": 5,
-    "local_samples": 100,
-    "batch": 20,
-}
+    "samples": 60, "test": 360, "rounds": 15, "test_every": 5, "local_samples": 100, "batch": 20,
+}  # fmt: skip
+_CIFAR = {
+    "samples": 500, "test": 800, "rounds": 15, "test_every": 5, "local_samples": 250, "batch": 25,
+}  # fmt: skip
 _CNN, _LSTM, _CNN1D = "small CNN, batch norm", "LSTM", "1-D CNN, batch norm"
 _HAPT = {
     "peers": 16, "samples": 40, "test": 50, "rounds": 20, "test_every": 5, "local_samples": 80, "batch": 20,
@@ -301,13 +287,8 @@ _HAPT = {
 def cifar(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     """Return the study of a small CNN on CIFAR-10."""
     options = {"widths": (8, 16), "hidden": 32 if quick else 64, "norm": True}
-    if quick:
-        setting = Setting("digits", "small-cnn", "images", options, **_DIGITS)
-    else:
-        setting = Setting(
-            "cifar10", "small-cnn", "images", options,
-            samples=500, test=800, rounds=15, test_every=5, local_samples=250, batch=25,
-        )  # fmt: skip
+    data, sizes = ("digits", _DIGITS) if quick else ("cifar10", _CIFAR)
+    setting = Setting(data, "small-cnn", "images", options, **sizes)
     return networks_study(paper, {_CNN: setting}, seeds)
 
 
@@ -325,7 +306,7 @@ def hapt(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
 def networks_study(paper: Paper, settings: Mapping[str, Setting], seeds: range) -> Study[Cell]:
     """Return the study of some networks under all schemes; FedBN only where there is a norm."""
     cells = [
-        Cell(network, setting, scheme, seed)
+        Cell(scheme.name, network, setting, scheme, seed)
         for seed in seeds
         for network, setting in settings.items()
         for scheme in SCHEMES
@@ -334,39 +315,33 @@ def networks_study(paper: Paper, settings: Mapping[str, Setting], seeds: range) 
     return Study(
         paper.name, cells, EachCell(run_cell), table,
         lambda folder, records: draw(folder / "figure", paper.title, settings, records),
-        titles={"summary": f"{paper.title} ({paper.section})"},
         latest=lambda record: f"{record['scheme']}: {record['own']:.3f}",
     )  # fmt: skip
 
 
 def table(records: Sequence[Record]) -> dict[str, Frame]:
     """Return means over seeds, network by network, and differences to other schemes, paired by seed."""
-    frame = frame_of(records)
-    by_seed = frame.pivot(index=["line", "seed"], columns="scheme", values="own")
-    rows = []
-    for (network, scheme), runs in frame.groupby(["line", "scheme"], sort=False):
-        row = {
-            "network": network,
-            "scheme": scheme,
-            "seeds": len(runs),
-            "shared": runs["shared"].iloc[0],
-        }
-        row |= {what: runs[what].mean() for what in ("own", "common", "worst")}
-        own = by_seed.loc[network]
-        for reference in REFERENCES:
-            known = scheme != reference and reference in own
-            row[f"− {reference}"] = _difference(own[scheme] - own[reference]) if known else ""
-        rows.append(row)
+    frame = frame_of(records, ordered=["line", "scheme"])
+    found = frame.groupby(["line", "scheme"], observed=True).agg(
+        seeds=("seed", "size"), shared=("shared", "first"), own=("own", "mean"),
+        common=("common", "mean"), worst=("worst", "mean"),
+    )  # fmt: skip
+    by_seed = frame.astype({"scheme": str}).pivot(
+        index=["line", "seed"], columns="scheme", values="own"
+    )
+    for reference in REFERENCES:
+        found[f"− {reference}"] = [
+            _difference(by_seed.loc[network], scheme, reference) for network, scheme in found.index
+        ]
     formats = {"shared": ".0%", **dict.fromkeys(("own", "common", "worst"), ".3f")}
-    # Networks stand together, in the order in which they first appear.
-    order = list(dict.fromkeys(frame["line"]))
-    rows.sort(key=lambda row: order.index(row["network"]))
-    return {"summary": as_text(frame_of(rows), formats)}
+    return {"summary": as_text(found.reset_index(names=["network", "scheme"]), formats)}
 
 
-def _difference(by_seed: Frame) -> str:
+def _difference(by_seed: Frame, scheme: str, reference: str) -> str:
     """Mean and standard error over the seeds that both schemes have; no error of a single one."""
-    paired = by_seed.dropna()
+    if scheme == reference or reference not in by_seed:
+        return ""
+    paired = (by_seed[scheme] - by_seed[reference]).dropna()
     if not len(paired):
         return ""
     error = "" if len(paired) == 1 else f" ± {paired.sem():.3f}"

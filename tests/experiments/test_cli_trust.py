@@ -10,9 +10,15 @@ from typer.testing import CliRunner
 
 from gossamer.errors import GossamerError
 from gossamer.experiments.cli.app import app
-from gossamer.experiments.papers import byzantine, private
+from gossamer.experiments.papers.security import (
+    CLEAN,
+    Attacked,
+    Watch,
+    byzantine_table,
+    run_attacked,
+    watch_neighbour,
+)
 from gossamer.experiments.study import Job
-from gossamer.gossip import MaskPlan
 from gossamer.gossip.security import Admission, Identity, Revocations, check, revocation_topic
 
 UNLABELLED = f"gossamer-ed25519:{'A' * 43}"
@@ -145,28 +151,27 @@ def test_another_owners_list_is_not_continued(here):
 
 
 def test_private_averaging_hides_what_plain_shows():
-    setting = private.Setting(peers=20, degree=6, trials=1000, exchanges=50)
-    plain, masked = (private.watch_neighbour(setting, plan) for plan in (None, MaskPlan(64.0)))
-    assert plain.first == pytest.approx(1.0, abs=1e-9)
-    assert plain.everything == pytest.approx(1.0, abs=1e-6)
-    assert masked.first < 0.1
-    assert masked.everything < 19**-0.5 + 0.1  # no more than the average itself tells
-    assert masked.error < 1e-6
-    assert plain.exchanges < masked.exchanges <= 50
+    sizes = {"peers": 20, "degree": 6, "trials": 1000, "exchanges": 50}
+    plain, masked = (watch_neighbour(Watch("", scale, **sizes)) for scale in (None, 64.0))
+    assert plain["first"] == pytest.approx(1.0, abs=1e-9)
+    assert plain["everything"] == pytest.approx(1.0, abs=1e-6)
+    assert masked["first"] < 0.1
+    assert masked["everything"] < 19**-0.5 + 0.1  # no more than the average itself tells
+    assert masked["error"] < 1e-6
+    assert plain["exchanges"] < masked["exchanges"] <= 50
 
 
 def test_without_masks_the_study_would_notice():
-    """The curious neighbour does find what is there to be found."""
-    setting = private.Setting(peers=12, degree=4, trials=1000, exchanges=5)
-    found = private.watch_neighbour(setting, MaskPlan(2.0**-40))  # far below the values
-    assert found.first == pytest.approx(1.0, abs=1e-9)
+    """The curious neighbour does find what is there to be found: masks far below the values."""
+    found = watch_neighbour(Watch("", 2.0**-40, peers=12, degree=4, trials=1000, exchanges=5))
+    assert found["first"] == pytest.approx(1.0, abs=1e-9)
 
 
 def test_guards_bear_an_attack_that_ruins_the_unguarded(tmp_path):
-    setting = byzantine.Setting(peers=8, hostile=1, rounds=6)
-    cells = [byzantine.Cell(byzantine.CLEAN, True, setting)]
-    cells += [byzantine.Cell("sign flipped", guarded, setting) for guarded in (False, True)]
-    clean, unguarded, guarded = (byzantine.run_cell(cell, Job(tmp_path)) for cell in cells)
+    sizes = {"peers": 8, "hostile": 1, "rounds": 6}
+    cells = [Attacked(CLEAN, True, **sizes)]
+    cells += [Attacked("sign flipped", guarded, **sizes) for guarded in (False, True)]
+    clean, unguarded, guarded = (run_attacked(cell, Job(tmp_path)) for cell in cells)
     assert guarded["wronged"] == 0
     assert guarded["accuracy"] >= clean["accuracy"] - 0.03
     assert unguarded["accuracy"] < clean["accuracy"] - 0.1
@@ -177,9 +182,9 @@ def test_attacks_stand_beside_the_clean_run():
         return {"attack": attack, "guarded": guarded, "accuracy": accuracy, "wronged": 1}
 
     records = [record("clean", True, 0.86), record("sign flipped", False, 0.1)]
-    shown = byzantine.table([*records, record("sign flipped", True, 0.7)])["summary"]
+    shown = byzantine_table([*records, record("sign flipped", True, 0.7)])["summary"]
     assert shown.to_numpy().tolist() == [["sign flipped", "0.860", "0.100", "0.700", "NO", "1"]]
-    assert [*byzantine.table(records)["summary"]["guards"]] == [""]  # interrupted
+    assert [*byzantine_table(records)["summary"]["guards"]] == [""]  # interrupted
 
 
 def test_study_is_shown_and_written(here):

@@ -56,7 +56,7 @@ def test_every_mode_has_its_twin_first(quick):
     study = PAPERS["compression"].study(quick=quick)
     first = {}
     for cell in study.cells:
-        first.setdefault(cell.mode, cell.line)
+        first.setdefault(cell.gossip.mode, cell.line)
     assert set(first.values()) == {"uncompressed"}
     chosen = study.only(["int8"]).cells
     assert {cell.line for cell in chosen} == {"int8", "uncompressed"}

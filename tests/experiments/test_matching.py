@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -257,12 +256,12 @@ def test_the_studies_pictures_are_drawn_from_their_records(tmp_path):
                     values = {"accuracy": after if late else 0.75, "counts": number > 1}
                     file.write(json.dumps(common | moment | values) + "\n")
     found = newcomers.read_joining(tmp_path / "none" / "metrics.jsonl")
-    assert found.own == dict.fromkeys("4567", 0.7)
-    assert found.first == found.worst == dict.fromkeys("4567", 0.3)
-    assert found.curves["4"][:2] == [(0, 0.7), (1, 0.3)]
-    assert found.curves["0"][0][0] == -3  # four rounds before the newcomers came
+    assert found["own"] == dict.fromkeys("4567", 0.7)
+    assert found["first"] == found["worst"] == dict.fromkeys("4567", 0.3)
+    assert found["curves"]["4"][:2] == [(0, 0.7), (1, 0.3)]
+    assert found["curves"]["0"][0][0] == -3  # four rounds before the newcomers came
     records = [
-        {"matching": kind} | asdict(newcomers.read_joining(tmp_path / kind / "metrics.jsonl"))
+        {"matching": kind} | newcomers.read_joining(tmp_path / kind / "metrics.jsonl")
         for kind in newcomers.KINDS
     ]
     assert all(file.exists() for file in newcomers.draw_newcomers(tmp_path, records))

@@ -48,7 +48,7 @@ def one_thread():
 def learners(scheme, setting=TINY):
     data = load(setting.data)
     dealt = deal(setting, data, 0)
-    return make_learners(Cell("", setting, scheme, 0), data.classes, dealt)
+    return make_learners(Cell(scheme.name, "", setting, scheme, 0), data.classes, dealt)
 
 
 @pytest.mark.parametrize("scheme", papers.SCHEMES, ids=lambda scheme: scheme.name)
@@ -139,7 +139,7 @@ def test_too_many_windows_are_refused():
 
 
 def test_a_run_is_repeatable_and_learns_what_it_says():
-    cell = Cell("CNN", replace(TINY, rounds=8, test_every=8, local_samples=80), papers.FULL, 0)
+    cell = Cell("", "CNN", replace(TINY, rounds=8, test_every=8, local_samples=80), papers.FULL, 0)
     record = run_cell(cell, JOB)
     assert record == run_cell(cell, JOB)
     assert record["by_round"] == [(8, record["own"], record["common"])]
@@ -152,7 +152,7 @@ def test_a_run_is_repeatable_and_learns_what_it_says():
 
 def test_series_are_read_by_both_kinds_of_network():
     for setting in (SERIES, replace(SERIES, network="cnn1d", layout="channels", options={})):
-        assert run_cell(Cell("", setting, papers.PARTIAL, 0), JOB)["shared"] > 0.3
+        assert run_cell(Cell("", "", setting, papers.PARTIAL, 0), JOB)["shared"] > 0.3
 
 
 def test_fedbn_only_where_there_is_a_norm():

@@ -11,7 +11,7 @@ from gossamer.experiments.live.layout import plan
 from gossamer.experiments.live.run import collect
 from gossamer.experiments.papers import live_matching as newcomers
 from gossamer.experiments.results import RecordFile
-from gossamer.experiments.study import Job
+from gossamer.experiments.study import Job, StudyCell
 from gossamer.gossip import ONE
 from gossamer.peer import BrokerAddress, LocalSwarm
 
@@ -27,14 +27,14 @@ def test_newcomers_keep_what_they_know_only_if_they_are_aligned(tmp_path, mosqui
     address = BrokerAddress(mosquitto.url)
     metrics = newcomers.run_newcomers(matching, networks, tmp_path / matching, address, SIZES)
     found = newcomers.read_joining(metrics)
-    assert len(found.first) == newcomers.NEWCOMERS, "all of them came to count"
-    share = {peer: found.first[peer] / found.own[peer] for peer in found.own}
+    assert len(found["first"]) == newcomers.NEWCOMERS, "all of them came to count"
+    share = {peer: found["first"][peer] / found["own"][peer] for peer in found["own"]}
     if matching == "align":
         # Halfway between two networks a single newcomer may be a little lower: 0.89 was the least of 12.
         assert sum(share.values()) / len(share) >= 0.9, share
         assert min(share.values()) >= 0.8, share
     else:  # a first test may come before the others' cells do, the worst one does not
-        worst = {peer: found.worst[peer] / found.own[peer] for peer in found.own}
+        worst = {peer: found["worst"][peer] / found["own"][peer] for peer in found["own"]}
         assert min(worst.values()) < 0.8, worst
     reports = [
         json.loads((tmp_path / matching / f"{peer}.report.json").read_text()) for peer in range(8)
@@ -52,7 +52,7 @@ def test_every_width_learns_more_together_than_alone(tmp_path, mosquitto):
     outcome = collect(config, spec, [])
     held, injected = outcome.weight["global"]
     assert held == injected == config.peers
-    records = [newcomers.run_width_cell(newcomers.Cell("widths", "alone"), Job(tmp_path))]
+    records = [newcomers.run_width_cell(StudyCell("alone"), Job(tmp_path))]
     alone = newcomers.curves(records)["alone"].groupby("width").last()
     for width in newcomers.WIDTHS:
         together = [v for peer, v in outcome.accuracy.items() if newcomers.width_of(peer) == width]

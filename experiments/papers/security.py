@@ -1,0 +1,394 @@
+"""Studies of security, in one process and virtual time, with the gossip core of live peers.
+
+`gossamer study private`: what masks hide from a curious neighbour, and what they cost. Peers with random
+values average over a random graph, once plainly and once with masks. One neighbour of a peer is curious: it
+does all that the protocol asks, and then looks for the linear combination of everything it saw that fits its
+neighbour's value best. Every coordinate of the vectors is one trial: the combination is fitted on one half of
+them and judged on the other.
+
+`gossamer study byzantine`: what three hostile members of sixteen can do, with and without guards. The hostile
+ones keep their books like everybody else, but what they send is not what they have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import networkx as nx
+import numpy as np
+
+from ...gossip import (
+    ONE,
+    DictStore,
+    Give,
+    Gossiper,
+    MaskPlan,
+    MemoryNetwork,
+    Message,
+    PacedMode,
+    RoundsMode,
+    enter_round,
+    introduce,
+    mask,
+    run,
+)
+from ...gossip.security import Guards, GuardSettings, guard
+from ...peer import NetworkStore
+from ..build import Member, Swarm
+from ..config.tables import Config, Data, Model, Network, Training
+from ..results import Record
+from ..study import EachCell, Frame, Job, Study, StudyCell, as_text, frame_of
+from . import Paper
+
+Array = np.ndarray[Any, Any]
+VECTOR = "v"
+
+
+def digits_swarm(peers: int, seed: int = 0) -> list[Member]:
+    """Peers with 50 of the built-in digits each; they share everything, so that attacks reach all of it."""
+    config = Config(
+        seed=seed, peers=peers,
+        data=Data(set="digits", samples=50),
+        network=Network(layout="64=30=10", activation="sigmoid", output="sigmoid"),
+        models=[Model(name="global", layout="64-30-10")],
+        training=Training(local_samples=80, batch=10, rate=0.3, loss="squared", reduction="sum"),
+    )  # fmt: skip
+    return Swarm(config).members()
+
+
+def gossiper_of(
+    name: str, store: DictStore | NetworkStore, mode: RoundsMode | PacedMode, seed: int = 1
+) -> Gossiper:
+    """A peer's gossiper; all count the same."""
+    gossiper = Gossiper(name, f"s-{name}", store, mode=mode, seed=seed)
+    for model in gossiper.models:
+        gossiper.inject(model, ONE)
+    return gossiper
+
+
+# --- private averaging ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Watch(StudyCell):
+    """A neighbour watches one averaging: enough peers that the average alone tells little of each.
+
+    scale: of the masks; None averages plainly.
+    """
+
+    scale: float | None
+    peers: int = 128
+    degree: int = 6
+    trials: int = 12_000
+    exchanges: int = 90
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Learn(StudyCell):
+    """Twelve peers on a ring of degree 4 learn the digits, averaging in rounds of some exchanges."""
+
+    scale: float | None
+    exchanges: int
+    rounds: int = 20
+
+
+class Watched(MemoryNetwork[Message]):
+    """A network that remembers what the curious peer was sent, and how far apart values were.
+
+    spread: after how many exchanges values were at most how far from the average.
+    """
+
+    def __init__(self, curious: str, mean: Array):
+        super().__init__(0)
+        self.seen: list[Give] = []
+        self.spread: dict[int, float] = {}
+        self._curious, self._mean = curious, mean
+        self._previous: Array | None = None
+
+    def send(self, message: Message, now: float) -> None:
+        """Look, and carry on."""
+        if isinstance(message, Give) and message.tag is not None:
+            if message.receiver == self._curious:
+                self.seen.append(message)
+            if message.value is not self._previous:  # one value goes to all neighbours
+                self._previous = message.value
+                far = float(np.abs(message.value - self._mean).max())
+                at = message.tag[1]
+                self.spread[at] = max(far, self.spread.get(at, 0.0))
+        super().send(message, now)
+
+
+def secret(a: str, b: str) -> bytes:
+    """What two peers of the experiment share; live peers have an exchange of keys for this."""
+    return hashlib.sha256("\0".join(sorted((a, b))).encode()).digest()
+
+
+def average(
+    gossipers: Mapping[str, Gossiper],
+    network: MemoryNetwork[Message],
+    scale: float | None,
+    round: int = 0,
+    start: float = 0.0,
+) -> float:
+    """Average once, masked if there is a scale; returns the time at which all had finished."""
+    modes: list[RoundsMode] = []
+    for name, gossiper in gossipers.items():
+        if scale is not None:
+            plans = dict.fromkeys(gossiper.models, MaskPlan(scale))
+            enter_round(gossiper, round, partial(secret, name), plans)
+        assert isinstance(gossiper.mode, RoundsMode)
+        gossiper.mode.begin_round(gossiper, round)
+        modes.append(gossiper.mode)
+    over = lambda: all(mode.finished(round) for mode in modes)  # noqa: E731
+    return run(gossipers, network, start=start, seconds=1000.0, until=over)
+
+
+def correlation(features: list[Array], target: Array) -> float:
+    """Of a target and its best linear estimate, fitted on even coordinates and judged on odd ones."""
+    table = np.stack([*features, np.ones_like(target)], axis=1).astype(np.float64)
+    table[:, :-1] /= table[:, :-1].std(axis=0) + 1e-300
+    fit, judge = slice(0, None, 2), slice(1, None, 2)
+    weights = np.linalg.lstsq(table[fit], target[fit], rcond=1e-13)[0]
+    estimate = table[judge] @ weights
+    if estimate.std() < 1e-12:
+        return 0.0
+    return abs(float(np.corrcoef(estimate, target[judge])[0, 1]))
+
+
+def watch_neighbour(watch: Watch) -> Record:
+    """Return what a curious neighbour makes of one averaging, and what it took.
+
+    first: correlation of the best estimate from the peer's first message.
+    everything: the same from all that the neighbour ever saw, knew or computed.
+    exchanges: until everybody was within 1e-6 of the average.
+    error: the largest distance of a final value from it.
+    """
+    rng = np.random.default_rng(watch.seed)
+    numbers = nx.random_regular_graph(watch.degree, watch.peers, seed=watch.seed)
+    graph = nx.relabel_nodes(numbers, {i: f"p{i}" for i in numbers})
+    values = {name: rng.standard_normal(watch.trials) for name in sorted(graph)}
+    target = sorted(graph)[0]
+    curious = sorted(graph[target])[0]
+    stores = {name: DictStore({VECTOR: value}) for name, value in values.items()}
+    gossipers = {
+        name: gossiper_of(name, store, RoundsMode(watch.exchanges))
+        for name, store in stores.items()
+    }
+    introduce(gossipers.values(), {pair for a, b in graph.edges for pair in ((a, b), (b, a))})
+    mean = np.mean(list(values.values()), axis=0)
+    network = Watched(curious, mean)
+    average(gossipers, network, watch.scale)
+    own = [values[curious]]
+    if watch.scale is not None:
+        own += [
+            mask(secret(curious, other), VECTOR, 0, 0, watch.trials, watch.scale)
+            for other in sorted(graph[curious])
+        ]
+    first = next(give.value for give in network.seen if give.sender == target)
+    near = (at for at, far in sorted(network.spread.items()) if far <= 1e-6)
+    return {
+        "first": correlation([first, *own], values[target]),
+        "everything": correlation([*(give.value for give in network.seen), *own], values[target]),
+        "exchanges": next(near, None),
+        "error": max(float(np.abs(store.read(VECTOR) - mean).max()) for store in stores.values()),
+    }
+
+
+def learn(cell: Learn) -> Record:
+    """Return the mean accuracy of peers that average in rounds."""
+    members = digits_swarm(12)
+    gossipers = {
+        member.name: gossiper_of(
+            member.name, NetworkStore(member.network), RoundsMode(cell.exchanges)
+        )
+        for member in members
+    }
+    ring = nx.circulant_graph(len(members), (1, 2)).to_directed()
+    nx.relabel_nodes(ring, dict(enumerate(gossipers)), copy=False)
+    introduce(gossipers.values(), set(ring.edges))
+    network: MemoryNetwork[Message] = MemoryNetwork(0)
+    now = 0.0
+    for round in range(cell.rounds):
+        for member in members:
+            member.learner.train(1)
+        now = average(gossipers, network, cell.scale, round, now)
+    accuracy = float(np.mean([member.learner.test().accuracy for member in members]))
+    return {"exchanges": cell.exchanges, "accuracy": accuracy}
+
+
+def run_private(cell: Watch | Learn, job: Job) -> Record:
+    """Let a neighbour watch, or learn."""
+    found = watch_neighbour(cell) if isinstance(cell, Watch) else learn(cell)
+    return {"protocol": cell.line, **found}
+
+
+def private(paper: Paper, quick: bool, seeds: range) -> Study[Watch | Learn]:
+    """Return the study: both protocols before a curious neighbour, and what masks cost in accuracy."""
+    sizes = {"peers": 32, "trials": 4000, "exchanges": 60} if quick else {}
+    plain, masked = Watch("plain", None, **sizes), Watch("private", 64.0, **sizes)
+    rounds = 5 if quick else 20
+    learned = [
+        Learn("plain" if scale is None else "private", scale, exchanges, rounds)
+        for scale, exchanges in ((None, 6), (16.0, 6), (16.0, 20))
+    ]
+    return Study(
+        paper.name, [plain, masked, *learned], EachCell(run_private), private_tables,
+        titles={
+            "summary": f"private averaging: {plain.peers} peers of degree {plain.degree}, masks up to "
+            f"{masked.scale:g} standard deviations",
+            "accuracy": f"digits, 12 peers on a ring of degree 4, {rounds} rounds",
+        },
+        latest=lambda record: record["protocol"],
+        note="Columns 2 and 3: correlation of a curious neighbour's linear estimate with the true value. The "
+        "average itself, which everybody is meant to learn, gives "
+        f"{1 / np.sqrt(plain.peers - 1):.3f}; a best estimate from everything is at least that, but one "
+        "fitted to many messages has noise and may fall below.",
+    )  # fmt: skip
+
+
+def private_tables(records: Sequence[Record]) -> dict[str, Frame]:
+    """Return what neighbours saw, and the accuracies; a table without runs is left out."""
+    names = {
+        "first": "first message", "everything": "everything seen", "exchanges": "exchanges to 1e-6",
+        "error": "error of the mean",
+    }  # fmt: skip
+    formats = {"first": ".3f", "everything": ".3f", "exchanges": ".0f", "error": ".1e"}
+    tables = {}
+    if seen := [r for r in records if "first" in r]:
+        frame = as_text(frame_of(seen)[["protocol", *names]], formats)
+        tables["summary"] = frame.rename(columns=names)
+    if learned := [r for r in records if "accuracy" in r]:
+        frame = as_text(
+            frame_of(learned)[["protocol", "exchanges", "accuracy"]], {"accuracy": ".3f"}
+        )
+        tables["accuracy"] = frame.rename(columns={"protocol": "averaging"})
+    return tables
+
+
+# --- hostile members --------------------------------------------------------------------------------
+
+Attack = Callable[[Array, np.random.Generator], Array]
+
+ATTACKS: dict[str, Attack] = {
+    "NaN": lambda value, _: np.full_like(value, np.nan),
+    "1e30": lambda value, _: np.full_like(value, 1e30),
+    "random": lambda value, rng: rng.normal(0, value.std(), value.size).astype(value.dtype),
+    "sign flipped": lambda value, _: -value,
+    "half of it": lambda value, _: value / 2,
+    "a tenth less": lambda value, _: 0.9 * value,
+}
+"""What a hostile member sends instead of its value. The last one stays within the guards' bounds."""
+CLEAN = "clean"
+"""The run in which nobody attacks: it is judged on the same peers as the attacked ones."""
+TOLERANCE = 0.02
+"""What guards may cost: honest peers are to stay this near the clean run."""
+
+
+@dataclass(frozen=True)
+class Attacked(StudyCell):
+    """One run: an attack by its name, with or without guards."""
+
+    guarded: bool
+    peers: int = 16
+    hostile: int = 3
+    rounds: int = 40
+    seed: int = 0
+
+
+class Hostile(MemoryNetwork[Message]):
+    """A network on which some senders' transfers carry something else."""
+
+    def __init__(self, hostile: Collection[str], attack: Attack | None, seed: int):
+        super().__init__(seed)
+        self._hostile, self._attack = hostile, attack
+        self._noise = np.random.default_rng(seed + 1)
+
+    def send(self, message: Message, now: float) -> None:
+        """Put a hostile value in a hostile sender's transfer."""
+        if isinstance(message, Give) and message.sender in self._hostile and self._attack:
+            message = replace(message, value=self._attack(message.value, self._noise))
+        super().send(message, now)
+
+
+def run_attacked(cell: Attacked, job: Job) -> Record:
+    """Train and gossip; returns the honest peers' mean accuracy, and whom they have in quarantine at the end.
+
+    quarantined: pairs of an honest peer and a hostile one; wronged: pairs of honest ones.
+    """
+    members = digits_swarm(cell.peers, cell.seed)
+    step = cell.peers // cell.hostile
+    bad = {member.name for member in members[::step][: cell.hostile]}
+    modes = {member.name: PacedMode(2) for member in members}
+    gossipers = {
+        member.name: gossiper_of(
+            member.name, NetworkStore(member.network), modes[member.name], number
+        )
+        for number, member in enumerate(members)
+    }
+    introduce(gossipers.values())
+    now = 0.0
+    honest = [member for member in members if member.name not in bad]
+    guards = {member.name: Guards(GuardSettings()) for member in honest if cell.guarded}
+    for name, each in guards.items():
+        guard(gossipers[name], each, lambda: now)
+    network = Hostile(bad, ATTACKS.get(cell.line), cell.seed)
+    log = logging.getLogger("gossamer.gossip.security.guards")
+    level = log.level
+    log.setLevel(logging.ERROR)  # hundreds of quarantines are what the study is about
+    try:
+        for _ in range(cell.rounds):
+            for member in members:
+                member.learner.train(1)
+                modes[member.name].request()
+            now = run(gossipers, network, start=now, seconds=0.1)
+        now = run(gossipers, network, start=now, seconds=2.0)  # what is under way arrives
+    finally:
+        log.setLevel(level)
+    accuracy = float(np.mean([member.learner.test().accuracy for member in honest]))
+    out = [other for each in guards.values() for other in each.quarantined(now)]
+    return {
+        "attack": cell.line, "guarded": cell.guarded, "accuracy": accuracy,
+        "quarantined": sum(other in bad for other in out),
+        "wronged": sum(other not in bad for other in out),
+    }  # fmt: skip
+
+
+def byzantine(paper: Paper, quick: bool, seeds: range) -> Study[Attacked]:
+    """Return the study: every attack without guards and with them."""
+    clean = Attacked(CLEAN, True, rounds=12 if quick else 40)
+    attacked = [
+        replace(clean, line=attack, guarded=guarded)
+        for attack in ATTACKS
+        for guarded in (False, True)
+    ]
+    return Study(
+        paper.name, [clean, *attacked], EachCell(run_attacked), byzantine_table,
+        titles={
+            "summary": f"{clean.hostile} of {clean.peers} peers hostile, digits, {clean.rounds} rounds:"
+            " accuracy of the honest"
+        },
+        latest=lambda record: f"{record['attack']}: {record['accuracy']:.3f}",
+        always={CLEAN},
+    )  # fmt: skip
+
+
+def byzantine_table(records: Sequence[Record]) -> dict[str, Frame]:
+    """Return a row for every attack: accuracies, whether guards bear it, and honest pairs in quarantine."""
+    frame = frame_of(records, ordered=["attack"])
+    clean = frame.loc[frame["attack"] == CLEAN, "accuracy"].max()
+    runs = frame[frame["attack"] != CLEAN]
+    found = runs.pivot_table(["accuracy", "wronged"], "attack", "guarded", observed=True)
+    found = found.reindex(columns=[("accuracy", False), ("accuracy", True), ("wronged", True)])
+    found.columns = ["no guards", "guards", "wronged"]
+    found.insert(0, "they send", found.index)
+    found.insert(1, "nobody attacks", clean)
+    near = ["yes" if accuracy >= clean - TOLERANCE else "NO" for accuracy in found["guards"]]
+    found.insert(4, f"within {TOLERANCE:g}", near)
+    formats = dict.fromkeys(("nobody attacks", "no guards", "guards"), ".3f")
+    return {"summary": as_text(found, {**formats, "wronged": ".0f"})}
