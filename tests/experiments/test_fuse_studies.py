@@ -60,7 +60,7 @@ def test_every_sample_is_dealt_once_and_the_seed_decides() -> None:
         setting = replace(SMALL, alpha=alpha, peers=7)
         one, two = deal(setting), deal(setting)
         assert sum(len(share.y) for share in one.shares) == 1400
-        assert len(one.test_y) == 397
+        assert len(one.test.y) == 397
         assert all(torch.equal(a.x, b.x) for a, b in zip(one.shares, two.shares, strict=True))
         other = deal(replace(setting, seed=1))
         assert not torch.equal(one.shares[0].y, other.shares[0].y)
@@ -75,7 +75,7 @@ def test_unknown_data_is_named() -> None:
 
 def test_the_answers_are_torchs(peers: Peers) -> None:
     module = fresh("64=12=10", 3)
-    x = peers.dealt.test_x
+    x = peers.dealt.test.x
     assert torch.allclose(logits(chain_of(module), x).float(), module(x), atol=1e-5)
     two = torch.tensor([[0.1, 0.9], [0.8, 0.2]])
     assert accuracy(two, torch.tensor([1, 1])) == 0.5
@@ -94,7 +94,7 @@ def test_the_average_of_equal_networks_is_themselves(peers: Peers) -> None:
 
 
 def test_a_weighted_ensemble_hears_only_who_saw_the_class(peers: Peers) -> None:
-    x = peers.dealt.test_x[:5]
+    x = peers.dealt.test.x[:5]
     counts = np.zeros((3, 10))
     counts[0, :5] = 1
     counts[2, 5:] = 1
@@ -110,7 +110,7 @@ def test_clusters_of_copies_are_the_network_itself(peers: Peers) -> None:
     chain = peers.own[0]
     counts = np.ones((3, 10))
     found = dp_means([chain] * 3, counts)
-    x = peers.dealt.test_x
+    x = peers.dealt.test.x
     assert found.widths == chain.widths
     assert torch.allclose(logits(found, x), logits(chain, x), atol=1e-6)
 
@@ -123,7 +123,7 @@ def test_a_distilled_network_learns_from_the_answers_alone(peers: Peers) -> None
         chain_of(train(fresh("64=12=10", j), s, epochs=3, seed=j)) for j, s in enumerate(wrong)
     ]
     student = distill(teacher, shares, "64=16=10", epochs=2, seed=0)
-    assert (logits(student, peers.dealt.test_x).argmax(dim=1) == 0).double().mean() > 0.9
+    assert (logits(student, peers.dealt.test.x).argmax(dim=1) == 0).double().mean() > 0.9
 
 
 def replace_labels(share: Any, label: int) -> Any:
@@ -163,7 +163,7 @@ def test_a_study_leaves_tables_and_a_figure_for_every_panel(
 ) -> None:
     paper = Paper("tiny", "nowhere", "Tiny", "")
     study = matching_study(
-        paper, True, [cell for seed in range(2) for cell in tiny(seed)],
+        paper, [cell for seed in range(2) for cell in tiny(seed)],
         x_label="peers", caption="quick", look=Look(measures=("accuracy",)),
         printed={("left", 2, "PFNM"): 50.0},
     )  # fmt: skip
@@ -243,7 +243,7 @@ def test_printed_figures_stand_beside_runs_of_the_same_name(name: str) -> None:
     study = PAPERS[name].study(runs=1)
     records = [
         {
-            "panel": cell.panel, "seed": 0,
+            "panel": cell.line, "seed": 0,
             "outcomes": [
                 {"x": cell.x, "method": method, "accuracy": 0.5, "cells": 9, "parameters": 9}
                 for method in cell.methods
