@@ -8,23 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from gossamer.names import hint
-
-from ..errors import ConfigError
 from .bounds import Ensemble, Local, Pooled
 from .downpour import Downpour
-from .fedavg import FedAvg
+from .fedavg import FedAvg, FedProx
 from .feddyn import FedDyn
 from .fednp import FedNP
 from .fedper import FedPer
-from .fedprox import FedProx
-from .gossip_sgd import GossipSgd
-from .method import Client, Method, RoundReport, ServerMethod, Turn
+from .gossip import GossipSgd, PartialModels
+from .method import Client, Method, ServerMethod, Turn
 from .moon import Moon
-from .partial import PartialModels
 from .scaffold import Scaffold
 
-__all__ = ["METHODS", "Client", "Method", "RoundReport", "ServerMethod", "Turn", "find"]
+__all__ = ["METHODS", "Client", "Method", "ServerMethod", "Turn"]
 
 METHODS: Mapping[str, type[Method]] = MappingProxyType(
     {
@@ -44,10 +39,3 @@ METHODS: Mapping[str, type[Method]] = MappingProxyType(
     }
 )
 """The methods by name."""
-
-
-def find(name: str) -> type[Method]:
-    """The method of a name; an unknown one is an error that names the nearest."""
-    if name not in METHODS:
-        raise ConfigError(f"no method is called {name!r}; {hint(name, METHODS, are='there are')}")
-    return METHODS[name]

@@ -56,6 +56,3 @@ class Downpour(ServerMethod):
                 w = w - rate * turn.to_server(change)
                 fetched[k] = turn.to_client(w)
         return State(w, tuple(fetched))
-
-    def server_values(self, state: State) -> Tensor:
-        return state.w

@@ -40,11 +40,10 @@ class FedDyn(ServerMethod):
         return State(w, torch.zeros_like(w), tuple(torch.zeros_like(w) for _ in clients))
 
     def round(self, state: State, clients: Sequence[Client], turn: Turn) -> State:
-        own, trained, moves = list(state.own), [], []
-        for k in turn.pick(clients, self.participation):
-            client, w, g = clients[k], turn.to_client(state.w), state.own[k]
-            client.load(w)
-            with client.adding(lambda theta, w=w, g=g: self.alpha * (theta - w) - g):
+        w, own, trained, moves = state.w, list(state.own), [], []
+        for k, client in self.visit(clients, turn, w):
+            g = own[k]
+            with client.adding(lambda theta, g=g: self.alpha * (theta - w) - g):
                 client.train()
             theta = client.values()
             own[k] = g - self.alpha * (theta - w)
@@ -52,6 +51,3 @@ class FedDyn(ServerMethod):
             moves.append(trained[-1] - w)
         h = state.h - self.alpha * len(moves) / len(clients) * mean(moves)
         return State(mean(trained) - h / self.alpha, h, tuple(own))
-
-    def server_values(self, state: State) -> Tensor:
-        return state.w

@@ -33,15 +33,11 @@ class FedNP(ServerMethod, FedNPOptions):
     def round(self, state: State, clients: Sequence[Client], turn: Turn) -> State:
         sites, trained, n = list(state.sites), [], []
         cavities = server_cavities(state.learners[0].prior, sites)
-        for k in turn.pick(clients, self.participation):
-            client, learner, w = clients[k], state.learners[k], turn.to_client(state.w)
-            client.load(w)
+        for k, client in self.visit(clients, turn, state.w):
+            learner = state.learners[k]
             learner.receive(cavities[k], peers=len(clients))
             learner.train(client.epochs)
             sites[k] = learner.site
-            trained.append(turn.to_server(client.values(), since=w))
+            trained.append(turn.to_server(client.values(), since=state.w))
             n.append(client.samples)
         return State(mean(trained, n), state.learners, tuple(sites))
-
-    def server_values(self, state: State) -> Tensor:
-        return state.w

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ...gossip import Array, Compress, Count, Positive, SettingsTable, WireSettings
+from ...gossip import Compress, Count, Positive, SettingsTable
 from ...gossip.compress import roundtrip
 from ...models import (
     GradientTerm,
@@ -24,7 +23,6 @@ from ...models import (
     SlicedNetwork,
     adding_to_gradient,
 )
-from ..arena import Lockstep, Wire
 
 # At least 0 for a pull's strength, above 0 where a method divides by it.
 Strength = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -99,26 +97,13 @@ class Client:
         return adding_to_gradient(self.learner, term)
 
 
-@dataclass(frozen=True)
-class RoundReport:
-    """What a round cost: who trained, and bytes sent to servers, from servers, and between peers."""
-
-    participants: tuple[int, ...] = ()
-    up: int = 0
-    down: int = 0
-    across: int = 0
-
-    @property
-    def bytes(self) -> int:
-        """All that was sent."""
-        return self.up + self.down + self.across
-
-
 class Turn:
     """One round: its dice, its participants, and a wire that counts what is sent.
 
     Whatever leaves a machine goes through `to_server`, `to_client` or `to_peer`, which count its bytes
     and return what arrives. There is no other place where bytes are counted.
+
+    up, down, across: bytes to servers, from servers, and between peers so far.
     """
 
     def __init__(
@@ -128,52 +113,43 @@ class Turn:
         shapes: Sequence[tuple[int, ...]] = (),
     ):
         self.rng = rng
+        self.up = self.down = self.across = 0
         self._compress, self._shapes = compress, shapes
         self._noise = rng.spawn(1)[0]  # compressors draw apart, so that participants stay the same
-        self._participants: tuple[int, ...] = ()
-        self._up = self._down = self._across = 0
+
+    @property
+    def bytes(self) -> int:
+        """All that was sent."""
+        return self.up + self.down + self.across
 
     def pick(self, clients: Sequence[Client], share: float = 1.0) -> list[int]:
         """Deck 001's S_t: max(C·K, 1) clients at random, in ascending order."""
         count = max(round(share * len(clients)), 1)
-        chosen = self.rng.choice(len(clients), count, replace=False)
-        self._participants = tuple(sorted(int(place) for place in chosen))
-        return list(self._participants)
+        return sorted(self.rng.choice(len(clients), count, replace=False).tolist())
 
     def to_server(self, values: Tensor, since: Tensor | None = None) -> Tensor:
         """From a client to a server; `since` is what the server knows, so that changes are compressed."""
         if self._compress is None:
-            self._up += size(values)
+            self.up += size(values)
             return values
         change = values if since is None else values - since
         whole = sum(math.prod(shape) for shape in self._shapes) == len(values)
-        arrived, sent = roundtrip(
-            self._compress,
-            change.float().cpu().numpy(),
-            self._noise,
-            self._shapes if whole else None,
-        )
-        self._up += sent
+        shapes = self._shapes if whole else None
+        numbers = change.float().cpu().numpy()
+        arrived, sent = roundtrip(self._compress, numbers, self._noise, shapes)
+        self.up += sent
         found = torch.from_numpy(arrived).to(values)
         return found if since is None else since + found
 
     def to_client(self, values: Tensor) -> Tensor:
         """From a server to one client."""
-        self._down += size(values)
+        self.down += size(values)
         return values
 
     def to_peer(self, values: Tensor, times: int = 1) -> Tensor:
         """From a client to another, or to several."""
-        self._across += times * size(values)
+        self.across += times * size(values)
         return values
-
-    def across(self, sent: int) -> None:
-        """Bytes between clients that gossipers have sent, and counted, themselves."""
-        self._across += sent
-
-    def report(self) -> RoundReport:
-        """What the round has cost so far."""
-        return RoundReport(self._participants, self._up, self._down, self._across)
 
 
 def size(values: Tensor) -> int:
@@ -221,7 +197,7 @@ class Method(SettingsTable, ABC):
 
 
 class ServerMethod(Method):
-    """A method with a server, which holds one network for all: `server_values` of the state."""
+    """A method with a server, which holds one network for all: `w` of the state."""
 
     needs_server: ClassVar[bool] = True
 
@@ -235,57 +211,23 @@ class ServerMethod(Method):
         shapes = [tuple(value.shape) for value in clients[0].network.module.parameters()]
         return Turn(rng, self.compress, shapes)
 
-    def server_values(self, state: Any) -> Tensor:
-        """The network on the server."""
-        return state
+    def visit(
+        self, clients: Sequence[Client], turn: Turn, w: Tensor
+    ) -> Iterator[tuple[int, Client]]:
+        """This round's clients and their places, each with the server's network loaded."""
+        for k in turn.pick(clients, self.participation):
+            clients[k].load(turn.to_client(w))
+            yield k, clients[k]
 
     def test(self, state: Any, clients: Sequence[Client]) -> list[Metrics]:
         """The server's network on every client's test samples; common ones are gone through once."""
         found: dict[int, Metrics] = {}
-        values = self.server_values(state)
         for client in clients:
             key = id(client.learner.held_out[1])
             if key not in found:
-                client.load(values)
+                client.load(state.w)
                 found[key] = client.test()
         return [found[id(client.learner.held_out[1])] for client in clients]
-
-
-class GossipMethod(Method, WireSettings):
-    """A method whose clients push to each other, as live peers do, over a wire with the knobs of theirs."""
-
-    @property
-    def wire(self) -> Wire | None:
-        """What becomes of values between clients; None if they arrive as they are."""
-        plain = self.compress is None and self.drift is None and self.dtype == "float32"
-        return None if plain else Wire(self.dtype, self.compress, self.drift)
-
-
-class WholeNetwork:
-    """A client's parameters as one vector, for its gossiper."""
-
-    def __init__(self, client: Client):
-        self._client = client
-
-    def names(self) -> Iterable[str]:
-        """The one vector."""
-        return (WHOLE,)
-
-    def read(self, name: str) -> Array:
-        """A copy of the network's values."""
-        return self._client.values().cpu().numpy()
-
-    def write(self, name: str, value: Array) -> None:
-        """Replace the network's values."""
-        self._client.load(torch.from_numpy(value))
-
-
-def lockstep_of(clients: Sequence[Client], wire: Wire) -> Lockstep:
-    """The clients' gossipers, whole networks, all of the same weight."""
-    blocks = [tuple(value.shape) for value in clients[0].network.module.parameters()]
-    fit = wire.fitted({WHOLE: blocks}, {WHOLE: len(clients[0].network.flat)})
-    names = [client.name for client in clients]
-    return Lockstep(names, [WholeNetwork(each) for each in clients], [1.0] * len(clients), fit)
 
 
 def mean(vectors: Sequence[Tensor], weights: Sequence[float] | None = None) -> Tensor:

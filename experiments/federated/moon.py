@@ -46,19 +46,14 @@ class Moon(ServerMethod):
         return State(w, tuple(w for _ in clients))
 
     def round(self, state: State, clients: Sequence[Client], turn: Turn) -> State:
-        previous, trained, n = list(state.previous), [], []
-        for k in turn.pick(clients, self.participation):
-            client, w = clients[k], turn.to_client(state.w)
-            client.load(w)
-            with contrasting(client, w, state.previous[k], self.mu, self.temperature):
+        w, previous, trained, n = state.w, list(state.previous), [], []
+        for k, client in self.visit(clients, turn, w):
+            with contrasting(client, w, previous[k], self.mu, self.temperature):
                 client.train()
             previous[k] = client.values()
             trained.append(turn.to_server(previous[k], since=w))
             n.append(client.samples)
         return State(mean(trained, n), tuple(previous))
-
-    def server_values(self, state: State) -> Tensor:
-        return state.w
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """SCAFFOLD (Karimireddy et al. 2020), with option II for the control variates.
 
-y ← x;  K times:  y ← y − η_l (g_i(y) − c_i + c)
-c_i⁺ ← c_i − c + (x − y) / (K η_l)
-x ← x + η_g · mean(y − x),   c ← c + |S|/N · mean(c_i⁺ − c_i)        over the clients in S
+y ← w;  K times:  y ← y − η_l (g_i(y) − c_i + c)
+c_i⁺ ← c_i − c + (w − y) / (K η_l)
+w ← w + η_g · mean(y − w),   c ← c + |S|/N · mean(c_i⁺ − c_i)        over the clients in S
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .method import Client, ServerMethod, Turn, mean
 class State:
     """The server's network and control variate, and the clients' own control variates."""
 
-    x: Tensor
+    w: Tensor
     c: Tensor
     own: tuple[Tensor, ...]
 
@@ -38,36 +38,31 @@ class Scaffold(ServerMethod):
     """η_g: how far the server follows the clients' mean."""
 
     def start(self, clients: Sequence[Client]) -> State:
-        x = clients[0].values()
+        w = clients[0].values()
         for client in clients:
             learner_rate(client)  # refuse now what cannot work
-        return State(x, torch.zeros_like(x), tuple(torch.zeros_like(x) for _ in clients))
+        return State(w, torch.zeros_like(w), tuple(torch.zeros_like(w) for _ in clients))
 
     def round(self, state: State, clients: Sequence[Client], turn: Turn) -> State:
-        own, moves, changes = list(state.own), [], []
-        for i in turn.pick(clients, self.participation):
-            client = clients[i]
-            x, c, c_i = turn.to_client(state.x), turn.to_client(state.c), state.own[i]
-            client.load(x)
+        w, own, moves, changes = state.w, list(state.own), [], []
+        for i, client in self.visit(clients, turn, w):
+            c, c_i = turn.to_client(state.c), own[i]
             correction = c - c_i
             with client.adding(lambda _, correction=correction: correction):
                 client.train()
             y = client.values()
-            own[i] = c_i - c + (x - y) / (client.steps * learner_rate(client))
-            moves.append(turn.to_server(y - x))
+            own[i] = c_i - c + (w - y) / (client.steps * learner_rate(client))
+            moves.append(turn.to_server(y - w))
             changes.append(turn.to_server(own[i] - c_i))
         return State(
-            state.x + self.server_rate * mean(moves),
+            w + self.server_rate * mean(moves),
             state.c + len(changes) / len(clients) * mean(changes),
             tuple(own),
         )
 
-    def server_values(self, state: State) -> Tensor:
-        return state.x
-
 
 def learner_rate(client: Client) -> float:
-    """η_l; only plain descent moves by rate times gradient, as (x − y)/(K η_l) needs."""
+    """η_l; only plain descent moves by rate times gradient, as (w − y)/(K η_l) needs."""
     if not isinstance(client.learner.optimizer, PlainSgd):
         raise ModelError(
             f"client {client.name!r}: scaffold reads gradients off the distance travelled, so it needs "

@@ -321,14 +321,12 @@ def networks_study(paper: Paper, settings: Mapping[str, Setting], seeds: range) 
 
 def table(records: Sequence[Record]) -> dict[str, Frame]:
     """Return means over seeds, network by network, and differences to other schemes, paired by seed."""
-    frame = frame_of(records, ordered=["line", "scheme"])
-    found = frame.groupby(["line", "scheme"], observed=True).agg(
+    frame = frame_of(records, ordered=["line"]).sort_values("line", kind="stable")
+    found = frame.groupby(["line", "scheme"], sort=False, observed=True).agg(
         seeds=("seed", "size"), shared=("shared", "first"), own=("own", "mean"),
         common=("common", "mean"), worst=("worst", "mean"),
     )  # fmt: skip
-    by_seed = frame.astype({"scheme": str}).pivot(
-        index=["line", "seed"], columns="scheme", values="own"
-    )
+    by_seed = frame.pivot(index=["line", "seed"], columns="scheme", values="own")
     for reference in REFERENCES:
         found[f"− {reference}"] = [
             _difference(by_seed.loc[network], scheme, reference) for network, scheme in found.index

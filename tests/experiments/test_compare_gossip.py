@@ -11,8 +11,7 @@ from federated_kit import make_clients, values
 from gossamer.experiments.config.tables import ConfigError
 from gossamer.experiments.federated import Turn
 from gossamer.experiments.federated.comparison import Cell, Comparison, check, parse_comparison, run
-from gossamer.experiments.federated.gossip_sgd import GossipSgd
-from gossamer.experiments.federated.partial import PartialModels
+from gossamer.experiments.federated.gossip import GossipSgd, PartialModels
 
 
 def small(**methods: dict[str, Any]) -> Comparison:
@@ -34,7 +33,7 @@ def test_compression_sends_less_and_still_learns(method: str) -> None:
         "patient": {"drift": 0.1},
     }
     config = small(**{name: {"method": method, **more} for name, more in knobs.items()})
-    ends = {name: run(Cell(config, name, 0))["curve"][-1] for name in knobs}
+    ends = {name: run(Cell(name, config, 0))["curve"][-1] for name in knobs}
     accuracy = {name: np.mean(end["accuracy"]) for name, end in ends.items()}
     sent = {name: end["bytes"] for name, end in ends.items()}
     assert accuracy["plain"] > 0.5
@@ -55,7 +54,7 @@ def test_a_wire_that_changes_nothing_makes_the_same_pushes(method: Any) -> None:
         for index in range(4):
             turn = Turn(np.random.default_rng(index))
             state = made.round(state, clients, turn)
-            sent += turn.report().across
+            sent += turn.across
         found.append((np.stack([values(client) for client in clients]), sent, state))
     (plain, plain_bytes, before), (wired, wired_bytes, after) = found
     assert np.abs(plain - wired).max() < 1e-9

@@ -23,14 +23,12 @@ from hypothesis import strategies as st
 from gossamer.experiments.federated import METHODS, Client
 from gossamer.experiments.federated.bounds import Ensemble, Local, Pooled, answers
 from gossamer.experiments.federated.downpour import Downpour
-from gossamer.experiments.federated.fedavg import FedAvg
+from gossamer.experiments.federated.fedavg import FedAvg, FedProx
 from gossamer.experiments.federated.feddyn import FedDyn
 from gossamer.experiments.federated.fedper import FedPer, base_coordinates
-from gossamer.experiments.federated.fedprox import FedProx
-from gossamer.experiments.federated.gossip_sgd import GossipSgd
+from gossamer.experiments.federated.gossip import GossipSgd, PartialModels
 from gossamer.experiments.federated.method import WHOLE, Method, mean
 from gossamer.experiments.federated.moon import Moon
-from gossamer.experiments.federated.partial import PartialModels
 from gossamer.experiments.federated.scaffold import Scaffold
 from gossamer.models import ModelError
 
@@ -71,7 +69,7 @@ def test_the_gradient_written_by_hand_is_torchs():
 def test_fedavg_averages_clients_by_their_samples():
     clients = make_clients(epochs=2)
     w = values(clients[0])
-    found = after(FedAvg(), clients)
+    found = after(FedAvg(), clients).w
     n = np.array([client.samples for client in clients])
     expected = sum(k * steps(w, c, 2) for k, c in zip(n, clients, strict=True)) / n.sum()
     np.testing.assert_allclose(found, expected, **CLOSE)
@@ -80,7 +78,7 @@ def test_fedavg_averages_clients_by_their_samples():
 def test_fedprox_pulls_every_step_towards_the_servers_network():
     clients, mu = make_clients(epochs=3), 0.7
     w = values(clients[0])
-    found = after(FedProx(mu=mu), clients)
+    found = after(FedProx(mu=mu), clients).w
     n = np.array([client.samples for client in clients])
     trained = [steps(w, c, 3, lambda y: mu * (y - w)) for c in clients]
     np.testing.assert_allclose(
@@ -103,7 +101,7 @@ def test_scaffold_follows_the_paper_for_three_rounds():
             own[i] = new
         x = x + 0.8 * sum(moves) / count
         c = c + sum(changes) / count
-    np.testing.assert_allclose(found.x, x, **CLOSE)
+    np.testing.assert_allclose(found.w, x, **CLOSE)
     np.testing.assert_allclose(found.c, c, **CLOSE)
 
 
@@ -253,37 +251,37 @@ def test_gossamer_averages_the_shared_cells_and_nothing_else():
 
 def test_fedavg_with_one_client_is_sgd_bit_for_bit():
     clients, [twin] = make_clients((20,), batch=3, epochs=2), make_clients((20,), batch=3, epochs=2)
-    found = after(FedAvg(), clients, rounds=4)
+    found = after(FedAvg(), clients, rounds=4).w
     twin.learner.train(8)  # an epoch each
     assert torch.equal(found, twin.values())
 
 
 def test_fedprox_without_a_pull_is_fedavg_bit_for_bit():
-    found = after(FedProx(mu=0.0), make_clients((9, 5, 7), batch=2), rounds=3)
-    assert torch.equal(found, after(FedAvg(), make_clients((9, 5, 7), batch=2), rounds=3))
+    found = after(FedProx(mu=0.0), make_clients((9, 5, 7), batch=2), rounds=3).w
+    assert torch.equal(found, after(FedAvg(), make_clients((9, 5, 7), batch=2), rounds=3).w)
 
 
 def test_moon_without_its_term_is_fedavg():
     found = after(Moon(mu=0.0), make_clients((9, 5, 7), batch=2), rounds=3).w
-    expected = after(FedAvg(), make_clients((9, 5, 7), batch=2), rounds=3)
+    expected = after(FedAvg(), make_clients((9, 5, 7), batch=2), rounds=3).w
     np.testing.assert_allclose(found, expected, **CLOSE)
 
 
 def test_scaffold_with_equal_data_is_fedavg():
     alike = {"sizes": (8, 8, 8, 8), "batch": 3, "epochs": 2, "equal": True}
-    found = after(Scaffold(), make_clients(**alike), rounds=4).x
-    expected = after(FedAvg(), make_clients(**alike), rounds=4)
+    found = after(Scaffold(), make_clients(**alike), rounds=4).w
+    expected = after(FedAvg(), make_clients(**alike), rounds=4).w
     np.testing.assert_allclose(found, expected, **CLOSE)
     other = {**alike, "equal": False}  # and with other data it is not
-    found = after(Scaffold(), make_clients(**other), rounds=4).x
-    expected = after(FedAvg(), make_clients(**other), rounds=4)
+    found = after(Scaffold(), make_clients(**other), rounds=4).w
+    expected = after(FedAvg(), make_clients(**other), rounds=4).w
     assert not np.allclose(found, expected, atol=1e-6)
 
 
 def test_gossamer_with_all_cells_and_a_mean_of_all_is_fedavg():
     clients = make_clients((7, 7, 7), batch=2)
     after(PartialModels(outputs="shared", topology="clique"), clients, rounds=3)
-    expected = after(FedAvg(), make_clients((7, 7, 7), batch=2), rounds=3)
+    expected = after(FedAvg(), make_clients((7, 7, 7), batch=2), rounds=3).w
     for client in clients:
         np.testing.assert_allclose(client.values(), expected, rtol=1e-9, atol=1e-9)
 
@@ -342,9 +340,8 @@ BASE = 8 * (SIZE - CLASSES * HIDDEN - CLASSES)
 def test_what_a_round_puts_on_the_wire(method, up, down, across):
     clients, one = make_clients(), turn()
     method.round(method.start(clients), clients, one)
-    report = one.report()
-    assert (report.up, report.down, report.across) == (up, down, across)
-    assert report.bytes == up + down + across
+    assert (one.up, one.down, one.across) == (up, down, across)
+    assert one.bytes == up + down + across
 
 
 @given(st.integers(1, 20), st.floats(0.01, 1.0), st.integers(0, 99))

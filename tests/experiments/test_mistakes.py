@@ -13,8 +13,7 @@ import torch
 from cli_kit import Result, runner
 
 from gossamer.experiments.config.tables import ConfigError, parse_config
-from gossamer.experiments.federated.comparison import parse_comparison
-from gossamer.experiments.federated.report import coverage
+from gossamer.experiments.federated.comparison import coverage, parse_comparison
 from gossamer.experiments.live.run import SCHEMES, demo_config
 from gossamer.experiments.results import make_folder, require_folder
 from gossamer.topology import TopologyError, build

@@ -159,7 +159,7 @@ def test_a_comparison_notices_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     config = parse_comparison({"methods": methods, "data": {"set": "own_data:make"}})
 
     def keys() -> list[str]:
-        return [Compared(config, name, 0).key for name in methods]
+        return [Compared(name, config, 0).key for name in methods]
 
     before = keys()
     graph(tmp_path / "mine.graphml", nx.cycle_graph(10))
@@ -174,7 +174,7 @@ def test_a_comparison_whose_files_change_meanwhile_ends(tmp_path: Path) -> None:
     tables = {"data": {"set": "own_data:make"}, "network": {"layout": "4=3=2"}, "rounds": 1}
     tables |= {"peers": 2}
     config = parse_comparison({"methods": {"local": {}}, **tables})
-    one = Compared(config, "local", 0, str(tmp_path / "config.toml"))
+    one = Compared("local", config, 0, str(tmp_path / "config.toml"))
     assert run_compared([one], Job(tmp_path))[0]["key"] == one.key
     (tmp_path / "own_data.py").write_text(OWN + "# changed", "utf-8")
     with pytest.raises(ConfigError, match="was changed while it ran"):

@@ -12,8 +12,7 @@ from federated_kit import RATE, SIZE, data, gradient, make_clients, values
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.federated import Client, Turn
-from gossamer.experiments.federated.fedavg import FedAvg
-from gossamer.experiments.federated.fedprox import FedProx
+from gossamer.experiments.federated.fedavg import FedAvg, FedProx
 from gossamer.experiments.live.layout import plan
 from gossamer.gossip import MemoryBroker, MemoryTransport
 from gossamer.models import ModelError, Proximal, SgdLearner
@@ -111,7 +110,7 @@ def test_live_server_mode_is_the_baseline(mu, method, tmp_path):
     for _ in range(ROUNDS):
         state = method.round(state, clients, Turn(rng))
     for flat in found:
-        np.testing.assert_allclose(flat, state.numpy(), atol=1e-5)
+        np.testing.assert_allclose(flat, state.w.numpy(), atol=1e-5)
     if mu:  # the pull is felt
         plain = asyncio.run(live(config(), tmp_path))
         assert not np.allclose(plain[0], found[0], atol=1e-4)
