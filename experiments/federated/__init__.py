@@ -1,6 +1,7 @@
 """Methods of learning together on one interface, and a command that compares them.
 
-A new method is a subclass of `Method` in a file of its own, and a line in `METHODS`.
+A new method is a subclass of `Method`, in a file of its own unless it varies another one, and a line in
+`METHODS`.
 """
 
 from __future__ import annotations
@@ -10,14 +11,12 @@ from types import MappingProxyType
 
 from .bounds import Ensemble, Local, Pooled
 from .downpour import Downpour
-from .fedavg import FedAvg, FedProx
-from .feddyn import FedDyn
+from .fedavg import FedAvg, FedDyn, FedProx, Scaffold
 from .fednp import FedNP
 from .fedper import FedPer
 from .gossip import GossipSgd, PartialModels
 from .method import Client, Method, ServerMethod, Turn
 from .moon import Moon
-from .scaffold import Scaffold
 
 __all__ = ["METHODS", "Client", "Method", "ServerMethod", "Turn"]
 

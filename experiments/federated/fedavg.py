@@ -1,15 +1,29 @@
-"""Federated averaging (McMahan et al. 2017; deck 001's Algorithm 1), and FedProx (Li et al. 2020).
+"""Averages by a server: FedAvg, and three ways to correct the drift of clients whose data differ.
+
+FedAvg (McMahan et al. 2017; deck 001's Algorithm 1):
 
     S_t ← max(C·K, 1) random clients
     w_k ← E epochs of w ← w − η ∇ℓ(w; b), batches b of size B, from w_t     for k in S_t
     w_{t+1} ← Σ_k n_k/n · w_k                                               n = Σ_{k in S_t} n_k
 
-Live, this is `gossamer swarm` with `mode = "server"` in [gossip], `weights = "samples"` and one model
+FedProx (Li et al. 2020), whose clients are held back by a proximal term:
+
+    client k descends on  h_k(w) = F_k(w) + μ/2 · ‖w − w_t‖²,   ∇h_k = ∇F_k + μ (w − w_t)
+
+SCAFFOLD (Karimireddy et al. 2020), with option II for the control variates:
+
+    y ← w;  K times:  y ← y − η_l (g_i(y) − c_i + c)
+    c_i⁺ ← c_i − c + (w − y) / (K η_l)
+    w ← w + η_g · mean(y − w),   c ← c + |S|/N · mean(c_i⁺ − c_i)        over the clients in S
+
+FedDyn (Acar et al. 2021), dynamic regularisation, so that local and global minima agree:
+
+    θ_k ← argmin  L_k(θ) − ⟨g_k, θ⟩ + α/2 ‖θ − w‖²        gradient: ∇L_k − g_k + α (θ − w)
+    g_k ← g_k − α (θ_k − w)
+    h ← h − α/m Σ_{k in P} (θ_k − w),    w ← mean_{k in P} θ_k − h/α        m clients in all
+
+Live, FedAvg is `gossamer swarm` with `mode = "server"` in [gossip], `weights = "samples"` and one model
 that has all cells; clients then train `local_samples` × `every` samples in a round.
-
-FedProx holds its clients back by a proximal term: client k descends on
-
-    h_k(w) = F_k(w) + μ/2 · ‖w − w_t‖²,   ∇h_k = ∇F_k + μ (w − w_t)
 """
 
 from __future__ import annotations
@@ -17,13 +31,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from ...gossip import Positive
+from ...models import ModelError, PlainSgd
 from .method import Client, ServerMethod, Strength, Turn, mean
 
 
 @dataclass(frozen=True)
-class State:
+class Averaged:
     """The server's network."""
 
     w: Tensor
@@ -32,16 +49,16 @@ class State:
 class FedAvg(ServerMethod):
     """Averages networks, weighted by samples."""
 
-    def start(self, clients: Sequence[Client]) -> State:
-        return State(clients[0].values())
+    def start(self, clients: Sequence[Client]) -> Averaged:
+        return Averaged(clients[0].values())
 
-    def round(self, state: State, clients: Sequence[Client], turn: Turn) -> State:
+    def round(self, state: Averaged, clients: Sequence[Client], turn: Turn) -> Averaged:
         w, trained, n = state.w, [], []
         for _, client in self.visit(clients, turn, w):
             self.update(client, w)
             trained.append(turn.to_server(client.values(), since=w))
             n.append(client.samples)
-        return State(mean(trained, n))
+        return Averaged(mean(trained, n))
 
     def update(self, client: Client, w: Tensor) -> None:
         """ClientUpdate(k, w); the client's network holds w already."""
@@ -57,3 +74,87 @@ class FedProx(FedAvg):
     def update(self, client: Client, w: Tensor) -> None:
         with client.adding(lambda y: self.mu * (y - w)):
             client.train()
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """The server's network and its correction (SCAFFOLD's c, FedDyn's h), and the clients' own (c_i, g_k)."""
+
+    w: Tensor
+    correction: Tensor
+    own: tuple[Tensor, ...]
+
+    @classmethod
+    def start(cls, clients: Sequence[Client]) -> Corrected:
+        """Nothing to correct."""
+        w = clients[0].values()
+        return cls(w, torch.zeros_like(w), tuple(torch.zeros_like(w) for _ in clients))
+
+
+class Scaffold(ServerMethod):
+    """Corrects the drift of each client by what it knows of all clients' gradients.
+
+    A client sends and receives two vectors where FedAvg has one. Clients count the same, as in the
+    paper, whatever their samples.
+    """
+
+    server_rate: Positive = 1.0
+    """η_g: how far the server follows the clients' mean."""
+
+    def start(self, clients: Sequence[Client]) -> Corrected:
+        for client in clients:
+            learner_rate(client)  # refuse now what cannot work
+        return Corrected.start(clients)
+
+    def round(self, state: Corrected, clients: Sequence[Client], turn: Turn) -> Corrected:
+        w, own, moves, changes = state.w, list(state.own), [], []
+        for i, client in self.visit(clients, turn, w):
+            c, c_i = turn.to_client(state.correction), own[i]
+            correction = c - c_i
+            with client.adding(lambda _, correction=correction: correction):
+                client.train()
+            y = client.values()
+            own[i] = c_i - c + (w - y) / (client.steps * learner_rate(client))
+            moves.append(turn.to_server(y - w))
+            changes.append(turn.to_server(own[i] - c_i))
+        return Corrected(
+            w + self.server_rate * mean(moves),
+            state.correction + len(changes) / len(clients) * mean(changes),
+            tuple(own),
+        )
+
+
+def learner_rate(client: Client) -> float:
+    """η_l; only plain descent moves by rate times gradient, as (w − y)/(K η_l) needs."""
+    if not isinstance(client.learner.optimizer, PlainSgd):
+        raise ModelError(
+            f"client {client.name!r}: scaffold reads gradients off the distance travelled, so it needs "
+            "plain SGD; leave out the learner's optimizer and give it a rate"
+        )
+    return client.learner.optimizer.rate
+
+
+class FedDyn(ServerMethod):
+    """Every client's loss is tilted by what it learned before; all count the same, as in the paper.
+
+    The same bytes as FedAvg: h and g_k never leave their machines.
+    """
+
+    alpha: Positive = 0.1
+    """α: raise it for steadier, slower progress; too low a value makes w jump, since h/α grows."""
+
+    def start(self, clients: Sequence[Client]) -> Corrected:
+        return Corrected.start(clients)
+
+    def round(self, state: Corrected, clients: Sequence[Client], turn: Turn) -> Corrected:
+        w, own, trained, moves = state.w, list(state.own), [], []
+        for k, client in self.visit(clients, turn, w):
+            g = own[k]
+            with client.adding(lambda theta, g=g: self.alpha * (theta - w) - g):
+                client.train()
+            theta = client.values()
+            own[k] = g - self.alpha * (theta - w)
+            trained.append(turn.to_server(theta, since=w))
+            moves.append(trained[-1] - w)
+        h = state.correction - self.alpha * len(moves) / len(clients) * mean(moves)
+        return Corrected(mean(trained) - h / self.alpha, h, tuple(own))

@@ -9,7 +9,7 @@ This is push-sum on whole networks. Clients count the same at the start, as in t
 with what they weigh, so that starting them at the clients' samples would be forgotten in a few rounds.
 
 Gossamer: cells of a partial model are gossiped, the others are a client's own. Clients live in the arena:
-after every round of training they make `exchanges` exchanges of push-sum on a graph, of the shared coordinates
+after every round of training they make `exchanges` exchanges of push-sum on a graph, of shared coordinates
 alone.
 """
 

@@ -33,8 +33,8 @@ class Paper:
 
     name: str
     section: str
-    title: str
     make: str
+    title: str
     runs: int = 1
     quick_runs: int = 3
     takes: frozenset[str] = ALL
@@ -51,95 +51,51 @@ class Paper:
         )
 
 
-def _by_name(*papers: Paper) -> Mapping[str, Paper]:
-    return MappingProxyType({paper.name: paper for paper in papers})
-
-
-PAPERS = _by_name(
-    Paper(
-        "averaging-level", "003, V.3.a, figure 17",
-        "Averaging level: accuracy by cells in the global model",
-        "partial_models:averaging_level", 10,
-    ),
-    Paper(
-        "semi-local", "003, V.3.d, figure 20",
-        "Semi-local models: one model per group of like peers", "partial_models:semi_local", 20,
-    ),
-    Paper(
-        "semi-local-and-local", "003, V.3.e, figure 21",
-        "Global, semi-local and local models together", "partial_models:semi_local_and_local", 20,
-    ),
-    Paper(
-        "associative", "003, V.5, figure 27",
-        "Associative network: accuracy by averaged hidden cells", "partial_models:associative", 100,
-    ),
-    Paper(
-        "associative-starts", "003, V.5, 10 mini-batches",
-        "Associative network: which starting weights show the paper's curve",
-        "partial_models:associative_starts", 20,
-    ),
-    Paper(
-        "pfnm-table", "reference table",
-        "PFNM and MAGI against averaging and the ensemble, ten peers", "matching:pfnm_table", 5, 5,
-    ),
-    Paper(
-        "pfnm-figure2", "000, figures 2 and 3", "PFNM: accuracy and size by the number of peers",
-        "matching:pfnm_figure2", 10, 2,
-    ),
-    Paper(
-        "pfnm-figure4", "000, figure 4", "PFNM: accuracy and size by the number of hidden parts",
-        "matching:pfnm_figure4", 10, 2,
-    ),
-    Paper(
-        "pfnm-streaming", "000, supplement, figure 3b", "PFNM streaming: posterior becomes prior",
-        "matching:pfnm_streaming", 10, 5,
-    ),
-    Paper(
-        "magi-table1", "002, table 1, rows of MNIST", "MAGI: accuracy on MNIST",
-        "matching:magi_table1", 5,
-    ),
-    Paper(
-        "magi-figure2", "002, figure 2", "MAGI: size of the fused network by λ",
-        "matching:magi_figure2", 5,
-    ),
-    Paper(
-        "newcomers", "live", "peers trained apart join, aligned or not",
-        "live_matching:newcomers", takes=NONE,
-    ),
-    Paper(
-        "widths", "live", "peers of three widths in one partial model", "live_matching:widths",
-        takes=NONE,
-    ),
-    Paper(
-        "fednp-toy", "004, figure 1 and table 4",
-        "FedNP on three stretches of a parabola, with z frozen as a control", "fednp:toy", 5,
-        takes=SEEDS,
-    ),
-    Paper(
-        "multitask", "001, federated multi-task learning",
-        "MOCHA against separate and pooled linear models", "multitask:multitask", 5, takes=SEEDS,
-    ),
-    Paper(
-        "networks-cifar", "003, other networks", "Partial sharing of a small CNN, CIFAR-10",
-        "networks:cifar", 3,
-    ),
-    Paper(
-        "networks-hapt", "003, other networks", "Partial sharing of an LSTM and a 1-D CNN, HAPT",
-        "networks:hapt", 3,
-    ),
-    Paper(
-        "compression", "deck 001", "Accuracy and bytes of live peers, by compressor",
-        "compression:compression", takes=frozenset({"quick", "only"}),
-    ),
+_PAPERS = (
+    Paper("averaging-level", "003, V.3.a, figure 17", "partial_models:averaging_level",
+          "Averaging level: accuracy by cells in the global model", 10),
+    Paper("semi-local", "003, V.3.d, figure 20", "partial_models:semi_local",
+          "Semi-local models: one model per group of like peers", 20),
+    Paper("semi-local-and-local", "003, V.3.e, figure 21", "partial_models:semi_local_and_local",
+          "Global, semi-local and local models together", 20),
+    Paper("associative", "003, V.5, figure 27", "partial_models:associative",
+          "Associative network: accuracy by averaged hidden cells", 100),
+    Paper("associative-starts", "003, V.5, 10 mini-batches", "partial_models:associative_starts",
+          "Associative network: which starting weights show the paper's curve", 20),
+    Paper("pfnm-table", "reference table", "matching:pfnm_table",
+          "PFNM and MAGI against averaging and the ensemble, ten peers", 5, 5),
+    Paper("pfnm-figure2", "000, figures 2 and 3", "matching:pfnm_figure2",
+          "PFNM: accuracy and size by the number of peers", 10, 2),
+    Paper("pfnm-figure4", "000, figure 4", "matching:pfnm_figure4",
+          "PFNM: accuracy and size by the number of hidden parts", 10, 2),
+    Paper("pfnm-streaming", "000, supplement, figure 3b", "matching:pfnm_streaming",
+          "PFNM streaming: posterior becomes prior", 10, 5),
+    Paper("magi-table1", "002, table 1, rows of MNIST", "matching:magi_table1",
+          "MAGI: accuracy on MNIST", 5),
+    Paper("magi-figure2", "002, figure 2", "matching:magi_figure2",
+          "MAGI: size of the fused network by λ", 5),
+    Paper("newcomers", "live", "live_matching:newcomers",
+          "peers trained apart join, aligned or not", takes=NONE),
+    Paper("widths", "live", "live_matching:widths",
+          "peers of three widths in one partial model", takes=NONE),
+    Paper("fednp-toy", "004, figure 1 and table 4", "fednp:toy",
+          "FedNP on three stretches of a parabola, with z frozen as a control", 5, takes=SEEDS),
+    Paper("multitask", "001, federated multi-task learning", "multitask:multitask",
+          "MOCHA against separate and pooled linear models", 5, takes=SEEDS),
+    Paper("networks-cifar", "003, other networks", "networks:cifar",
+          "Partial sharing of a small CNN, CIFAR-10", 3),
+    Paper("networks-hapt", "003, other networks", "networks:hapt",
+          "Partial sharing of an LSTM and a 1-D CNN, HAPT", 3),
+    Paper("compression", "deck 001", "compression:compression",
+          "Accuracy and bytes of live peers, by compressor", takes=frozenset({"quick", "only"})),
 )  # fmt: skip
-
-STUDIES = _by_name(
-    Paper(
-        "private", "masked averaging", "What masks hide from a curious neighbour, and what they cost",
-        "security:private", takes=frozenset({"quick", "jobs"}),
-    ),
-    Paper(
-        "byzantine", "guards", "What hostile members can do, with and without guards",
-        "security:byzantine", takes=frozenset({"quick", "jobs", "only"}),
-    ),
+_STUDIES = (
+    Paper("private", "masked averaging", "security:private",
+          "What masks hide from a curious neighbour, and what they cost",
+          takes=frozenset({"quick", "jobs"})),
+    Paper("byzantine", "guards", "security:byzantine",
+          "What hostile members can do, with and without guards",
+          takes=frozenset({"quick", "jobs", "only"})),
 )  # fmt: skip
+PAPERS: Mapping[str, Paper] = MappingProxyType({paper.name: paper for paper in _PAPERS})
+STUDIES: Mapping[str, Paper] = MappingProxyType({paper.name: paper for paper in _STUDIES})

@@ -185,21 +185,9 @@ DISTILLED_WIDTH = 500
 
 def average(chains: Sequence[Chain], weights: np.ndarray) -> Chain:
     """One-shot FedAvg: cell k with cell k, peers weighted by their samples."""
-    share = weights / weights.sum()
-
-    def mean(values: Sequence[np.ndarray]) -> np.ndarray:
-        return np.tensordot(share, np.stack(values), axes=1)
-
-    return Chain(
-        tuple(
-            replace(
-                layer,
-                weight=mean([chain.layers[index].weight for chain in chains]),
-                own={n: mean([chain.layers[index].own[n] for chain in chains]) for n in layer.own},
-            )
-            for index, layer in enumerate(chains[0].layers)
-        )
-    )
+    share, states = weights / weights.sum(), [chain.state(np.float64) for chain in chains]
+    means = {n: np.tensordot(share, np.stack([s[n] for s in states]), axes=1) for n in states[0]}
+    return Chain.read(means)
 
 
 def answers(chains: Sequence[Chain], x: Tensor, counts: np.ndarray | None = None) -> Tensor:
@@ -483,20 +471,11 @@ def _next(setting: Setting, fused: Fusion, peer: int, rng: np.random.Generator) 
         empty = np.zeros((NEW_CELLS, *values.shape[1:]))
         return np.concatenate([values[chosen], empty])
 
-    chain = Chain(
-        (
-            replace(
-                first,
-                weight=grown(first.weight),
-                own={name: grown(value) for name, value in first.own.items()},
-            ),
-            replace(last, weight=grown(last.weight.T).T),
-        )
-    )
+    values = {
+        first.weight_name: grown(first.weight), **{n: grown(value) for n, value in first.own.items()},
+        last.weight_name: grown(last.weight.T).T, **last.own,
+    }  # fmt: skip
     module = _start(setting, rng)
-    state = {
-        name: torch.from_numpy(value + NOISE * rng.normal(size=value.shape)).float()
-        for name, value in chain.state(np.float64).items()
-    }
-    module.load_state_dict(state)
+    noisy = {name: value + NOISE * rng.normal(size=value.shape) for name, value in values.items()}
+    module.load_state_dict({name: torch.from_numpy(v).float() for name, v in noisy.items()})
     return module

@@ -23,13 +23,11 @@ from hypothesis import strategies as st
 from gossamer.experiments.federated import METHODS, Client
 from gossamer.experiments.federated.bounds import Ensemble, Local, Pooled, answers
 from gossamer.experiments.federated.downpour import Downpour
-from gossamer.experiments.federated.fedavg import FedAvg, FedProx
-from gossamer.experiments.federated.feddyn import FedDyn
+from gossamer.experiments.federated.fedavg import FedAvg, FedDyn, FedProx, Scaffold
 from gossamer.experiments.federated.fedper import FedPer, base_coordinates
 from gossamer.experiments.federated.gossip import GossipSgd, PartialModels
 from gossamer.experiments.federated.method import WHOLE, Method, mean
 from gossamer.experiments.federated.moon import Moon
-from gossamer.experiments.federated.scaffold import Scaffold
 from gossamer.models import ModelError
 
 torch.set_num_threads(1)
@@ -102,7 +100,7 @@ def test_scaffold_follows_the_paper_for_three_rounds():
         x = x + 0.8 * sum(moves) / count
         c = c + sum(changes) / count
     np.testing.assert_allclose(found.w, x, **CLOSE)
-    np.testing.assert_allclose(found.c, c, **CLOSE)
+    np.testing.assert_allclose(found.correction, c, **CLOSE)
 
 
 def test_feddyn_follows_the_paper_for_three_rounds():
@@ -119,7 +117,7 @@ def test_feddyn_follows_the_paper_for_three_rounds():
         h = h - alpha / 3 * sum(theta - w for theta in thetas)
         w = sum(thetas) / 3 - h / alpha
     np.testing.assert_allclose(found.w, w, rtol=1e-10, atol=1e-10)
-    np.testing.assert_allclose(found.h, h, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(found.correction, h, rtol=1e-10, atol=1e-10)
 
 
 def test_moon_contrasts_with_the_servers_and_the_former_network():

@@ -161,7 +161,7 @@ def tiny(seed: int) -> list[Cell]:
 def test_a_study_leaves_tables_and_a_figure_for_every_panel(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    paper = Paper("tiny", "nowhere", "Tiny", "")
+    paper = Paper("tiny", "nowhere", "", "Tiny")
     study = matching_study(
         paper, [cell for seed in range(2) for cell in tiny(seed)],
         x_label="peers", caption="quick", look=Look(measures=("accuracy",)),

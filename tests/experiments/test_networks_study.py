@@ -37,7 +37,7 @@ TINY = Setting(
 SERIES = replace(TINY, network="lstm", layout="series", options={"hidden": 6})
 SETTINGS = {"CNN": TINY, "LSTM": SERIES}
 JOB = Job(Path())
-TITLE = Paper("tiny", "here", "Tiny", "")
+TITLE = Paper("tiny", "here", "", "Tiny")
 
 
 @pytest.fixture(autouse=True)

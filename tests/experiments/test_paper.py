@@ -75,7 +75,7 @@ def test_a_run_is_the_mean_over_peers_after_the_last_round(tmp_path: Path) -> No
 
 
 def test_table_and_figure(tmp_path: Path) -> None:
-    paper = Paper("tiny", "nowhere", "Tiny", "")
+    paper = Paper("tiny", "nowhere", "", "Tiny")
     cells = [cell for seed in range(2) for cell in tiny_cells(seed)]
     study = figure_study(paper, cells, x_label="level", legend="speed", caption="quick")
     records, files = run_study(study, Results(tmp_path, "paper tiny"), jobs=1)
