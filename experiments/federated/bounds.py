@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...models import Metrics
-from .method import Client, Method, Turn
+from .method import Client, Method, Turn, tested_once
 
 
 class Local(Method):
@@ -68,12 +68,11 @@ class Ensemble(Local):
     """Local training, common answers."""
 
     def test(self, state: None, clients: Sequence[Client]) -> list[Metrics]:
-        found: dict[int, Metrics] = {}
-        for client in clients:
+        def test(client: Client) -> Metrics:
             inputs, labels = client.learner.held_out
-            if id(labels) not in found:
-                found[id(labels)] = score(answers(clients, inputs), labels)
-        return [found[id(client.learner.held_out[1])] for client in clients]
+            return score(answers(clients, inputs), labels)
+
+        return tested_once(clients, test)
 
 
 @torch.no_grad()
@@ -84,11 +83,10 @@ def answers(clients: Sequence[Client], inputs: Tensor) -> Tensor:
         client.network.module.eval()
         each.append(_probabilities(torch.cat([client.network(x) for x in inputs.split(1000)])))
     classes = each[0].shape[1]
-    counts = torch.stack(
-        [torch.bincount(client.learner.samples[1], minlength=classes) for client in clients]
-    ).to(each[0])
+    labels = [client.learner.samples[1] for client in clients]
+    counts = torch.stack([torch.bincount(y, minlength=classes) for y in labels]).to(each[0])
     shares = counts / counts.sum(0).clamp(min=1)
-    total = torch.stack([p * share for p, share in zip(each, shares, strict=True)]).sum(0)
+    total = (torch.stack(each) * shares[:, None]).sum(0)
     return total / total.sum(1, keepdim=True).clamp(min=1e-12)
 
 

@@ -42,7 +42,7 @@ class FedPer(ServerMethod):
         own, trained, n = list(state.own), [], []
         for k in turn.pick(clients, self.participation):
             client = clients[k]
-            client.load(_joined(state.own[k], turn.to_client(state.base), state.where))
+            client.load(own[k].index_copy(0, state.where, turn.to_client(state.base)))
             client.train()
             own[k] = client.values()
             trained.append(turn.to_server(own[k][state.where], since=state.base))
@@ -51,32 +51,23 @@ class FedPer(ServerMethod):
 
     def test(self, state: State, clients: Sequence[Client]) -> list[Metrics]:
         for client, own in zip(clients, state.own, strict=True):
-            client.load(_joined(own, state.base, state.where))
+            client.load(own.index_copy(0, state.where, state.base))
         return [client.test() for client in clients]
 
 
 def base_coordinates(network: SlicedNetwork, personal: int) -> Tensor:
     """Places in the flat vector of all values but the parameters of the last `personal` layers."""
     module = network.module
-    layers = [
-        layer for layer in module.modules() if any(True for _ in layer.parameters(recurse=False))
-    ]
+    layers = [layer for layer in module.modules() if [*layer.parameters(recurse=False)]]
     if personal >= len(layers):
         raise ModelError(
             f"fedper: {personal} personal layers of a network that has {len(layers)} with parameters "
             f"leave nothing to share; give at most {len(layers) - 1}"
         )
-    kept = {id(value) for layer in layers[-personal:] for value in layer.parameters(recurse=False)}
-    pieces, first = [], 0
+    own = {id(value) for layer in layers[-personal:] for value in layer.parameters(recurse=False)}
+    shared = torch.ones(len(network.flat), dtype=torch.bool)  # statistics that are averaged, too
+    first = 0
     for parameter in module.parameters():
-        if id(parameter) not in kept:
-            pieces.append(torch.arange(first, first + parameter.numel()))
+        shared[first : first + parameter.numel()] = id(parameter) not in own
         first += parameter.numel()
-    pieces.append(torch.arange(first, len(network.flat)))  # statistics that are averaged
-    return torch.cat(pieces)
-
-
-def _joined(own: Tensor, base: Tensor, where: Tensor) -> Tensor:
-    joined = own.clone()
-    joined[where] = base
-    return joined
+    return shared.nonzero().flatten()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Annotated, Any, ClassVar
 
@@ -220,14 +220,23 @@ class ServerMethod(Method):
             yield k, clients[k]
 
     def test(self, state: Any, clients: Sequence[Client]) -> list[Metrics]:
-        """The server's network on every client's test samples; common ones are gone through once."""
-        found: dict[int, Metrics] = {}
-        for client in clients:
-            key = id(client.learner.held_out[1])
-            if key not in found:
-                client.load(state.w)
-                found[key] = client.test()
-        return [found[id(client.learner.held_out[1])] for client in clients]
+        """The server's network on every client's test samples."""
+
+        def test(client: Client) -> Metrics:
+            client.load(state.w)
+            return client.test()
+
+        return tested_once(clients, test)
+
+
+def tested_once(clients: Sequence[Client], test: Callable[[Client], Metrics]) -> list[Metrics]:
+    """Test one network on every client's samples; common ones are gone through once."""
+    found: dict[int, Metrics] = {}
+    for client in clients:
+        key = id(client.learner.held_out[1])
+        if key not in found:
+            found[key] = test(client)
+    return [found[id(client.learner.held_out[1])] for client in clients]
 
 
 def mean(vectors: Sequence[Tensor], weights: Sequence[float] | None = None) -> Tensor:

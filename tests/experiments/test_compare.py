@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 from cli_kit import runner
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from gossamer.experiments.config.tables import ConfigError
 from gossamer.experiments.data import partition
@@ -25,10 +28,12 @@ from gossamer.experiments.federated.comparison import (
     check,
     choose,
     clients_of,
+    label_bytes,
     load_comparison,
     parse_comparison,
     run,
     standings,
+    table,
     worst_decile,
 )
 from gossamer.experiments.federated.fedavg import FedAvg
@@ -330,6 +335,33 @@ def test_standings_at_equal_rounds_and_at_equal_bytes():
     assert cheap.at_bytes == cheap.accuracy == pytest.approx(0.6)
     assert np.isnan(alone.at_bytes)
     assert alone.bound
+
+
+def test_one_seed_has_no_deviation():
+    runs = [_record("fedavg", seed, [(10**6, [0.5 + seed / 10, 0.5])]) for seed in range(2)]
+    one, two = (standings(some)["deviation"][0] for some in (runs[:1], runs))
+    assert np.isnan(one)
+    assert two == pytest.approx(0.05 / 2**0.5)
+    assert [table(some)["summary"]["± sd"][0] for some in (runs[:1], runs)] == ["", "0.035"]
+
+
+@pytest.mark.parametrize("ends", [(1.0, 1.2), (0.15, 8.0), (0.3, 70.0), (0.001, 20_000.0)])
+def test_labels_of_bytes_have_room(ends: tuple[float, float]) -> None:
+    figure = Figure(figsize=(14, 5), layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    _, axes, _ = figure.subplots(1, 3)
+    axes.plot(ends, (0.1, 0.9))
+    label_bytes(axes, None)
+    canvas.draw()
+    shown = axes.get_window_extent()
+    boxes = [
+        label.get_window_extent()
+        for label in [*axes.get_xticklabels(), *axes.get_xticklabels(minor=True)]
+        if label.get_text()
+    ]
+    inside = sorted((box.x0, box.x1) for box in boxes if shown.x0 <= box.x0 and box.x1 <= shown.x1)
+    assert len(inside) >= 3
+    assert all(right < left for (_, right), (left, _) in pairwise(inside))
 
 
 # --- the command ----------------------------------------------------------------------------------
