@@ -47,6 +47,9 @@ from .data import DataError, Dataset, Samples, Task, load, partition
 from .errors import ConfigError
 from .networks import NamedNetwork
 
+# Six labels have 720 permutations, more than any swarm here has peers; ten would have 3.6 million.
+MOST_PERMUTED = 6
+
 
 @dataclass(frozen=True)
 class Member:
@@ -73,28 +76,30 @@ class Swarm:
         self, config: Config, source: str = "config", load_data: Callable[..., Dataset] = load
     ):
         self.config, self.source = config, source
-        self._keys = Keys(source, config.peers)
-        self._tasks = Tasks(config.tasks, self._keys)
+        self._task_entries = [
+            (f"tasks.{place}", entry, self._who(entry.peers, f"tasks.{place}.peers"))
+            for place, entry in enumerate(config.tasks)
+        ]
         self._check_dependencies()
         check_matching(config, source)
         self._sparse = config.data.set == "sparse"
         if self._sparse != ("<>" in config.network.layout):
-            raise self._keys.error(
+            raise self._error(
                 "network.layout",
                 "the sparse vectors and the associative network (layout visible<>hidden) go together",
             )
         self._named: NamedNetwork | None = None
         if not self._sparse:
-            with self._keys.error_context("data.set"):
+            with self._error_context("data.set"):
                 name = config.data.set
                 self.dataset = load_data(name, seed=config.seed, folder=Path(source).parent)
             if named := config.network.named:
-                with self._keys.error_context(self._network_key()):
+                with self._error_context(self._network_key()):
                     folder = Path(source).parent
                     cells = [model.cells for model in config.models]
                     options = config.network.options
                     self._named = NamedNetwork(named, self.dataset, options, folder, cells)
-            with self._keys.error_context("data"):
+            with self._error_context("data"):
                 self._train, self._test = deal(config, self.dataset)
             self._tests: dict[tuple[int, Task], tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -120,7 +125,7 @@ class Swarm:
         found: dict[str, SliceSpec] = {}
         for name, key, model in self._models(index):
             if name in found:
-                raise self._keys.error(f"{key}.name", f"peer {index} has a model {name!r} already")
+                raise self._error(f"{key}.name", f"peer {index} has a model {name!r} already")
             found[name] = model.cells
         return found
 
@@ -136,7 +141,7 @@ class Swarm:
     def _models(self, index: int) -> Iterator[tuple[str, str, Model]]:
         """The partial models of one peer: what it calls them, and the key and table that say so."""
         for place, model in enumerate(self.config.models):
-            if index in self._keys.who(model.peers, f"models.{place}.peers"):
+            if index in self._who(model.peers, f"models.{place}.peers"):
                 yield self._fill(model.name, index), f"models.{place}", model
 
     def _fill(self, template: str, index: int) -> str:
@@ -145,18 +150,53 @@ class Swarm:
 
     def task(self, index: int, classes: int) -> Task:
         """What one peer's labels mean: every entry that names the peer, one after the other."""
-        return self._tasks.of(index, classes)
+        found = Task.identity(classes)
+        for key, entry, who in self._task_entries:
+            if index in who:
+                with self._error_context(key):
+                    task = self._task_of(entry, key, classes, who.index(index))
+                found = task if found.name == "identity" else found.then(task)
+        return found
+
+    def _task_of(self, entry: TaskEntry, key: str, classes: int, place: int) -> Task:
+        match entry.kind:
+            case "swap":
+                if entry.labels is None:
+                    raise self._error(f"{key}.labels", "a swap needs two labels, as in [8, 9]")
+                return Task.swap(classes, *entry.labels)
+            case "cycle":
+                return Task.cycle(classes, entry.last)
+            case "symmetric":
+                if entry.last > MOST_PERMUTED:
+                    text = "labels have too many permutations; at most"
+                    raise self._error(f"{key}.last", f"{entry.last} {text} {MOST_PERMUTED}")
+                every = Task.symmetric(classes, entry.last)
+                return every[place % len(every)]
+            case "swaps":
+                pairs = list(combinations(range(classes), 2))
+                # A stride that shares no factor with the number of pairs visits each of them once,
+                # and far-apart ones first.
+                return Task.swap(classes, *pairs[place * 7 % len(pairs)])
+            case "modified":
+                raise self._error(f"{key}.kind", "'modified' is for the sparse vectors only")
+
+    def _is_modified(self, index: int) -> bool:
+        """Whether one peer learns the modified sparse vectors."""
+        for key, entry, _ in self._task_entries:
+            if entry.kind != "modified":
+                raise self._error(f"{key}.kind", "sparse vectors know only 'modified'")
+        return any(index in who for _, _, who in self._task_entries)
 
     def task_name(self, index: int) -> str:
         """The task's name as it may stand in a model's name: `swap-8-9`."""
         if self._sparse:
-            return "modified" if self._tasks.modified(index) else "plain"
+            return "modified" if self._is_modified(index) else "plain"
         return re.sub(r"[^A-Za-z0-9]+", "-", self.task(index, self.dataset.classes).name)
 
     def _member(self, index: int) -> Member:
         config, training = self.config, self.config.training
         task = self.task(index, self.dataset.classes)
-        with self._keys.error_context(self._network_key()):
+        with self._error_context(self._network_key()):
             if self._named:
                 module = self._named.make()
             else:
@@ -166,11 +206,11 @@ class Swarm:
                 self._check_fit(Layout.network(layout).cells)
         network = self._network(index, module)
         if file := trained_file(config, self.source, index):
-            with self._keys.error_context("network.trained", f"peer {index}: "):
+            with self._error_context("network.trained", f"peer {index}: "):
                 load_trained(network, file)
         train, test, epochs = self._train[index], self._test[index], training.epochs
         samples = training.local_samples if epochs is None else epochs * len(train)
-        with self._keys.error_context(self._network_key()):
+        with self._error_context(self._network_key()):
             learner = SgdLearner(
                 network,
                 (self._inputs(train), task.apply(train.y)),
@@ -191,13 +231,11 @@ class Swarm:
     def _in_fednp(self, learner: SgdLearner, index: int, samples: int) -> Learner:
         config = self.config
         if config.fednp is None or config.training.proximal:
-            raise self._keys.error(
-                "fednp", "pulls as training.proximal does: leave out one of them"
-            )
+            raise self._error("fednp", "pulls as training.proximal does: leave out one of them")
         weight = float(samples) if config.weights == "samples" else 1.0
         from ..models.fednp import FedNPLearner
 
-        with self._keys.error_context("fednp", f"peer {index}: "):
+        with self._error_context("fednp", f"peer {index}: "):
             wrapped = FedNPLearner(learner, config.fednp, teller=index == 0, seed=config.seed)
             wrapped.count_as(weight)
             return wrapped
@@ -205,16 +243,16 @@ class Swarm:
     def _sparse_member(self, index: int) -> Member:
         config = self.config
         if config.fednp is not None:
-            raise self._keys.error("fednp", "the associative network has no last layer to predict")
+            raise self._error("fednp", "the associative network has no last layer to predict")
         for key in ("proximal", "weight_decay"):
             if getattr(config.training, key):
                 text = "the associative network learns without a gradient to add it to"
-                raise self._keys.error(f"training.{key}", text)
-        with self._keys.error_context("network.layout"):
+                raise self._error(f"training.{key}", text)
+        with self._error_context("network.layout"):
             module = AssociativeNetwork(config.network.layout)
         network = self._network(index, module)
         bits = network.slicing.anatomy.parts[0].cells
-        modified = 0 if self._tasks.modified(index) else None
+        modified = 0 if self._is_modified(index) else None
         count = config.data.samples or 9
         whole, _, _ = sparse_vectors(0, count, bits=bits, modified=modified)
         tests = config.data.test or 100
@@ -227,7 +265,7 @@ class Swarm:
 
     def _network(self, index: int, module: nn.Module) -> SlicedNetwork:
         config = self.config
-        with self._keys.error_context("models", f"peer {index}: "):
+        with self._error_context("models", f"peer {index}: "):
             return SlicedNetwork(
                 module, self.slices(index), graph=self.graph(index), peer=str(index),
                 cross=config.cross, seed=config.seed, start=self._start(),
@@ -264,7 +302,7 @@ class Swarm:
         """The layout of one peer's network: everybody's, or the last of another size that names it."""
         found = self.config.network.layout
         for key, size in enumerate(self.config.network.sizes):
-            if index in self._keys.who(size.peers, f"network.sizes.{key}.peers"):
+            if index in self._who(size.peers, f"network.sizes.{key}.peers"):
                 found = size.layout
         return found
 
@@ -273,18 +311,40 @@ class Swarm:
         features = self.dataset.train.flat().shape[1]
         if cells[0] != features:
             text = f"the first part has {cells[0]} cells, but {data} has {features} features"
-            raise self._keys.error("network.layout", text)
+            raise self._error("network.layout", text)
         if cells[-1] != classes and (cells[-1], classes) != (1, 2):
             text = f"the last part has {cells[-1]} cells, but {data} has {classes} classes"
-            raise self._keys.error("network.layout", text)
+            raise self._error("network.layout", text)
+
+    def _who(self, who: Who, key: str) -> list[int]:
+        """The numbers of the peers that stand at a key."""
+        peers = self.config.peers
+        if who == "all":
+            return list(range(peers))
+        chosen = list(range(who)) if isinstance(who, int) else who
+        if chosen and max(chosen) >= peers:
+            raise self._error(key, f"names peer {max(chosen)}, but peers are 0 to {peers - 1}")
+        return chosen
+
+    def _error(self, key: str, text: str) -> ConfigError:
+        """What to raise about a key."""
+        return ConfigError(f"{self.source}: key {key!r}: {text}")
+
+    @contextmanager
+    def _error_context(self, key: str, prefix: str = "") -> Iterator[None]:
+        """Errors of models and data know nothing of configs: say which file and key they come from."""
+        try:
+            yield
+        except (ModelError, DataError) as error:
+            raise self._error(key, f"{prefix}{error}") from None
 
     def _check_dependencies(self) -> None:
         names = [model.name for model in self.config.models]
         for key, model in enumerate(self.config.models):
-            self._keys.who(model.peers, f"models.{key}.peers")
+            self._who(model.peers, f"models.{key}.peers")
             if unknown := [other for other in model.depends if other not in names]:
                 text = f"unknown model {unknown[0]!r}; models are {', '.join(names)}"
-                raise self._keys.error(f"models.{key}.depends", text)
+                raise self._error(f"models.{key}.depends", text)
 
 
 def trained_file(config: Config, source: str, index: int) -> Path | None:
@@ -302,91 +362,6 @@ def _optimizer(training: Training) -> Callable[[list[nn.Parameter]], torch.optim
     elif not training.weight_decay:
         return None  # the learner's own plain descent
     return partial(torch.optim.SGD, **options)
-
-
-@dataclass(frozen=True)
-class Keys:
-    """source: the config's file, which starts every error. peers: how many the swarm has."""
-
-    source: str
-    peers: int
-
-    def who(self, who: Who, key: str) -> list[int]:
-        """The numbers of the peers that stand at a key."""
-        if who == "all":
-            return list(range(self.peers))
-        chosen = list(range(who)) if isinstance(who, int) else who
-        if chosen and max(chosen) >= self.peers:
-            raise self.error(key, f"names peer {max(chosen)}, but peers are 0 to {self.peers - 1}")
-        return chosen
-
-    def error(self, key: str, text: str) -> ConfigError:
-        """What to raise about a key."""
-        return ConfigError(f"{self.source}: key {key!r}: {text}")
-
-    @contextmanager
-    def error_context(self, key: str, prefix: str = "") -> Iterator[None]:
-        """Errors of models and data know nothing of configs: say which file and key they come from."""
-        try:
-            yield
-        except (ModelError, DataError) as error:
-            raise self.error(key, f"{prefix}{error}") from None
-
-
-# Six labels have 720 permutations, more than any swarm here has peers; ten would have 3.6 million.
-MOST_PERMUTED = 6
-
-
-class Tasks:
-    """The `[[tasks]]` of a config, checked for the peers that they name."""
-
-    def __init__(self, entries: Sequence[TaskEntry], keys: Keys):
-        self._keys = keys
-        self._entries = [
-            (f"tasks.{place}", entry, keys.who(entry.peers, f"tasks.{place}.peers"))
-            for place, entry in enumerate(entries)
-        ]
-
-    def of(self, index: int, classes: int) -> Task:
-        """What one peer's labels mean: every entry that names the peer, one after the other."""
-        found = Task.identity(classes)
-        for key, entry, who in self._entries:
-            if index in who:
-                with self._keys.error_context(key):
-                    task = self._one(entry, key, classes, who.index(index))
-                found = task if found.name == "identity" else found.then(task)
-        return found
-
-    def modified(self, index: int) -> bool:
-        """Whether one peer learns the modified sparse vectors."""
-        for key, entry, _ in self._entries:
-            if entry.kind != "modified":
-                raise self._keys.error(f"{key}.kind", "sparse vectors know only 'modified'")
-        return any(index in who for _, _, who in self._entries)
-
-    def _one(self, entry: TaskEntry, key: str, classes: int, place: int) -> Task:
-        match entry.kind:
-            case "swap":
-                if entry.labels is None:
-                    raise self._keys.error(f"{key}.labels", "a swap needs two labels, as in [8, 9]")
-                return Task.swap(classes, *entry.labels)
-            case "cycle":
-                return Task.cycle(classes, entry.last)
-            case "symmetric":
-                if entry.last > MOST_PERMUTED:
-                    raise self._keys.error(
-                        f"{key}.last",
-                        f"{entry.last} labels have too many permutations; at most {MOST_PERMUTED}",
-                    )
-                every = Task.symmetric(classes, entry.last)
-                return every[place % len(every)]
-            case "swaps":
-                pairs = list(combinations(range(classes), 2))
-                # A stride that shares no factor with the number of pairs visits each of them once,
-                # and far-apart ones first.
-                return Task.swap(classes, *pairs[place * 7 % len(pairs)])
-            case "modified":
-                raise self._keys.error(f"{key}.kind", "'modified' is for the sparse vectors only")
 
 
 def deal(config: Config, dataset: Dataset) -> tuple[list[Samples], list[Samples]]:

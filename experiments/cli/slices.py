@@ -341,9 +341,8 @@ class _Picture:
             self._axes.add_collection(drawn)
 
     def _draw_arcs(self, first: int, second: int, private: bool, lane: int) -> None:
-        """One arc per owner to the right of the rows; longer ones reach farther out."""
-        from matplotlib.patches import PathPatch
-        from matplotlib.path import Path as Curve
+        """Half an ellipse per owner to the right of the rows; longer ones reach farther out."""
+        import numpy as np
 
         cells = self._slicing.cells
         owners = {
@@ -352,19 +351,13 @@ class _Picture:
             if len(cells[one][first]) and len(cells[other][second])
         }
         top, bottom = self._heights[first], self._heights[second]
-        reach = 0.06 + 0.035 * min(top - bottom, 6.0) + 0.008 * (lane % 4)
-        if first == second:
-            top, bottom = top + 0.18, bottom - 0.18
+        reach = 0.045 + 0.026 * min(top - bottom, 6.0) + 0.006 * (lane % 4)
+        half = (top - bottom) / 2 or 0.18  # a part with itself
+        angles = np.linspace(0, np.pi, 40)
+        y = (top + bottom) / 2 + half * np.cos(angles)
         for index, owner in enumerate(sorted(owners)):
-            far = 1.04 + reach + 0.012 * index
-            curve = Curve(
-                [(1.04, top), (far, top), (far, bottom), (1.04, bottom)],
-                [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4],
-            )
-            colour = self._colours[owner]
-            self._axes.add_patch(
-                PathPatch(curve, fill=False, edgecolor=colour, linewidth=1.1, alpha=0.8)
-            )
+            x = 1.04 + (reach + 0.009 * index) * np.sin(angles)
+            self._axes.plot(x, y, color=self._colours[owner], linewidth=1.1, alpha=0.8)
 
     def _draw_cells(self, part: int) -> None:
         one, height = self._slicing.anatomy.parts[part], self._heights[part]

@@ -146,6 +146,7 @@ class SwarmLayout:
             },
         )
         text = json.dumps(without_networks(config).model_dump(mode="json"))
+        trained = trained_file(config, self.source, index)
         return PeerSpec(
             self.labels[index],
             ENTRY,
@@ -153,7 +154,7 @@ class SwarmLayout:
             settings,
             samples=self._samples(index),
             seed=index,
-            network=_text(trained_file(config, self.source, index)),
+            network=trained and str(trained.resolve()),
         )
 
     def _servers(self, names: Sequence[str]) -> dict[str, str]:
@@ -197,10 +198,6 @@ def _check_founder(config: Config, source: str, owners: dict[str, list[int]]) ->
                 f"{source}: key 'models': peer 0 gives the order of cells that the others take over, "
                 f"but it has no part in {owner!r}; start it from equal values, or run gossamer simulate"
             )
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path.resolve())
 
 
 def swarm_name(config: Config) -> str:
