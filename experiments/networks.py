@@ -119,11 +119,6 @@ def example_input(shape: Sequence[int]) -> Tensor:
 def _check_shape(named: str, shape: Sequence[int]) -> None:
     wanted = READY[named].sample
     if len(shape) != len(wanted):
-        reads = (
-            "windows (time × channels)"
-            if len(wanted) == 2
-            else "images (channels × height × width)"
-        )
-        raise ModelError(
-            f"{named} reads {reads}, but samples have the shape {'×'.join(map(str, shape))}"
-        )
+        windows, images = "windows (time × channels)", "images (channels × height × width)"
+        reads, has = windows if len(wanted) == 2 else images, "×".join(map(str, shape))
+        raise ModelError(f"{named} reads {reads}, but samples have the shape {has}")

@@ -143,14 +143,12 @@ class Results:
         runs = _numbered(self.place)
         if self._force and runs and (_Mark.read(runs[0]) or _is_empty(runs[0])):
             return runs[0], _lock(runs[0])
-        if self._key is not None and not self._force:
-            for run in runs:
-                if self._continues(run):
-                    lock = _lock(run)
-                    if self._continues(run):  # it was not finished in the meantime
-                        self._resumed = True
-                        return run, lock
-                    lock.release()
+        for run in filter(self._continues, () if self._force else runs):
+            lock = _lock(run)
+            if self._continues(run):  # it was not finished in the meantime
+                self._resumed = True
+                return run, lock
+            lock.release()
         number = int(runs[0].name) if runs else 0
         while True:
             number += 1
@@ -169,24 +167,19 @@ class Results:
     def _claim_exact(self) -> tuple[Path, FileLock]:
         folder = self.place
         self._note_new_folders(folder)
-        lock = _lock(make_folder(folder))
-        try:
-            if not _is_empty(folder):
-                mark = _Mark.read(folder)
-                if mark is None:
-                    raise ConfigError(
-                        f"{folder}: holds files that no gossamer command left there; name another folder"
-                    )
-                self._resumed = not self._force and self._continues(folder)
-                if not (self._force or self._resumed):
-                    raise ConfigError(
-                        f"{folder}: holds the results of gossamer {mark.command}; name another folder, "
-                        "or replace them with --force"
-                    )
-        except ConfigError:
-            lock.release()
-            raise
-        return folder, lock
+        lock, mark = _lock(make_folder(folder)), _Mark.read(folder)
+        self._resumed = not self._force and self._continues(folder)
+        if self._resumed or _is_empty(folder) or (mark and self._force):
+            return folder, lock
+        lock.release()
+        if mark is None:
+            raise ConfigError(
+                f"{folder}: holds files that no gossamer command left there; name another folder"
+            )
+        raise ConfigError(
+            f"{folder}: holds the results of gossamer {mark.command}; name another folder, or replace them "
+            "with --force"
+        )
 
     def _continues(self, run: Path) -> bool:
         """Return True if this run would go on with that one."""

@@ -20,6 +20,7 @@ import typer
 from rich import box
 from rich import progress as bars
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ...peer import exit_on_interrupt
@@ -74,8 +75,10 @@ def progress(unit: str) -> bars.Progress:
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table; columns that hold only numbers are right-aligned."""
-    shown = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    """Print a table of plain text; columns that hold only numbers are right-aligned."""
+    shown = Table(
+        title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
+    )
     for index, name in enumerate(header):
         cells = [str(row[index]) for row in rows]
         longest = max((len(line) for cell in cells for line in cell.split("\n")), default=0)
@@ -85,7 +88,7 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -
             min_width=min(longest, FIRST_COLUMN_WIDTH) if index == 0 else None,
         )
     for row in rows:
-        shown.add_row(*map(str, row))
+        shown.add_row(*(escape(str(cell)) for cell in row))
     out.print(shown)
 
 
@@ -148,7 +151,7 @@ def command(name: str, of: typer.Typer = app) -> Callable[[Command], Command]:
 def with_options(function: Command) -> Command:
     """Return a function as typer wants it: its parameters are annotated, those of dataclasses taken apart."""
     parameters = list(_parameters(function))
-    groups = {key: kind for key, kind in get_type_hints(function).items() if is_dataclass(kind)}
+    groups = {key: kind for key, kind in get_type_hints(function).items() if _is_group(kind)}
 
     def run(**given: Any) -> None:
         for key, kind in groups.items():
@@ -166,7 +169,7 @@ def _parameters(function: Callable[..., object]) -> Iterator[inspect.Parameter]:
     hints = get_type_hints(function, include_extras=True)
     for parameter in inspect.signature(function).parameters.values():
         kind, name = hints[parameter.name], parameter.name
-        if is_dataclass(kind):
+        if _is_group(kind):
             yield from _parameters(kind)
             continue
         if get_origin(kind) is Annotated:
@@ -180,6 +183,10 @@ def _parameters(function: Callable[..., object]) -> Iterator[inspect.Parameter]:
             info = typer.Option()
         info.help = info.help or texts[name]
         yield parameter.replace(annotation=Annotated[kind, info])
+
+
+def _is_group(kind: Any) -> bool:
+    return isinstance(kind, type) and is_dataclass(kind)
 
 
 def _described(function: Callable[..., object]) -> tuple[str, dict[str, str]]:

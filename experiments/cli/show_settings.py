@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
-from rich.markup import escape
 
 from . import console
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from ..live.layout import JoinPlan
 
 Row = tuple[str, str, str]
+HEADER = ["setting", "value", "source"]
 Option = tuple[Any, Any]
 """What the command line says of an option, if anything, and what holds without it."""
 SECRET = "(hidden)"
@@ -28,7 +28,7 @@ OF_SPEC = ("name", "entry", "samples", "seed", "network")
 def show_config(config: Experiment, source: str, **options: Option) -> None:
     """Print the settings of `gossamer simulate` or `compare`."""
     rows = [*_config_rows(config), *_option_rows(options)]
-    _print(f"{source}: settings of the experiment", rows)
+    console.table(f"{source}: settings of the experiment", HEADER, rows)
 
 
 def show_swarm(
@@ -64,21 +64,21 @@ def show_swarm(
         if (table := row[0].partition("."))[0] not in shared
         and (table[0] != "gossip" or table[2] in own)
     ]
-    _print(f"{source}: settings of the swarm", [*rows, *_option_rows({"out": out})])
-    rows = _peer_rows(specs[0], address, origins, made)
-    for place, (key, text, origin) in enumerate(rows):
-        if (
-            key not in type(address).model_fields
-            and len({_text(_value(s, key)) for s in specs}) > 1
-        ):
-            rows[place] = key, text, f"{origin}, differs per peer"
-    _print("settings of its peer 0", rows)
+    rows += _option_rows({"out": out})
+    console.table(f"{source}: settings of the swarm", HEADER, rows)
+    everybody = [_peer_rows(spec, address, origins, made) for spec in specs]
+    rows = [
+        (key, text, origin if len({*rows}) == 1 else f"{origin}, differs per peer")
+        for rows in zip(*everybody, strict=True)
+        for key, text, origin in rows[:1]
+    ]
+    console.table("settings of its peer 0", HEADER, rows)
 
 
 def show_join(plan: JoinPlan, out: Option) -> None:
     """Print the settings of `gossamer join`."""
     rows = _peer_rows(plan.spec, plan.broker, plan.origins, {}) + _option_rows({"out": out})
-    _print(f"settings of {plan.spec.name}", rows)
+    console.table(f"settings of {plan.spec.name}", HEADER, rows)
 
 
 def _peer_rows(
@@ -129,10 +129,6 @@ def _option_rows(options: Mapping[str, Option]) -> list[Row]:
     ]
 
 
-def _value(spec: PeerSpec, key: str) -> Any:
-    return getattr(spec if key in OF_SPEC else spec.settings, key)
-
-
 def _text(value: Any) -> str:
     match value:
         case None:
@@ -147,8 +143,3 @@ def _text(value: Any) -> str:
         case Sequence():
             return f"[{', '.join(map(_text, value))}]"
     return str(value)
-
-
-def _print(title: str, rows: Sequence[Row]) -> None:
-    cells = [tuple(escape(cell) for cell in row) for row in rows]
-    console.table(title, ["setting", "value", "source"], cells)

@@ -63,7 +63,7 @@ def named_files(config: Experiment, source: str = "config") -> list[Path]:
     if isinstance(config, Config):
         if config.topology is not None:
             found += topology_files(config.topology, folder)
-        if config.time is not None and config.time.churn is not None and config.time.churn.trace:
+        if config.time and config.time.churn and config.time.churn.trace:
             found.append(folder / config.time.churn.trace)
     for entry in (config.data.set, config.network.entry or ""):
         found += entry_files(entry, folder)
