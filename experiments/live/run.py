@@ -34,17 +34,7 @@ from ...peer import (
 from ..build import Member, Swarm
 from ..cli import console
 from ..cli.live import broker_password
-from ..config.tables import (
-    Config,
-    ConfigError,
-    Data,
-    Gossip,
-    Model,
-    Network,
-    TaskEntry,
-    Training,
-    without_networks,
-)
+from ..config.tables import Config, ConfigError, parse_config, without_networks
 from ..results import cannot_write, make_folder, read_records, write_json
 from .layout import plan, shared_owners
 
@@ -225,23 +215,24 @@ def _counts(record: Record) -> str:
 
 def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:
     """Read what the peers left: networks, reports, metrics."""
-    every = Swarm(without_networks(config)).members()
-    reports = {member.name: _report(spec.folder, member) for member in every}
-    members = [m for m in every if reports[m.name] and _network(spec.folder, m).exists()]
+    members: list[Member] = []
     accuracy: dict[str, float] = {}
-    weights: dict[str, list[float]] = {}
+    weights: dict[str, np.ndarray] = {}
+    """Held and injected, by partial model."""
     traffic = Traffic()
-    for member in members:
-        member.network.load(_network(spec.folder, member))
-        report = reports[member.name]
+    for member in Swarm(without_networks(config)).members():
+        report, network = _report(spec.folder, member), spec.folder / f"{member.name}.safetensors"
+        if not report or not network.exists():
+            continue
+        members.append(member)
+        member.network.load(network)
         accuracy[member.name] = report["accuracy"]
         for counted in report["compression"].values():
             counted.pop("mean_distortion")
             traffic += Traffic(**counted)
         for vector, (held, open_, injected) in report["weight"].items():
-            total = weights.setdefault(vector, [0.0, 0.0])
-            total[0] += (held + open_) / 2**32
-            total[1] += injected / 2**32
+            own = np.array([held + open_, injected]) / 2**32
+            weights[vector] = weights.get(vector, np.zeros(2)) + own
     if not members:
         raise PeerError(f"no peer finished; their logs are in {spec.folder}")
     consensus = {}
@@ -252,7 +243,7 @@ def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:
         values = torch.stack([members[index].network.read(owner) for index in who]).double()
         mean = values.mean(dim=0)
         consensus[owner] = float((values - mean).norm(dim=1).max() / mean.norm())
-    held = {owner: (weights[owner][0], weights[owner][1]) for owner in shared}
+    held = {owner: (float(weights[owner][0]), float(weights[owner][1])) for owner in shared}
     outcome = Outcome(accuracy, consensus, held, spec.folder / "metrics.jsonl", events, traffic)
     table = asdict(outcome) | {"bytes": outcome.bytes}
     del table["records"]
@@ -314,10 +305,6 @@ def _draw(path: Path, title: str, folders: Mapping[str, Path]) -> list[Path]:
     return save(figure, path)
 
 
-def _network(folder: Path, member: Member) -> Path:
-    return folder / f"{member.name}.safetensors"
-
-
 def _report(folder: Path, member: Member) -> Record:
     """A peer's report; empty if it left none, or was killed while it wrote it."""
     try:
@@ -328,40 +315,38 @@ def _report(folder: Path, member: Member) -> Record:
 
 # --- the demo: sixteen live peers, sixteen tasks, three ways to live together ---------------------------
 
-ALONE, ALL, PARTIAL = "alone", "everything averaged", "partial models"
-
 # Every peer swaps a pair of labels of its own, so what an output cell means is the peer's own
 # business; what the hidden cells see is everybody's.
-SCHEMES: dict[str, list[Model]] = {
-    ALONE: [],
-    ALL: [Model(name="global", layout="64-30-10")],
-    PARTIAL: [Model(name="global", layout="64-30-0")],
-}
+SCHEMES = {"alone": None, "everything averaged": "64-30-10", "partial models": "64-30-0"}
+"""The slice of the global model, if there is one."""
 
 
-def demo_config(scheme: str, seed: int = 0) -> Config:
+def demo_config(scheme: str) -> Config:
     """One of the demo's three swarms; they differ in their partial models alone."""
-    return Config(
-        name=f"demo-{scheme.replace(' ', '-')}",
-        seed=seed,
-        peers=16,
-        rounds=80,
-        test_every=4,
-        data=Data(set="digits", samples=50),
-        tasks=[TaskEntry(kind="swaps")],
-        network=Network(layout="64=30=10", activation="sigmoid", output="sigmoid"),
-        models=SCHEMES[scheme],
-        training=Training(local_samples=80, rate=0.3, loss="squared", reduction="sum"),
-        gossip=Gossip(per_process=8),
+    layout = SCHEMES[scheme]
+    return parse_config(
+        {
+            "name": f"demo-{scheme.replace(' ', '-')}",
+            "peers": 16,
+            "rounds": 80,
+            "test_every": 4,
+            "data": {"set": "digits", "samples": 50},
+            "tasks": [{"kind": "swaps"}],
+            "network": {"layout": "64=30=10", "activation": "sigmoid", "output": "sigmoid"},
+            "models": [{"name": "global", "layout": layout}] if layout else [],
+            "training": {"local_samples": 80, "rate": 0.3, "loss": "squared", "reduction": "sum"},
+            "gossip": {"per_process": 8},
+        }
     )
 
 
 def run_demo(out: Path, broker: str | None = None) -> None:
     """Run the three swarms on one broker, print their accuracy and draw it."""
     rows = []
+    folders = {scheme: out / scheme.replace(" ", "-") for scheme in SCHEMES}
     with broker_for(broker) as address:
-        for scheme in SCHEMES:
-            outcome = run_live(demo_config(scheme), _folder(out, scheme), address)
+        for scheme, folder in folders.items():
+            outcome = run_live(demo_config(scheme), folder, address)
             values = list(outcome.accuracy.values())
             spread = (f"{value:.3f}" for value in (np.mean(values), min(values), max(values)))
             apart = max(outcome.consensus.values(), default=nan)
@@ -371,14 +356,4 @@ def run_demo(out: Path, broker: str | None = None) -> None:
         ["", "mean", "worst peer", "best peer", "distance from the mean"],
         rows,
     )
-    console.print_written(draw_demo(out))
-
-
-def draw_demo(out: Path) -> list[Path]:
-    """Draw the demo's picture from the metrics of its three swarms."""
-    folders = {scheme: _folder(out, scheme) for scheme in SCHEMES}
-    return _draw(out / "demo", "Sixteen peers, sixteen tasks", folders)
-
-
-def _folder(out: Path, scheme: str) -> Path:
-    return out / scheme.replace(" ", "-")
+    console.print_written(_draw(out / "demo", "Sixteen peers, sixteen tasks", folders))
