@@ -8,13 +8,13 @@ from .base import Transport as Transport
 from .base import TransportError as TransportError
 from .base import Will as Will
 from .base import default_qos as default_qos
-from .broker_url import Address as Address
-from .broker_url import TlsFiles as TlsFiles
+from .echo import Echo as Echo
 from .memory import MemoryBroker as MemoryBroker
 from .memory import MemoryTransport as MemoryTransport
-from .mqtt import Echo as Echo
 from .mqtt import MqttTransport as MqttTransport
 from .options import LARGEST_PACKET as LARGEST_PACKET
 from .options import LONGEST_KEEPALIVE as LONGEST_KEEPALIVE
+from .options import Address as Address
 from .options import LinkSettings as LinkSettings
 from .options import MqttOptions as MqttOptions
+from .options import TlsFiles as TlsFiles

@@ -13,22 +13,26 @@ drops are counted in `counters`, never raised: the ledger repeats what matters.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from gossamer.errors import GossamerError
 
-from ..topics import is_state
+from ..topics import is_state, matches
 
 YIELD_INTERVAL = 0.01
 """Seconds for which messages are handed out, and dealt with, before the event loop gets its turn. One in
 every turn would not keep up with a broker, which sends hundreds of small packets in that time."""
+HEADER_BYTES = 16
+"""Bytes of an MQTT packet besides topic and payload: header, lengths, packet id, properties."""
 
 Payload: TypeAlias = bytes | bytearray
 Hook: TypeAlias = Callable[[], Awaitable[None]]
 """Awaited after every (re)connection, subscriptions in place: publish the birth here."""
+State: TypeAlias = Literal["new", "connecting", "connected", "lost", "failed", "closed"]
 StateCallback: TypeAlias = Callable[["Connection"], None]
 
 
@@ -65,40 +69,65 @@ class Will:
 class Connection:
     """Where a transport stands. `cause` says why it was lost or failed.
 
-    `since` is the time.monotonic() at which the attempt began that this connection came of: whatever
+    `since` is the event loop's time at which the attempt began that this connection came of: whatever
     was heard earlier came over another one.
     """
 
-    state: Literal["new", "connecting", "connected", "lost", "failed", "closed"]
+    state: State
     cause: str = ""
     since: float = 0.0
 
 
-class Transport(Protocol):
-    """The interface; MemoryTransport and MqttTransport are its two implementations."""
+def default_qos(topic: str) -> int:
+    """1 for cards and status, which must arrive; 0 for what is repeated anyway."""
+    return 1 if is_state(topic) else 0
 
-    @property
-    def client_id(self) -> str:
-        """How the broker knows us: the peer's id and session."""
-        ...
 
-    @property
-    def connection(self) -> Connection:
-        """Connected or not, and why not."""
-        ...
+class Transport(ABC):
+    """A client of a broker.
 
-    @property
-    def counters(self) -> Counter[str]:
-        """What was dropped, by cause: see `Inbox` and the implementations for the names."""
-        ...
+    client_id: how the broker knows us: the peer's id and session.
+    will: what the broker publishes if we vanish.
+    on_connect: see `Hook`. on_state: called with every change of `connection`.
+    max_inbound_messages, max_inbound_bytes: bounds of what waits to be read; see `Inbox`.
 
-    def max_payload(self, topic: str) -> int:
-        """The largest payload that one publish to `topic` can carry: cut chunks to this size."""
-        ...
+    `connection` says whether we are connected, and why not; `counters` what was dropped, by cause: see
+    `Inbox` and the implementations for the names.
+    """
 
+    def __init__(
+        self,
+        client_id: str,
+        *,
+        will: Will | None = None,
+        on_connect: Hook | None = None,
+        on_state: StateCallback | None = None,
+        max_inbound_messages: int = 16 * 1024,
+        max_inbound_bytes: int = 64 * 1024 * 1024,
+    ) -> None:
+        self.client_id, self.will = client_id, will
+        self.counters: Counter[str] = Counter()
+        self.connection = Connection("new")
+        self._on_connect, self._on_state = on_connect, on_state
+        self._patterns: list[str] = []
+        self._inbox = Inbox(self.counters, max_inbound_messages, max_inbound_bytes)
+        self._settled = asyncio.Event()
+        """Set unless a connection is being waited for."""
+        self._error: TransportError | None = None
+
+    @abstractmethod
     async def __aenter__(self) -> Self: ...
 
+    @abstractmethod
     async def __aexit__(self, *exc: Any) -> None: ...
+
+    @abstractmethod
+    async def abort(self) -> None:
+        """Vanish as if the power was cut: no goodbye, so that the last will is published."""
+
+    @abstractmethod
+    def max_payload(self, topic: str) -> int:
+        """The largest payload that one publish to `topic` can carry: cut chunks to this size."""
 
     async def publish(
         self, topic: str, payload: Payload, *, retain: bool = False, qos: int | None = None
@@ -110,24 +139,68 @@ class Transport(Protocol):
         it, so put a timeout around it if you cannot wait. Raises TransportError once the transport
         has failed for good, or if the payload is larger than `max_payload`.
         """
-        ...
+        qos = default_qos(topic) if qos is None else qos
+        while True:
+            self._raise_if_over()
+            if self._online:
+                sent = await self._send(topic, payload, retain, qos)
+                if sent or qos == 0:
+                    return sent
+            elif qos == 0:
+                self.counters["outbound-offline"] += 1
+                return False
+            else:
+                await self._settled.wait()
+                await asyncio.sleep(0)
+
+    @abstractmethod
+    async def _send(self, topic: str, payload: Payload, retain: bool, qos: int) -> bool:
+        """Send over the present connection; False, and counted, if that failed."""
 
     async def subscribe(self, pattern: str) -> None:
         """Receive what matches `pattern`, from now on and after every reconnection."""
-        ...
+        self._raise_if_over()
+        if pattern not in self._patterns:
+            self._patterns.append(pattern)
+        if self._online:  # else the next connection subscribes
+            await self._subscribe(pattern)
+
+    @abstractmethod
+    async def _subscribe(self, pattern: str) -> None:
+        """Subscribe on the present connection; if it is lost meanwhile, the next one does."""
+
+    @property
+    def _online(self) -> bool:
+        return self.connection.state == "connected"
+
+    def wants(self, topic: str) -> bool:
+        """Whether a subscription covers the topic."""
+        return any(matches(pattern, topic) for pattern in self._patterns)
 
     def messages(self) -> AsyncIterator[Received]:
         """What arrives, for one consumer. Ends when closed; raises if the transport failed."""
-        ...
+        return self._inbox.messages()
 
-    async def abort(self) -> None:
-        """Vanish as if the power was cut: no goodbye, so that the last will is published."""
-        ...
+    def _raise_if_over(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self.connection.state in ("new", "closed"):
+            raise TransportError("closed", "this transport is not open")
 
+    def _set(self, state: State, cause: str = "") -> None:
+        waiting = state in ("connecting", "lost")
+        (self._settled.clear if waiting else self._settled.set)()
+        now = asyncio.get_running_loop().time()
+        since = now if state == "connecting" else self.connection.since
+        self.connection = Connection(state, cause, since)
+        if self._on_state is not None:
+            self._on_state(self.connection)
 
-def default_qos(topic: str) -> int:
-    """1 for cards and status, which must arrive; 0 for what is repeated anyway."""
-    return 1 if is_state(topic) else 0
+    def _end(self, error: TransportError | None = None) -> None:
+        """Be over, for good: closed, or failed with an error that every call raises from now on."""
+        self._error = error
+        self._set("closed" if error is None else "failed", "" if error is None else str(error))
+        self._inbox.close(error)
 
 
 class Inbox:

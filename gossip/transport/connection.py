@@ -1,7 +1,7 @@
 """One connection to an MQTT broker, from its opening to its loss. `mqtt.py` makes a new one each time.
 
-aiomqtt does the work. Three things it does not tell are taken from the paho client inside it: the
-broker's packet limit, the reason it gave for a disconnection, and that it hung up before answering.
+aiomqtt does the work. What it does not tell is taken from the paho client inside it: the broker's packet
+limit, the reason it gave for a disconnection, and that it hung up before answering.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import ssl
 import threading
-from collections.abc import Coroutine, Sequence
-from typing import Any, Literal, cast
+from collections.abc import Awaitable, Sequence
+from typing import Any, cast
 
 import aiomqtt
 import paho.mqtt.client as paho
@@ -22,121 +21,104 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from .base import Payload, TransportError, Will
-from .broker_url import Address, explain, explain_alert
-from .paho_workarounds import Deliver, Packets, patch_sender, supports
+from .options import Address, MqttOptions
+from .paho_socket import Deliver, PacketSocket
 
 _log = logging.getLogger(__name__)
+_paho_log = logging.getLogger(f"{__name__}.paho")
+_paho_log.setLevel(
+    logging.CRITICAL
+)  # what matters of it ends in a TransportError; lower it to debug
 _GOODBYE = 2.0  # seconds that a polite disconnection may take before we hang up
 
 
 class Link:
-    """A connection that is opened once, used, lost or closed, and thrown away."""
+    """A connection that is opened once, used, lost or closed, and thrown away.
+
+    timeout: seconds that it may take to open it, and to subscribe.
+    """
 
     def __init__(
         self,
         address: Address,
         client_id: str,
         receive: Deliver,
+        options: MqttOptions,
         *,
-        version: Literal["3.1.1", "5"],
-        keepalive: int,
-        max_inbound_payload: int,
         timeout: float,
         will: Will | None,
         tls: ssl.SSLContext | None,
     ) -> None:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.max_packet: int | None = None
-        self._address = address
-        self._unsent: dict[int, asyncio.Future[bool]] = {}
-        self.patience = 2.0 * keepalive
+        """The largest packet that the broker takes, if it says so (MQTT 5)."""
+        self.patience = 2.0 * options.keepalive
         """Seconds after which an answer is not to be expected any more."""
+        self._address, self._receive = address, receive
+        self._version5 = options.version == "5"
+        self._unsent: dict[int, asyncio.Future[bool]] = {}
         self._reason: Any = None
-        self._opened = False
         self._given_up: TransportError | None = None
-        self._complaint = _Complaint()
+        self._opened = False
         properties = None
-        if version == "5":
+        if self._version5:
             properties = Properties(PacketTypes.CONNECT)
-            properties.MaximumPacketSize = max_inbound_payload + 1024
+            properties.MaximumPacketSize = options.max_inbound_payload + 1024
         self._client = aiomqtt.Client(
             address.host,
             address.port,
             username=address.username,
             password=address.password,
             identifier=client_id.replace(".", "~"),  # nats-server takes no dot; no name has a "~"
-            protocol=aiomqtt.ProtocolVersion.V5 if version == "5" else aiomqtt.ProtocolVersion.V311,
-            clean_session=None if version == "5" else True,
+            protocol=aiomqtt.ProtocolVersion.V5 if self._version5 else aiomqtt.ProtocolVersion.V311,
+            clean_session=None if self._version5 else True,
             properties=properties,
             transport=address.transport,
             websocket_path=address.path if address.transport == "websockets" else None,
-            keepalive=keepalive,
+            keepalive=options.keepalive,
             timeout=timeout,
             tls_context=tls,
-            will=None
-            if will is None
-            else aiomqtt.Will(will.topic, will.payload, will.qos, will.retain),
-            # What arrives goes straight to `receive`, which bounds and counts.
-            queue_type=cast(Any, lambda maxsize: _Sink(receive)),
+            will=will and aiomqtt.Will(will.topic, will.payload, will.qos, will.retain),
             max_inflight_messages=8,  # QoS 1 is for small cards and status
-            logger=self._complaint.logger,
+            logger=_paho_log,
         )
-        self._client.pending_calls_threshold = 1 << 30  # we bound them ourselves
+        # The only way to what aiomqtt does not tell, and to `PacketSocket`.
         self._paho: paho.Client = self._client._client
         self._paho.connect_timeout = min(5.0, timeout)
-        self._packets: Packets | None = None
-        if address.transport == "tcp" and supports(self._paho):
-            self._packets = Packets(
-                self._paho, receive, version5=version == "5", log=self._complaint.logger
-            )
+        self._socket: PacketSocket | None = None
         self._listen()
 
     def _listen(self) -> None:
-        loop, here = asyncio.get_running_loop(), threading.get_ident()
-        connected, disconnected = self._paho.on_connect, self._paho.on_disconnect
-        opened = self._paho.on_socket_open
+        """Put callbacks of ours before aiomqtt's, or in their place."""
+        loop, here, client = asyncio.get_running_loop(), threading.get_ident(), self._paho
+        connected, disconnected = cast(Any, client.on_connect), cast(Any, client.on_disconnect)
+        opened = cast(Any, client.on_socket_open)
 
-        def on_connect(client: Any, data: Any, flags: Any, code: Any, properties: Any) -> None:
-            if code.is_failure:
-                self._reason = code
-            self.max_packet = getattr(properties, "MaximumPacketSize", None)
-            cast(Any, connected)(client, data, flags, code, properties)
+        def on_socket_open(_client: Any, data: Any, _sock: Any) -> None:
+            # Called by the thread that connects.
+            self._socket = PacketSocket(client, self._receive, version5=self._version5)
+            opened(client, data, self._socket)
+            loop.call_soon_threadsafe(loop.add_reader, self._socket.fileno(), read)
 
-        def on_disconnect(client: Any, data: Any, flags: Any, code: Any, properties: Any) -> None:
-            if self._reason is None:
-                self._reason = code
-            cast(Any, disconnected)(client, data, flags, code, properties)
-            loop.call_soon_threadsafe(self._lose)
-
-        def on_socket_open(client: Any, data: Any, sock: Any) -> None:
-            patch_sender(sock)
-            cast(Any, opened)(client, data, sock)
-
-        def on_publish(_client: Any, _data: Any, mid: int, _code: Any, _properties: Any) -> None:
-            waiting = self._unsent.pop(mid, None)
-            if waiting is None or waiting.done():
-                return
-            if self._packets is not None and mid in self._packets.too_large:
-                self._packets.too_large.discard(mid)
-                waiting.set_exception(
-                    TransportError(
-                        "too-large",
-                        f"{self._address} refused a message for its size: raise the broker's packet limit "
-                        "(mosquitto: message_size_limit)",
-                    )
-                )
-            else:
-                waiting.set_result(True)
+        def read() -> None:
+            # aiomqtt's own would keep what is raised to itself, and the connection open.
+            try:
+                client.loop_read()
+                while self._socket is not None and client.socket() and self._socket.pending():
+                    client.loop_read()
+            except Exception as error:
+                _log.debug("%s: cannot read: %r", self._address, error)
+                self.hang_up()
 
         def write() -> None:
             try:
-                self._paho.loop_write()
+                client.loop_write()
             except Exception as error:
                 _log.debug("%s: cannot write: %r", self._address, error)
                 self.hang_up()
 
         def watch(sock: Any) -> None:
-            if self._paho.socket() is sock and self._paho.want_write():
+            if client.socket() is sock and client.want_write():
                 loop.add_writer(sock.fileno(), write)
 
         def on_socket_register_write(_client: Any, _data: Any, sock: Any) -> None:
@@ -147,11 +129,41 @@ class Link:
             else:
                 loop.call_soon_threadsafe(watch, sock)
 
-        self._paho.on_socket_register_write = on_socket_register_write
-        self._paho.on_socket_open = on_socket_open
-        self._paho.on_publish = on_publish
-        self._paho.on_connect = on_connect
-        self._paho.on_disconnect = on_disconnect
+        def on_connect(_client: Any, data: Any, flags: Any, code: Any, properties: Any) -> None:
+            if code.is_failure:
+                self._reason = code
+            self.max_packet = getattr(properties, "MaximumPacketSize", None)
+            connected(client, data, flags, code, properties)
+
+        def on_disconnect(_client: Any, data: Any, flags: Any, code: Any, properties: Any) -> None:
+            self._reason = self._reason or code
+            if not code.is_failure:  # aiomqtt has no other use for it than to end a polite goodbye
+                disconnected(client, data, flags, code, properties)
+            loop.call_soon_threadsafe(self._lose)
+
+        def on_publish(_client: Any, _data: Any, mid: int, _code: Any, _properties: Any) -> None:
+            waiting = self._unsent.pop(mid, None)
+            if waiting is None or waiting.done():
+                return
+            if self._socket is not None and mid in self._socket.too_large:
+                self._socket.too_large.discard(mid)
+                waiting.set_exception(
+                    TransportError(
+                        "too-large",
+                        f"{self._address} refused a message for its size: raise the broker's packet limit "
+                        "(mosquitto: message_size_limit)",
+                    )
+                )
+            else:
+                waiting.set_result(True)
+
+        def on_message(_client: Any, _data: Any, message: paho.MQTTMessage) -> None:
+            self._receive(message.topic, message.payload, message.retain)
+
+        client.on_socket_open = on_socket_open
+        client.on_socket_register_write = on_socket_register_write
+        client.on_connect, client.on_disconnect = on_connect, on_disconnect
+        client.on_publish, client.on_message = on_publish, on_message
 
     def _lose(self) -> None:
         if not self.lost.done():
@@ -166,37 +178,33 @@ class Link:
         connecting = asyncio.ensure_future(self._client.__aenter__())
         try:
             await asyncio.wait((connecting, self.lost), return_when=asyncio.FIRST_COMPLETED)
-            if not self.lost.done() or connecting.done():
-                await connecting
-                self._opened = True
-                return
-        except (aiomqtt.MqttError, ValueError) as error:
-            await self.close()
-            raise self._explain(error) from error
-        except BaseException:
-            # Cancelled. The thread that connects cannot be: wait for it, then clean up.
-            await asyncio.wait((connecting,), timeout=self._paho.connect_timeout)
+            if not connecting.done():  # aiomqtt would wait for its timeout
+                raise aiomqtt.MqttError("the broker hung up before it answered")
+            await connecting
+            self._opened = True
+        except BaseException as error:
+            # The thread that connects cannot be cancelled: wait for it, then clean up.
+            await asyncio.wait(
+                (connecting,), timeout=0 if self.lost.done() else self._paho.connect_timeout
+            )
             connecting.cancel()
             await asyncio.gather(connecting, return_exceptions=True)
             await self.close()
+            if isinstance(error, aiomqtt.MqttError | ValueError):
+                raise self._explain(error) from error
             raise
-        # The broker hung up before it answered. aiomqtt would wait for its timeout.
-        connecting.cancel()
-        await asyncio.gather(connecting, return_exceptions=True)
-        raise self._explain(aiomqtt.MqttError("the broker hung up before it answered"))
 
     def _explain(self, error: BaseException) -> TransportError:
-        alert = explain_alert(self._complaint.text, self._address)
-        if alert is not None:
-            return alert
-        return explain(error, self._address, getattr(self._reason, "value", None))
+        # In TLS 1.3 a broker rejects our certificate after the handshake: the first read tells.
+        alert = None if self._socket is None else self._socket.error
+        root = alert if isinstance(alert, ssl.SSLError) else error
+        return explain(root, self._address, getattr(self._reason, "value", None))
 
     def why_lost(self) -> TransportError:
         """The reason of a loss, as far as anybody said."""
         if self._given_up is not None:
             return self._given_up
-        code = getattr(self._reason, "value", None)
-        return explain(aiomqtt.MqttError("connection lost"), self._address, code)
+        return self._explain(aiomqtt.MqttError("connection lost"))
 
     def give_up(self, cause: str, text: str) -> None:
         """Hang up on a broker that is there but does not do its part; `why_lost` then says what."""
@@ -208,7 +216,7 @@ class Link:
         """Whether bytes wait to be written, so that an answer cannot be expected yet."""
         return self._paho.want_write()
 
-    async def alive(self, work: Coroutine[Any, Any, Any]) -> bool:
+    async def alive(self, work: Awaitable[Any]) -> bool:
         """Run `work` while the connection lives; False if it was lost, or given up, before the end."""
         task = asyncio.ensure_future(work)
         try:
@@ -234,12 +242,12 @@ class Link:
         A broker that owes an acknowledgement for twice the keepalive is given up. (aiomqtt's own
         `publish` makes two tasks for every message; one future will do.)
         """
-        if self.lost.done():
+        if self.lost.done() or self._socket is None:
             return False
-        if self._packets is not None and not (qos or retain):
-            info = self._packets.publish(topic, payload)
-        else:
+        if qos or retain:
             info = self._paho.publish(topic, cast(Any, payload), qos, retain)
+        else:
+            info = self._socket.publish(topic, payload)
         if info.rc != paho.MQTT_ERR_SUCCESS:
             return False
         if info.is_published():
@@ -265,52 +273,89 @@ class Link:
                 )
 
     def hang_up(self) -> None:
-        """Cut the connection without a word. paho notices, and cleans up, in the next turn."""
-        sock = self._paho.socket()
-        if sock is None or sock.fileno() < 0:
-            self._lose()
-            return
-        # A second handle on the same connection, because paho's may be a wrapper without shutdown.
-        with socket.socket(fileno=os.dup(sock.fileno())) as handle, contextlib.suppress(OSError):
-            handle.shutdown(socket.SHUT_RDWR)
+        """Cut the connection without a word."""
+        if self._socket is not None and self._paho.socket() is not None:
+            self._socket.hang_up()
+        self._lose()
 
     async def close(self) -> None:
         """Say goodbye if anybody listens, else hang up."""
-        if not self.lost.done() and self._opened:
-            with contextlib.suppress(aiomqtt.MqttError, TimeoutError):
-                await asyncio.wait_for(self._client.__aexit__(None, None, None), _GOODBYE)
-        if self._paho.socket() is not None:
+        try:
+            if not self.lost.done() and self._opened:
+                with contextlib.suppress(aiomqtt.MqttError, TimeoutError):
+                    await asyncio.wait_for(self._client.__aexit__(None, None, None), _GOODBYE)
+        finally:
             self.hang_up()
-            await asyncio.wait((self.lost,), timeout=_GOODBYE)
-        ended = self._client._disconnected
-        if ended.done() and not ended.cancelled():
-            ended.exception()  # we know: asyncio need not complain that nobody looked
 
 
-class _Sink:
-    """What aiomqtt takes for its queue."""
+# --- what went wrong ----------------------------------------------------------------------------------
 
-    def __init__(self, receive: Deliver) -> None:
-        self._receive = receive
+ALWAYS_FATAL = frozenset({"taken-over"})
+"""Causes that waiting does not cure: no retry, before or after the first connection."""
+REFUSALS = frozenset({"password", "not-authorised", "certificate", "tls"})
+"""Causes for which a broker does not take us, or we do not take it."""
+FATAL_AT_FIRST = REFUSALS | {"unknown-host", "protocol"}
+"""Causes that are the user's mistake at the start, but may be a passing fault later: a broker that took
+us before may have been started with the wrong rules, or before its certificate was renewed."""
 
-    def put_nowait(self, message: aiomqtt.Message) -> None:
-        """Hand a message on."""
-        payload = message.payload
-        if not isinstance(payload, bytes):
-            payload = bytes(cast(Any, payload) or b"")
-        self._receive(str(message.topic), payload, bool(message.retain))
+_PASSWORD = ("password", "{at} refused {who}: check name and password")
+_CODES = {  # the reason that a broker gives, as MQTT 5 numbers them
+    132: ("protocol", "{at} does not speak MQTT 5: use 3.1.1"),
+    134: _PASSWORD,  # brokers do not agree on which of the two a wrong password is
+    135: _PASSWORD,
+    141: ("silent", "{at} gives no sign of life"),
+    142: ("taken-over", "another client with our id connected to {at}"),
+    149: ("too-large", "{at} cut us off: a packet was too large for it"),
+}
+_UNTRUSTED = "is not trusted: give its authority's file as CA"
+_CERTIFICATES = {  # why OpenSSL does not take one
+    9: "is not valid yet: check this machine's clock",
+    10: "has expired: renew it",
+    18: "is not trusted: it signed itself; give its authority's file as CA",
+    19: _UNTRUSTED,
+    20: _UNTRUSTED,
+    21: _UNTRUSTED,
+    62: "is for another host name than {host!r}: use a name that it covers",
+    64: "is for another address than {host!r}: use a name that it covers",
+}
 
 
-class _Complaint(logging.Handler):
-    """Keeps the last thing that paho complained about: where TLS alerts end up."""
+def explain(error: BaseException, address: Address, code: int | None = None) -> TransportError:
+    """What a failed or lost connection means, in one line that says what to do.
 
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.text = ""
-        self.logger = logging.Logger("paho", logging.WARNING)
-        self.logger.addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Remember the line, and pass it on for those who debug."""
-        self.text = record.getMessage()
-        _log.debug("paho: %s", self.text)
+    code: the reason that the broker gave.
+    """
+    # aiomqtt raises `from None` but Python still keeps what it was handling: the real cause.
+    root = error
+    while isinstance(root, aiomqtt.MqttError):
+        inner = root.__cause__ or root.__context__
+        if inner is None or isinstance(inner, KeyError):
+            break
+        root = inner
+    why: object = root
+    if isinstance(root, ssl.SSLCertVerificationError):
+        why = root.verify_message
+        reason = _CERTIFICATES.get(root.verify_code, "is not acceptable: {why}")
+        cause, text = "certificate", "the certificate of {at} " + reason
+    elif isinstance(root, ssl.SSLError):
+        alert = str(root).lower().replace("_", " ")
+        if "certificate required" in alert:
+            cause, text = "certificate", "{at} asks for a client certificate: give one"
+        elif "alert" in alert:
+            cause, text = "certificate", "{at} refused our certificate: {why}"
+        else:
+            why = root.reason or root
+            cause, text = "tls", "no TLS with {at}: {why}: is that a TLS port?"
+    elif isinstance(root, socket.gaierror):
+        cause, text = "unknown-host", "unknown host {host!r}: check the URL"
+    elif isinstance(root, ConnectionRefusedError):
+        cause, text = "refused", "nothing listens at {at}: is the broker running?"
+    elif isinstance(root, ConnectionResetError):
+        cause, text = "hung-up", "{at} hung up while we connected: is that {port} port?"
+    else:
+        cause, text = _CODES.get(code or 0, ("unreachable", "no connection to {at}: {why}"))
+    who = f"user {address.username!r}" if address.username else "a client without a password"
+    port = "a TLS" if address.tls else "an MQTT"
+    return TransportError(
+        cause, text.format(at=address, host=address.host, why=why, who=who, port=port)
+    )

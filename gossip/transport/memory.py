@@ -12,24 +12,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from typing import Any, Self
 
 import numpy as np
 
 from ..memory import FaultPlan
 from ..topics import is_state, matches
-from .base import (
-    Connection,
-    Hook,
-    Inbox,
-    Payload,
-    Received,
-    StateCallback,
-    TransportError,
-    Will,
-    default_qos,
-)
+from .base import HEADER_BYTES, Payload, Received, Transport, TransportError, Will
 
 _HOLD_UP = 4
 """Loop turns by which a reordered message is held up at least."""
@@ -168,35 +158,16 @@ class MemoryBroker:
             client.receive(message)
 
 
-class MemoryTransport:
-    """A client of a MemoryBroker; see `Transport` for what it does."""
+class MemoryTransport(Transport):
+    """A client of a MemoryBroker; see `Transport` for what it does and its options."""
 
-    def __init__(
-        self,
-        broker: MemoryBroker,
-        client_id: str,
-        *,
-        will: Will | None = None,
-        on_connect: Hook | None = None,
-        on_state: StateCallback | None = None,
-        max_inbound_messages: int = 16 * 1024,
-        max_inbound_bytes: int = 64 * 1024 * 1024,
-    ) -> None:
-        self.client_id = client_id
-        self.counters: Counter[str] = Counter()
-        self.connection = Connection("new")
+    def __init__(self, broker: MemoryBroker, client_id: str, **options: Any) -> None:
+        super().__init__(client_id, **options)
         self._broker = broker
-        self.will = will
-        self._on_connect = on_connect
-        self._on_state = on_state
-        self._patterns: list[str] = []
-        self._inbox = Inbox(self.counters, max_inbound_messages, max_inbound_bytes)
-        self._settled = asyncio.Event()
-        self._error: TransportError | None = None
 
     def max_payload(self, topic: str) -> int:
         """See `Transport.max_payload`."""
-        return self._broker.max_packet - len(topic.encode()) - 16
+        return self._broker.max_packet - len(topic.encode()) - HEADER_BYTES
 
     async def __aenter__(self) -> Self:
         await self.reconnect()
@@ -204,6 +175,10 @@ class MemoryTransport:
 
     async def __aexit__(self, *exc: Any) -> None:
         self._leave(None)
+
+    async def abort(self) -> None:
+        """See `Transport.abort`."""
+        self._leave(self.will)
 
     async def reconnect(self) -> None:
         """Connect, subscribe again, and run the hook."""
@@ -222,41 +197,16 @@ class MemoryTransport:
         if len(payload) > self.max_payload(topic):
             raise TransportError("too-large", f"{len(payload)} bytes to {topic} in one publish")
         await asyncio.sleep(0)  # a real transport yields here too
-        qos = default_qos(topic) if qos is None else qos
-        while self.connection.state != "connected":
-            if self._error is not None:
-                raise self._error
-            if self.connection.state == "closed":
-                raise TransportError("closed", "publish on a closed transport")
-            if qos == 0:
-                self.counters["outbound-offline"] += 1
-                return False
-            await self._settled.wait()
+        return await super().publish(topic, payload, retain=retain, qos=qos)
+
+    async def _send(self, topic: str, payload: Payload, retain: bool, qos: int) -> bool:
         self._broker.publish(self.client_id, topic, bytes(payload), retain)
         return True
 
-    async def subscribe(self, pattern: str) -> None:
-        """See `Transport.subscribe`."""
-        if self._error is not None:
-            raise self._error
-        if pattern not in self._patterns:
-            self._patterns.append(pattern)
-        if self.connection.state == "connected":
-            self._broker.replay(self, pattern)
-
-    def messages(self) -> AsyncIterator[Received]:
-        """See `Transport.messages`."""
-        return self._inbox.messages()
-
-    async def abort(self) -> None:
-        """See `Transport.abort`."""
-        self._leave(self.will)
+    async def _subscribe(self, pattern: str) -> None:
+        self._broker.replay(self, pattern)
 
     # --- what the broker calls -----------------------------------------------------------------
-
-    def wants(self, topic: str) -> bool:
-        """Whether a subscription covers the topic."""
-        return any(matches(pattern, topic) for pattern in self._patterns)
 
     def receive(self, message: Received) -> None:
         """Take a delivery."""
@@ -268,24 +218,9 @@ class MemoryTransport:
 
     def fail(self, cause: str, text: str) -> None:
         """The connection is gone for good."""
-        self._error = TransportError(cause, text)
-        self._set("failed", cause)
-        self._inbox.close(self._error)
+        self._end(TransportError(cause, text))
 
     def _leave(self, will: Will | None) -> None:
         if self.connection.state not in ("closed", "failed"):
             self._broker.disconnect(self, will)
-            self._set("closed")
-            self._inbox.close()
-
-    def _set(self, state: Any, cause: str = "") -> None:
-        began = (
-            asyncio.get_running_loop().time() if state == "connecting" else self.connection.since
-        )
-        self.connection = Connection(state, cause, began)
-        if state in ("lost", "connecting"):
-            self._settled.clear()
-        else:
-            self._settled.set()
-        if self._on_state is not None:
-            self._on_state(self.connection)
+            self._end()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from pathlib import Path
 
-import numpy as np
 import pytest
 from blockbuster import blockbuster_ctx
 from waiting import until
@@ -20,7 +18,6 @@ from gossamer.gossip.transport import (
     TlsFiles,
     TransportError,
 )
-from gossamer.gossip.transport.paho_workarounds import frame, patch_sender
 from gossamer.peer import Authority, Broker, BrokerSettings, BrokerTls
 
 IMPATIENT = MqttOptions(connect_timeout=0.3, first_delay=0.05)
@@ -309,44 +306,3 @@ def test_hook_that_fails_is_reported(run, mosquitto):
     error = failure(run, mosquitto.url, on_connect=hook)
     assert error.cause == "hook"
     assert "oops" in str(error)
-
-
-# --- websocket frames ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [1, 125, 126, 65_535, 65_536])
-def test_frames_unmask_to_what_was_sent(size):
-    data = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8).tobytes()
-    raw = bytes(frame(memoryview(data)))
-    head = {True: 2, False: 4 if size < 65_536 else 10}[size < 126]
-    key, body = raw[head : head + 4], raw[head + 4 :]
-    assert raw[0] == 0x82
-    assert raw[1] & 0x80
-    assert bytes(byte ^ key[index % 4] for index, byte in enumerate(body)) == data
-
-
-def test_partial_writes_keep_the_packet():
-    left, right = socket.socketpair()
-
-    class Slow:
-        def send(self, data: memoryview) -> int:
-            return left.send(data[:100])
-
-    class Wrapper:
-        _socket = Slow()
-
-        def _send_impl(self, data: bytes) -> int:
-            raise AssertionError("not mended")
-
-    with left, right:
-        wrapper = Wrapper()
-        patch_sender(wrapper)
-        attempts = 1
-        while True:
-            try:
-                assert wrapper._send_impl(b"x" * 250) == 250
-                break
-            except BlockingIOError:
-                attempts += 1
-        assert attempts == 3
-        assert len(right.recv(1000)) == 250 + 8

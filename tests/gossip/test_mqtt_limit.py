@@ -1,4 +1,4 @@
-"""Brokers that hang up on large packets: packets become smaller, or one error says what to do."""
+"""Brokers that hang up on large packets, or drop them: packets become smaller, or one error says why."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from waiting import turns, until
 
 from gossamer.gossip.transport import MqttOptions, MqttTransport, TransportError
-from gossamer.gossip.transport.packet_limit import CUTS, LAST_CUTS, MIN_PROBED_PACKET, PacketLimit
+from gossamer.gossip.transport.echo import CUTS, LAST_CUTS, MIN_PROBED_PACKET, PacketLimit
 from gossamer.peer import Broker, BrokerSettings, free_port
 
 BROKER = "mqtt://broker"
-INBOX, CARD, ECHO = "x/inbox/v", "x/card", "x/inbox/@echo"
+INBOX, CARD, ECHO = "x/inbox/v", "x/peer/a/card", "x/inbox/@echo"
 LIMIT = 20_000
 
 
@@ -39,12 +39,13 @@ def test_a_packet_that_got_through_is_not_blamed():
     limit = PacketLimit(BROKER, 1 << 20)
     for _ in range(10 * CUTS):
         limit.connected(None)
-        limit.took(limit.sending(100_000, whole=False))
+        limit.sending(100_000, whole=False)
+        limit.came_back(100_000)
         limit.sending(90_000, whole=False)
         assert not limit.lost("unreachable")
     for _ in range(10):
         assert not any(cut(limit, 100_000) for _ in range(CUTS - 1))
-        limit.took(limit.sending(100_000, whole=False))  # so the cuts before were not in a row
+        limit.came_back(100_000)  # so the cuts before were not in a row
     assert limit.size == 1 << 20
 
 
@@ -52,7 +53,7 @@ def test_small_packets_that_get_through_do_not_clear_a_large_one():
     limit = PacketLimit(BROKER, 1 << 20)
     for number in range(CUTS):
         limit.connected(None)
-        limit.took(limit.sending(3000, whole=True))  # the card, after every reconnection
+        limit.came_back(3000)  # the card, after every reconnection
         limit.sending(100_000, whole=False)
         assert limit.lost("unreachable") == (number == CUTS - 1)
 
@@ -72,8 +73,7 @@ def test_a_search_halves_at_once_and_ends_with_a_packet_that_gets_through():
         pass
     assert cut(limit, 32_000)
     assert cut(limit, 16_000)
-    limit.took(limit.sending(7900, whole=False))
-    limit.lost("unreachable")
+    limit.came_back(7900)
     assert not cut(limit, 7900)
     assert limit.size == 8000
 
@@ -88,9 +88,7 @@ def test_a_broker_that_says_too_large_is_believed_at_once():
 def test_what_cannot_be_smaller_is_one_error(whole):
     limit = PacketLimit(BROKER, 1 << 20)
     assert not any(cut(limit, 500, whole=whole) for _ in range(LAST_CUTS - 1))
-    with pytest.raises(
-        TransportError, match=f"{BROKER} closed .* 500 bytes.* max_packet_size"
-    ) as e:
+    with pytest.raises(TransportError, match=f"{BROKER} closed .* 500 bytes.*max_packet_size") as e:
         cut(limit, 500, whole=whole)
     assert e.value.cause == "too-large"
     assert limit.size == 1 << 20, "it says nothing about larger ones"
@@ -137,17 +135,19 @@ class Strict:
             while True:
                 first = (await reader.readexactly(1))[0]
                 size = shift = 0
+                head = bytearray((first,))
                 while True:
-                    byte = (await reader.readexactly(1))[0]
-                    size, shift = size | (byte & 127) << shift, shift + 7
-                    if byte < 128:
+                    head += await reader.readexactly(1)
+                    size, shift = size | (head[-1] & 127) << shift, shift + 7
+                    if head[-1] < 128:
                         break
                 if size > self.limit:
                     break
-                self._answer(first, await reader.readexactly(size), writer)
+                self._answer(bytes(head), await reader.readexactly(size), writer)
         writer.close()
 
-    def _answer(self, first: int, body: bytes, writer: asyncio.StreamWriter) -> None:
+    def _answer(self, head: bytes, body: bytes, writer: asyncio.StreamWriter) -> None:
+        first, whole = head[0], head + body
         kind = first >> 4
         if kind == 1:
             writer.write(b"\x20\x02\x00\x00")
@@ -158,6 +158,8 @@ class Strict:
             self.published.append((body[2:end].decode(), len(body)))
             if first & 0b0110:
                 writer.write(b"\x40\x02" + body[end : end + 2])
+            else:
+                writer.write(whole)  # whoever sends it is subscribed to it
 
 
 QUICK = MqttOptions(first_delay=0.01, longest_delay=0.05, connect_timeout=120.0)
@@ -205,20 +207,20 @@ def test_a_card_that_is_too_large_ends_in_one_error(run):
 
 
 def test_a_failing_link_is_not_taken_for_a_strict_broker(run):
-    """A large packet is followed by one that must be answered, so that a later loss proves nothing."""
+    """A large packet is followed by one to ourselves: a loss after that came back proves nothing."""
 
     async def scenario():
         async with (
             Strict(1 << 20) as broker,
             MqttTransport(broker.url, "a", options=QUICK, echo=ECHO) as a,
         ):
+            await a.subscribe("x/inbox/+")
             most = a.max_payload(INBOX)
             for number in range(2 * CUTS):
                 await until(lambda count=number: a.counters["reconnects"] == count)
                 await until(lambda: a.connection.state == "connected")
                 assert await a.publish(INBOX, bytes(100_000))
-                assert a.packet_limit.suspect()
-                await until(lambda: not a.packet_limit.suspect())
+                await until(lambda: a.packet_limit.proven >= 100_000)
                 broker.cut()
             assert a.max_payload(INBOX) == most
             assert a.counters["packets-halved"] == 0
@@ -274,3 +276,152 @@ def test_mosquitto_5_that_returns_with_a_lower_limit_is_heeded(run, mosquitto):
                 assert births == 2
 
     run(scenario())
+
+
+DROPPING = BrokerSettings(mosquitto_options=(f"message_size_limit {LIMIT}",))
+
+
+@pytest.mark.parametrize("version", ["3.1.1", "5"])
+def test_chunks_shrink_until_they_are_not_dropped(run, mosquitto, caplog, version):
+    caplog.set_level(logging.WARNING)
+
+    async def scenario():
+        async with (
+            Broker(DROPPING, kind="mosquitto") as broker,
+            MqttTransport(broker.url, "a", options=QUICK.updated(version=version), echo=ECHO) as a,
+        ):
+            await a.subscribe("x/inbox/+")
+            pushing = asyncio.create_task(push(a))
+            arrived = await anext(a.messages())
+            await until(lambda: a.packet_limit.proven > LIMIT / 2)
+            pushing.cancel()
+            assert LIMIT / 2 - 1000 < len(arrived.payload) <= LIMIT
+            assert a.counters["packets-halved"] == 4  # 300, 150, 75, 37.5, 18.75 thousand
+            assert a.counters["reconnects"] == 0
+            return broker.url
+
+    url = run(scenario())
+    told = [r.getMessage() for r in caplog.records if r.name == "gossamer.gossip.transport.echo"]
+    assert len(told) == 1
+    assert told[0].startswith(f"{url} drops packets of 300")
+    assert "(mosquitto: message_size_limit)" in told[0]
+
+
+@pytest.mark.parametrize("version", ["3.1.1", "5"])
+def test_a_card_that_is_dropped_ends_in_one_error(run, mosquitto, version):
+    async def scenario():
+        async with (
+            Broker(DROPPING, kind="mosquitto") as broker,
+            MqttTransport(broker.url, "a", options=QUICK.updated(version=version), echo=ECHO) as a,
+        ):
+            await a.subscribe("x/inbox/+")
+
+            async def introduce() -> None:
+                await a.publish(CARD, bytes(LIMIT + 1000), retain=True)
+                await anext(a.messages())
+
+            with pytest.raises(TransportError, match="message_size_limit") as error:
+                await introduce()
+            assert error.value.cause == "too-large"
+            assert a.counters["reconnects"] == 0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("kind", ["mosquitto", "nats"])
+def test_what_comes_back_is_not_tried_again(run, mosquitto, kind):
+    async def scenario():
+        async with (
+            Broker(kind=kind) as broker,
+            MqttTransport(broker.url, "a", options=QUICK, echo=ECHO) as a,
+            MqttTransport(broker.url, "b", options=QUICK) as b,
+        ):
+            await a.subscribe("x/inbox/+")
+            await b.subscribe("x/inbox/+")
+            whole = a.max_payload(INBOX)
+            for _ in range(3):
+                assert await a.publish(INBOX, bytes(100_000))
+            await until(lambda: a.packet_limit.proven > 100_000)
+            assert await a.publish(INBOX, bytes(100_010))
+            assert await a.publish("x/inbox/end", b"")
+            sizes = {}
+            async for topic, payload, _ in b.messages():
+                sizes.setdefault(topic, []).append(len(payload))
+                if topic == "x/inbox/end":
+                    break
+            assert sizes[INBOX] == [100_000] * 3 + [100_010]
+            assert sum(size > 1 for size in sizes[ECHO]) == 1
+            assert a.max_payload(INBOX) == whole
+
+    run(scenario())
+
+
+# --- with a link that loses packets ------------------------------------------------------------------
+
+
+class Forgetful:
+    """A link that brings back what is no larger than its limit, and the rest when it feels like it."""
+
+    patience = 5.0
+
+    def __init__(self, limit: PacketLimit, most: int, lost: int = 0) -> None:
+        self._limit, self._most, self.lost, self.tried = limit, most, lost, 0
+
+    async def publish(self, topic: str, payload: bytes, qos: int, retain: bool) -> bool:
+        if len(payload) > 1:
+            self.tried += 1
+            if len(payload) > self._most or self.tried <= self.lost:
+                return True
+        self._limit.heard(len(payload))
+        return True
+
+
+def tried(run, link: Forgetful, limit: PacketLimit, size: int, *, whole: bool) -> None:
+    async def scenario():
+        limit.connected(None)
+        limit.sending(size, whole=whole)
+        asking = asyncio.ensure_future(limit.probe(link, ECHO, lambda _: True))  # type: ignore[arg-type]
+        done = asyncio.ensure_future(until(lambda: limit.proven >= size or limit.size < 1 << 20))
+        await asyncio.wait((asking, done), return_when=asyncio.FIRST_COMPLETED)
+        done.cancel()
+        asking.cancel()
+        if asking.done():
+            asking.result()
+
+    run(scenario())
+
+
+def test_a_packet_that_is_lost_now_and_then_is_not_blamed(run):
+    limit = PacketLimit("mqtt://broker", 1 << 20)
+    link = Forgetful(limit, 1 << 20, lost=CUTS - 1)
+    tried(run, link, limit, 100_000, whole=False)
+    assert limit.size == 1 << 20
+    assert link.tried == CUTS
+
+
+def test_packets_that_never_come_back_are_halved(run):
+    limit = PacketLimit("mqtt://broker", 1 << 20)
+    link = Forgetful(limit, 50_000)
+    tried(run, link, limit, 100_000, whole=False)
+    assert limit.size == 50_000
+    assert link.tried == CUTS
+
+
+@pytest.mark.parametrize(("size", "whole"), [(100_000, True), (400, False)])
+def test_what_never_comes_back_and_cannot_be_smaller_is_one_error(run, size, whole):
+    limit = PacketLimit("mqtt://broker", 1 << 20)
+    link = Forgetful(limit, 300)
+    with pytest.raises(TransportError, match=f"{size} bytes.*cannot be cut smaller"):
+        tried(run, link, limit, size, whole=whole)
+    assert link.tried == LAST_CUTS
+    assert limit.size == 1 << 20
+
+
+def test_what_came_back_from_one_broker_is_tried_anew_with_the_next(run):
+    """It was restarted with a lower limit, say, and names none."""
+    limit = PacketLimit("broker", 1 << 20)
+    limit.connected(None)
+    limit.came_back(1 << 20)
+    link = Forgetful(limit, 1 << 20)
+    tried(run, link, limit, 300_000, whole=False)
+    assert link.tried == 1

@@ -13,16 +13,15 @@ import contextlib
 import contextvars
 import random
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
 from gossamer.gossip import (
-    Connection,
     Hook,
-    Inbox,
     Payload,
     Received,
+    Transport,
     TransportError,
     Will,
     default_qos,
@@ -300,7 +299,7 @@ class SimBroker:
             wire.down.send(deliver, overtaken=rng.random() < network.reorder)
 
 
-class SimTransport:
+class SimTransport(Transport):
     """A client of a SimBroker; see `gossamer.gossip.transport.Transport` for what it does."""
 
     def __init__(
@@ -311,19 +310,14 @@ class SimTransport:
         will: Will | None,
         on_connect: Hook | None,
     ) -> None:
-        self.client_id, self.will, self.process = client_id, will, process
-        self.counters: Counter[str] = Counter()
-        self.connection = Connection("new")
+        super().__init__(client_id, will=will, on_connect=on_connect)
+        self.process = process
         self.wire: Wire | None = None
         self.inert = not process.alive
         """Whether the process was killed: nothing gets out any more."""
-        self._broker, self._on_connect = broker, on_connect
-        self._patterns: list[str] = []
-        self._inbox = Inbox(self.counters, 16 * 1024, 64 * 1024 * 1024)
-        self._settled = asyncio.Event()
+        self._broker = broker
         self._closing = asyncio.Event()
         self._lost = asyncio.Event()
-        self._error: TransportError | None = None
         self._runner: asyncio.Task[None] | None = None
         broker.add(self)
 
@@ -366,30 +360,31 @@ class SimTransport:
         if len(payload) > self.max_payload(topic):
             raise TransportError("too-large", f"{len(payload)} bytes to {topic} in one publish")
         qos = default_qos(topic) if qos is None else qos
-        data = bytes(payload)
-        while True:
+        while not self.inert:
             self._raise_if_over()
-            if self.inert:
+            if self.wire is not None:
+                if await self._send(topic, payload, retain, qos):
+                    return True
+            elif qos == 0:
+                self.counters["outbound-offline"] += 1
                 return False
-            wire = self.wire
-            if wire is None:
-                if qos == 0:
-                    self.counters["outbound-offline"] += 1
-                    return False
+            else:
                 await self._settled.wait()
                 await asyncio.sleep(0)
-                continue
-            if qos == 0:
-                self._send(wire, topic, data, retain)
-                await asyncio.sleep(0)
-                return True
-            if await self._acknowledged(wire, topic, data, retain):
-                return True
-            self.counters["outbound-lost"] += 1
-            await asyncio.sleep(self._broker.network.first_delay / 10)
+        return False
 
-    def _send(self, wire: Wire, topic: str, data: bytes, retain: bool) -> None:
-        wire.up.send(lambda: self._broker.publish(self.client_id, topic, data, retain))
+    async def _send(self, topic: str, payload: Payload, retain: bool, qos: int) -> bool:
+        wire, data = self.wire, bytes(payload)
+        assert wire is not None
+        if qos == 0:
+            wire.up.send(lambda: self._broker.publish(self.client_id, topic, data, retain))
+            await asyncio.sleep(0)
+            return True
+        if await self._acknowledged(wire, topic, data, retain):
+            return True
+        self.counters["outbound-lost"] += 1
+        await asyncio.sleep(self._broker.network.first_delay / 10)
+        return False
 
     async def _acknowledged(self, wire: Wire, topic: str, data: bytes, retain: bool) -> bool:
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -411,22 +406,22 @@ class SimTransport:
             await self._lost.wait()
 
     async def subscribe(self, pattern: str) -> None:
-        self._raise_if_over()
-        if pattern not in self._patterns:
-            self._patterns.append(pattern)
-        wire = self.wire
-        if wire is not None:
-            wire.up.send(lambda: self._broker.subscribe(wire, pattern))
+        await super().subscribe(pattern)
         await asyncio.sleep(0)
 
-    def messages(self) -> AsyncIterator[Received]:
-        return self._inbox.messages()
+    @property
+    def _online(self) -> bool:
+        return self.wire is not None
+
+    async def _subscribe(self, pattern: str) -> None:
+        if (wire := self.wire) is not None:
+            wire.up.send(lambda: self._broker.subscribe(wire, pattern))
 
     # --- what the broker and the network call ---------------------------------------------------
 
     def receive(self, message: Received) -> None:
         """Take a delivery, if it was asked for."""
-        if not self.inert and any(matches(pattern, message.topic) for pattern in self._patterns):
+        if not self.inert and self.wants(message.topic):
             self._inbox.offer(message)
 
     def lose(self, wire: Wire, cause: str) -> None:
@@ -478,8 +473,7 @@ class SimTransport:
             self._lost.set()
             if wire is not None and not self.inert:
                 wire.up.send(lambda: self._broker.disconnect(wire))
-            self._set("closed" if self._error is None else "failed", str(self._error or ""))
-            self._inbox.close(self._error)
+            self._end(self._error)
             if not first.done():
                 first.set_exception(self._error or TransportError("closed", "closed"))
                 first.exception()
@@ -524,19 +518,9 @@ class SimTransport:
             for wait in waits:
                 wait.cancel()
 
-    def _set(self, state: Any, cause: str = "") -> None:
-        now = self._broker.loop.time()
-        began = now if state == "connecting" else self.connection.since
-        self.connection = Connection(state, cause, began)
-        if state in ("lost", "connecting"):
-            self._settled.clear()
-        else:
-            self._settled.set()
-
     def _raise_if_over(self) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._closing.is_set() or self._runner is None:
+        super()._raise_if_over()
+        if self._closing.is_set():
             raise TransportError("closed", "this transport is not open")
 
 
