@@ -1,7 +1,4 @@
 from . import topics as topics
-from .balances import Balances as Balances
-from .balances import DictStore as DictStore
-from .balances import Store as Store
 from .chunks import HEADER_BYTES as HEADER_BYTES
 from .chunks import MIN_LIMIT as MIN_LIMIT
 from .chunks import Chunker as Chunker
@@ -12,7 +9,10 @@ from .dp import Releases as Releases
 from .gossiper import Account as Account
 from .gossiper import Gossiper as Gossiper
 from .gossiper import new_session as new_session
+from .ledger import Balances as Balances
+from .ledger import DictStore as DictStore
 from .ledger import Ledger as Ledger
+from .ledger import Store as Store
 from .ledger import is_line as is_line
 from .ledger import is_reclaimed as is_reclaimed
 from .masking import MaskPlan as MaskPlan
@@ -25,15 +25,13 @@ from .memory import MemoryNetwork as MemoryNetwork
 from .memory import Partition as Partition
 from .memory import introduce as introduce
 from .memory import run as run
-from .messages import Ack as Ack
-from .messages import Give as Give
-from .messages import Message as Message
-from .messages import Recall as Recall
 from .modes import Drift as Drift
 from .modes import Mode as Mode
 from .modes import PacedMode as PacedMode
 from .modes import RoundsMode as RoundsMode
 from .modes import ServerMode as ServerMode
+from .neighbours import Delays as Delays
+from .neighbours import RetryPolicy as RetryPolicy
 from .pushsum import FLOOR as FLOOR
 from .pushsum import ONE as ONE
 from .pushsum import Array as Array
@@ -42,8 +40,6 @@ from .pushsum import absorb as absorb
 from .pushsum import is_finite as is_finite
 from .pushsum import split as split
 from .pushsum import total as total
-from .retry import Delays as Delays
-from .retry import RetryPolicy as RetryPolicy
 from .settings import Compress as Compress
 from .settings import Count as Count
 from .settings import GossipSettings as GossipSettings
@@ -82,7 +78,11 @@ from .transport import Will as Will
 from .transport import default_qos as default_qos
 from .wire import MAX_HEADER_BYTES as MAX_HEADER_BYTES
 from .wire import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES
+from .wire import Ack as Ack
 from .wire import Buffer as Buffer
+from .wire import Give as Give
+from .wire import Message as Message
+from .wire import Recall as Recall
 from .wire import SchemaEntry as SchemaEntry
 from .wire import WireDtype as WireDtype
 from .wire import WireError as WireError

@@ -27,15 +27,12 @@ import numpy as np
 
 from gossamer.logs import is_milestone
 
-from .balances import Balances, Store
 from .compress import Links, Packed, PackError
-from .ledger import Edge, Ledger, Transfer, is_line, is_reclaimed
-from .messages import Ack, Answer, Give, Message, Recall, Tag, Verdict
+from .ledger import Balances, Edge, Ledger, Store, Transfer, is_line, is_reclaimed
 from .modes import Mode
-from .neighbours import Neighbours
+from .neighbours import Delays, DelaysBySize, Neighbours, RetryPolicy
 from .pushsum import Array, is_finite
-from .retry import Delays, DelaysBySize, RetryPolicy
-from .wire import WireError
+from .wire import Ack, Answer, Give, Message, Recall, Tag, Verdict, WireError
 
 _log = logging.getLogger(__name__)
 
@@ -758,16 +755,11 @@ class Gossiper:
         cls,
         snapshot: dict[str, Any],
         store: Store,
-        *,
-        mode: Mode | None = None,
-        seed: int | np.random.Generator = 0,
-        retry: RetryPolicy | None = None,
-        lossy: Callable[[str, Array], Array] | None = None,
-        links: Links | None = None,
+        **options: Any,
     ) -> Gossiper:
         """Continue from a snapshot, in the same session; open transfers are sent again.
 
-        `mode` is a new one made with the same settings; its state comes from the snapshot.
+        options: of a new Gossiper; its `mode` is made with the same settings, its state is in the snapshot.
         """
         if snapshot["version"] != SNAPSHOT_VERSION:
             raise ValueError(
@@ -775,10 +767,7 @@ class Gossiper:
                 f"{SNAPSHOT_VERSION}: restore it with the program that wrote it, or start afresh"
             )
         ledger = Ledger.restore(snapshot["ledger"])
-        gossiper = cls(
-            ledger.peer, ledger.session, store,
-            mode=mode, seed=seed, retry=retry, lossy=lossy, links=links,
-        )  # fmt: skip
+        gossiper = cls(ledger.peer, ledger.session, store, **options)
         gossiper.ledger = ledger
         gossiper._balances.restore(snapshot["vault"])
         gossiper._neighbours.restore(snapshot)

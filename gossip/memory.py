@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from .gossiper import Gossiper
-from .messages import Message
+from .wire import Message
 
 M = TypeVar("M", bound=Message)
 

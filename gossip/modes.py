@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .compress import Traffic
-from .messages import Give
 from .pushsum import FLOOR, Array, portion
+from .wire import Give
 
 if TYPE_CHECKING:
     from .gossiper import Gossiper

@@ -40,7 +40,7 @@ from .compressors import Pipeline, distortion, unpack
 from .packed import Array, Packed, PackError, Shapes
 
 if TYPE_CHECKING:
-    from ..messages import Give
+    from ..wire import Give
 
 ROOM = 256 << 20
 """Bytes of references that one peer keeps."""

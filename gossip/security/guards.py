@@ -24,8 +24,8 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from ..gossiper import Gossiper
-from ..messages import Give
 from ..pushsum import Array, is_finite
+from ..wire import Give
 from .identity import id_of
 
 _log = logging.getLogger(__name__)

@@ -29,8 +29,7 @@ from gossamer.logs import is_milestone
 
 from .. import topics
 from ..chunks import HEADER_BYTES, Reassembler
-from ..messages import Message
-from ..wire import Buffer, WireError, decode, require_schema
+from ..wire import Buffer, Message, WireError, decode, require_schema
 from . import signed
 from .channels import MAX_NAMES, OVERHEAD, Keyring, Opened
 from .guards import Guards

@@ -10,7 +10,6 @@ import numpy as np
 
 from gossamer.gossip import topics
 from gossamer.gossip.chunks import Chunker, Reassembler
-from gossamer.gossip.messages import Give
 from gossamer.gossip.security import (
     Admission,
     CardHead,
@@ -20,7 +19,7 @@ from gossamer.gossip.security import (
     invite,
     sign_card,
 )
-from gossamer.gossip.wire import encode
+from gossamer.gossip.wire import Give, encode
 
 SWARM = "garden"
 SCHEMA = "0" * 16

@@ -19,7 +19,6 @@ from security_kit import (
 )
 
 from gossamer.gossip import topics
-from gossamer.gossip.messages import Give
 from gossamer.gossip.pushsum import ONE
 from gossamer.gossip.security import (
     Admission,
@@ -42,6 +41,7 @@ from gossamer.gossip.security import (
     signed,
 )
 from gossamer.gossip.security.identity import check_key
+from gossamer.gossip.wire import Give
 
 # --- keys and names ----------------------------------------------------------------------------------
 
