@@ -2,7 +2,6 @@ from . import signed as signed
 from .channels import OVERHEAD as OVERHEAD
 from .channels import Channel as Channel
 from .channels import Keyring as Keyring
-from .channels import Opened as Opened
 from .guards import FirstOpinion as FirstOpinion
 from .guards import Formed as Formed
 from .guards import Guards as Guards
@@ -29,6 +28,7 @@ from .invitation import save_ticket as save_ticket
 from .layer import Heard as Heard
 from .layer import Intake as Intake
 from .layer import NullSecurity as NullSecurity
+from .layer import Opened as Opened
 from .layer import SecurityLayer as SecurityLayer
 from .layer import SwarmSecurity as SwarmSecurity
 from .members import CardHead as CardHead

@@ -36,7 +36,6 @@ import secrets
 import struct
 import threading
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from math import inf
 from typing import Final
 
@@ -81,15 +80,6 @@ OVERLAP: Final = 600.0
 peers that have not seen its new card. Raise it if training holds up a peer's packets for longer."""
 MAX_NAMES: Final = 20_000
 """Peers that one start of ours can meet. Only invited ones count, so this is a bound, not a policy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A genuine packet: who sealed it, in which session, and the chunk inside."""
-
-    sender: str
-    session: str
-    packet: Buffer
 
 
 def check_inside(sender: str, session: str, packet: bytes) -> None:
@@ -575,8 +565,9 @@ class Keyring:
             raise TrustError("not-a-member", f"{model!r} is not a model of ours")
         return channel
 
-    def open(self, model: str, sealed: Buffer, now: float) -> Opened | None:
-        """Open a packet that arrived in the inbox of `model`; None if it was about revocation lists.
+    def open(self, model: str, sealed: Buffer, now: float) -> tuple[str, str, bytes] | None:
+        """Open a packet that arrived in the inbox of `model`: its sender, the sender's session and the chunk
+        inside; None if it was about revocation lists.
 
         TrustError says why a packet is not genuine, or not handed on.
         """
@@ -623,7 +614,7 @@ class Keyring:
                     f"{channel.name} has revocation list {listed}; {self._list_number} is known",
                 )
         check_inside(channel.name, channel.session, inside)
-        return Opened(channel.name, channel.session, inside)
+        return channel.name, channel.session, inside
 
     # --- insides --------------------------------------------------------------------------------
 

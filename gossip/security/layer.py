@@ -7,8 +7,8 @@
     opened = security.open(model, packet)                # before chunks are put together
     packets, heard = security.tick()                     # revocation lists, for the receivers' inboxes
 
-`SecurityLayer` is the list of questions that a peer asks; `SwarmSecurity` answers them with keys,
-`NullSecurity` believes everything. `Intake` is the way in for packets.
+A `SecurityLayer` is what a peer asks: `SwarmSecurity` answers with keys, `NullSecurity` believes everything.
+`Intake` is the way in for packets.
 
 Every packet and every signed status says which revocation list its sender has. Two peers give each other
 nothing until the numbers agree, and whoever is ahead hands over the list, which its owner signed: so a peer
@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
 from gossamer.logs import is_milestone
 
@@ -31,7 +31,7 @@ from .. import topics
 from ..chunks import HEADER_BYTES, Reassembler
 from ..wire import Buffer, Message, WireError, decode, require_schema
 from . import signed
-from .channels import MAX_NAMES, OVERHEAD, Keyring, Opened
+from .channels import MAX_NAMES, OVERHEAD, Keyring
 from .guards import Guards
 from .identity import Identity, MisdatedCard, TrustError
 from .invitation import CLOCK_SKEW, Admission, Revocations, check, revocation_topic
@@ -50,6 +50,8 @@ from .members import (
 )
 
 _log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 CARD_INTERVAL: Final = 12 * 3600.0
 """Seconds after which our card is issued again: well before the others find it too old."""
@@ -73,38 +75,26 @@ class Heard:
     body: bytes = b""
 
 
-class SecurityLayer(Protocol):
-    """What a peer asks of its security."""
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A packet that may be looked at: who sealed it, in which session, and the chunk inside."""
 
-    name: str
-    overhead: int
-    """Bytes that sealing adds to a packet."""
-    largest_list: int
-    """Bytes of the largest revocation list that a packet may bring."""
-    counters: Counter[str]
-    """What was refused, by cause."""
-
-    def patterns(self) -> list[str]: ...
-    def card(self, body: bytes) -> bytes: ...
-    def status(self, body: bytes) -> bytes: ...
-    def will(self, body: bytes) -> bytes: ...
-    def hear(self, topic: str, payload: bytes) -> list[Heard]: ...
-    def seal(self, receiver: str, model: str, packet: bytes) -> bytes | None: ...
-    def expects(self, model: str, packet: Buffer) -> bool: ...
-    def open(self, model: str, packet: Buffer) -> Opened | None: ...
-    def genuine(self, opened: Opened, message: Message) -> bool: ...
-    def gone(self, peer: str, session: str) -> None: ...
-    def tick(self) -> tuple[list[tuple[str, str, bytes]], list[Heard]]: ...
-    def end_session(self) -> None: ...
-    def snapshot(self) -> dict[str, Any]: ...
+    sender: str
+    session: str
+    packet: Buffer
 
 
 class NullSecurity:
     """Believes everything: anybody with access to the broker can read, forge and disturb."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.overhead, self.largest_list = name, 0, 0
+        self.name = name
+        self.overhead = 0
+        """Bytes that sealing adds to a packet."""
+        self.largest_list = 0
+        """Bytes of the largest revocation list that a packet may bring."""
         self.counters: Counter[str] = Counter()
+        """What was refused, by cause."""
 
     def patterns(self) -> list[str]:
         """Nothing more to hear."""
@@ -281,32 +271,31 @@ class SwarmSecurity:
     def hear(self, topic: str, payload: bytes) -> list[Heard]:
         """Take in a card, a status, a death notice or a revocation list; what is not genuine is counted and
         logged."""
-        try:
-            if topic == revocation_topic(self.swarm):
-                return self._revocations(payload)
-            where = topics.parse(topic)
-            if where.swarm != self.swarm:
-                raise TrustError("malformed", f"from swarm {where.swarm!r}; this is {self.swarm!r}")
-            if where.kind not in ("card", "status", "death") or not payload:
-                return []  # an empty payload clears a topic: whoever did it, it says nothing
-            if where.kind == "death":
-                body = read_death(payload, self.register.owner, self.swarm, where.peer)
-                return [Heard("death", where.peer, body)]
-            if where.peer == self.name:
-                return self._own(where.kind, payload)
-            if where.kind == "status":
-                return self._status(where.peer, payload)
-            return self._card(where.peer, payload)
-        except TrustError as error:
-            if isinstance(error, MisdatedCard):
-                self._misdated.keep(topics.parse(topic).peer, payload, error.issued)
-            self._refused(error, topic)
-        except Exception as error:  # whatever else it is, a stranger must not end a peer with it
-            self._refused(_malformed(error), topic)
-        return []
+        return self._trusted(topic, self._hear, topic, payload) or []
+
+    def _hear(self, topic: str, payload: bytes) -> list[Heard]:
+        if topic == revocation_topic(self.swarm):
+            return self._revocations(payload)
+        where = topics.parse(topic)
+        if where.swarm != self.swarm:
+            raise TrustError("malformed", f"from swarm {where.swarm!r}; this is {self.swarm!r}")
+        if where.kind not in ("card", "status", "death") or not payload:
+            return []  # an empty payload clears a topic: whoever did it, it says nothing
+        if where.kind == "death":
+            body = read_death(payload, self.register.owner, self.swarm, where.peer)
+            return [Heard("death", where.peer, body)]
+        if where.peer == self.name:
+            return self._own(where.kind, payload)
+        if where.kind == "status":
+            return self._status(where.peer, payload)
+        return self._card(where.peer, payload)
 
     def _card(self, peer: str, payload: bytes) -> list[Heard]:
-        member, body = self.register.card(peer, payload, self._wall())
+        try:
+            member, body = self.register.card(peer, payload, self._wall())
+        except MisdatedCard as error:
+            self._misdated.keep(peer, payload, error.issued)
+            raise
         self.keyring.admit(member, self._clock())
         self.register.take(member)
         heard = [Heard("card", peer, body)]
@@ -377,33 +366,22 @@ class SwarmSecurity:
 
     def seal(self, receiver: str, model: str, packet: bytes) -> bytes | None:
         """A chunk sealed for a member; None, counted, if it cannot be (yet): the ledger repeats it."""
-        try:
-            return self.keyring.seal(receiver, model, packet)
-        except TrustError as error:
-            self._refused(error, f"a packet for {receiver}")
-            return None
+        where = f"a packet for {receiver}"
+        return self._trusted(where, self.keyring.seal, receiver, model, packet)
 
     def expects(self, model: str, packet: Buffer) -> bool:
         """Whether a packet may be worth keeping until it can be opened; if not, it is counted by cause.
 
         Cheap: whoever is no member cannot fill the memory of a peer that is busy.
         """
-        try:
-            self.keyring.claimed(model, packet)
-        except TrustError as error:
-            self._refused(error, f"the inbox of {model}")
-            return False
-        return True
+        where = f"the inbox of {model}"
+        return self._trusted(where, self.keyring.claimed, model, packet) is not None
 
     def open(self, model: str, packet: Buffer) -> Opened | None:
         """The genuine chunk in a packet; None, counted by cause, if there is none."""
-        try:
-            return self.keyring.open(model, packet, self._clock())
-        except TrustError as error:
-            self._refused(error, f"the inbox of {model}")
-        except Exception as error:
-            self._refused(_malformed(error), f"the inbox of {model}")
-        return None
+        where = f"the inbox of {model}"
+        found = self._trusted(where, self.keyring.open, model, packet, self._clock())
+        return None if found is None else Opened(*found)
 
     def genuine(self, opened: Opened, message: Message) -> bool:
         """Whether a decoded message speaks for the peer that sealed its last chunk, and to us."""
@@ -480,6 +458,22 @@ class SwarmSecurity:
             found["masks"] = {"session": self._session, "key": key}
         return found
 
+    def _trusted(
+        self, where: str, call: Callable[P, T], *args: P.args, **named: P.kwargs
+    ) -> T | None:
+        """Return what a call returns; None if what was heard `where` is not trusted: counted, and logged.
+
+        Whatever else goes wrong, a stranger must not end a peer with it.
+        """
+        try:
+            return call(*args, **named)
+        except TrustError as error:
+            self._refused(error, where)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error!s:.100}"
+            self._refused(TrustError("malformed", text), where)
+        return None
+
     def _refused(self, error: TrustError, where: str) -> None:
         cause = f"untrusted-{error.cause}"
         self.counters[cause] += 1
@@ -492,8 +486,8 @@ class SwarmSecurity:
             )  # fmt: skip
 
 
-def _malformed(error: Exception) -> TrustError:
-    return TrustError("malformed", f"{type(error).__name__}: {error!s:.100}")
+SecurityLayer: TypeAlias = NullSecurity | SwarmSecurity
+"""What a peer asks of its security."""
 
 
 # --- the way in for packets ---------------------------------------------------------------------------
