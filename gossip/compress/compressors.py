@@ -40,8 +40,14 @@ from .packed import (
     check_facts,
 )
 
+Generator: TypeAlias = np.random.Generator
+Quantized: TypeAlias = tuple[Facts, list[Array]]
+Reduced: TypeAlias = tuple[Facts, list[Array], Array]
+"""Facts, side arrays, and the values that are left."""
 Expand: TypeAlias = Callable[[Array], Array]
 """Makes the vector from the values that are left of it."""
+Expander: TypeAlias = tuple[int, Expand]
+"""How many values were left of a vector, and what makes the vector from them."""
 
 BLOCK: Final = 256
 """Values that share a scale: 4 bytes for 256 values, and no outlier spoils more than its block."""
@@ -95,14 +101,12 @@ class Reducer(Stage):
         """Raise CompressError if vectors made of such blocks cannot be compressed this way."""
 
     @abstractmethod
-    def reduce(
-        self, values: Array, rng: np.random.Generator, shapes: Shapes
-    ) -> tuple[Facts, list[Array], Array]:
+    def reduce(self, values: Array, rng: Generator, shapes: Shapes) -> Reduced:
         """Return facts, side arrays, and the values that are left."""
 
     @staticmethod
     @abstractmethod
-    def expander(facts: Facts, reader: Reader, length: int) -> tuple[int, Expand]:
+    def expander(facts: Facts, reader: Reader, length: int) -> Expander:
         """Return how many values were left of `length`, and what makes the vector from them."""
 
 
@@ -115,7 +119,7 @@ class Quantizer(Stage):
         return cls() if text == cls.usage else None
 
     @abstractmethod
-    def quantize(self, values: Array, rng: np.random.Generator) -> tuple[Facts, list[Array]]:
+    def quantize(self, values: Array, rng: Generator) -> Quantized:
         """Return facts and arrays that stand for the values."""
 
     @staticmethod
@@ -143,7 +147,7 @@ class Float32(Quantizer):
 
     name, usage, unbiased = "float32", "", True
 
-    def quantize(self, values: Array, rng: np.random.Generator) -> tuple[Facts, list[Array]]:
+    def quantize(self, values: Array, rng: Generator) -> Quantized:
         """Return the values."""
         return ["float32"], [values.astype("<f4", copy=False)]
 
@@ -160,7 +164,7 @@ class Float16(Quantizer):
 
     name, usage, unbiased = "float16", "float16", False
 
-    def quantize(self, values: Array, rng: np.random.Generator) -> tuple[Facts, list[Array]]:
+    def quantize(self, values: Array, rng: Generator) -> Quantized:
         """Round to the nearest."""
         return ["float16"], [np.clip(values, -_LARGEST_HALF, _LARGEST_HALF).astype("<f2")]
 
@@ -193,7 +197,7 @@ class Integers(Quantizer):
         bits = re.fullmatch(r"int(\d{1,3})", text)
         return None if bits is None else cls(int(bits[1]))
 
-    def quantize(self, values: Array, rng: np.random.Generator) -> tuple[Facts, list[Array]]:
+    def quantize(self, values: Array, rng: Generator) -> Quantized:
         """Return the scales of the blocks, then the numbers, packed bit by bit below 8."""
         top = (1 << (self.bits - 1)) - 1
         blocks = -(-values.size // BLOCK)
@@ -263,15 +267,13 @@ class Mask(Reducer):
     def __init__(self, rate: float) -> None:
         self.chance = max(1, round(_check_rate(self.name, rate) * _CERTAIN))
 
-    def reduce(
-        self, values: Array, rng: np.random.Generator, shapes: Shapes
-    ) -> tuple[Facts, list[Array], Array]:
+    def reduce(self, values: Array, rng: Generator, shapes: Shapes) -> Reduced:
         """Return the seed of the draw, and the values that it picked."""
         seed = int(rng.integers(1 << 62))
         return [self.name, seed, self.chance], [], values[_draw(seed, self.chance, values.size)]
 
     @staticmethod
-    def expander(facts: Facts, reader: Reader, length: int) -> tuple[int, Expand]:
+    def expander(facts: Facts, reader: Reader, length: int) -> Expander:
         """Fill zeros in but for the places drawn."""
         check_facts(facts, 2)
         seed = check_count(facts[1], 0, (1 << 62) - 1, f"{facts[0]}: the seed")
@@ -286,9 +288,7 @@ class Subsample(Mask):
 
     name, usage, unbiased, example = "subsample", "subsample:RATE", True, "subsample:0.1"
 
-    def reduce(
-        self, values: Array, rng: np.random.Generator, shapes: Shapes
-    ) -> tuple[Facts, list[Array], Array]:
+    def reduce(self, values: Array, rng: Generator, shapes: Shapes) -> Reduced:
         """Return the seed of the draw, and the values that it picked, enlarged."""
         facts, sides, left = super().reduce(values, rng, shapes)
         with np.errstate(over="ignore"):
@@ -308,9 +308,7 @@ class TopK(Reducer):
     def __init__(self, rate: float) -> None:
         self.rate = _check_rate("top-k", rate)
 
-    def reduce(
-        self, values: Array, rng: np.random.Generator, shapes: Shapes
-    ) -> tuple[Facts, list[Array], Array]:
+    def reduce(self, values: Array, rng: Generator, shapes: Shapes) -> Reduced:
         """Return the places in rising order, and the values there."""
         count = min(values.size, max(1, round(self.rate * values.size)))
         first = values.size - count
@@ -321,7 +319,7 @@ class TopK(Reducer):
         return ["top-k", count], [places.astype(_place_dtype(values.size))], values[places]
 
     @staticmethod
-    def expander(facts: Facts, reader: Reader, length: int) -> tuple[int, Expand]:
+    def expander(facts: Facts, reader: Reader, length: int) -> Expander:
         """Fill zeros in but for the places named."""
         check_facts(facts, 1)
         count = check_count(facts[1], 0, length, "top-k: how many")
@@ -380,9 +378,7 @@ class LowRank(Reducer):
                 f"low-rank: {len(shapes)} blocks are more than {MAX_BLOCKS}: choose another compressor"
             )
 
-    def reduce(
-        self, values: Array, rng: np.random.Generator, shapes: Shapes
-    ) -> tuple[Facts, list[Array], Array]:
+    def reduce(self, values: Array, rng: Generator, shapes: Shapes) -> Reduced:
         """Return the factors of every block that they make shorter, the others as they are."""
         if sum(math.prod(shape) for shape in shapes) != values.size:
             raise CompressError(
@@ -401,7 +397,7 @@ class LowRank(Reducer):
         return ["low-rank", self.rank, [list(m) for m in matrices]], [], kept
 
     @staticmethod
-    def expander(facts: Facts, reader: Reader, length: int) -> tuple[int, Expand]:
+    def expander(facts: Facts, reader: Reader, length: int) -> Expander:
         """Multiply the factors."""
         check_facts(facts, 2)
         rank = check_count(facts[1], 1, 1 << 31, "low-rank: the rank")
@@ -423,7 +419,7 @@ def _pays(matrix: tuple[int, int], rank: int) -> bool:
     return rank * (rows + columns) < rows * columns
 
 
-def _factors(matrix: Array, rank: int, rng: np.random.Generator) -> list[Array]:
+def _factors(matrix: Array, rank: int, rng: Generator) -> list[Array]:
     """Return thin matrices whose product is near the best of this rank, by subspace iteration."""
     # Scaled, or the products of very large or very small values leave float32's range.
     size = float(np.abs(matrix).max()) or 1.0
@@ -501,7 +497,7 @@ class Pipeline:
             reducer.fit(shapes)
 
     def pack(
-        self, values: Array, rng: np.random.Generator, shapes: Shapes | None = None, base: int = 0
+        self, values: Array, rng: Generator, shapes: Shapes | None = None, base: int = 0
     ) -> Packed:
         """Compress a flat vector. `shapes` are its blocks; one block of its length if left out."""
         left = np.ascontiguousarray(values, dtype=np.float32)
@@ -560,24 +556,28 @@ def unpack(packed: Packed, length: int) -> Array:
     expands: list[Expand] = []
     left = length
     for facts in packed.stages[:-1]:
-        reducer = _STAGES.get(facts[0], Stage)
-        if not issubclass(reducer, Reducer):
-            raise PackError("garbage", f"no compressor that leaves values out is {facts[0]!r:.40}")
-        left, expand = reducer.expander(facts, reader, left)
+        left, expand = _named(facts, Reducer).expander(facts, reader, left)
         if left > length:
             raise PackError("too-large", f"{facts[0]} leaves {left} values of {length}")
         expands.append(expand)
     last = packed.stages[-1]
-    quantizer = _STAGES.get(last[0], Stage)
-    if not issubclass(quantizer, Quantizer):
-        raise PackError("garbage", f"values are written as {last[0]!r:.40}, which is not known")
-    values = quantizer.restore(last, reader, left)
+    values = _named(last, Quantizer).restore(last, reader, left)
     reader.end()
     for expand in reversed(expands):
         values = expand(values)
     if not is_finite(values):
         raise PackError("non-finite", "a compressed value holds a NaN or an infinity")
     return values
+
+
+def _named(facts: Facts, kind: S) -> S:
+    """Return the compressor of one of the two kinds that a stage names; PackError if it names none."""
+    stage = _STAGES.get(facts[0], Stage)
+    if not issubclass(stage, kind):
+        raise PackError(
+            "garbage", f"{facts[0]!r:.40} is no {kind.__name__.lower()} that is known here"
+        )
+    return stage
 
 
 def distortion(values: Array, other: Array) -> float:
@@ -588,10 +588,7 @@ def distortion(values: Array, other: Array) -> float:
 
 
 def roundtrip(
-    name: str,
-    values: Array,
-    rng: np.random.Generator,
-    shapes: Shapes | None = None,
+    name: str, values: Array, rng: Generator, shapes: Shapes | None = None
 ) -> tuple[Array, int]:
     """Return what a receiver reads of `values` sent through the compressor `name`, and the bytes it took.
 
