@@ -43,7 +43,7 @@ class FaultPlan:
     delay: (least, most) time on the way, drawn uniformly, in the unit of the network's clock: seconds, or
         turns of the event loop for a `MemoryBroker`.
     reorder: probability of being held up by one to two times the largest delay, and overtaken.
-    partitions: when which peers are cut off from the others. A `MemoryBroker` has its own `partition`.
+    partitions: when which peers are cut off from the others; a `MemoryBroker` has none.
     """
 
     loss: float = 0.0

@@ -35,7 +35,7 @@ import hashlib
 import secrets
 import struct
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from math import inf
 from typing import Final
 
@@ -216,11 +216,6 @@ class Channel:
         """The tag of the other's newest key, which we seal for."""
         return next(reversed(self.exchanges))
 
-    def take_number(self) -> int:
-        """A number that was never taken before."""
-        self.number += 1
-        return self.number
-
     def forget(self, tag: bytes) -> None:
         """Forget what was made with an exchange key, ours or the other's."""
         self.exchanges.pop(tag, None)
@@ -274,24 +269,15 @@ class Channels:
 
     def __init__(self, max_names: int = MAX_NAMES) -> None:
         self._max_names = max_names
-        self._by_name: dict[str, Channel] = {}
-        self._by_tag: dict[bytes, Channel] = {}
+        self.by_name: dict[str, Channel] = {}
+        """Every peer's, to its present incarnation."""
+        self.by_tag: dict[bytes, Channel] = {}
+        """By the tags on the packets that come on them."""
         self._past: dict[str, Past] = {}
         self._overlaps: dict[str, float] = {}
         """Peers with two exchange keys, and until when the former one is of use."""
         self._floor = 0
         """No closed channel has taken a higher number."""
-
-    def __iter__(self) -> Iterator[Channel]:
-        return iter(self._by_name.values())
-
-    def get(self, peer: str) -> Channel | None:
-        """The channel to this peer's present incarnation."""
-        return self._by_name.get(peer)
-
-    def tagged(self, tag: bytes) -> Channel | None:
-        """The channel on which packets with this tag come."""
-        return self._by_tag.get(tag)
 
     def open(self, member: Member) -> Channel:
         """A channel to this incarnation of a member, in place of any other to it.
@@ -299,7 +285,7 @@ class Channels:
         TrustError, and nothing changed, if its packets could count twice.
         """
         name = member.name
-        met = self._by_name.keys() | self._past.keys()
+        met = self.by_name.keys() | self._past.keys()
         if name not in met and len(met) >= self._max_names:
             raise TrustError(
                 "used-up",
@@ -312,7 +298,7 @@ class Channels:
         channel.number = self._floor
         if name in self._past:
             channel.window = Window(self._past[name].top(member))
-        self._by_name[name] = self._by_tag[channel.newest] = channel
+        self.by_name[name] = self.by_tag[channel.newest] = channel
         return channel
 
     def renew(self, channel: Channel, exchange: bytes, now: float) -> None:
@@ -320,23 +306,23 @@ class Channels:
         self._drop_former(channel)
         tag = exchange_tag(channel.name, exchange)
         channel.exchanges[tag] = exchange
-        self._by_tag[tag] = channel
+        self.by_tag[tag] = channel
         self._overlaps[channel.name] = now + OVERLAP
 
     def end_overlaps(self, now: float) -> None:
         """Forget former exchange keys of the others whose time is over."""
         for name in [name for name, until in self._overlaps.items() if now >= until]:
             del self._overlaps[name]
-            self._drop_former(self._by_name[name])
+            self._drop_former(self.by_name[name])
 
     def close(self, peer: str) -> None:
         """Close the channel to a peer, if there is one; what may never come twice is kept."""
-        old = self._by_name.pop(peer, None)
+        old = self.by_name.pop(peer, None)
         if old is None:
             return
         self._overlaps.pop(peer, None)
         for tag in old.exchanges:
-            self._by_tag.pop(tag, None)
+            self.by_tag.pop(tag, None)
         self._floor = max(self._floor, old.number)
         if old.window.top >= 0:
             self._past.setdefault(peer, Past()).note(old.incarnation, old.since, old.window.top)
@@ -344,7 +330,7 @@ class Channels:
     def _drop_former(self, channel: Channel) -> None:
         for tag in list(channel.exchanges)[:-1]:
             channel.forget(tag)
-            del self._by_tag[tag]
+            del self.by_tag[tag]
 
 
 # --- the keyring --------------------------------------------------------------------------------------
@@ -400,7 +386,7 @@ class Keyring:
         with self._lock:
             for public in (member.exchange, member.masks):
                 agree(self._own[0].private, member.name, public)  # or the key is of no use
-            channel = self._channels.get(member.name)
+            channel = self._channels.by_name.get(member.name)
             start = (member.incarnation, member.session)
             if channel is None or (channel.incarnation, channel.session) != start:
                 channel = self._channels.open(member)
@@ -419,7 +405,7 @@ class Keyring:
     def seen(self, peer: str, status: StatusHead, now: float, *, online: bool) -> None:
         """Note a status of a member: which revocation list it has, and whether it says that it is there."""
         with self._lock:
-            channel = self._channels.get(peer)
+            channel = self._channels.by_name.get(peer)
             if channel is not None and channel.incarnation == status.incarnation:
                 channel.present |= online
                 channel.revocations = max(channel.revocations, status.revocations)
@@ -428,7 +414,11 @@ class Keyring:
     def present(self) -> list[str]:
         """The members that say they are there and share a model with us."""
         with self._lock:
-            return sorted(c.name for c in self._channels if c.present and c.models & self._models)
+            return sorted(
+                c.name
+                for c in self._channels.by_name.values()
+                if c.present and c.models & self._models
+            )
 
     # --- exchange keys --------------------------------------------------------------------------
 
@@ -448,7 +438,7 @@ class Keyring:
             while new.mark == self._own[0].mark:
                 new = ExchangeKey(self.name)
             for old in self._own[1:]:
-                for channel in self._channels:
+                for channel in self._channels.by_name.values():
                     channel.forget(old.tag)
             self._own = [new, self._own[0]]
             self._overlap_ends = now + OVERLAP
@@ -458,7 +448,7 @@ class Keyring:
         self._channels.end_overlaps(now)
         if len(self._own) > 1 and now >= self._overlap_ends:
             former = self._own.pop()
-            for channel in self._channels:
+            for channel in self._channels.by_name.values():
                 channel.forget(former.tag)
 
     def mask_secret(self, peer: str) -> bytes:
@@ -485,24 +475,17 @@ class Keyring:
         """Take over a newer revocation list: members that lack it are given nothing else from now on."""
         with self._lock:
             self._list, self._list_number = data, number
-            for channel in self._channels:
+            for channel in self._channels.by_name.values():
                 self._expect(channel, now)
 
-    def ask(self, peers: Iterable[str]) -> None:
-        """Ask members for an answer, whatever it is: that they take us for one of them."""
+    def tell(self, peers: Iterable[str], word: bytes) -> None:
+        """Say something to members: ASK for an answer, or HAVE, which says which revocation list we have."""
         with self._lock:
-            for channel in filter(None, map(self._channels.get, peers)):
-                self._tell(channel, ASK)
-
-    def answer(self, peer: str) -> None:
-        """Say which revocation list we have."""
-        with self._lock:
-            channel = self._channels.get(peer)
-            if channel is not None:
-                self._tell(channel, HAVE)
+            for channel in filter(None, map(self._channels.by_name.get, peers)):
+                self._tell(channel, word)
 
     def take_asked(self) -> list[tuple[str, bytes]]:
-        """Who waits for an `answer`, each with the revocation list that it handed over, empty if none."""
+        """Who waits for an answer, each with the revocation list that it handed over, empty if none."""
         with self._lock:
             asked, self._asked = self._asked, {}
             return list(asked.items())
@@ -511,7 +494,7 @@ class Keyring:
         """Packets about revocation lists that are due: (receiver, model, packet) for its inbox."""
         with self._lock:
             self._end_overlaps(now)
-            for channel in self._channels:
+            for channel in self._channels.by_name.values():
                 if channel.present and now >= channel.list_due:
                     channel.list_due = now + channel.list_wait
                     channel.list_wait = min(2 * channel.list_wait, LONGEST_REPEAT)
@@ -558,7 +541,7 @@ class Keyring:
         magic, version, _, tag, *_ = HEADER.unpack_from(sealed)
         if magic != MAGIC or version != VERSION:
             raise TrustError("malformed", "a packet that is not sealed, or of another version")
-        channel = self._channels.tagged(tag)
+        channel = self._channels.by_tag.get(tag)
         if channel is None:
             raise TrustError("unknown-sender", "sealed by nobody whose card is known")
         if model not in self._models:
@@ -619,7 +602,7 @@ class Keyring:
     # --- insides --------------------------------------------------------------------------------
 
     def _channel(self, peer: str) -> Channel:
-        channel = self._channels.get(peer)
+        channel = self._channels.by_name.get(peer)
         if channel is None:
             raise TrustError("unknown-sender", f"no admitted card of {peer} is known")
         return channel
@@ -631,7 +614,8 @@ class Keyring:
         )
 
     def _seal(self, channel: Channel, model: str, inside: bytes) -> bytes:
-        number = channel.take_number()
+        channel.number += 1
+        number = channel.number
         own = next((key for key in self._own if key.tag == channel.knows), self._own[0])
         theirs = channel.newest
         header = HEADER.pack(

@@ -31,7 +31,7 @@ from .. import topics
 from ..chunks import HEADER_BYTES, Reassembler
 from ..wire import Buffer, Message, WireError, decode, require_schema
 from . import signed
-from .channels import MAX_NAMES, OVERHEAD, Keyring
+from .channels import ASK, HAVE, MAX_NAMES, OVERHEAD, Keyring
 from .guards import Guards
 from .identity import Identity, MisdatedCard, TrustError
 from .invitation import CLOCK_SKEW, Admission, Revocations, check, revocation_topic
@@ -420,13 +420,13 @@ class SwarmSecurity:
         for peer, payload in self.keyring.take_asked():
             if payload:
                 out += self.hear(revocation_topic(self.swarm), payload)
-            self.keyring.answer(peer)
+            self.keyring.tell([peer], HAVE)
         out += self._out(self.register.expire(now), "its invitation has expired")
         out += self._out_oneself(now >= self._claims.expires)
         others = [] if self.keyring.answered else self.keyring.present()
         step = self._unanswered.look(others, clock)
         if step == "ask":
-            self.keyring.ask(others[:NAMED])
+            self.keyring.tell(others[:NAMED], ASK)
         if self._renew_exchange(now) or self.card_due() or step == "reissue":
             out.append(Heard("reissue-card", self.name))
         return self.keyring.tick(clock), out

@@ -46,26 +46,10 @@ class MemoryBroker:
         self._random = np.random.default_rng(seed)
         self._clients: dict[str, MemoryTransport] = {}
         self.retained: dict[str, bytes] = {}
-        self._groups: dict[str, int] = {}
-        self._across: list[tuple[str, str, Received]] = []
         self._held: list[tuple[int, str, Received]] = []
         self._turn = 0
         self._ticking = False
         self._running = True
-
-    def partition(self, groups: Iterable[Iterable[str]]) -> None:
-        """Separate groups of client ids; clients in no group are in one more group together.
-
-        Gossip between groups is dropped; cards and status wait for `heal`.
-        """
-        self._groups = {client: n for n, group in enumerate(groups, 1) for client in group}
-
-    def heal(self) -> None:
-        """End the partition and deliver the cards and status that waited for it."""
-        self._groups = {}
-        waiting, self._across = self._across, []
-        for _, receiver, message in waiting:
-            self._deliver(receiver, message)
 
     def stop(self) -> None:
         """Cut every connection and forget everything."""
@@ -73,7 +57,6 @@ class MemoryBroker:
         clients, self._clients = self._clients, {}
         self.retained.clear()
         self._held.clear()
-        self._across.clear()
         for client in clients.values():
             client.lose("broker stopped")
 
@@ -118,14 +101,8 @@ class MemoryBroker:
         for name, client in self._clients.items():
             if not client.wants(topic):
                 continue
-            apart = self._groups.get(sender, 0) != self._groups.get(name, 0)
             if is_state(topic):
-                if apart:
-                    self._across.append((sender, name, message))
-                else:
-                    self._deliver(name, message)
-            elif apart:
-                self.counters["partitioned"] += 1
+                self._deliver(name, message)
             else:
                 self._gossip(name, message)
 

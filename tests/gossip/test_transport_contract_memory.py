@@ -42,22 +42,6 @@ def test_each_fault_does_what_it_says(run):
     assert run(deliveries(FaultPlan(delay=(5, 5)), 1)) == everything
 
 
-def test_partition_drops_gossip_and_holds_state_until_healed(run):
-    async def scenario():
-        broker = MemoryBroker()
-        async with MemoryTransport(broker, "a") as a, MemoryTransport(broker, "b") as b:
-            await b.subscribe("#")
-            broker.partition([["a"], ["b"]])
-            await a.publish("x/inbox", b"lost")
-            await a.publish("x/status", b"late")
-            broker.heal()
-            await a.publish("x/inbox", b"found")
-        assert broker.counters == {"partitioned": 1}
-        return [payload async for _, payload, _ in b.messages()]
-
-    assert run(scenario()) == [b"late", b"found"]
-
-
 def test_state_is_never_faulty(run):
     async def scenario():
         broker = MemoryBroker(FaultPlan(loss=1.0))
