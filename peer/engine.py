@@ -238,13 +238,8 @@ class Engine:
         self._memory: dict[str, Any] = {}
         self.security: SecurityLayer = NullSecurity(name)
         self._dispatch = Dispatch(
-            name,
-            self.schemas,
-            settings.dtype,
-            self.compression,
-            self.security,
-            self.fixed.max_pieces,
-        )
+            name, self.schemas, settings.dtype, self.compression, self.security, self.fixed.max_pieces
+        )  # fmt: skip
         self.set_security(self.security)
         self.agreement = Agreement(self.schemas, self.store)
         self.bootstrap = Bootstrap(name, settings, self.store, learner, self.weight)

@@ -50,6 +50,12 @@ class Replaced(PeerError):
 
     exit_code = ExitCode.REPLACED
 
+    def __init__(self, name: str, swarm: str) -> None:
+        super().__init__(
+            f"peer {name}: another device has taken its place in swarm {swarm!r} (it was started with "
+            "--replace); start this one with --replace to take the name back, or give it another name"
+        )
+
 
 def first_error(errors: BaseExceptionGroup[Any]) -> BaseException:
     """Return the first single error of a group: tasks fail one at a time, the others are then cancelled."""

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -244,10 +245,13 @@ class Peer:
         topics.check_name("swarm", settings.swarm)
         self._credentials = Credentials.load(name, settings)
         self.name = name if self._credentials is None else self._credentials.identity.name
-        self.learner, self.settings = learner, settings
-        self._connect, self._samples, self._seed = connect, samples, seed
-        self._checkpoint, self._on_record, self._on_report = checkpoint, on_record, on_report
-        self._machine, self._limits = machine or Machine(), limits
+        self.learner, self.settings, self._machine = learner, settings, machine or Machine()
+        self._connect, self._on_record, self._on_report = connect, on_record, on_report
+        self._checkpoint = checkpoint
+        self._make_engine = partial(
+            Engine, self.name, learner, settings,
+            samples=samples, checkpoint=checkpoint, seed=seed, machine=self._machine, limits=limits,
+        )  # fmt: skip
         self._leave = asyncio.Event()
         self._leave_reason = ""
         self._progress = _Progress()
@@ -283,11 +287,7 @@ class Peer:
 
     async def _run(self, worker: Worker) -> Report:
         """Live one session after the other, until one ends well."""
-        engine = await worker.run(
-            Engine, self.name, self.learner, self.settings,
-            samples=self._samples, checkpoint=self._checkpoint, seed=self._seed,
-            machine=self._machine, limits=self._limits,
-        )  # fmt: skip
+        engine = await worker.run(self._make_engine)
         while True:
             try:
                 return await self._live(engine, worker)
@@ -460,7 +460,8 @@ class Peer:
         return Event.TRAINED
 
     async def _average(self, link: Link) -> Event:
-        await link.until_averaged()
+        while not link.view.averaged:
+            await link.next_turn()
         number, last, training = link.view.round, self.settings.rounds, self._training
         if training is None:
             pass  # a crash interrupted the round, and nothing was trained since

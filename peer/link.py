@@ -112,7 +112,6 @@ class Link:
         self._on_record = on_record
         self._goodbye = b""
         self._starts: dict[str, str] = {}
-        self._former = engine.former
         self._goodbyes = engine.books.goodbyes
         self._told_counts: dict[str, int] = {}
         self._asked, self._answered = False, -inf
@@ -250,34 +249,20 @@ class Link:
 
     async def _publish_card(self) -> None:
         card = Card(
-            self.session,
-            self.since,
-            self.engine.samples,
-            self.engine.entries,
-            self.generation,
-            self.settings.lease,
-            self.agree,
-            self._starts,
-            self._former,
-            self._goodbyes,
-        )
+            self.session, self.since, self.engine.samples, self.engine.entries, self.generation,
+            self.settings.lease, self.agree, self._starts, self.engine.former, self._goodbyes,
+        )  # fmt: skip
         signed = self.security.card(card.encode())
         self._own_card.published(signed)
         await self.transport.publish(self.topic("card"), signed, retain=True)
 
     async def _publish_status(self) -> None:
-        counts = dict(self.view.counts)
-        self._told_counts = counts
-        await self.say(
-            Status(
-                "online",
-                self.session,
-                self.phase,
-                leaving=self.leaving,
-                counts=counts,
-                generation=self.generation,
-            )
-        )
+        self._told_counts = dict(self.view.counts)
+        status = Status(
+            "online", self.session, self.phase,
+            leaving=self.leaving, counts=self._told_counts, generation=self.generation,
+        )  # fmt: skip
+        await self.say(status)
 
     def _tell_counts(self) -> None:
         """Publish anew in which models we count: when that changes, and when the rounds have doubled."""
@@ -388,15 +373,15 @@ class Link:
             await self.next_turn()
         await self.next_turn()  # the one that took the last of them
 
-    async def until_averaged(self) -> None:
-        """Wait, turn after turn, until the engine says that training may go on."""
-        while not self.view.averaged:
-            await self.next_turn()
-
     async def gossip(self) -> None:
         """Turn after turn: what arrived goes in, what is due goes out."""
         while True:
-            await self._rest()
+            with contextlib.suppress(
+                TimeoutError
+            ):  # until something is to be done, or a tick has passed
+                async with asyncio.timeout(self.settings.tick):
+                    await self._wake.wait()
+            self._wake.clear()
             self.check_lease()
             now = self.machine.monotonic()
             if self._returned:
@@ -436,15 +421,6 @@ class Link:
         """Return what presence has said since it was last asked."""
         events, self._events = self._events, []
         return events
-
-    async def _rest(self) -> None:
-        """Wait until something is to be done, or a tick has passed."""
-        try:
-            async with asyncio.timeout(self.settings.tick):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
-        self._wake.clear()
 
     def _max_packet(self) -> int:
         """Return the bytes of the largest packet, as of now: a broker may come back with another limit."""
@@ -589,7 +565,7 @@ class Link:
         if own:
             self.asked.set()
         elif status.generation > self.generation and self.born:
-            raise Replaced(replaced(self.name, self.settings.swarm))
+            raise Replaced(self.name, self.settings.swarm)
         if not (own and status.state == "offline"):  # our question, or our last will
             self.own_status = status
         if status.state == "online" and not own and self.born:
@@ -613,7 +589,7 @@ class Link:
         if status is None or status.session == self.session:
             return
         if status.generation > self.generation and self.born:
-            raise Replaced(replaced(self.name, self.settings.swarm))
+            raise Replaced(self.name, self.settings.swarm)
         self.card_generation = max(self.card_generation, status.generation)
 
     def _hear_own_death(self, payload: bytes) -> None:
@@ -633,11 +609,3 @@ def agreement_of(settings: Settings) -> dict[str, str]:
     if settings.mode == "rounds":
         agree["exchanges"] = str(settings.exchanges)
     return agree
-
-
-def replaced(name: str, swarm: str) -> str:
-    """Return the sentence with which a device ends whose name belongs to another one now."""
-    return (
-        f"peer {name}: another device has taken its place in swarm {swarm!r} (it was started with "
-        "--replace); start this one with --replace to take the name back, or give it another name"
-    )

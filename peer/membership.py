@@ -27,7 +27,7 @@ from ..gossip.security import (
 )
 from .engine import Ending
 from .exits import PeerError, Replaced
-from .link import Link, SessionOver, replaced
+from .link import Link, SessionOver
 from .presence import Event, Status
 from .settings import Settings
 
@@ -102,7 +102,8 @@ async def claim_name(link: Link, unsaid: Ending | None) -> None:
     unsaid: a goodbye of the former session that no broker took; it goes first.
     """
     generation = await _free_generation(link)
-    _refuse_midway(link, _others_train(link))
+    others = link.roster.online().values()
+    _refuse_midway(link, any(status.phase != "starting" for status in others))
     if unsaid is not None:
         await link.say(goodbye_of(unsaid, generation))
     await link.open(generation)
@@ -136,15 +137,9 @@ async def wait_for_others(link: Link) -> None:
 def goodbye_of(ending: Ending, generation: int) -> Status:
     """Return the status that tells the others how a session ended."""
     return Status(
-        "left",
-        ending.report["session"],
-        ending.phase,
-        ending.reason,
-        ending.statement,
-        counts=ending.counts,
-        generation=generation,
-        reclaimed=ending.reclaimed,
-    )
+        "left", ending.report["session"], ending.phase, ending.reason, ending.statement,
+        counts=ending.counts, generation=generation, reclaimed=ending.reclaimed,
+    )  # fmt: skip
 
 
 async def _begin(link: Link, *, found: bool) -> None:
@@ -200,7 +195,7 @@ async def _free_generation(link: Link) -> int:
                 max(link.generation, generation) + 1
             )  # the broker may have forgotten the other device
         if generation > link.generation and not first and not replace:
-            raise Replaced(replaced(link.name, link.settings.swarm))
+            raise Replaced(link.name, link.settings.swarm)
         if status is None or status.session in (link.session, *link.engine.books.sessions):
             if generation > link.generation and not first:  # and --replace
                 return _take_back(link, generation)
@@ -249,10 +244,6 @@ def _refuse_midway(link: Link, others_are_ahead: bool) -> None:
             f"peer {link.name}: swarm {link.settings.swarm!r} is already training in "
             f"{link.settings.mode} mode, which nobody can join midway; use async mode, or start together"
         )
-
-
-def _others_train(link: Link) -> bool:
-    return any(status.phase != "starting" for status in link.roster.online().values())
 
 
 def _refuse_mismatch(link: Link) -> None:

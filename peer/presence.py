@@ -287,6 +287,10 @@ class _Entry:
     phase: Phase = "starting"
     """How far it was when it was last online."""
 
+    @property
+    def is_online(self) -> bool:
+        return self.status is not None and self.status.state == "online"
+
 
 class Roster:
     """What one peer knows of the others.
@@ -420,9 +424,7 @@ class Roster:
             return False
         status = entry.status
         away = {
-            name
-            for name, other in self._entries.items()
-            if other.announced and (other.status is None or other.status.state != "online")
+            name for name, other in self._entries.items() if other.announced and not other.is_online
         }
         # What is taken back may concern peers that seem to be online and are cut off.
         return bool(status.reclaimed) or any(row[0] in away for row in status.statement)
@@ -486,7 +488,7 @@ class Roster:
         return {
             peer: entry.status
             for peer, entry in self._entries.items()
-            if entry.announced and entry.status is not None and entry.status.state == "online"
+            if entry.announced and entry.is_online and entry.status
         }
 
     def training(self) -> list[str]:
@@ -509,9 +511,9 @@ class Roster:
         return {
             peer
             for peer, entry in self._entries.items()
-            if entry.status is not None
-            and entry.status.state == "online"
-            and entry.card is not None
+            if entry.is_online
+            and entry.card
+            and entry.status
             and entry.card.session == entry.status.session
         }
 
@@ -537,8 +539,8 @@ class Roster:
 
         The peer may have taken back what we credited, or have credited what we took back.
         """
-        rows = (*status.reclaimed, *status.statement)
-        if not any(row[0] == self.peer for row in rows):
+        goodbye = Goodbye(status.session, status.statement, status.reclaimed)
+        if not goodbye.names(self.peer):
             return []
         return [Gone(peer, status.session, status.statement, status.reclaimed)]
 
@@ -579,28 +581,19 @@ class Roster:
             if former is None or former.session != known:
                 events.append(Gone(peer, known, None))
             entry.former = known
-        if former is not None and known != status.session and self._concerns(former, known):
+        # A goodbye that this status has replaced at the broker may be news to us.
+        news = former is not None and (former.session == known or former.names(self.peer))
+        if former is not None and news and known != status.session:
             events.append(Gone(peer, former.session, former.statement, former.reclaimed))
         entry.announced = status.session
         shared = self._shared(peer, card)
         may_push = self._neighbours is None or peer in self._neighbours
         may_hear = self._sources is None or peer in self._sources
         online = Online(
-            peer,
-            status.session,
-            shared if may_push else (),
-            status.leaving,
-            shared if may_hear else (),
-            status.counts,
-            card.since,
-            card.starts,
-            entry.heard_live,
-        )
+            peer, status.session, shared if may_push else (), status.leaving,
+            shared if may_hear else (), status.counts, card.since, card.starts, entry.heard_live,
+        )  # fmt: skip
         return [*events, online]
-
-    def _concerns(self, former: Goodbye, known: str | None) -> bool:
-        """Return whether a goodbye that a new session's status has replaced at the broker is news to us."""
-        return former.session == known or former.names(self.peer)
 
     def _shared(self, peer: str, card: Card) -> tuple[str, ...]:
         """Return the partial models that are the same here and there; tell of those that are not."""

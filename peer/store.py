@@ -61,7 +61,7 @@ def schema_hashes(network: SlicedNetwork, common: CommonWidth | None = None) -> 
     return {owner: schema_hash(schema_entries(network, owner, common)) for owner in network.owners}
 
 
-class MatchedStore:
+class MatchedStore(NetworkStore):
     """The vectors of one peer, for its gossiper.
 
     matching: per partial model; without any, vectors are the network's own.
@@ -72,7 +72,7 @@ class MatchedStore:
     def __init__(
         self, network: SlicedNetwork, matching: Mapping[str, Matching], *, trained: bool = False
     ):
-        self._network, self._own = network, NetworkStore(network)
+        super().__init__(network)
         _check(network, matching)
         self._aligned = [model for model, how in matching.items() if how.kind == "align"]
         fused = {model: how for model, how in matching.items() if how.kind == "fuse"}
@@ -82,7 +82,7 @@ class MatchedStore:
         self._heard: dict[str, Array] | None = None
         self._last: Array | None = None
         if self.common is not None:
-            dtype = self._own.read(self.common.owners[0]).dtype
+            dtype = super().read(self.common.owners[0]).dtype
             if trained:
                 self._wide = {o: np.zeros(self.common.size(o), dtype) for o in self.common.owners}
             else:
@@ -98,10 +98,6 @@ class MatchedStore:
         """What a vector is made of."""
         return schema_entries(self._network, name, self.common)
 
-    def names(self) -> Iterable[str]:
-        """The owners: partial models, and pairs with cross-model averaging."""
-        return self._own.names()
-
     def read(self, name: str) -> Array:
         """The vector that is averaged: what was heard while apart, else the network's own values."""
         self._last = self._read(name)
@@ -113,9 +109,9 @@ class MatchedStore:
             self._heard[name] = value
         elif self.common is not None and name in self.common.owners:
             self._wide[name] = value
-            self._own.write(name, self.common.lower(name, value))
+            super().write(name, self.common.lower(name, value))
         else:
-            self._own.write(name, value)
+            super().write(name, value)
 
     def forget(self) -> Array | None:
         """Return what was read last, once: gathering a vector again is not cheap."""
@@ -185,7 +181,7 @@ class MatchedStore:
     def _read(self, name: str) -> Array:
         if self._heard is not None and name in self._heard:
             return self._heard[name]
-        own = self._own.read(name)
+        own = super().read(name)
         if self.common is None or name not in self.common.owners:
             return own
         return self.common.lift(name, own, self._wide[name])
