@@ -59,14 +59,23 @@ class AssociativeNetwork(nn.Module):
 
     @torch.no_grad()
     def learn(self, vector: Tensor, rate: float) -> None:
-        """Associate what fires together in one whole vector (Algorithm 4).
+        """Associate what fires together in one whole vector (Algorithm 4)."""
+        self.associate(
+            self.hidden.data, self.visible.data, vector, self.fire(vector[None])[0], rate
+        )
+
+    @staticmethod
+    def associate(
+        hidden: Tensor, visible: Tensor, vector: Tensor, fires: Tensor, rate: float
+    ) -> None:
+        """Move the weights of one network, or of a stack of them, by what fires in both layers.
 
         Both branches of the paper's rule move a weight by rate/2 of its distance to ±1, the sign being
         whether the cell fires; only links from firing cells move.
         """
-        hidden = self.fire(vector[None])[0]
-        self.hidden += (rate / 2) * vector[None, :] * ((2 * hidden - 1)[:, None] - self.hidden)
-        self.visible += (rate / 2) * hidden[None, :] * ((2 * vector - 1)[:, None] - self.visible)
+        half = rate / 2
+        hidden += half * vector[..., None, :] * ((2 * fires - 1)[..., :, None] - hidden)
+        visible += half * fires[..., None, :] * ((2 * vector - 1)[..., :, None] - visible)
 
 
 class AssociativeLearner:

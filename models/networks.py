@@ -36,25 +36,19 @@ class ReadyNetwork:
 
     build: Callable[..., nn.Module]
     sample: tuple[int, ...]
-    time_last: bool
-    classifies: bool
+    time_last: bool = False
+    classifies: bool = True
 
 
 READY: dict[str, ReadyNetwork] = {}
 """Ready networks by the name that configs use."""
 
 
-def ready(
-    name: str,
-    sample: tuple[int, ...] = (3, 32, 32),
-    *,
-    time_last: bool = False,
-    classifies: bool = True,
-) -> Callable[..., Any]:
+def ready(name: str, sample: tuple[int, ...] = (3, 32, 32), **options: bool) -> Callable[..., Any]:
     """Enter a function into the table under a name; see ReadyNetwork."""
 
     def enter(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-        READY[name] = ReadyNetwork(build, sample, time_last, classifies)
+        READY[name] = ReadyNetwork(build, sample, **options)
         return build
 
     return enter

@@ -607,9 +607,8 @@ def _assemble(module: nn.Module, ledger: Ledger, leaving: Sequence[Channels]) ->
 
 def _settled(ledger: Ledger) -> np.ndarray:
     """Cells of channels, after what nothing makes and what stands beside it was fixed."""
-    made = np.zeros(1, bool)
-    for space in ledger.spaces:
-        made = np.concatenate([made, np.full(space.count, space.made)])
+    spaces = ledger.spaces
+    made = np.repeat([False, *(one.made for one in spaces)], [1, *(one.count for one in spaces)])
     cell_of = ledger.cells()
     has_maker = np.zeros(int(cell_of.max()) + 1, bool)
     has_maker[cell_of[made]] = True

@@ -40,7 +40,8 @@ class ModelGraph:
     """
 
     def __init__(self, depends: Mapping[str, Iterable[str]] | DiGraph | None = None):
-        given: Mapping[str, Iterable[str]] = getattr(depends, "adj", depends) or {}
+        # A DiGraph's adjacency is a mapping too.
+        given: Any = getattr(depends, "adj", depends) or {}
         for model, others in given.items():
             if isinstance(others, str):
                 raise ModelError(
@@ -165,7 +166,11 @@ def allot(anatomy: Anatomy, slices: Mapping[str, SliceSpec], rest: str | None) -
     for model, spec in slices.items():
         if isinstance(spec, str | Layout):
             layout = Layout.slice(spec) if isinstance(spec, str) else spec
-            allotted[model] = _first_free(anatomy, model, layout, free)
+            _check_count(anatomy, model, f"layout {layout.as_slice()} has", len(layout.cells))
+            allotted[model] = tuple(
+                _take(part, mask, count, f"model {model!r} wants {count} cells")
+                for part, count, mask in zip(anatomy.parts, layout.cells, free, strict=True)
+            )
     allotted |= _take_shares(anatomy, shares, free)
     left = tuple(np.flatnonzero(mask) for mask in free)
     for part, cells in zip(anatomy.parts, left, strict=True):
@@ -219,14 +224,6 @@ def _explicit(
             free[index][cell] = False
         found.append(cells)
     return tuple(found)
-
-
-def _first_free(anatomy: Anatomy, model: str, layout: Layout, free: list[np.ndarray]) -> Cells:
-    _check_count(anatomy, model, f"layout {layout.as_slice()} has", len(layout.cells))
-    return tuple(
-        _take(part, mask, count, f"model {model!r} wants {count} cells")
-        for part, count, mask in zip(anatomy.parts, layout.cells, free, strict=True)
-    )
 
 
 def _take(part: Part, mask: np.ndarray, count: int, wish: str) -> np.ndarray:

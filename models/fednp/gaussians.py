@@ -85,15 +85,9 @@ class Natural:
     def __mul__(self, power: float) -> Natural:
         return Natural(power * self.eta, power * self.precision)
 
-    @property
-    def proper(self) -> Tensor:
-        """Per dimension, whether the factor is a distribution."""
-        finite = torch.isfinite(self.eta) & torch.isfinite(self.precision)
-        return finite & (self.precision > 0)
-
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and variance; every dimension must be proper."""
-        if not bool(self.proper.all()):
+        if not bool((torch.isfinite(self.stack()).all(0) & (self.precision > 0)).all()):
             worst = float(self.precision.min())
             raise ModelError(
                 f"a factor with precision {worst:g} is no distribution and has no variance: "

@@ -191,16 +191,6 @@ class Joint(nn.Module):
         return self.model(*inputs)
 
 
-def require_unwrapped(network: SlicedNetwork) -> None:
-    """Raise if the names of FedNP's partial models are taken."""
-    for model in (MODEL, SITES):
-        if model in network.models:
-            raise ModelError(
-                f"peer {network.peer!r} has a partial model {model!r} already, and FedNP needs the name; "
-                "rename it, or wrap the learner only once"
-            )
-
-
 def join(network: SlicedNetwork, auxiliary: Auxiliary) -> SlicedNetwork:
     """The network with the auxiliary one beside it, cut as before, plus FedNP's two partial models.
 
@@ -278,9 +268,12 @@ class FedNPLearner:
         if peers is not None and peers < 1:
             raise ModelError(f"a swarm of {peers} peers: there is at least one")
         network = inner.network
-        require_unwrapped(network)
-        self._peers = peers
-        self._model = network.module
+        if taken := {MODEL, SITES} & set(network.models):
+            raise ModelError(
+                f"peer {network.peer!r} has a partial model {min(taken)!r} already, and FedNP needs the "
+                "name; rename it, or wrap the learner only once"
+            )
+        self._peers, self._model = peers, network.module
         self._target = read_target(network, target)
         self._features = Features(
             network, self.options.features, self._target, _inputs_of(inner, inputs)

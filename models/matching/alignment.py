@@ -487,7 +487,7 @@ def resized(anatomy: Anatomy, cells: Sequence[int] | np.ndarray) -> Anatomy:
         shape, axes = list(one.shape), list(one.axes)
         for index, axis in enumerate(one.axes):
             part = anatomy.part_of(axis)
-            if part is None:
+            if axis is None or part is None:
                 continue
             if not np.array_equal(axis, anatomy.cells(part)):
                 raise ModelError(

@@ -1,8 +1,12 @@
+from .engines import score as score
+from .groups import Alone as Alone
 from .groups import Group as Group
 from .groups import Kind as Kind
+from .groups import Stack as Stack
 from .groups import Task as Task
+from .groups import as_rows as as_rows
 from .groups import form_group as form_group
-from .groups import score as score
+from .groups import needs_of as needs_of
 from .groups import sort_learners as sort_learners
 from .plan import BLOCK_BYTES as BLOCK_BYTES
 from .plan import Needs as Needs
@@ -12,9 +16,4 @@ from .plan import amount as amount
 from .plan import combine as combine
 from .plan import estimate as estimate
 from .plan import free_memory as free_memory
-from .plan import needs_of as needs_of
 from .plan import processors as processors
-from .stack import Alone as Alone
-from .stack import Stack as Stack
-from .stack import as_rows as as_rows
-from .stack import draw as draw

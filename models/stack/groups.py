@@ -1,315 +1,274 @@
 """Groups of learners that train together: equal ones share a stack, the rest run one by one.
 
-Chains of Linear layers are batched matrix products, forward and backward (kernel.py does them). Large
-networks are worked on in place, in their rows of the stack, with products that fill the processor by
-themselves; small ones are first packed layer by layer, because batched products of small matrices want
-each layer contiguous. Any other module runs under torch's vmap.
+Networks of one architecture, their optimizers' states and their peers' samples are rows of one tensor each.
 """
 
 from __future__ import annotations
 
-import threading
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from math import nan, prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
-from .. import AssociativeLearner, Loss, Right, cross_entropy, squared_error
+from .. import AssociativeLearner, Learner, Metrics, ModelError, SgdLearner, SlicedNetwork
 from ..discovery import CONVOLUTIONS
-from ..learner import Learner, Metrics, Plain, SgdLearner, UpdateRule
-from ..network import SlicedNetwork
-from . import kernel, plan
-from .stack import Alone, OptimizerStates, Pool, Stack, as_rows, draw, read_rule
+from ..learner import Adam, Momentum, Plain, PlainSgd, UpdateRule
+from . import plan
+from .engines import ChainEngine, Engine, ModuleEngine, TrainingJob, has_hooks, read_chain, score
 
 
-@dataclass(frozen=True)
-class TrainingJob:
-    """What some peers train before the next averaging.
+class Stack:
+    """Networks as the rows of `values`, [peers, coordinates]: each network's flat tensor *is* its row.
 
-    pool: samples of all peers. index, labels: [peers, samples] for these peers, in their order.
-    ends: where each step ends in that order. mean: whether a step descends by the mean of its losses or
-    by their sum. taken: steps that were taken before.
+    Nothing is copied back and forth: what the stack learns, `network.flat`, `network.read` and the
+    module itself show at once, and what is written into a network is in the stack. Networks are moved
+    one by one, so that two copies of all of them never exist.
+
+    On another device than the networks' own, rows cannot be shared: there `publish` copies them back.
     """
 
-    pool: Tensor
-    index: Tensor
-    labels: Tensor
-    ends: list[int]
-    rule: UpdateRule
-    mean: bool
-    taken: int
+    def __init__(self, networks: Sequence[SlicedNetwork], device: torch.device):
+        first = networks[0].flat
+        self.networks = list(networks)
+        self.shared = device == first.device
+        self.values = torch.empty(len(networks), len(first), dtype=first.dtype, device=device)
+        self.refresh()
 
-    def steps(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Of every step: its number, from 1, and [peers, batch] of `index` and of `labels`."""
-        for number, (first, last) in enumerate(pairwise((0, *self.ends)), start=self.taken + 1):
-            yield number, self.index[:, first:last], self.labels[:, first:last]
+    def refresh(self) -> None:
+        """Take in networks that were given other memory since, by another stack or by a user."""
+        for row, network in zip(self.values, self.networks, strict=True):
+            if not self.shared:
+                row.copy_(network.flat)
+            elif network.flat.data_ptr() != row.data_ptr():
+                row.copy_(network.flat)
+                network.rebind(row)
 
+    def publish(self) -> None:
+        """Copy rows back to networks that live on another device."""
+        if not self.shared:
+            for row, network in zip(
+                self.values.to(self.networks[0].flat), self.networks, strict=True
+            ):
+                network.flat.copy_(row)
 
-# Engines run networks of one architecture; `rows` are some peers' rows of a stack, `activations` the values
-# that one sample fills on its way through the network and back. `train` works in place and returns the
-# outputs seen on the way, in either form that `score` reads; `outputs` returns [peers, samples, classes].
-
-# --- chains of Linear layers --------------------------------------------------------------------
-
-_ACTIVATIONS: dict[type[nn.Module], int] = {nn.Sigmoid: 1, nn.Tanh: 2, nn.ReLU: 3, nn.PReLU: 4}
-
-
-@dataclass(frozen=True)
-class Chain:
-    """What a module computes, if it is a chain of Linear layers and activations."""
-
-    layers: tuple[tuple[int, ...], ...]
-    """As the kernel reads them."""
-    shapes: tuple[tuple[int, ...], ...]
-    """Of every parameter, in the module's order."""
-
-
-def read_chain(module: nn.Module, loss: Loss) -> Chain | None:
-    """Return the chain that a module is, or None: then it has to be run by its own code."""
-    if loss not in (squared_error, cross_entropy):
-        return None
-    layers: list[list[int]] = []
-    shapes: list[tuple[int, ...]] = []
-    for leaf in _leaves(module):
-        kind, at = type(leaf), len(shapes)
-        if has_hooks(leaf):
-            return None
-        shapes += [tuple(parameter.shape) for parameter in leaf.parameters()]
-        if kind is nn.Linear:
-            layers.append([at, at + 1 if len(shapes) > at + 1 else -1, 0, -1])
-        elif kind in _ACTIVATIONS and layers and not layers[-1][2]:
-            layers[-1][2:] = _ACTIVATIONS[kind], at if kind is nn.PReLU else -1
-        elif kind is nn.Flatten and isinstance(leaf, nn.Flatten):
-            if layers or (leaf.start_dim, leaf.end_dim) != (1, -1):
-                return None
-        elif kind is not nn.Identity:
-            return None
-    whole = sum(parameter.numel() for parameter in module.parameters())
-    if not layers or whole != sum(prod(shape) for shape in shapes):  # a layer that is used twice
-        return None
-    return Chain(tuple(tuple(layer) for layer in layers), tuple(shapes))
+    def release(self) -> None:
+        """Give every network memory of its own again, of its own size: to copy or to send it."""
+        self.publish()
+        if self.shared:
+            for network in self.networks:
+                network.rebind(network.flat.clone())
 
 
-def _leaves(module: nn.Module) -> Iterator[nn.Module]:
-    if type(module) is nn.Sequential:
-        for child in module:
-            yield from _leaves(child)
-    else:
-        yield module
+class Alone:
+    """A network that no stack took in, seen as a stack of one row."""
+
+    def __init__(self, network: SlicedNetwork):
+        self.networks = [network]
+
+    @property
+    def values(self) -> Tensor:
+        """The network's own flat tensor, wherever it is now."""
+        return self.networks[0].flat[None]
+
+    def refresh(self) -> None:
+        """Do nothing: `values` is read anew every time."""
+
+    publish = release = refresh
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Return whether code of somebody's own runs with the module's passes; torch has no question for it."""
-    kept = vars(module).items()
-    return any(value for key, value in kept if key.endswith("hooks") and "state_dict" not in key)
+def as_rows(rows: Sequence[int], device: torch.device) -> slice | Tensor:
+    """Return row numbers as a slice where they are evenly spaced, which needs no copy."""
+    steps = {b - a for a, b in pairwise(rows)}
+    if len(steps) <= 1 and (step := steps.pop() if steps else 1) > 0:
+        return slice(rows[0], rows[-1] + 1, step)
+    return torch.tensor(rows, device=device)
 
 
-class ChainEngine:
-    """Linear layers and activations as batched matrix products."""
+# --- samples ------------------------------------------------------------------------------------
 
-    def __init__(self, chain: Chain, loss: Loss):
-        self._layers = [list(layer) for layer in chain.layers]
-        self._shapes = [shape if len(shape) == 2 else (1, *shape) for shape in chain.shapes]
-        self._sizes = [prod(shape) for shape in chain.shapes]
-        self._loss = 0 if loss is squared_error else 1
-        cells = sum(chain.shapes[layer[0]][0] for layer in chain.layers)
-        self.activations = 2 * cells + chain.shapes[0][1]
 
-    def train(self, rows: Tensor, state: list[Tensor], job: TrainingJob) -> Tensor:
-        held = [rows, *state]
-        values, *slots = [self._pieces(each) for each in held]
-        pool = job.pool.flatten(1)
-        if isinstance(job.rule, Plain):
-            cells, inputs = self._shapes[0]
-            together = plan.deferred_steps(rows.shape[1], cells, inputs, job.ends[0])
-            seen = kernel.descend(
-                values, self._layers, pool, job.index, job.labels, job.ends, together,
-                self._loss, job.mean, job.rule.rate,
-            )  # fmt: skip
+class Pool:
+    """Tensors of many peers as ranges of the rows of one; `firsts[i]` is where those of peer i begin.
+
+    Peers that were given the same tensor, or views of one, share its rows. Otherwise rows are copied
+    together once, and `view` is what a peer may hold instead of its own copy.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], device: torch.device):
+        self.counts = [len(tensor) for tensor in tensors]
+        base = _common_base(tensors)
+        if base is not None:
+            width = max(base[0].numel(), 1) if len(base) else 1
+            self.rows = base.to(device)
+            self.firsts = [int(tensor.storage_offset()) // width for tensor in tensors]
         else:
-            seen = self._follow(values, slots, pool, job)
-        if _is_packed(rows):
-            for whole, pieces in zip(held, (values, *slots), strict=True):
-                for block, piece in zip(whole.split(self._sizes, 1), pieces, strict=True):
-                    block.copy_(piece.reshape(block.shape))
-        if len(rows) == 1:
-            return torch.cat(seen)[None]
-        if all(outputs.shape == seen[0].shape for outputs in seen):
-            if seen[0].stride(-1) == 1:
-                return torch.stack(seen)
-            # Transposed ones stay so: turning them costs more than copying.
-            return torch.stack([outputs.mT for outputs in seen]).mT
-        return torch.cat(seen, dim=1)
+            self.rows, self.firsts = _copied(tensors, device)
+        self.starts = torch.tensor(self.firsts, device=device)
 
-    def outputs(self, rows: Tensor, inputs: Tensor) -> Tensor:
-        x = inputs.flatten(2) if len(rows) > 1 else inputs.flatten(2)[0]
-        found = kernel.forward(self._pieces(rows), self._layers, x, x.new_empty(0), [])[-1]
-        return found if len(rows) > 1 else found[None]
+    def view(self, index: int) -> Tensor:
+        """Return the rows of one peer."""
+        first = self.firsts[index]
+        return self.rows[first : first + self.counts[index]]
 
-    def _follow(
-        self, values: list[Tensor], state: list[list[Tensor]], pool: Tensor, job: TrainingJob
-    ) -> list[Tensor]:
-        """Train by a rule that wants gradients; the outputs of every step."""
-        gradients = [torch.empty_like(value) for value in values]
-        nothing, seen = pool.new_empty(0), []
-        for number, index, goal in job.steps():
-            x = pool.index_select(0, index.reshape(-1))
-            if len(index) > 1:
-                x = x.view(*index.shape, -1)
-            else:
-                goal = goal[0]
-            outputs, _ = kernel.step(
-                values, self._layers, x, goal, self._loss, job.mean, 0.0, gradients, nothing
+    def window(self, peers: Sequence[int], at: int, count: int) -> Tensor:
+        """Return samples at … at+count of some peers, [peers, count, …]; a view where they share them."""
+        first = self.firsts[peers[0]]
+        if all(self.firsts[peer] == first for peer in peers):
+            shared = self.rows[first + at : first + at + count]
+            return shared.expand(len(peers), *shared.shape)
+        steps = torch.arange(at, at + count, device=self.rows.device)
+        return self.rows[self.starts[list(peers), None] + steps]
+
+
+def _common_base(tensors: Sequence[Tensor]) -> Tensor | None:
+    """One tensor over the memory that all of them share, if they do and whole rows fit."""
+    first = tensors[0]
+    storage = first.untyped_storage()
+    width = first[0].numel() if len(first) else 0
+    if not width:
+        return None
+    for tensor in tensors:
+        fits = tensor.is_contiguous() and tensor.storage_offset() % width == 0
+        if not fits or tensor.untyped_storage().data_ptr() != storage.data_ptr():
+            return None
+        if tensor.shape[1:] != first.shape[1:] or tensor.dtype != first.dtype:
+            return None
+    rows = storage.nbytes() // (first.element_size() * width)
+    return first.as_strided((rows, *first.shape[1:]), (width, *first.stride()[1:]), 0)
+
+
+def _copied(tensors: Sequence[Tensor], device: torch.device) -> tuple[Tensor, list[int]]:
+    """All rows in one new tensor, equal tensors once, and where each tensor begins."""
+    places: dict[tuple[int, int, tuple[int, ...]], int] = {}
+    firsts: list[int] = []
+    fresh: list[Tensor] = []
+    total = 0
+    for tensor in tensors:
+        key = (tensor.data_ptr(), len(tensor), tensor.stride())
+        if key not in places:
+            places[key] = total
+            total += len(tensor)
+            fresh.append(tensor)
+        firsts.append(places[key])
+    rows = tensors[0].new_empty((total, *tensors[0].shape[1:]), device=device)
+    for target, tensor in zip(rows.split([len(each) for each in fresh]), fresh, strict=True):
+        target.copy_(tensor)
+    return rows, firsts
+
+
+def read_rule(learner: SgdLearner) -> UpdateRule | None:
+    """Return the stacked form of a learner's optimizer with its present settings; None if there is none."""
+    optimizer = learner.optimizer
+    if type(optimizer) is PlainSgd:
+        return Plain(optimizer.rate)
+    if not isinstance(optimizer, torch.optim.Optimizer) or len(optimizer.param_groups) != 1:
+        return None
+    settings: dict[str, Any] = optimizer.param_groups[0]
+    own = list(learner.network.module.parameters())
+    listed: list[Tensor] = settings["params"]
+    if len(own) != len(listed) or any(a is not b for a, b in zip(own, listed, strict=True)):
+        return None
+    if any(settings.get(key) for key in ("maximize", "capturable", "differentiable", "amsgrad")):
+        return None
+    if any(isinstance(settings.get(key), Tensor) for key in ("lr", "betas")):
+        return None
+    if len({int(state["step"]) for state in _states(learner).values() if "step" in state}) > 1:
+        return None  # parameters that have not taken the same steps
+    rate, decay = settings["lr"], settings.get("weight_decay", 0)
+    if type(optimizer) is torch.optim.SGD and not settings["dampening"]:
+        if not settings["momentum"] and not decay:
+            return Plain(rate)
+        return Momentum(rate, settings["momentum"], decay, bool(settings["nesterov"]))
+    if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
+        decoupled = settings.get("decoupled_weight_decay", type(optimizer) is torch.optim.AdamW)
+        return Adam(rate, tuple(settings["betas"]), settings["eps"], decay, bool(decoupled))
+    return None
+
+
+class OptimizerStates:
+    """The optimizers' state of a group, stacked like its parameters.
+
+    shared: stack and optimizers are on one device, so the optimizers' entries are views of the stack, and
+        a learner's `state()` is always current. Else `publish` copies them back.
+    """
+
+    def __init__(
+        self, learners: Sequence[SgdLearner], rule: UpdateRule, like: Tensor, shared: bool
+    ):
+        self._learners, self._rule, self._shared = learners, rule, shared
+        self._names = rule.state_names
+        self.values = [torch.zeros_like(like) for _ in rule.state_names]
+        keeps_steps = isinstance(rule, Adam)
+        parameters = len(list(learners[0].network.module.parameters())) if keeps_steps else 0
+        self._steps = torch.zeros(len(learners), parameters)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Copy in state that is not a view of this stack: before the first round, or after a restore."""
+        for state, name, mine in self._entries():
+            held = state.get(name)
+            if not isinstance(held, Tensor):
+                mine.zero_()  # an optimizer that has not stepped yet, or was reset
+            elif held.data_ptr() != mine.data_ptr():
+                mine.copy_(held)
+            if self._shared:
+                state[name] = mine
+
+    def rule(self) -> UpdateRule:
+        """The rule with the learning rate that the optimizers have now: a schedule may have moved it."""
+        rates = {
+            float(one.rate if isinstance(one, PlainSgd) else one.param_groups[0]["lr"])
+            for one in (learner.optimizer for learner in self._learners)
+        }
+        if len(rates) > 1:
+            raise ModelError(
+                f"peers {self._learners[0].network.peer!r} … were stacked with one learning rate and now "
+                f"have {len(rates)}: make a new Arena after changing the rates of some peers only"
             )
-            job.rule.step(values, gradients, state, number)
-            seen.append(outputs)
-        return seen
+        return replace(self._rule, rate=rates.pop())
 
-    def _pieces(self, rows: Tensor) -> list[Tensor]:
-        """Every parameter as [peers, …] (no peers axis for one), vectors as one row."""
-        blocks = zip(rows.split(self._sizes, 1), self._shapes, strict=True)
-        if _is_packed(rows):
-            return [
-                block.clone(memory_format=torch.contiguous_format).view(-1, *shape)
-                for block, shape in blocks
-            ]
-        return [b.unflatten(1, shape) if len(rows) > 1 else b.view(shape) for b, shape in blocks]
+    def count(self, rows: Sequence[int], steps: int) -> None:
+        """Remember that some peers took `steps` more steps."""
+        if self._steps.numel():
+            self._steps[torch.tensor(rows)] += steps
 
+    @property
+    def taken(self) -> list[int]:
+        """Steps that each peer has taken, where the rule counts them; 0 where it does not."""
+        if not self._steps.numel():
+            return [0] * len(self._learners)
+        return self._steps[:, 0].int().tolist()
 
-def _is_packed(rows: Tensor) -> bool:
-    return len(rows) > 1 and rows.shape[1] < plan.LARGE_NETWORK
+    def publish(self) -> None:
+        """Copy back to optimizers that live on another device."""
+        home = self._learners[0].network.flat.device
+        for state, name, mine in () if self._shared else self._entries():
+            state[name] = mine.clone() if name == "step" else mine.to(home)
 
-
-# --- any module ---------------------------------------------------------------------------------
-
-
-class ModuleEngine:
-    """Any module without buffers or randomness, by functional_call under vmap."""
-
-    def __init__(self, network: SlicedNetwork, loss: Loss, sample: Tensor, device: torch.device):
-        self._module, self._loss, self._device = network.module, loss, device
-        self._pieces = network.slicing.anatomy.views
-        self._own = threading.local()
-        # What a module keeps for its backward pass is not known; some multiples of its input are.
-        self.activations = 16 * sample[0].numel()
-
-    def train(self, rows: Tensor, state: list[Tensor], job: TrainingJob) -> Tensor:
-        values = self._pieces(rows)
-        held = [list(self._pieces(slot).values()) for slot in state]
-        gradients_of = vmap(grad(self._loss_of(job.mean), has_aux=True))
-        seen: list[Tensor] = []
-        for number, index, labels in job.steps():
-            gradients, outputs = gradients_of(values, job.pool[index], labels)
-            ordered = [gradients[name] for name in values]
-            job.rule.step(list(values.values()), ordered, held, number)
-            seen.append(outputs)
-        return torch.cat(seen, dim=1)
-
-    @torch.no_grad()
-    def outputs(self, rows: Tensor, inputs: Tensor) -> Tensor:
-        module = self._skeleton().eval()
-        return vmap(lambda values, x: functional_call(module, values, (x,)))(
-            self._pieces(rows), inputs
-        )
-
-    def can_stack(self, rows: Tensor, inputs: Tensor, labels: Tensor) -> bool:
-        """Return whether this module can be stacked: by one step that changes nothing, and one test."""
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")  # that vmap would fall back to a loop of its own
-                values = {name: value.clone() for name, value in self._pieces(rows).items()}
-                vmap(grad(self._loss_of(False), has_aux=True))(values, inputs, labels)
-                # Some modules take another way when they are not trained.
-                self.outputs(rows, inputs)
-        except (RuntimeError, ValueError, TypeError, UserWarning):
-            return False
-        return True
-
-    def _loss_of(self, mean: bool) -> Any:
-        module, loss = self._skeleton().train(), self._loss
-
-        def loss_of(values: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            outputs = functional_call(module, values, (x,))
-            losses = loss(outputs, y)
-            return (losses.mean() if mean else losses.sum()), outputs
-
-        return loss_of
-
-    def _skeleton(self) -> nn.Module:
-        """A copy for each thread: functional_call lends a module its parameters while it runs."""
-        if not hasattr(self._own, "module"):
-            self._own.module = deepcopy(self._module).to(self._device)
-        return self._own.module
+    def _entries(self) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+        """Every entry of every optimizer: the parameter's state, the entry's name, and its tensor here."""
+        for row, learner in enumerate(self._learners if self._names else ()):
+            network, states = learner.network, _states(learner)
+            views = [network.slicing.anatomy.views(values[row]) for values in self.values]
+            for index, (key, parameter) in enumerate(network.module.named_parameters()):
+                state = states[parameter]
+                for name, mine in zip(self._names, views, strict=True):
+                    yield state, name, mine[key]
+                if self._steps.shape[1]:
+                    yield state, "step", self._steps[row, index]
 
 
-Engine = ChainEngine | ModuleEngine
-
-# --- scores -------------------------------------------------------------------------------------
-
-
-def score(outputs: Tensor, labels: Tensor, loss: Loss, own: Right | None = None) -> list[Metrics]:
-    """Return every peer's metrics, from outputs and labels [peers, samples], as learners would count them.
-
-    Outputs are [peers, samples, classes], or [steps, peers, batch, classes] as they were computed.
-    own: the learners' own word for what is right, which comes with modules' outputs, as targets that are
-    no classes do; both are [peers, samples, …].
-    """
-    if own is not None or labels.is_floating_point():
-        return [_score_one(one, goal, loss, own) for one, goal in zip(outputs, labels, strict=True)]
-    peers, samples = labels.shape
-    classes, axis = outputs.shape[-1], outputs.ndim - 3
-    if axis:
-        labels = labels.view(peers, outputs.shape[0], -1).transpose(0, 1).contiguous()
-    if classes == 1:
-        threshold = 0.0 if loss is cross_entropy else 0.5
-        right = (outputs[..., 0] > threshold) == (labels > 0)
-    else:
-        right = _right(outputs, labels)
-    if loss is squared_error:  # the same, without one-hot labels
-        errors = outputs - labels[..., None] if classes == 1 else _moved(outputs, labels, -1.0)
-        losses = errors.square_().sum(dim=-1).mul_(0.5)
-    else:
-        losses = loss(outputs.reshape(-1, classes), labels.reshape(-1)).view(labels.shape)
-    others = tuple(dim for dim in range(labels.ndim) if dim != axis)
-    totals = losses.sum(dim=others, dtype=torch.float64).tolist()
-    counts = right.sum(dim=others).tolist()
-    return [Metrics(total, count, samples) for total, count in zip(totals, counts, strict=True)]
+def _states(learner: SgdLearner) -> Any:
+    """Return a torch optimizer's state by parameter, a defaultdict: reading a new parameter inserts it."""
+    return getattr(learner.optimizer, "state", {})
 
 
-def _score_one(outputs: Tensor, labels: Tensor, loss: Loss, own: Right | None) -> Metrics:
-    """Of one peer, by functions that know nothing of stacks."""
-    total = float(loss(outputs, labels).sum(dtype=torch.float64))
-    return Metrics(total, nan if own is None else int(own(outputs, labels).sum()), len(labels))
-
-
-def _right(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Whether the most active output is the label's; of equal ones the first counts.
-
-    Torch finds the largest value much faster than its place. The place is only asked for if that does
-    not decide it: when a label's output equals the largest of the others, or one is not a number.
-    """
-    own = outputs.gather(-1, labels[..., None])[..., 0]
-    others = _moved(outputs, labels, -torch.inf).amax(dim=-1)
-    right = own > others
-    if bool((right | (own < others)).all()):
-        return right
-    return outputs.max(dim=-1).indices == labels
-
-
-def _moved(outputs: Tensor, labels: Tensor, change: float) -> Tensor:
-    """A copy in which each label's own output is changed; adding is faster than writing."""
-    where = labels[..., None]
-    return outputs.clone().scatter_add_(-1, where, outputs.new_full((1,), change).expand_as(where))
-
+# --- groups -------------------------------------------------------------------------------------
 
 Task = Callable[[], list[tuple[int, Metrics]]]
 """A piece of work for one thread: what it measured, by the learner's place among all learners."""
@@ -429,7 +388,8 @@ class SgdGroup(StackedGroup):
         """Peers whose optimizers have taken so many steps."""
         learners = [self._learners[row] for row in rows]
         one, where = learners[0], as_rows(rows, self._device)
-        order = draw(learners, repeats * one.local_samples).to(self._device)
+        count = repeats * one.local_samples
+        order = torch.stack([learner.draw(count) for learner in learners]).to(self._device)
         inputs, labels = self._samples
         index = order + inputs.starts[where, None]
         seen_labels = labels.rows[order + labels.starts[where, None]]
@@ -494,19 +454,13 @@ class AssociativeGroup(StackedGroup):
             visible = values[:, into_hidden:].unflatten(1, tuple(module.visible.shape))
             for _ in range(count):
                 vectors = self._samples.rows[starts + positions]
-                _learn(hidden, visible, vectors, module.threshold, one.rate)
+                sums = torch.bmm(vectors[:, None], hidden.mT)[:, 0]
+                fires = (sums >= module.threshold).to(vectors.dtype)
+                module.associate(hidden, visible, vectors, fires, one.rate)
                 positions = (positions + 1) % counts
         for learner, position in zip(learners, positions.tolist(), strict=True):
             learner.restore({"next": position})
         return self._named(rows, [Metrics(samples=count)] * len(rows))
-
-
-def _learn(hidden: Tensor, visible: Tensor, vectors: Tensor, threshold: float, rate: float) -> None:
-    """One vector for each peer: `AssociativeNetwork.learn`, stacked."""
-    fires = (torch.bmm(vectors[:, None], hidden.mT)[:, 0] >= threshold).to(vectors.dtype)
-    half = rate / 2
-    hidden += half * vectors[:, None, :] * ((2 * fires - 1)[:, :, None] - hidden)
-    visible += half * fires[:, None, :] * ((2 * vectors - 1)[:, :, None] - visible)
 
 
 class LoopGroup(Group):
@@ -624,3 +578,57 @@ def _token(value: Any) -> str:
     if isinstance(value, tuple | list):
         return repr([_token(item) for item in value])
     return f"{type(value).__qualname__} at {id(value)}"
+
+
+# --- the memory that they need ------------------------------------------------------------------
+
+
+def needs_of(
+    kinds: Sequence[Kind], learners: Sequence[Learner], threads: int, moved: bool
+) -> plan.Needs:
+    """Return the needs of learners that exist. `moved`: the stack is on another device, nothing is shared."""
+    return plan.combine(
+        _of_kind(kind, [learners[place] for place in kind.places], threads, moved) for kind in kinds
+    )
+
+
+def _of_kind(kind: Kind, learners: Sequence[Learner], threads: int, moved: bool) -> plan.Needs:
+    network = learners[0].network
+    step_values = 0
+    train: list[Tensor] = []
+    test: list[Tensor] = []
+    index: dict[int, int] = {}
+    for learner in learners:
+        if isinstance(learner, SgdLearner | AssociativeLearner):
+            own = learner.samples
+            train += [own] if isinstance(own, Tensor) else own
+            test += learner.held_out
+        slicing = learner.network.slicing
+        for model in slicing.owners:
+            where = slicing.where(model)
+            if not isinstance(where, slice):
+                index[id(where)] = where.nbytes
+    if isinstance(learners[0], SgdLearner):
+        cells = sum(part.cells for part in network.slicing.anatomy.parts)
+        step_values = 2 * learners[0].batch * cells
+    return plan.estimate(
+        peers=len(learners),
+        parameters=len(network.flat),
+        slots=len(kind.rule.state_names) if kind.rule is not None else 0,
+        sample_bytes=_unique_bytes(train),
+        test_bytes=_unique_bytes(test),
+        index_bytes=sum(index.values()),
+        threads=threads,
+        step_values=step_values,
+        element=network.flat.element_size(),
+        held=not moved,
+    )
+
+
+def _unique_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of memory behind some tensors, what they share counted once."""
+    found = {
+        (tensor.data_ptr(), tensor.numel()): tensor.numel() * tensor.element_size()
+        for tensor in tensors
+    }
+    return sum(found.values())

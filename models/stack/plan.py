@@ -18,20 +18,16 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from math import ceil, inf
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import psutil
 import torch
-from torch import Tensor
 
-from .. import AssociativeLearner, Learner, ModelError, SgdLearner
-
-if TYPE_CHECKING:  # groups read their plan here
-    from .groups import Kind
+from .. import ModelError
 
 LARGE_NETWORK = 32_768
 """Parameters from which a network is large: its own products keep a core busy, and packing it is not free."""
@@ -50,7 +46,7 @@ large one into multiples of, so that threads end together…"""
 MIN_PER_TASK = 8
 """… unless that leaves fewer peers than this in a task, when calls would cost more than products."""
 DEFERRED_ROWS = 100
-"""Samples, over the steps that are deferred together; see kernel.py."""
+"""Samples, over the steps that are deferred together; see engines.py."""
 TEST_ROWS = 8192
 """Test samples, over all peers of a task, that go through the network at once."""
 
@@ -116,9 +112,7 @@ class Workers:
         finally:
             for future in waiting:
                 future.cancel()
-            for future in waiting:
-                if not future.cancelled():
-                    future.exception()
+            wait(waiting)
 
 
 WORK = "work space"
@@ -226,57 +220,6 @@ def combine(needs: Iterable[Needs]) -> Needs:
         most = max(old.bytes, term.bytes) if term.name == WORK else old.bytes + term.bytes
         terms[term.name] = Term(term.name, most, old.held + term.held)
     return Needs(tuple(terms.values()))
-
-
-def needs_of(
-    kinds: Sequence[Kind], learners: Sequence[Learner], threads: int, moved: bool
-) -> Needs:
-    """Return the needs of learners that exist. `moved`: the stack is on another device, nothing is shared."""
-    return combine(
-        _of_kind(kind, [learners[place] for place in kind.places], threads, moved) for kind in kinds
-    )
-
-
-def _of_kind(kind: Kind, learners: Sequence[Learner], threads: int, moved: bool) -> Needs:
-    network = learners[0].network
-    step_values = 0
-    train: list[Tensor] = []
-    test: list[Tensor] = []
-    index: dict[int, int] = {}
-    for learner in learners:
-        if isinstance(learner, SgdLearner | AssociativeLearner):
-            own = learner.samples
-            train += [own] if isinstance(own, Tensor) else own
-            test += learner.held_out
-        slicing = learner.network.slicing
-        for model in slicing.owners:
-            where = slicing.where(model)
-            if not isinstance(where, slice):
-                index[id(where)] = where.nbytes
-    if isinstance(learners[0], SgdLearner):
-        cells = sum(part.cells for part in network.slicing.anatomy.parts)
-        step_values = 2 * learners[0].batch * cells
-    return estimate(
-        peers=len(learners),
-        parameters=len(network.flat),
-        slots=len(kind.rule.state_names) if kind.rule is not None else 0,
-        sample_bytes=_unique_bytes(train),
-        test_bytes=_unique_bytes(test),
-        index_bytes=sum(index.values()),
-        threads=threads,
-        step_values=step_values,
-        element=network.flat.element_size(),
-        held=not moved,
-    )
-
-
-def _unique_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of memory behind some tensors, what they share counted once."""
-    found = {
-        (tensor.data_ptr(), tensor.numel()): tensor.numel() * tensor.element_size()
-        for tensor in tensors
-    }
-    return sum(found.values())
 
 
 def free_memory(device: torch.device) -> int:

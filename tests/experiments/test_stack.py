@@ -104,8 +104,8 @@ def test_the_kernel_runs_without_torchscript_too() -> None:
     code = (
         "from stack_kit import perceptrons\n"
         "from gossamer.experiments.arena import Arena\n"
-        "from gossamer.models.stack import kernel\n"
-        "assert not hasattr(kernel.descend, 'graph')\n"
+        "from gossamer.models.stack import engines\n"
+        "assert not hasattr(engines.descend, 'graph')\n"
         "for layout in ('6=8=5=4', '300=120=4'):\n"
         "    learners = perceptrons(3, layout); list(Arena(learners).run(3))\n"
         "    print(*(float(learner.network.flat.double().norm()) for learner in learners))"

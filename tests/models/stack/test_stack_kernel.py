@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gossamer.models import SgdLearner, SlicedNetwork, cross_entropy, mlp, squared_error
-from gossamer.models.stack import draw, kernel, plan, score
+from gossamer.models.stack import engines, plan, score
 
 
 def learner(samples: int, seed: int) -> SgdLearner:
@@ -68,17 +68,6 @@ def test_scores_of_steps_are_those_of_all_samples() -> None:
         assert a.loss == pytest.approx(b.loss)
 
 
-def test_orders_are_those_that_learners_draw_themselves() -> None:
-    sizes = (7, 30, 1)
-    mine = [learner(size, seed) for seed, size in enumerate(sizes)]
-    plain = [learner(size, seed) for seed, size in enumerate(sizes)]
-    for count in (5, 16, 3, 40):
-        wanted = torch.stack([one.draw(count) for one in plain])
-        assert torch.equal(draw(mine, count), wanted)
-    for a, b in zip(mine, plain, strict=True):
-        assert torch.equal(a.draw(11), b.draw(11))
-
-
 @given(st.integers(1, 3000), st.integers(1, 5000), st.integers(1, 50_000))
 def test_tasks_fit_the_cache(peers: int, parameters: int, activations: int) -> None:
     size = plan.peers_per_task(peers, parameters, activations)
@@ -101,8 +90,8 @@ def test_a_layer_is_the_same_either_way() -> None:
                 torch.rand(3, 1, cells),
             )
             wanted = torch.einsum("psi,pci->psc", x, weight) + bias
-            torch.testing.assert_close(kernel.affine(x, weight, bias), wanted)
-            one = kernel.affine(x[0], weight[0], bias[0])
+            torch.testing.assert_close(engines.affine(x, weight, bias), wanted)
+            one = engines.affine(x[0], weight[0], bias[0])
             torch.testing.assert_close(one, wanted[0])
-            bare = kernel.affine(x[0], weight[0], torch.empty(0))
+            bare = engines.affine(x[0], weight[0], torch.empty(0))
             torch.testing.assert_close(bare, wanted[0] - bias[0])
