@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import ConfigError
 from .tables import Config, Experiment
@@ -31,21 +31,15 @@ def fingerprint(config: Experiment, source: str = "config") -> str:
     return digest(named_files(config, source))
 
 
-class Keyed(Protocol):
-    """A run whose key holds the digest of what its config names, as of when it was first asked for."""
+def refuse_changed(cells: Iterable[Any]) -> None:
+    """ConfigError if a named file is no longer what it was when the runs began: whose result is it?
 
-    @property
-    def source(self) -> str: ...
-    @property
-    def key(self) -> str: ...
-
-
-def refuse_changed(runs: Iterable[Keyed]) -> None:
-    """ConfigError if a named file is no longer what it was when the runs began: whose result is it?"""
-    for run in runs:
-        if replace(run).key != run.key:  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+    cells: of a study, with a source, and a key that holds the digest of what their config names.
+    """
+    for cell in cells:
+        if replace(cell).key != cell.key:  # the new one takes the digest of now
             raise ConfigError(
-                f"{run.source}: a file or module that it names was changed while it ran; finished runs are "
+                f"{cell.source}: a file or module that it names was changed while it ran; finished runs are "
                 "kept, start it again for the others"
             )
 

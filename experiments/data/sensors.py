@@ -117,7 +117,7 @@ def read_libsvm(path: Path) -> Samples:
 
     try:
         with _OPENERS.get(path.suffix, open)(path, "rb") as file:
-            x, y, *_ = load_svmlight_file(file, n_features=FEATURES, zero_based=False)
+            x, y, *_ = load_svmlight_file(file, n_features=FEATURES, zero_based=False)  # pyright: ignore[reportArgumentType]
     except (ValueError, OSError, EOFError, lzma.LZMAError) as error:
         raise DataError(
             f"{path} is not LIBSVM text with {FEATURES} features ({error}): replace it"

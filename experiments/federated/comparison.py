@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from pydantic import ValidationError
 
 from gossamer.names import hint
 
@@ -28,7 +27,7 @@ from ...topology import TopologyError
 from ..build import Swarm
 from ..config.named_files import digest, named_files, refuse_changed, topology_files
 from ..config.needs import warn_unused_keys
-from ..config.tables import Config, Experiment, Model, first_mistake, read_table, require_table
+from ..config.tables import Config, Experiment, Model, parse_table, read_table, require_table
 from ..data import load_once
 from ..errors import ConfigError
 from ..results import Record, write_json
@@ -62,14 +61,10 @@ class Comparison(Experiment):
     def method(self, name: str) -> Method:
         """The method of one table, with its knobs."""
         knobs = {key: value for key, value in self.methods[name].items() if key != "method"}
-        if (registered := self.kind(name)) not in METHODS:
-            near = hint(registered, METHODS, are="there are")
-            raise ConfigError(f"no method is called {registered!r}; {near}")
-        kind = METHODS[registered]
-        try:
-            return kind.model_validate(knobs)
-        except ValidationError as error:
-            raise ConfigError(f"in [methods.{name}]: {first_mistake(error, kind)}") from None
+        if (kind := self.kind(name)) not in METHODS:
+            near = hint(kind, METHODS, are="there are")
+            raise ConfigError(f"no method is called {kind!r}; {near}")
+        return parse_table(METHODS[kind], knobs, f"in [methods.{name}]")
 
     def kind(self, name: str) -> str:
         """The name under which a table's method is registered."""
@@ -89,24 +84,18 @@ def parse_comparison(table: dict[str, Any], source: str = "config") -> Compariso
             f"{source}: has {foreign[0]!r}, so it is a swarm's config: run it with gossamer simulate or "
             "gossamer swarm. A comparison has a table [methods.NAME] for each method"
         )
-    try:
-        config = Comparison.model_validate(table)
-    except ValidationError as error:
-        raise ConfigError(f"{source}: {first_mistake(error, Comparison)}") from None
-    if config.peers < 2:
-        raise ConfigError(
-            f"{source}: key 'peers': should be at least 2 clients, not {config.peers}"
-        )
-    if "<>" in config.network.layout or config.data.set == "sparse":
-        raise ConfigError(
-            f"{source}: key 'network.layout': methods need gradients, which the associative network "
-            "has not"
-        )
-    if not config.methods:
-        raise ConfigError(
-            f"{source}: key 'methods': names none; write a table such as [methods.fedavg] for each of "
-            f"those to compare. There are {', '.join(METHODS)}"
-        )
+    config = parse_table(Comparison, table, source)
+    mistakes = {
+        f"'peers': should be at least 2 clients, not {config.peers}": config.peers < 2,
+        "'network.layout': methods need gradients, which the associative network has not": (
+            "<>" in config.network.layout or config.data.set == "sparse"
+        ),
+        "'methods': names none; write a table such as [methods.fedavg] for each of those to compare. There "
+        f"are {', '.join(METHODS)}": not config.methods,
+    }
+    for mistake, made in mistakes.items():
+        if made:
+            raise ConfigError(f"{source}: key {mistake}")
     for name in config.methods:
         try:
             method = config.method(name)
@@ -226,12 +215,8 @@ def _start(method: Method, clients: list[Client], name: str, source: str) -> Any
 
 
 def _point(index: int, sent: int, taken: float, tests: list[Metrics]) -> Record:
-    return {
-        "round": index,
-        "bytes": sent,
-        "seconds": round(taken, 4),
-        "accuracy": [round(test.accuracy, 6) for test in tests],
-    }
+    accuracies = [round(test.accuracy, 6) for test in tests]
+    return {"round": index, "bytes": sent, "seconds": round(taken, 4), "accuracy": accuracies}
 
 
 # --- all runs -------------------------------------------------------------------------------------------

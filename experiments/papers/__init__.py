@@ -74,9 +74,9 @@ _PAPERS = (
           "MAGI: accuracy on MNIST", 5),
     Paper("magi-figure2", "002, figure 2", "matching:magi_figure2",
           "MAGI: size of the fused network by λ", 5),
-    Paper("newcomers", "live", "live_matching:newcomers",
+    Paper("newcomers", "live", "live:newcomers",
           "peers trained apart join, aligned or not", takes=NONE),
-    Paper("widths", "live", "live_matching:widths",
+    Paper("widths", "live", "live:widths",
           "peers of three widths in one partial model", takes=NONE),
     Paper("fednp-toy", "004, figure 1 and table 4", "fednp:toy",
           "FedNP on three stretches of a parabola, with z frozen as a control", 5, takes=SEEDS),
@@ -86,7 +86,7 @@ _PAPERS = (
           "Partial sharing of a small CNN, CIFAR-10", 3),
     Paper("networks-hapt", "003, other networks", "networks:hapt",
           "Partial sharing of an LSTM and a 1-D CNN, HAPT", 3),
-    Paper("compression", "deck 001", "compression:compression",
+    Paper("compression", "deck 001", "live:compression",
           "Accuracy and bytes of live peers, by compressor", takes=frozenset({"quick", "only"})),
 )  # fmt: skip
 _STUDIES = (

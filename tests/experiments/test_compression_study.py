@@ -7,7 +7,7 @@ import pytest
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.live.layout import plan
 from gossamer.experiments.papers import PAPERS
-from gossamer.experiments.papers.compression import draw, table
+from gossamer.experiments.papers.live import compression_table, draw_compression
 from gossamer.peer import BrokerAddress
 
 SHARED = {"models": [{"name": "global", "layout": "64-20-0"}], "peers": 2}
@@ -69,6 +69,6 @@ def test_swarms_stand_beside_their_twins(tmp_path):
         {"what": "uncompressed", "accuracy": 0.9, "bytes": 4_000_000, **common},
         {"what": "int8", "accuracy": 0.89, "bytes": 1_000_000, **common},
     ]
-    rows = table(records)["summary"].set_index("compressor")
+    rows = compression_table(records)["summary"].set_index("compressor")
     assert [*rows.loc["int8"]][1:5] == ["0.890", "+0.010", "1.00", "4.00"]
-    assert all(file.stat().st_size > 100 for file in draw(tmp_path, records))
+    assert all(file.stat().st_size > 100 for file in draw_compression(tmp_path, records))

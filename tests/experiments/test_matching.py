@@ -15,7 +15,7 @@ from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.build import Swarm, members_in_order
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.live.layout import load_join, plan
-from gossamer.experiments.papers import live_matching as newcomers
+from gossamer.experiments.papers import live as newcomers
 from gossamer.gossip import MemoryBroker, MemoryTransport
 from gossamer.peer import BrokerAddress, HostSpec, Matching, Peer
 

@@ -9,7 +9,7 @@ import pytest
 
 from gossamer.experiments.live.layout import plan
 from gossamer.experiments.live.run import collect
-from gossamer.experiments.papers import live_matching as newcomers
+from gossamer.experiments.papers import live as newcomers
 from gossamer.experiments.results import RecordFile
 from gossamer.experiments.study import Job, StudyCell
 from gossamer.gossip import ONE
