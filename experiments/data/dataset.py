@@ -173,16 +173,12 @@ def from_torch(dataset: Any, indices: Iterable[int] | None = None) -> Samples:
         inputs.append(_array(x))
         label = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
         labels.append(label.reshape(()) if label.size == 1 else label)
-        if inputs[-1].shape != inputs[0].shape:
-            raise DataError(
-                f"from_torch: sample {i} has shape {inputs[-1].shape}, the first one "
-                f"{inputs[0].shape}: resize or pad in the dataset's transform"
-            )
-        if labels[-1].shape != labels[0].shape:
-            raise DataError(
-                f"from_torch: the label of sample {i} has shape {labels[-1].shape}, that of the first one "
-                f"{labels[0].shape}"
-            )
+        for what, arrays in ((f"sample {i}", inputs), (f"the label of sample {i}", labels)):
+            if arrays[-1].shape != arrays[0].shape:
+                raise DataError(
+                    f"from_torch: {what} has shape {arrays[-1].shape}, the first one {arrays[0].shape}: "
+                    "resize or pad in the dataset's transform"
+                )
     return samples(np.stack(inputs), np.stack(labels))
 
 

@@ -145,8 +145,10 @@ def average(
         assert isinstance(gossiper.mode, RoundsMode)
         gossiper.mode.begin_round(gossiper, round)
         modes.append(gossiper.mode)
-    over = lambda: all(mode.finished(round) for mode in modes)  # noqa: E731
-    return run(gossipers, network, start=start, seconds=1000.0, until=over)
+    return run(
+        gossipers, network,
+        start=start, seconds=1000.0, until=lambda: all(mode.finished(round) for mode in modes),
+    )  # fmt: skip
 
 
 def correlation(features: list[Array], target: Array) -> float:
