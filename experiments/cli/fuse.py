@@ -24,7 +24,6 @@ from .console import YesOrNo, command, load_torch
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
     from torch import Tensor
 
     from ...models.matching import Chain, Fusion, Layer
@@ -222,7 +221,8 @@ class NetworkFile:
 
     path: Path
     chain: Chain
-    dtype: torch.dtype
+    dtype: type
+    """numpy's float32, or float64 if any of its values has it."""
     slices: dict[str, list[list[int]]] | None
 
 
@@ -231,6 +231,7 @@ def read_network(path: Path, order: Sequence[str] | None = None) -> NetworkFile:
 
     order: names of layers as they run, for files that do not say it; see `layer_order`.
     """
+    import numpy as np
     import torch
 
     from ...models.matching import Chain
@@ -252,7 +253,7 @@ def read_network(path: Path, order: Sequence[str] | None = None) -> NetworkFile:
         str(path),
         layer_order(shapes, metadata, order, str(path)),
     )
-    dtype = torch.float64 if torch.float64 in kinds else torch.float32
+    dtype = np.float64 if torch.float64 in kinds else np.float32
     try:
         slices = json.loads(metadata["slices"]) if "slices" in metadata else None
     except json.JSONDecodeError:
@@ -293,21 +294,17 @@ def check_target(path: Path, *, force: bool) -> None:
         raise ModelError(f"{path}: there is no folder {path.parent}; make it first")
 
 
-def write_network(path: Path, chain: Chain, dtype: torch.dtype, metadata: dict[str, str]) -> None:
+def write_network(path: Path, chain: Chain, dtype: type, metadata: dict[str, str]) -> None:
     """Write a network as safetensors; a file of that name is replaced at once or not at all.
 
     The order of its layers joins the metadata.
     """
     import numpy as np
-    import torch
-    from safetensors.torch import save_file
+    from safetensors.numpy import save_file
 
     from ...models import LAYER_ORDER
 
-    state = {
-        name: torch.from_numpy(np.ascontiguousarray(value)).to(dtype)
-        for name, value in chain.state(np.float64).items()
-    }
+    state = {name: np.ascontiguousarray(value) for name, value in chain.state(dtype).items()}
     with replacing(path) as part:
         save_file(state, part, {**metadata, LAYER_ORDER: json.dumps(list(state))})
 

@@ -296,7 +296,7 @@ class Gossip(GossipSettings, LifeSettings, LinkSettings):
     """How live peers average, and peers in virtual time, which also know `exchanges`, `fraction`, `dtype`,
     `compress` and `drift`. Without a [time] table so do peers in lockstep, except for `fraction`, where they
     send messages: on a `topology`, or in the modes `rounds` and `server`. Else the arena averages exactly.
-    Most keys are those of any peer: gossip/settings.py, peer/tables.py and gossip/mqtt_options.py."""
+    Most keys are those of any peer: gossip/settings.py, peer/settings.py, gossip/transport/options.py."""
 
     exchanges: Count | None = None
     """Neighbours that a peer pushes to after a round (async; 2 if left out), or exchanges per averaging

@@ -350,7 +350,7 @@ class JoinConfig(
 ):
     """A device's file. Give either an entry point of your own, or a swarm config and an index in it.
 
-    The settings are those of any peer: see peer/tables.py, gossip/settings.py and gossip/mqtt_options.py.
+    The settings are those of any peer: see peer/settings.py, gossip/settings.py, gossip/transport/options.py.
     With `config`, those that are not stated here are the config's.
     """
 
