@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,12 +21,15 @@ class Result:
     err: str
 
 
+Run = Callable[..., Result]
+
+
 def runner(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     *command: str,
-) -> Callable[..., Result]:
+) -> Run:
     """Runs `gossamer COMMAND …` in a folder of its own."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "100")  # of usage messages
@@ -34,6 +38,18 @@ def runner(
         with pytest.raises(SystemExit) as stop:
             cli.main([*command, *arguments])
         return Result(stop.value.code, *capsys.readouterr())
+
+    return run
+
+
+def runs(*command: str, **files: str) -> Any:
+    """A fixture: runs `gossamer COMMAND …` in a folder of its own that has these TOML files."""
+
+    @pytest.fixture
+    def run(tmp_path: Path, monkeypatch: Any, capsys: Any) -> Run:
+        for name, text in files.items():
+            (tmp_path / f"{name}.toml").write_text(text)
+        return runner(tmp_path, monkeypatch, capsys, *command)
 
     return run
 

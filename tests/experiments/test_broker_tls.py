@@ -8,14 +8,14 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from cli_kit import Result, runner
+from cli_kit import runs
 
 from gossamer.gossip import MqttTransport, TlsFiles
 from gossamer.peer import Authority, machine_names
@@ -63,11 +63,7 @@ def broker(folder: Path, *options: str) -> Iterator[Running]:
     assert process.returncode == 0
 
 
-@pytest.fixture
-def gossamer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Result]:
-    return runner(tmp_path, monkeypatch, capsys)
+gossamer = runs()
 
 
 def test_pinned_authority_holds_after_restart_and_renewal(tmp_path, mosquitto, run):

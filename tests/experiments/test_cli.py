@@ -7,12 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from cli_kit import Result, runner
+from cli_kit import Run, runs
 from waiting import wait_until
 
 from gossamer.experiments.cli import app as cli
@@ -35,20 +34,14 @@ layout = "64=4=10"
 """
 
 
-@pytest.fixture
-def gossamer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Result]:
-    """Runs the command in this process, in a folder of its own."""
-    (tmp_path / "tiny.toml").write_text(TINY)
-    return runner(tmp_path, monkeypatch, capsys)
+gossamer = runs(tiny=TINY)
 
 
 def commands() -> list[str]:
     return [command.name or "" for command in cli.app.registered_commands]
 
 
-def test_help_lists_every_command(gossamer: Callable[..., Result]) -> None:
+def test_help_lists_every_command(gossamer: Run) -> None:
     result = gossamer("--help")
     assert result.code == 0
     assert {"demo", "simulate", "paper", "data"} <= set(commands())
@@ -58,7 +51,7 @@ def test_help_lists_every_command(gossamer: Callable[..., Result]) -> None:
 
 
 @pytest.mark.parametrize("name", commands())
-def test_help_of_every_command_is_readable(gossamer: Callable[..., Result], name: str) -> None:
+def test_help_of_every_command_is_readable(gossamer: Run, name: str) -> None:
     for flag in ("--help", "-h"):
         result = gossamer(name, flag)
         assert (result.code, result.err) == (0, "")
@@ -70,12 +63,12 @@ def test_help_of_every_command_is_readable(gossamer: Callable[..., Result], name
     assert " ".join(summary) in " ".join(result.out.split())
 
 
-def test_without_a_command_help_is_shown(gossamer: Callable[..., Result]) -> None:
+def test_without_a_command_help_is_shown(gossamer: Run) -> None:
     result = gossamer()
     assert "Usage: gossamer" in result.out + result.err
 
 
-def test_simulate_says_which_files_it_wrote(gossamer: Callable[..., Result]) -> None:
+def test_simulate_says_which_files_it_wrote(gossamer: Run) -> None:
     result = gossamer("simulate", "tiny.toml", "--networks")
     assert result.code == 0
     written = [line.removeprefix("wrote ") for line in result.out.splitlines()]
@@ -93,7 +86,7 @@ def test_simulate_says_which_files_it_wrote(gossamer: Callable[..., Result]) -> 
     assert all(Path(file).exists() for file in written)
 
 
-def test_out_chooses_the_folder(gossamer: Callable[..., Result]) -> None:
+def test_out_chooses_the_folder(gossamer: Run) -> None:
     assert gossamer("simulate", "tiny.toml", "-o", "else/where").code == 0
     assert json.loads(Path("else/where/config.json").read_text())["name"] == "tiny"
     assert not Path("results").exists()
@@ -117,7 +110,7 @@ def test_out_chooses_the_folder(gossamer: Callable[..., Result]) -> None:
     ],
 )
 def test_bad_input_is_one_line_on_stderr_and_code_2(
-    gossamer: Callable[..., Result], arguments: tuple[str, ...], text: str
+    gossamer: Run, arguments: tuple[str, ...], text: str
 ) -> None:
     Path("wrong.toml").write_text("pears = 3")
     Path("misfit.toml").write_text('peers = 2\nnetwork.layout = "63=4=10"')
@@ -129,7 +122,7 @@ def test_bad_input_is_one_line_on_stderr_and_code_2(
     assert text in line
 
 
-def test_a_folder_that_cannot_be_written_is_named(gossamer: Callable[..., Result]) -> None:
+def test_a_folder_that_cannot_be_written_is_named(gossamer: Run) -> None:
     result = gossamer("simulate", "tiny.toml", "-o", "tiny.toml/x")
     assert result.code == 2
     assert (
@@ -137,7 +130,7 @@ def test_a_folder_that_cannot_be_written_is_named(gossamer: Callable[..., Result
     )
 
 
-def test_square_brackets_in_an_error_are_shown(gossamer: Callable[..., Result]) -> None:
+def test_square_brackets_in_an_error_are_shown(gossamer: Run) -> None:
     """rich would take [red] for a colour and swallow it."""
     assert "[red].toml" in gossamer("simulate", "[red].toml").err
 
@@ -148,7 +141,7 @@ def test_debug_shows_the_traceback() -> None:
 
 
 @pytest.mark.parametrize("option", [("--runs", "0"), ("--jobs", "0"), ("--runs", "many")])
-def test_bad_options_are_refused(gossamer: Callable[..., Result], option: tuple[str, str]) -> None:
+def test_bad_options_are_refused(gossamer: Run, option: tuple[str, str]) -> None:
     result = gossamer("paper", "semi-local", *option)
     assert result.code == 2
     assert option[0] in result.err
@@ -156,7 +149,7 @@ def test_bad_options_are_refused(gossamer: Callable[..., Result], option: tuple[
 
 
 @pytest.mark.parametrize("arguments", [("paper",), ("paper", "list"), ("paper", "LIST")])
-def test_paper_list(gossamer: Callable[..., Result], arguments: tuple[str, ...]) -> None:
+def test_paper_list(gossamer: Run, arguments: tuple[str, ...]) -> None:
     result = gossamer(*arguments)
     assert result.code == 0
     for paper in PAPERS.values():
@@ -164,7 +157,7 @@ def test_paper_list(gossamer: Callable[..., Result], arguments: tuple[str, ...])
         assert paper.section in result.out
 
 
-def test_data_lists_names_and_describes_one(gossamer: Callable[..., Result]) -> None:
+def test_data_lists_names_and_describes_one(gossamer: Run) -> None:
     assert gossamer("data").out.split() == list(names())
     result = gossamer("data", "digits")
     assert result.code == 0
@@ -172,9 +165,7 @@ def test_data_lists_names_and_describes_one(gossamer: Callable[..., Result]) -> 
         assert value in result.out
 
 
-def test_interrupted_says_so_and_leaves_code_130(
-    gossamer: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_interrupted_says_so_and_leaves_code_130(gossamer: Run, tmp_path: Path) -> None:
     (tmp_path / "stopping.py").write_text("def make():\n    raise KeyboardInterrupt\n")
     (tmp_path / "stops.toml").write_text('[network]\nentry = "stopping:make"\n')
     result = gossamer("simulate", "stops.toml")
@@ -185,7 +176,7 @@ def test_interrupted_says_so_and_leaves_code_130(
 
 @pytest.mark.parametrize("command", [("swarm", "tiny.toml", "-o", "out"), ("demo", "-o", "out")])
 def test_an_interrupted_live_swarm_says_that_the_next_run_starts_anew(
-    gossamer: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+    gossamer: Run, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cli_kit import Result, runner
+from cli_kit import Run as Command
+from cli_kit import runs
 from results_kit import at
 
 from gossamer.experiments.arena import simulate_in_time
@@ -251,11 +251,7 @@ def test_a_config_of_another_kind_of_run_is_refused(run: Run, tmp_path: Path) ->
             start(time={"loss": 0.9})
 
 
-@pytest.fixture
-def gossamer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Result]:
-    return runner(tmp_path, monkeypatch, capsys)
+gossamer = runs()
 
 
 TOML = """
@@ -269,7 +265,7 @@ gossip = {exchanges = 3, lease = 5.0}
 """
 
 
-def test_commands_tell_it_in_one_line_each(gossamer: Callable[..., Result], tmp_path: Path) -> None:
+def test_commands_tell_it_in_one_line_each(gossamer: Command, tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TOML, "utf-8")
     result = gossamer("simulate", "tiny.toml", "-o", "out")
     said = [line for line in result.err.splitlines() if "has no effect" in line]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from cli_kit import Result, runner
+from cli_kit import Run, runs
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -17,12 +16,7 @@ from gossamer.models import SlicedNetwork, mlp
 torch.set_num_threads(1)
 
 
-@pytest.fixture
-def fuse(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Result]:
-    """Runs `gossamer fuse` in this process, in a folder of its own."""
-    return runner(tmp_path, monkeypatch, capsys, "fuse")
+fuse = runs("fuse")
 
 
 def save(path: str, layout: str, seed: int, activation: str = "relu") -> torch.nn.Module:
@@ -33,7 +27,7 @@ def save(path: str, layout: str, seed: int, activation: str = "relu") -> torch.n
     return module
 
 
-def test_networks_of_three_widths_become_one(fuse: Callable[..., Result]) -> None:
+def test_networks_of_three_widths_become_one(fuse: Run) -> None:
     for index, width in enumerate((5, 8, 6)):
         save(f"{index}.safetensors", f"64={width}=10", index)
     files = [f"{index}.safetensors" for index in range(3)]
@@ -52,7 +46,7 @@ def test_networks_of_three_widths_become_one(fuse: Callable[..., Result]) -> Non
     assert 0 <= about["accuracy"] <= 1
 
 
-def test_a_permuted_copy_changes_nothing(fuse: Callable[..., Result]) -> None:
+def test_a_permuted_copy_changes_nothing(fuse: Run) -> None:
     module = save("a.safetensors", "4=6=3", 0)
     order = torch.tensor([3, 1, 5, 0, 2, 4])
     state = module.state_dict()
@@ -72,7 +66,7 @@ def test_a_permuted_copy_changes_nothing(fuse: Callable[..., Result]) -> None:
     assert torch.allclose(fused(x), module(x), atol=1e-6)
 
 
-def test_sample_counts_decide_who_is_heard(fuse: Callable[..., Result], tmp_path: Path) -> None:
+def test_sample_counts_decide_who_is_heard(fuse: Run, tmp_path: Path) -> None:
     """Two linear networks; each class belongs to the one that saw it."""
     one, two = save("a.safetensors", "4=2", 0), save("b.safetensors", "4=2", 1)
     (tmp_path / "counts.json").write_text("[[10, 0], [0, 10]]")
@@ -86,7 +80,7 @@ def test_sample_counts_decide_who_is_heard(fuse: Callable[..., Result], tmp_path
     assert torch.allclose(weight[1], two.state_dict()["0.weight"][1])
 
 
-def test_cells_stay_inside_their_partial_models(fuse: Callable[..., Result]) -> None:
+def test_cells_stay_inside_their_partial_models(fuse: Run) -> None:
     """The same network twice; the two peers gave its cells to different models."""
     module = save("plain.safetensors", "4=6=3", 0)
     for peer, slices in (("a", {"all": "4-2-3", "mine": "0-4-0"}), ("b", {"all": "4-6-3"})):
@@ -140,7 +134,7 @@ def answer(path: str, names: list[str], x: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_layers_run_in_their_own_order_whatever_their_names(
-    fuse: Callable[..., Result], names: list[str], layout: str, order: str | None
+    fuse: Run, names: list[str], layout: str, order: str | None
 ) -> None:
     state, module = named(names, layout)
     save_file(state, "a.safetensors")
@@ -151,7 +145,7 @@ def test_layers_run_in_their_own_order_whatever_their_names(
     assert torch.allclose(answer("out.safetensors", names, x), module(x), atol=1e-6)
 
 
-def test_our_own_files_say_in_which_order_their_layers_run(fuse: Callable[..., Result]) -> None:
+def test_our_own_files_say_in_which_order_their_layers_run(fuse: Run) -> None:
     """Also what `fuse` has written, and also where a module lists its layers in another order."""
     names = ["zeta", "mid", "alpha"]
     state, module = named(names, "4=4=4=4")
@@ -172,7 +166,7 @@ def test_our_own_files_say_in_which_order_their_layers_run(fuse: Callable[..., R
 
 
 def test_an_activation_with_slopes_belongs_to_the_layer_before_it(
-    fuse: Callable[..., Result],
+    fuse: Run,
 ) -> None:
     module = save("a.safetensors", "4=4=4=4", 0, "prelu")
     assert fuse("a.safetensors", "a.safetensors", "-o", "o.safetensors", "--no-shrink").code == 0
@@ -197,9 +191,7 @@ def test_an_activation_with_slopes_belongs_to_the_layer_before_it(
         (["damaged"], "its metadata about the order of layers is damaged"),
     ],
 )
-def test_an_order_that_cannot_be_is_one_line(
-    fuse: Callable[..., Result], arguments: list[str], message: str
-) -> None:
+def test_an_order_that_cannot_be_is_one_line(fuse: Run, arguments: list[str], message: str) -> None:
     names = ["zeta", "mid", "alpha"]
     square = named(names, "4=4=4=4")[0]
     files = {
@@ -221,7 +213,7 @@ def test_an_order_that_cannot_be_is_one_line(
     assert "Traceback" not in result.err
 
 
-def test_an_output_is_replaced_only_by_force(fuse: Callable[..., Result], tmp_path: Path) -> None:
+def test_an_output_is_replaced_only_by_force(fuse: Run, tmp_path: Path) -> None:
     save("a.safetensors", "4=6=3", 0)
     (tmp_path / "out.safetensors").write_text("precious")
     refused = fuse("a.safetensors", "-o", "out.safetensors")
@@ -233,9 +225,7 @@ def test_an_output_is_replaced_only_by_force(fuse: Callable[..., Result], tmp_pa
     assert load_file("out.safetensors")["0.weight"].shape == (6, 4)
 
 
-def test_nothing_is_written_when_an_input_is_bad(
-    fuse: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_nothing_is_written_when_an_input_is_bad(fuse: Run, tmp_path: Path) -> None:
     save("a.safetensors", "4=6=3", 0)
     state = load_file("a.safetensors")
     state["2.weight"][1, 2] = float("nan")
@@ -273,7 +263,7 @@ def test_nothing_is_written_when_an_input_is_bad(
     ],
 )
 def test_mistakes_get_one_line(
-    fuse: Callable[..., Result], tmp_path: Path, arguments: list[str], message: str
+    fuse: Run, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     layouts = {"a": "4=6=3", "deep": "4=6=5=3", "wide": "5=6=3", "short": "4=6=2"}
     for name, layout in layouts.items():

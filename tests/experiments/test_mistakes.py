@@ -10,7 +10,7 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from cli_kit import Result, runner
+from cli_kit import Result, Run, runner
 
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.federated.comparison import coverage, parse_comparison
@@ -36,7 +36,7 @@ PEER = 'name = "anna"\nentry = "{}"\nrounds = 1\n'
 @pytest.fixture
 def gossamer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Result]:
+) -> Run:
     """Runs the command in this process, in a folder with a config, a file and a folder."""
     (tmp_path / "tiny.toml").write_text(TINY)
     (tmp_path / "afile").write_text("ordinary")
@@ -97,7 +97,7 @@ def test_a_caption_counts_the_seeds_that_there_are(
     ids=" ".join,
 )
 def test_a_file_in_the_place_of_a_folder_is_refused_before_the_work(
-    gossamer: Callable[..., Result], tmp_path: Path, command: list[str]
+    gossamer: Run, tmp_path: Path, command: list[str]
 ) -> None:
     result = gossamer(*command)
     refused(result, "afile", "cannot be a folder: afile is a file")
@@ -105,9 +105,7 @@ def test_a_file_in_the_place_of_a_folder_is_refused_before_the_work(
     assert (tmp_path / "afile").read_text() == "ordinary"
 
 
-def test_join_refuses_a_file_in_the_place_of_a_folder(
-    gossamer: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_join_refuses_a_file_in_the_place_of_a_folder(gossamer: Run, tmp_path: Path) -> None:
     (tmp_path / "anna.toml").write_text(PEER.format("no_such_module:make"))
     address = ("--broker", "mqtt://127.0.0.1:1", "--swarm", "garden")
     refused(gossamer("join", *address, "--config", "anna.toml", "-o", "afile"), "afile is a file")
@@ -139,9 +137,7 @@ def test_names_of_configs_that_may_be() -> None:
 
 @pytest.mark.parametrize("option", ["--port", "--websockets"])
 @pytest.mark.parametrize("port", ["80000", "-1"])
-def test_a_port_that_cannot_be_is_refused(
-    gossamer: Callable[..., Result], option: str, port: str
-) -> None:
+def test_a_port_that_cannot_be_is_refused(gossamer: Run, option: str, port: str) -> None:
     result = gossamer("broker", f"{option}={port}")
     assert result.code == 2
     assert option in result.err
@@ -149,7 +145,7 @@ def test_a_port_that_cannot_be_is_refused(
 
 
 @pytest.mark.parametrize("command", ["show", "stress", "compare"])
-def test_one_peer_is_no_swarm(gossamer: Callable[..., Result], command: str) -> None:
+def test_one_peer_is_no_swarm(gossamer: Run, command: str) -> None:
     result = gossamer("topology", command, "ring", "--peers", "1")
     refused(result, "ring", "at least 2 peers, not 1")
 
@@ -162,15 +158,13 @@ def test_one_peer_is_no_swarm(gossamer: Callable[..., Result], command: str) -> 
         ("none.toml", "there is no such file"),
     ],
 )
-def test_a_peers_file_that_cannot_be_read(
-    gossamer: Callable[..., Result], file: str, words: str
-) -> None:
+def test_a_peers_file_that_cannot_be_read(gossamer: Run, file: str, words: str) -> None:
     address = ("--broker", "mqtt://127.0.0.1:1", "--swarm", "garden")
     refused(gossamer("join", *address, "--config", file), f"{file}: {words}")
 
 
 def test_what_a_users_graph_function_raises_is_told_as_its_own(
-    gossamer: Callable[..., Result], tmp_path: Path
+    gossamer: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "mistaken_graphs.py").write_text(
         "def helper(table):\n    return table['sensor']\n\ndef boom(peers):\n    return helper({})\n"
@@ -183,7 +177,7 @@ def test_what_a_users_graph_function_raises_is_told_as_its_own(
 
 
 def test_what_a_users_network_function_raises_is_told_as_its_own(
-    gossamer: Callable[..., Result], tmp_path: Path
+    gossamer: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "mistaken_nets.py").write_text("def boom():\n    return {}['layer']\n")
     refused(
@@ -193,9 +187,7 @@ def test_what_a_users_network_function_raises_is_told_as_its_own(
     )
 
 
-def test_what_a_users_module_does_when_it_is_imported(
-    gossamer: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_what_a_users_module_does_when_it_is_imported(gossamer: Run, tmp_path: Path) -> None:
     (tmp_path / "mistaken_import.py").write_text("ready = 1 / 0\n")
     refused(
         gossamer("topology", "show", "mistaken_import:graph"),
@@ -207,9 +199,7 @@ def test_what_a_users_module_does_when_it_is_imported(
 # --- graphs ----------------------------------------------------------------------------------------
 
 
-def test_a_graph_with_names_is_told_by_them(
-    gossamer: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_a_graph_with_names_is_told_by_them(gossamer: Run, tmp_path: Path) -> None:
     graph = nx.relabel_nodes(nx.path_graph(3), {0: "ann", 1: "ben", 2: "cas"})
     nx.write_graphml(graph, tmp_path / "named.graphml")
     shown = gossamer("topology", "show", "named.graphml")
@@ -231,7 +221,7 @@ def test_a_weight_that_is_no_share_is_refused(tmp_path: Path, weight: float) -> 
 
 
 def test_a_layout_that_does_not_fit_the_data_is_what_is_blamed(
-    gossamer: Callable[..., Result], tmp_path: Path
+    gossamer: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "inputs.toml").write_text(
         TINY.replace("64=4=10", "63=4=10") + '[[models]]\nname = "global"\nlayout = "64-4-0"\n'
@@ -239,16 +229,14 @@ def test_a_layout_that_does_not_fit_the_data_is_what_is_blamed(
     refused(gossamer("simulate", "inputs.toml"), "'network.layout'", "63 cells", "64 features")
 
 
-def test_a_config_of_the_other_kind_is_recognised(
-    gossamer: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_a_config_of_the_other_kind_is_recognised(gossamer: Run, tmp_path: Path) -> None:
     (tmp_path / "swarm.toml").write_text(TINY + '[[models]]\nname = "a"\nlayout = "64-4-0"\n')
     refused(gossamer("compare", "swarm.toml"), "swarm.toml", "swarm's config", "gossamer simulate")
     (tmp_path / "both.toml").write_text(TINY + "[methods.fedavg]\n")
     refused(gossamer("simulate", "both.toml"), "both.toml", "comparison's config", "compare")
 
 
-def test_a_config_without_keys_says_so(gossamer: Callable[..., Result], tmp_path: Path) -> None:
+def test_a_config_without_keys_says_so(gossamer: Run, tmp_path: Path) -> None:
     (tmp_path / "empty.toml").write_text("")
     said = (
         "sets no keys, so the defaults are used: 16 peers with network 64=32=10 on data set digits"

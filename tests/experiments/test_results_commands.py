@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from cli_kit import Result, runner
+from cli_kit import Result, Run, runner
 from disk_kit import largest_file
 
 from gossamer.experiments.arena.simulation import save_networks
@@ -33,7 +32,7 @@ layout = "64=4=10"
 """
 URL = "mqtt://127.0.0.1:1"
 
-Gossamer = Callable[..., Result]
+Gossamer = Run
 
 
 @pytest.fixture

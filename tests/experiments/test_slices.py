@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from cli_kit import Result, runner
+from cli_kit import Run, runs
 
 from gossamer.experiments.cli.slices import (
     MOST_CELLS,
@@ -22,14 +21,8 @@ from gossamer.models import ModelGraph, SlicedNetwork, lstm_classifier, mlp, res
 
 torch.set_num_threads(1)
 
-Run = Callable[..., Result]
 
-
-@pytest.fixture
-def slices(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Run:
-    return runner(tmp_path, monkeypatch, capsys, "slices")
+slices = runs("slices")
 
 
 def residual(buffers: str = "average") -> SlicedNetwork:

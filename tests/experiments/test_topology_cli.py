@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import networkx as nx
 import numpy as np
 import pytest
 import torch
-from cli_kit import Result, runner
+from cli_kit import Run, runs
 
 from gossamer.topology import build, facts
 
 torch.set_num_threads(1)
 
 
-@pytest.fixture
-def topology(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Result]:
-    """Runs `gossamer topology …` in this process, in a folder of its own."""
-    return runner(tmp_path, monkeypatch, capsys, "topology")
+topology = runs("topology")
 
 
-def test_show_tells_the_facts_and_draws_them(
-    topology: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_show_tells_the_facts_and_draws_them(topology: Run, tmp_path: Path) -> None:
     result = topology("show", "networkx:karate_club_graph", "-o", "club")
     assert result.code == 0
     known = facts(build(nx.karate_club_graph()))
@@ -41,9 +33,7 @@ def test_show_tells_the_facts_and_draws_them(
         assert (tmp_path / "club" / name).stat().st_size > 5000
 
 
-def test_show_of_a_config_lists_every_partial_model(
-    topology: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_show_of_a_config_lists_every_partial_model(topology: Run, tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(
         'name = "two"\npeers = 6\ntopology = "ring"\n[data]\nsamples = 5\n'
         '[network]\nlayout = "64=4=10"\n'
@@ -57,23 +47,21 @@ def test_show_of_a_config_lists_every_partial_model(
     assert record["groups"] == ["half"] * 3 + ["no group"] * 3
 
 
-def test_show_of_a_schedule_is_about_its_period(topology: Callable[..., Result]) -> None:
+def test_show_of_a_schedule_is_about_its_period(topology: Run) -> None:
     result = topology("show", "one-peer-exponential", "--peers", "8")
     assert result.code == 0
     assert "exact after one period" in result.out
     assert "3 steps" in result.out
 
 
-def test_show_of_many_peers_has_a_summary(topology: Callable[..., Result], tmp_path: Path) -> None:
+def test_show_of_many_peers_has_a_summary(topology: Run, tmp_path: Path) -> None:
     assert topology("show", "regular:3", "--peers", "1000", "-o", "many").code == 0
     words = (tmp_path / "many/topology.svg").read_text()
     for word in ("links per peer", "disagreement", "more than 64 peers are not numbered"):
         assert word in words
 
 
-def test_compare_predicts_measures_and_learns(
-    topology: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_compare_predicts_measures_and_learns(topology: Run, tmp_path: Path) -> None:
     names = ["ring", "torus", "one-peer-exponential"]
     result = topology("compare", *names, "--peers", "16", "--rounds", "12", "-o", "c")
     assert result.code == 0
@@ -94,14 +82,14 @@ def test_compare_predicts_measures_and_learns(
     assert (tmp_path / "c/compare.png").stat().st_size > 5000
 
 
-def test_compare_without_learning(topology: Callable[..., Result], tmp_path: Path) -> None:
+def test_compare_without_learning(topology: Run, tmp_path: Path) -> None:
     result = topology("compare", "ring", "clique", "--no-learn", "-o", "c")
     assert result.code == 0
     assert "accuracy" not in result.out
     assert (tmp_path / "c/compare.svg").exists()
 
 
-def test_stress_says_what_breaks_first(topology: Callable[..., Result], tmp_path: Path) -> None:
+def test_stress_says_what_breaks_first(topology: Run, tmp_path: Path) -> None:
     result = topology("stress", "clusters:2:1", "--peers", "12", "-o", "s")
     assert result.code == 0
     assert "First to break: the worst links. 1 link of 31 splits the swarm: without " in result.out
@@ -118,7 +106,7 @@ def test_stress_says_what_breaks_first(topology: Callable[..., Result], tmp_path
     assert (tmp_path / "s/stress.png").stat().st_size > 5000
 
 
-def test_advise_ranks_with_reasons(topology: Callable[..., Result], tmp_path: Path) -> None:
+def test_advise_ranks_with_reasons(topology: Run, tmp_path: Path) -> None:
     result = topology("advise", "--peers", "32", "--degree", "5", "--groups", "4", "-o", "a")
     assert result.code == 0
     record = json.loads((tmp_path / "a/advice.json").read_text())
@@ -129,9 +117,7 @@ def test_advise_ranks_with_reasons(topology: Callable[..., Result], tmp_path: Pa
     assert (tmp_path / "a/advice.png").stat().st_size > 5000
 
 
-def test_a_graph_in_parts_is_bridged_on_request(
-    topology: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_a_graph_in_parts_is_bridged_on_request(topology: Run, tmp_path: Path) -> None:
     (tmp_path / "parts.edges").write_text("0 1\n1 2\n3 4\n5 6\n")
     result = topology("show", "parts.edges")
     assert (result.code, result.out) == (2, "")
@@ -186,7 +172,7 @@ FILES = {
     ],
 )
 def test_bad_input_is_one_line(
-    topology: Callable[..., Result], tmp_path: Path, arguments: tuple[str, ...], message: str
+    topology: Run, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
