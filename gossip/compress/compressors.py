@@ -129,6 +129,7 @@ class Quantizer(Stage):
 
 
 S = TypeVar("S", bound=type[Stage])
+K = TypeVar("K", bound=Stage)
 _STAGES: dict[str, type[Stage]] = {}
 
 
@@ -570,7 +571,7 @@ def unpack(packed: Packed, length: int) -> Array:
     return values
 
 
-def _named(facts: Facts, kind: S) -> S:
+def _named(facts: Facts, kind: type[K]) -> type[K]:
     """Return the compressor of one of the two kinds that a stage names; PackError if it names none."""
     stage = _STAGES.get(facts[0], Stage)
     if not issubclass(stage, kind):

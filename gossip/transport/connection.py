@@ -158,7 +158,7 @@ class Link:
                 waiting.set_result(True)
 
         def on_message(_client: Any, _data: Any, message: paho.MQTTMessage) -> None:
-            self._receive(message.topic, message.payload, message.retain)
+            self._receive(message.topic, bytes(message.payload), message.retain)
 
         client.on_socket_open = on_socket_open
         client.on_socket_register_write = on_socket_register_write
