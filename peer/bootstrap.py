@@ -28,7 +28,6 @@ from safetensors import SafetensorError
 from ..gossip import Array, Give, Gossiper, Mass, absorb
 from ..gossip.security import Guards
 from ..models import Learner, ModelError, SlicedNetwork
-from .exits import PeerError
 from .presence import Event, Gone, Offline, Online
 from .settings import Settings
 from .store import MatchedStore
@@ -80,7 +79,7 @@ class Others:
 
 
 class Bootstrap:
-    """What a peer still waits for before its weight counts. PeerError if settings contradict it.
+    """What a peer still waits for before its weight counts.
 
     weight: what the peer counts.
     """
@@ -88,7 +87,6 @@ class Bootstrap:
     def __init__(
         self, name: str, settings: Settings, store: MatchedStore, learner: Learner, weight: int
     ):
-        _check(name, settings)
         self._name, self._settings = name, settings
         self._store, self._learner, self._weight = store, learner, weight
         self.waiting: set[str] = set()
@@ -224,21 +222,6 @@ def digest(value: Array) -> str:
     return hashlib.blake2b(
         data.tobytes(), digest_size=8, person=str(data.dtype).encode()
     ).hexdigest()
-
-
-def _check(name: str, settings: Settings) -> None:
-    if not settings.trained:
-        return
-    why = None
-    if settings.dp is not None:
-        why = "what it brings would leave it without noise; leave out dp, or start untrained"
-    elif settings.matching and settings.mode != "async":
-        why = (
-            "its cells are matched when it joins, and nobody joins midway in "
-            f"{settings.mode} mode; use async mode"
-        )
-    if why is not None:
-        raise PeerError(f"peer {name}: a network that was trained before: {why}")
 
 
 def load_trained(network: SlicedNetwork, path: Path) -> None:

@@ -200,6 +200,8 @@ class Engine:
         machine: Machine | None = None,
         limits: Limits | None = None,
     ):
+        if why := settings.contradiction():
+            raise PeerError(f"peer {name}: {why}")
         self.name, self.learner, self.settings = name, learner, settings
         self.fixed = limits or Limits()
         """Times and sizes that no user sets."""

@@ -57,6 +57,15 @@ class Replaced(PeerError):
         )
 
 
+@contextmanager
+def naming(peer: str) -> Iterator[None]:
+    """Turn a wrong value into a PeerError that names the peer."""
+    try:
+        yield
+    except ValueError as error:
+        raise PeerError(f"peer {peer}: {error}") from None
+
+
 def first_error(errors: BaseExceptionGroup[Any]) -> BaseException:
     """Return the first single error of a group: tasks fail one at a time, the others are then cancelled."""
     error: BaseException = errors

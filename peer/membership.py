@@ -26,7 +26,7 @@ from ..gossip.security import (
     read_public,
 )
 from .engine import Ending
-from .exits import PeerError, Replaced
+from .exits import PeerError, Replaced, naming
 from .link import Link, SessionOver
 from .presence import Event, Status
 from .settings import Settings
@@ -61,12 +61,10 @@ class Credentials:
             return None
         if missing := sorted(files.keys() - given):
             raise PeerError(f'peer {name}: trust = "swarm" needs {", ".join(missing)} too')
-        try:
+        with naming(name):
             identity = Identity.load(Path(files["identity"]))
             admission = Admission.load(Path(files["invitation"]), identity)
             owner = read_public(files["owner"])
-        except TrustError as error:
-            raise PeerError(f"peer {name}: {error}") from None
         if name not in (identity.label, identity.name):
             raise PeerError(
                 f"peer {name}: {files['identity']} is the key of {identity.name}; "
@@ -82,15 +80,13 @@ def begin_security(credentials: Credentials | None, link: Link) -> SecurityLayer
             "peer %s: trust is off: whoever reaches the broker can read and forge", link.name
         )
         return NullSecurity(link.name)
-    try:
+    with naming(link.name):
         return SwarmSecurity(
             credentials.identity, credentials.admission, credentials.owner,
             swarm=link.settings.swarm, session=link.session, models=link.engine.schemas,
             since=link.since, memory=link.engine.memory(),
             wall=link.machine.wall, clock=link.machine.monotonic,
         )  # fmt: skip
-    except TrustError as error:
-        raise PeerError(f"peer {link.name}: {error}") from None
 
 
 # --- entering ----------------------------------------------------------------------------------------

@@ -34,9 +34,9 @@ from ..gossip import (
     wide_enough,
 )
 from ..gossip.compress import CompressError, Links, Shapes, parse
-from ..gossip.security import SecurityLayer, SwarmSecurity, TrustError
+from ..gossip.security import SecurityLayer, SwarmSecurity
 from ..models import SlicedNetwork
-from .exits import PeerError
+from .exits import PeerError, naming
 from .settings import MAX_PIECES, Settings
 
 _log = logging.getLogger(__name__)
@@ -47,15 +47,12 @@ class Privacy:
 
     def __init__(self, name: str, settings: Settings, models: Collection[str]):
         self._name, self._own = name, f"local-{name.partition('@')[0]}"  # never leaves the peer
-        self._plans = _plans(name, settings, models)
         self._rounds: dict[str, PrivateRound] = {}
         self._given: set[tuple[str, str]] = set()
-        self._releases: Releases | None = None
-        try:
-            if settings.dp is not None:
-                self._releases = Releases(settings.dp)
-        except PrivacyError as error:
-            raise PeerError(f"peer {name}: {error}") from None
+        with naming(name):
+            self._releases = None if settings.dp is None else Releases(settings.dp)
+            plans = {model: MaskPlan(scale) for model, scale in settings.private.items()}
+        self._plans = {model: plan for model, plan in plans.items() if model in models}
 
     # --- differential privacy -------------------------------------------------------------------
 
@@ -84,11 +81,9 @@ class Privacy:
         if not self._plans:
             return
         assert isinstance(security, SwarmSecurity)
-        try:
+        with naming(self._name):
             secret = security.keyring.mask_secret
             self._rounds = enter_round(gossiper, number, secret, self._plans)
-        except (ValueError, TrustError) as error:
-            raise PeerError(f"peer {self._name}: {error}") from None
 
     def credited(self, sender: str, model: str) -> None:
         """Note that a neighbour's masked mass has come in."""
@@ -127,27 +122,6 @@ class Privacy:
         return {} if self._releases is None else self._releases.report()
 
 
-def _plans(name: str, settings: Settings, models: Collection[str]) -> dict[str, MaskPlan]:
-    if not settings.private:
-        return {}
-    why = None
-    if settings.trust != "swarm":
-        why = 'masks need secrets between peers; set trust = "swarm"'
-    elif settings.mode == "async":
-        why = "it needs rounds to begin from; use mode rounds or server"
-    elif settings.dtype == "float16":
-        why = "float16 cannot carry masks; use dtype float32 or float64"
-    elif settings.bounds is not None:
-        why = 'guards take masked values for attacks; set guards = "off"'
-    if why is not None:
-        raise PeerError(f"peer {name}: private averaging: {why}")
-    try:
-        plans = {model: MaskPlan(scale) for model, scale in settings.private.items()}
-    except ValueError as error:
-        raise PeerError(f"peer {name}: {error}") from None
-    return {model: plan for model, plan in plans.items() if model in models}
-
-
 class Compression:
     """What a peer leaves out of its messages, and which messages it leaves out.
 
@@ -169,15 +143,12 @@ class Compression:
             for model, found in shapes.items()
             if sum(math.prod(shape) for shape in found) == sizes[model]
         }
-        try:
-            _check(settings)
+        with naming(name):
             pipeline = None if settings.compress is None else parse(settings.compress)
             if pipeline is not None and shapes:
                 _fit_one(pipeline.fit, shapes)
             self.links = Links(pipeline, shapes)
             self.drift()
-        except ValueError as error:
-            raise PeerError(f"peer {name}: {error}") from None
 
     def drift(self) -> Drift | None:
         """A new watch over how far models have moved, if the settings ask for one."""
@@ -215,24 +186,6 @@ class Compression:
 def blocks(entries: Sequence[SchemaEntry]) -> Shapes:
     """The shapes of a model's blocks."""
     return [tuple(int(size) for size in shape) for _, shape, _ in entries]
-
-
-def _check(settings: Settings) -> None:
-    if settings.compress is not None and settings.dtype != "float32":
-        raise ValueError(
-            f"compress = {settings.compress!r} and dtype = {settings.dtype!r} exclude each other: leave "
-            "dtype out, compressors say how values are written"
-        )
-    if settings.compress is not None and settings.private:
-        raise ValueError(
-            "compress: masked values look like noise, which no compressor makes shorter; leave compress "
-            "out, or private"
-        )
-    if settings.drift is not None and settings.mode != "async":
-        raise ValueError(
-            f"drift: in {settings.mode} mode the others wait for every push, so none can be skipped; use "
-            'mode = "async", or leave drift out'
-        )
 
 
 def _fit_one(fit: Any, shapes: Mapping[str, Shapes]) -> None:

@@ -206,3 +206,34 @@ class Settings(
         if self.guards is None:
             return GuardSettings() if self.trust == "swarm" and not self.private else None
         return None if self.guards == "off" else self.guards
+
+    def contradiction(self) -> str | None:
+        """Return which of these settings exclude each other, and what to do about it; None if none do."""
+        private, compress = bool(self.private), self.compress is not None
+        lockstep = self.mode != "async"
+        before, masks = "a network that was trained before", "private averaging"
+        reasons = {
+            f"{before}: what it brings would leave it without noise; leave out dp, or start untrained":
+                self.trained and self.dp is not None,
+            f"{before}: its cells are matched when it joins, and nobody joins midway in {self.mode} mode; "
+            "use async mode":
+                self.trained and bool(self.matching) and lockstep,
+            f'{masks}: masks need secrets between peers; set trust = "swarm"':
+                private and self.trust != "swarm",
+            f"{masks}: it needs rounds to begin from; use mode rounds or server":
+                private and not lockstep,
+            f"{masks}: float16 cannot carry masks; use dtype float32 or float64":
+                private and self.dtype == "float16",
+            f'{masks}: guards take masked values for attacks; set guards = "off"':
+                private and self.bounds is not None,
+            f"compress = {self.compress!r} and dtype = {self.dtype!r} exclude each other: leave dtype out, "
+            "compressors say how values are written":
+                compress and self.dtype != "float32",
+            "compress: masked values look like noise, which no compressor makes shorter; leave compress out, "
+            "or private":
+                compress and private,
+            f"drift: in {self.mode} mode the others wait for every push, so none can be skipped; use mode = "
+            '"async", or leave drift out':
+                self.drift is not None and lockstep,
+        }  # fmt: skip
+        return next((why for why, excluded in reasons.items() if excluded), None)

@@ -676,39 +676,26 @@ def test_a_peer_that_is_declared_dead_and_lives_takes_a_new_session(run: Run, tm
     assert "rejoining with a new session" in caplog.text
 
 
-def test_a_peer_that_was_declared_dead_returns_in_a_new_session(run: Run, tmp_path):
-    """Nobody gives to the old one, so a peer that went on in it would wait for ever to count."""
+@pytest.mark.parametrize("device", ["the same", "another"])
+def test_the_name_of_a_dead_session_is_free(run: Run, tmp_path, device):
+    """Nobody gives to the old session, so a peer that went on in it would wait for ever to count."""
 
-    async def swarm() -> None:
-        nest, a, b = await pair(tmp_path)
-        session = a.peer.link.session
-        await a.crash()
-        declare_dead(nest, "a", session)
-        await until(lambda: b.peer.link.roster.awaited() == [])
-        again = nest.start("a", checkpoint=tmp_path / "a.checkpoint")
-        await until(again.counts)
-        assert again.peer.link.session != session
-        for one in (again, b):
-            one.go_on_for(3)
-        await again.task
-        await b.task
-
-    run(swarm())
-
-
-def test_the_name_of_a_dead_session_is_free_for_another_device(run: Run, tmp_path):
     async def swarm() -> Report:
         nest, a, b = await pair(tmp_path)
         session = a.peer.link.session
         await a.crash()
         declare_dead(nest, "a", session)
         await until(lambda: b.peer.link.roster.awaited() == [])
-        new = nest.start("a", settings=ENDLESS.updated(expect=(), founder=None))
-        await until(new.counts)
-        for one in (new, b):
+        if device == "the same":
+            again = nest.start("a", checkpoint=tmp_path / "a.checkpoint")
+        else:
+            again = nest.start("a", settings=ENDLESS.updated(expect=(), founder=None))
+        await until(again.counts)
+        assert again.peer.link.session != session
+        for one in (again, b):
             one.go_on_for(3)
         await b.task
-        return await new.task
+        return await again.task
 
     assert run(swarm()).ended == "finished"
 

@@ -342,29 +342,24 @@ def test_a_crash_inside_training_speaks_through_the_last_will(run):
     assert b'"offline"' in run(swarm())
 
 
-@pytest.mark.parametrize("mode", ["rounds", "server"])
-def test_nobody_joins_lockstep_modes_midway_and_nobody_waits_for_who_tries(run, mode):
+@pytest.mark.parametrize(
+    ("mode", "layout", "message"),
+    [
+        ("rounds", "4-6-2", "already training in rounds mode"),
+        ("server", "4-6-2", "already training in server mode"),
+        ("async", "4-5-2", r"average with peer .*model 'global' is not the same: field"),
+    ],
+)
+def test_who_comes_late_to_lockstep_or_with_another_network_gives_up_alone(
+    run, mode, layout, message
+):
     async def swarm():
         nest = quick_nest(quick(rounds=4, mode=mode, servers={"global": "a"}))
         start = Start(nest)
         await start.wait()
-        with pytest.raises(PeerError, match=f"already training in {mode} mode"):
-            await quick_nest(nest.settings, nest.broker).start("d").task
-        return await start.finish()
-
-    assert held(run(swarm())) == 3
-
-
-def test_of_two_schemas_the_later_peer_gives_up_and_names_the_field(run):
-    async def swarm():
-        nest = quick_nest(quick(rounds=4))
-        start = Start(nest)
-        await start.wait()
-        other = make_learner("d", {"global": "4-5-2"})
-        with pytest.raises(
-            PeerError, match=r"average with peer .*model 'global' is not the same: field"
-        ):
-            await quick_nest(nest.settings, nest.broker).start("d", other).task
+        late = make_learner("d", {"global": layout})
+        with pytest.raises(PeerError, match=message):
+            await quick_nest(nest.settings, nest.broker).start("d", late).task
         return await start.finish()
 
     assert held(run(swarm())) == 3

@@ -14,7 +14,7 @@ from gossamer.gossip import ONE, Give, ReleasePlan
 from gossamer.gossip.security import GuardSettings
 from gossamer.models import ModelError
 from gossamer.peer import Matching
-from gossamer.peer.bootstrap import Bootstrap, load_trained
+from gossamer.peer.bootstrap import load_trained
 from gossamer.peer.engine import Engine
 from gossamer.peer.exits import PeerError
 from gossamer.peer.presence import Online
@@ -265,10 +265,8 @@ def test_a_checkpoint_holds_the_common_vector(tmp_path):
     ],
 )
 def test_settings_that_contradict_a_trained_network_are_refused(changes, message):
-    learner = make_learner("a")
-    settings = quick(trained=True, **changes)
     with pytest.raises(PeerError, match=message):
-        Bootstrap("a", settings, MatchedStore(learner.network, {}), learner, ONE)
+        Engine("a", make_learner("a"), quick(trained=True, **changes))
 
 
 def test_a_network_that_cannot_be_loaded_is_named(tmp_path):
