@@ -431,7 +431,7 @@ def simulate(
         file,
         written,
     ):
-        console.err.print(str(arena.needs()), soft_wrap=True)
+        console.warn(str(arena.needs()))
         for round in simulation.rounds(arena):
             for member, test in zip(members, round.tests, strict=False):
                 file.write({"round": round.index, **_test_record(member, test)})

@@ -278,7 +278,7 @@ def scale() -> list[Row]:
                 for peers in SIZES[kind]:
                     size = in_own_process(measure, kind, peers)
                     file.write(asdict(size))
-                    console.err.print(str(size), soft_wrap=True)
+                    console.warn(str(size))
                     name, note = f"{peers:,} × {work.layout}", f"peak {amount(size.peak)}"
                     rows.append(Row(name, "s a round", size.round, note=note))
         console.print_written(draw(folder))

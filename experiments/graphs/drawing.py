@@ -85,7 +85,7 @@ def page(shown: Map, width: float) -> tuple[float, float]:
     return max(scale * wide + bar, NARROWEST), scale * tall + TITLE + ROW * rows
 
 
-def draw_map(axes: Axes, shown: Map, legend: bool = True) -> None:
+def draw_map(axes: Axes, shown: Map) -> None:
     """Draw a graph, in its own proportions, on axes without ticks."""
     axes.set_axis_off()
     axes.set_aspect("equal", anchor="N")  # what room is left is left below, for the legend
@@ -97,8 +97,7 @@ def draw_map(axes: Axes, shown: Map, legend: bool = True) -> None:
     _draw_peers(axes, shown)
     if shown.peers <= LABELLED:
         _draw_labels(axes, shown)
-    if legend:
-        _draw_legend(axes, shown)
+    _draw_legend(axes, shown)
 
 
 def _draw_links(axes: Axes, shown: Map) -> None:
