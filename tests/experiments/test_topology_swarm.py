@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
-from cli_kit import Result, runner
+from cli_kit import Run, runs
 
 from gossamer.experiments import Arena, Swarm, load_config, parse_config
 from gossamer.experiments.arena import Gossip, LearningSimulation
@@ -225,12 +224,7 @@ def test_the_karate_club(tmp_path: Path) -> None:
 WEIGHTS = (0.001, 0.45, 0.001, 0.45, 0.001, 0.45)
 
 
-@pytest.fixture
-def topology(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Result]:
-    """Runs `gossamer topology …` in this process, in a folder of its own."""
-    return runner(tmp_path, monkeypatch, capsys, "topology")
+topology = runs("topology")
 
 
 def learners(start: np.ndarray) -> list[SgdLearner]:
@@ -262,9 +256,7 @@ def needed(graph: nx.Graph, tolerance: float = 1e-6) -> int:
     return count
 
 
-def test_the_exchanges_shown_are_those_an_arena_needs(
-    topology: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_the_exchanges_shown_are_those_an_arena_needs(topology: Run, tmp_path: Path) -> None:
     names = ["star", "torus", "ring"]
     assert topology("compare", *names, "--peers", "16", "--no-learn", "-o", "c").code == 0
     compared = json.loads((tmp_path / "c/compare.json").read_text())["graphs"]
@@ -282,7 +274,7 @@ def ring(tmp_path: Path) -> Path:
     return tmp_path / "swarm.toml"
 
 
-def test_a_config_is_shown_by_its_own_rule(topology: Callable[..., Result], ring: Path) -> None:
+def test_a_config_is_shown_by_its_own_rule(topology: Run, ring: Path) -> None:
     found = []
     for rule in ("push", "metropolis", "edges"):
         ring.write_text(
