@@ -104,8 +104,8 @@ class Cell(StudyCell):
 class Deal:
     """Who has which samples."""
 
-    train: list[tuple[Tensor, Tensor]]
-    test: tuple[Tensor, Tensor]
+    train: list[Samples]
+    test: Samples
     """The common test."""
     own: Tensor
     """[peers, test samples]: how much a test sample counts in each peer's own test; rows sum to 1."""
@@ -138,20 +138,17 @@ def run_cell(cell: Cell, job: Job) -> Record:
 
 def make_learners(cell: Cell, classes: int, dealt: Deal) -> list[SgdLearner]:
     """A learner for every peer; the schemes of one seed start equal and draw alike."""
-    setting, seed = cell.setting, cell.seed
-    example = dealt.test[0][:1]
-    anatomy = discover(_module(setting, classes, example), example)
-    learners = []
-    for peer, train in enumerate(dealt.train):
-        module = _module(setting, classes, example)
-        network = cut(module, anatomy, cell.scheme, str(peer), seed)
-        learner = SgdLearner(
-            network, train, (dealt.test[0][:0], dealt.test[1][:0]),
-            local_samples=setting.local_samples, batch=setting.batch, reduction="mean", rate=setting.rate,
-            loss="cross-entropy", seed=int(stream(seed, "order", peer).integers(2**31)),
-        )  # fmt: skip
-        learners.append(learner)
-    return learners
+    setting, seed, test = cell.setting, cell.seed, dealt.test
+    anatomy = discover(_module(setting, classes, test.x), test.x[:1])
+    return [
+        SgdLearner(
+            cut(_module(setting, classes, test.x), anatomy, cell.scheme, str(peer), seed),
+            (train.x, train.y), (test.x[:0], test.y[:0]),
+            local_samples=setting.local_samples, batch=setting.batch, rate=setting.rate,
+            seed=int(stream(seed, "order", peer).integers(2**31)),
+        )
+        for peer, train in enumerate(dealt.train)
+    ]  # fmt: skip
 
 
 def cut(module: nn.Module, anatomy: Anatomy, scheme: Scheme, peer: str, seed: int) -> SlicedNetwork:
@@ -170,24 +167,18 @@ def deal(setting: Setting, data: Dataset, seed: int) -> Deal:
     if data.test is None:
         return _by_group(setting, data, seed)
     wanted = stream(seed, "training samples").permutation(len(data.train))
-    train = data.train.take(wanted[: setting.peers * setting.samples])
-    wanted = stream(seed, "test samples").permutation(len(data.test))[: setting.test]
-    test = data.test.take(wanted)
+    train = _shaped(setting, data.train.take(wanted[: setting.peers * setting.samples]))
+    wanted = stream(seed, "test samples").permutation(len(data.test))
+    test = _shaped(setting, data.test.take(wanted[: setting.test]))
     parts = partition.dirichlet(
         train.y, setting.peers, setting.alpha, stream(seed, "partition"), 2 * setting.batch
     )
-    there = torch.bincount(test.y, minlength=data.classes)
-    own = []
-    for part in parts:
-        # Every class counts as much as among the peer's own samples, whatever its number in the test.
-        among = torch.bincount(train.y[part], minlength=data.classes)
-        own.append((among / there.clamp(min=1))[test.y])
-    counts = torch.stack(own)
-    return Deal(
-        [(_inputs(setting, train.take(part)), train.y[part]) for part in parts],
-        (_inputs(setting, test), test.y),
-        counts / counts.sum(1, keepdim=True),
-    )
+    dealt = [train.take(part) for part in parts]
+    # Every class counts as much as among the peer's own samples, whatever its number in the test.
+    among = torch.stack([torch.bincount(own.y, minlength=data.classes) for own in dealt])
+    there = torch.bincount(test.y, minlength=data.classes).clamp(min=1)
+    counts = (among / there)[:, test.y]
+    return Deal(dealt, test, counts / counts.sum(1, keepdim=True))
 
 
 def _by_group(setting: Setting, data: Dataset, seed: int) -> Deal:
@@ -197,10 +188,11 @@ def _by_group(setting: Setting, data: Dataset, seed: int) -> Deal:
     common test is everybody's.
     """
     whole = partition.by_group(data.train.group, setting.peers, None, stream(seed, "groups"))
+    samples = _shaped(setting, data.train)
     train, test = [], []
     for peer, part in enumerate(whole):
         part = np.sort(part)  # the order of the recording
-        labels = data.train.y[part].numpy()
+        labels = samples.y[part].numpy()
         halves = [np.array_split(part[labels == label], 2) for label in np.unique(labels)]
         for side, (found, wanted) in enumerate(((train, setting.samples), (test, setting.test))):
             pool = np.concatenate([half[side] for half in halves])
@@ -210,44 +202,40 @@ def _by_group(setting: Setting, data: Dataset, seed: int) -> Deal:
                     "lower samples and test"
                 )
             found.append(stream(seed, "half", side, peer).permutation(pool)[:wanted])
-    held = data.train.take(np.concatenate(test))
     own = torch.eye(setting.peers).repeat_interleave(setting.test, dim=1) / setting.test
-    return Deal(
-        [(_inputs(setting, data.train.take(part)), data.train.y[part]) for part in train],
-        (_inputs(setting, held), held.y),
-        own,
-    )
+    return Deal([samples.take(part) for part in train], samples.take(np.concatenate(test)), own)
 
 
 @torch.no_grad()
 def _accuracies(learners: Sequence[SgdLearner], dealt: Deal) -> tuple[Tensor, Tensor]:
     """Every peer's accuracy on its own test and on the common one."""
-    inputs, labels = dealt.test
     right = []
     for learner in learners:
         network = learner.network
         if network.buffers == "recompute":
             network.recompute(learner.samples[0])
         network.module.eval()
-        outputs = torch.cat([network(some) for some in inputs.split(250)])
-        right.append((outputs.argmax(1) == labels).float())
+        outputs = torch.cat([network(some) for some in dealt.test.x.split(250)])
+        right.append((outputs.argmax(1) == dealt.test.y).float())
     found = torch.stack(right)
     return (found * dealt.own).sum(1), found.mean(1)
 
 
-def _module(setting: Setting, classes: int, example: Tensor) -> nn.Module:
-    channels = example.shape[-1] if setting.layout == "series" else example.shape[1]
-    given = {"channels": channels, "classes": classes}
+def _module(setting: Setting, classes: int, inputs: Tensor) -> nn.Module:
+    given = {"channels": inputs.shape[-1 if setting.layout == "series" else 1], "classes": classes}
     if setting.layout == "images":
-        given["size"] = example.shape[-1]
+        given["size"] = inputs.shape[-1]
     return NETWORKS[setting.network](**given, **setting.options)
 
 
-def _inputs(setting: Setting, samples: Samples) -> Tensor:
+def _shaped(setting: Setting, samples: Samples) -> Samples:
+    """Samples as the network reads them."""
     if setting.layout == "images":
-        return samples.x
+        return samples
     series = samples.x.flatten(1, -2) if samples.x.ndim > 3 else samples.x
-    return series if setting.layout == "series" else series.transpose(1, 2).contiguous()
+    if setting.layout == "channels":
+        series = series.transpose(1, 2).contiguous()
+    return replace(samples, x=series)
 
 
 # --- the studies ------------------------------------------------------------------------------------

@@ -106,10 +106,9 @@ def test_either_order_of_dependence_averages_the_same():
 def test_own_test_has_the_classes_of_the_peer():
     data = load("digits")
     dealt = deal(replace(TINY, alpha=0.2), data, 3)
-    labels = dealt.test[1]
-    for (_, own), weights in zip(dealt.train, dealt.own, strict=True):
-        counts = torch.bincount(labels, weights, minlength=10)
-        torch.testing.assert_close(counts, torch.bincount(own, minlength=10) / len(own))
+    for own, weights in zip(dealt.train, dealt.own, strict=True):
+        counts = torch.bincount(dealt.test.y, weights, minlength=10)
+        torch.testing.assert_close(counts, torch.bincount(own.y, minlength=10) / len(own))
 
 
 def groups():
@@ -121,9 +120,10 @@ def groups():
 
 def test_people_are_tested_on_later_windows_than_they_learn_from():
     dealt = deal(replace(SERIES, samples=12, test=10), groups(), 0)
-    inputs, labels = dealt.test
+    inputs, labels = dealt.test.x, dealt.test.y
     assert len(inputs) == 30
-    for peer, (x, y) in enumerate(dealt.train):
+    for peer, learned in enumerate(dealt.train):
+        x, y = learned.x, learned.y
         own = dealt.own[peer] > 0
         assert float(dealt.own[peer].sum()) == pytest.approx(1)
         assert int(own.sum()) == 10
