@@ -107,7 +107,7 @@ def _load_own(named: str, seed: int, folder: Path | None) -> Dataset:
         found = call_entry(named, {"seed": seed} if "seed" in known else {})
     except EntryError as error:
         raise DataError(str(error)) from error.__cause__
-    except DataError as error:
+    except GossamerError as error:
         raise DataError(f"{named}: {error}") from None
     if not isinstance(found, Dataset):
         raise DataError(
