@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 from gossamer.peer.lifecycle import FINAL, TABLE, State
@@ -49,3 +50,9 @@ def test_every_file_on_the_page_is_there():
         if not path.exists():
             missing.append(str(path.relative_to(ROOT)))
     assert not missing
+
+
+def test_the_wheel_has_every_package():
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        setuptools = tomllib.load(file)["tool"]["setuptools"]
+    assert sorted(setuptools["packages"]) == sorted(setuptools["package-dir"])
