@@ -22,14 +22,13 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from safetensors import SafetensorError
 
 from gossamer import files
 from gossamer.files import FileLock
 
-from ..peer import RecordFile as TolerantRecordFile
 from .errors import ConfigError
 
 Record = dict[str, Any]
@@ -296,15 +295,34 @@ def cannot_write(path: Path, error: OSError | SafetensorError) -> ConfigError:
     return ConfigError(f"{path}: cannot be written: {why}")
 
 
-class RecordFile(TolerantRecordFile):
+class RecordFile:
     """Appends records to a JSONL file, each at once and whole. What cannot be written is a ConfigError."""
 
     def __init__(self, path: Path, *, fresh: bool = True):
-        make_folder(path.parent)
-        super().__init__(path, fresh=fresh)
+        from ..peer import (
+            RecordFile as TolerantRecordFile,  # loads pydantic, which help does not need
+        )
 
-    def _fail(self, error: OSError) -> None:
-        raise cannot_write(self._path, error) from None
+        self._path = path
+        make_folder(path.parent)
+        self._file = TolerantRecordFile(path, fresh=fresh)
+        self._raise_failure()
+
+    def __enter__(self) -> Self:
+        self._file.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._file.__exit__(*error)
+
+    def write(self, record: Record) -> None:
+        """Append one record."""
+        self._file.write(record)
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self._file.failure is not None:
+            raise cannot_write(self._path, self._file.failure) from None
 
 
 def read_records(path: Path) -> Iterator[Record]:

@@ -181,7 +181,7 @@ def _parameters(function: Callable[..., object]) -> Iterator[inspect.Parameter]:
             info = typer.Option(f"--{name.replace('_', '-')}")
         else:
             info = typer.Option()
-        info.help = info.help or texts[name]
+        info.help = info.help or texts.get(name)
         yield parameter.replace(annotation=Annotated[kind, info])
 
 

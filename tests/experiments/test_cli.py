@@ -7,10 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import typer.main
 from cli_kit import Run, runs
 from waiting import wait_until
 
@@ -61,6 +64,15 @@ def test_help_of_every_command_is_readable(gossamer: Run, name: str) -> None:
     summary = (command.help or "").split()[:5]
     assert summary
     assert " ".join(summary) in " ".join(result.out.split())
+
+
+def test_every_option_says_what_it_is_for() -> None:
+    def silent(command: Any, path: str) -> Iterator[str]:
+        yield from (f"{path} {one.name}" for one in command.params if not one.help)
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from silent(inner, f"{path} {name}")
+
+    assert list(silent(typer.main.get_command(cli.app), "gossamer")) == []
 
 
 def test_without_a_command_help_is_shown(gossamer: Run) -> None:

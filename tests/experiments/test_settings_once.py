@@ -119,7 +119,8 @@ def settings_classes() -> Iterator[type]:
         found += [one.name for one in pkgutil.walk_packages(package.__path__, within)]
     for module in (importlib.import_module(name) for name in found if "__main__" not in name):
         for each in vars(module).values():
-            if isinstance(each, type) and each.__module__ == module.__name__:
+            own = isinstance(each, type) and each.__module__ == module.__name__
+            if own and not each.__name__.startswith("_"):  # as the check of what a record holds
                 plan = is_dataclass(each) and each.__name__.endswith(
                     ("Settings", "Spec", "Options")
                 )
