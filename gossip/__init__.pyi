@@ -21,7 +21,9 @@ from .masking import enter_round as enter_round
 from .masking import leave_round as leave_round
 from .masking import mask as mask
 from .memory import FaultPlan as FaultPlan
+from .memory import MemoryBroker as MemoryBroker
 from .memory import MemoryNetwork as MemoryNetwork
+from .memory import MemoryTransport as MemoryTransport
 from .memory import Partition as Partition
 from .memory import introduce as introduce
 from .memory import run as run
@@ -65,8 +67,6 @@ from .transport import Echo as Echo
 from .transport import Hook as Hook
 from .transport import Inbox as Inbox
 from .transport import LinkSettings as LinkSettings
-from .transport import MemoryBroker as MemoryBroker
-from .transport import MemoryTransport as MemoryTransport
 from .transport import MqttOptions as MqttOptions
 from .transport import MqttTransport as MqttTransport
 from .transport import Payload as Payload

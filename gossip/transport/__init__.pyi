@@ -9,8 +9,6 @@ from .base import TransportError as TransportError
 from .base import Will as Will
 from .base import default_qos as default_qos
 from .echo import Echo as Echo
-from .memory import MemoryBroker as MemoryBroker
-from .memory import MemoryTransport as MemoryTransport
 from .mqtt import MqttTransport as MqttTransport
 from .options import LARGEST_PACKET as LARGEST_PACKET
 from .options import LONGEST_KEEPALIVE as LONGEST_KEEPALIVE

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from gossamer.gossip import FaultPlan
-from gossamer.gossip.transport import MemoryBroker, MemoryTransport, TransportError
+from gossamer.gossip import FaultPlan, MemoryBroker, MemoryTransport, TransportError
 
 
 async def deliveries(plan: FaultPlan, seed: int, count: int = 300) -> list[int]:
