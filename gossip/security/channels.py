@@ -36,6 +36,7 @@ import secrets
 import struct
 import threading
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
@@ -82,7 +83,7 @@ MAX_NAMES: Final = 20_000
 """Peers that one start of ours can meet. Only invited ones count, so this is a bound, not a policy."""
 
 
-def check_inside(sender: str, session: str, packet: bytes) -> None:
+def check_chunk_sender(sender: str, session: str, packet: bytes) -> None:
     """Raise unless a chunk says that it comes from the peer that sealed it.
 
     Chunks are put together by the sender they name: a member must not be able to slip one of its own
@@ -175,41 +176,42 @@ class Window:
         self._seen |= 1 << (self.top - number)
 
 
+@dataclass(slots=True, eq=False)
 class Channel:
     """This incarnation of ours and one of another peer's.
 
-    name, incarnation, session, since: the other peer's, as on its card.
-    `number` is the last packet's: it counts everything that is sealed for this incarnation of the peer,
-    whatever the key, so that no key ever meets a nonce twice. Make it with `Channels.open`, which lets it
-    go on where another between the same incarnations has stopped.
+    Make it with `Channels.open`, which lets it go on where another between the same incarnations has stopped.
     """
 
-    __slots__ = (
-        "ciphers", "exchanges", "incarnation", "knows", "list_due", "list_wait", "masks", "models", "name",
-        "number", "pairs", "present", "revocations", "session", "since", "window",
-    )  # fmt: skip
+    member: Member
+    """The other peer, as its newest card has it."""
+    exchanges: dict[bytes, bytes]
+    """The other's keys by the tag on its packets, oldest first: two for a while after a renewal."""
+    number: int
+    """Of the last packet: it counts everything that is sealed for this incarnation of the peer, whatever the
+    key, so that no key ever meets a nonce twice."""
+    window: Window
+    our_tag: bytes = b""
+    """The tag of our newest key that the other has used: we seal with that one."""
+    present: bool = False
+    """Whether this incarnation has said that it is there; it stays so, in reach or not."""
+    revocations: int = 0
+    """The highest number of a revocation list in its statuses and genuine packets."""
+    list_due: float = inf
+    """When to hand our revocation list over, and how long to wait before the next time."""
+    list_wait: float = 0.0
+    pairs: dict[tuple[bytes, bytes], bytes] = field(default_factory=dict)
+    """Pair secrets by our tag and the other's."""
+    ciphers: dict[tuple[bytes, bytes, str, bool], tuple[int, AESGCM, bytes]] = field(
+        default_factory=dict
+    )
+    """The cipher in use, and what its packets are bound to, by both tags, model and whether it is ours
+    to seal with; with the block of numbers that it is for."""
 
-    def __init__(self, member: Member) -> None:
-        self.name, self.incarnation = member.name, member.incarnation
-        self.session, self.since = member.session, member.since
-        self.models, self.masks = member.models, member.masks
-        tag = exchange_tag(member.name, member.exchange)
-        self.exchanges = {tag: member.exchange}
-        """The other's keys by the tag on its packets, oldest first: two for a while after a renewal."""
-        self.knows = b""
-        """The tag of our newest key that the other has used."""
-        self.number = 0
-        self.window = Window()
-        self.present = False
-        """Whether this incarnation has said that it is there; it stays so, in reach or not."""
-        self.revocations = 0
-        """The highest number of a revocation list in its statuses and genuine packets."""
-        self.list_due, self.list_wait = inf, 0.0
-        self.pairs: dict[tuple[bytes, bytes], bytes] = {}
-        """Pair secrets by our tag and the other's."""
-        self.ciphers: dict[tuple[bytes, bytes, str, bool], tuple[int, AESGCM, bytes]] = {}
-        """The cipher in use, and what its packets are bound to, by both tags, model and whether it is ours
-        to seal with; with the block of numbers that it is for."""
+    @property
+    def name(self) -> str:
+        """The other peer."""
+        return self.member.name
 
     @property
     def newest(self) -> bytes:
@@ -223,7 +225,7 @@ class Channel:
         self.ciphers = {at: each for at, each in self.ciphers.items() if tag not in at[:2]}
 
 
-class Past:
+class FormerIncarnations:
     """The former incarnations of one peer: a packet of theirs that counted once never counts again."""
 
     __slots__ = ("_before", "_tops")
@@ -273,7 +275,7 @@ class Channels:
         """Every peer's, to its present incarnation."""
         self.by_tag: dict[bytes, Channel] = {}
         """By the tags on the packets that come on them."""
-        self._past: dict[str, Past] = {}
+        self._former: dict[str, FormerIncarnations] = {}
         self._overlaps: dict[str, float] = {}
         """Peers with two exchange keys, and until when the former one is of use."""
         self._floor = 0
@@ -285,19 +287,18 @@ class Channels:
         TrustError, and nothing changed, if its packets could count twice.
         """
         name = member.name
-        met = self.by_name.keys() | self._past.keys()
+        met = self.by_name.keys() | self._former.keys()
         if name not in met and len(met) >= self._max_names:
             raise TrustError(
                 "used-up",
                 f"over {self._max_names} peers were here: {name} is not taken in; start this peer again",
             )
-        if name in self._past:
-            self._past[name].top(member)
-        channel = Channel(member)
+        if name in self._former:
+            self._former[name].top(member)
         self.close(name)
-        channel.number = self._floor
-        if name in self._past:
-            channel.window = Window(self._past[name].top(member))
+        top = self._former[name].top(member) if name in self._former else -1
+        tag = exchange_tag(name, member.exchange)
+        channel = Channel(member, {tag: member.exchange}, self._floor, Window(top))
         self.by_name[name] = self.by_tag[channel.newest] = channel
         return channel
 
@@ -325,7 +326,8 @@ class Channels:
             self.by_tag.pop(tag, None)
         self._floor = max(self._floor, old.number)
         if old.window.top >= 0:
-            self._past.setdefault(peer, Past()).note(old.incarnation, old.since, old.window.top)
+            former = self._former.setdefault(peer, FormerIncarnations())
+            former.note(old.member.incarnation, old.member.since, old.window.top)
 
     def _drop_former(self, channel: Channel) -> None:
         for tag in list(channel.exchanges)[:-1]:
@@ -388,13 +390,13 @@ class Keyring:
                 agree(self._own[0].private, member.name, public)  # or the key is of no use
             channel = self._channels.by_name.get(member.name)
             start = (member.incarnation, member.session)
-            if channel is None or (channel.incarnation, channel.session) != start:
+            if channel is None or (channel.member.incarnation, channel.member.session) != start:
                 channel = self._channels.open(member)
-                channel.knows = self._own[0].tag
-                self._expect(channel, now)
+                channel.our_tag = self._own[0].tag
+                self._plan_handing_over(channel, now)
             elif exchange_tag(member.name, member.exchange) not in channel.exchanges:
                 self._channels.renew(channel, member.exchange, now)
-            channel.models, channel.masks = member.models, member.masks
+            channel.member = member
 
     def retire(self, peer: str) -> None:
         """Note that a peer left, was given up, revoked or expired."""
@@ -406,10 +408,10 @@ class Keyring:
         """Note a status of a member: which revocation list it has, and whether it says that it is there."""
         with self._lock:
             channel = self._channels.by_name.get(peer)
-            if channel is not None and channel.incarnation == status.incarnation:
+            if channel is not None and channel.member.incarnation == status.incarnation:
                 channel.present |= online
                 channel.revocations = max(channel.revocations, status.revocations)
-                self._expect(channel, now)
+                self._plan_handing_over(channel, now)
 
     def present(self) -> list[str]:
         """The members that say they are there and share a model with us."""
@@ -417,7 +419,7 @@ class Keyring:
             return sorted(
                 c.name
                 for c in self._channels.by_name.values()
-                if c.present and c.models & self._models
+                if c.present and c.member.models & self._models
             )
 
     # --- exchange keys --------------------------------------------------------------------------
@@ -464,9 +466,9 @@ class Keyring:
                 raise TrustError(
                     "stale", "the session is over, and the key of its masks is deleted"
                 )
-            ends = sorted([(self.name, self.session), (peer, channel.session)])
+            ends = sorted([(self.name, self.session), (peer, channel.member.session)])
             private = X25519PrivateKey.from_private_bytes(self.mask_key)
-            shared = agree(private, peer, channel.masks)
+            shared = agree(private, peer, channel.member.masks)
             return derive(shared, "masks", self.swarm, *(part for end in ends for part in end))
 
     # --- revocation lists -----------------------------------------------------------------------
@@ -476,7 +478,7 @@ class Keyring:
         with self._lock:
             self._list, self._list_number = data, number
             for channel in self._channels.by_name.values():
-                self._expect(channel, now)
+                self._plan_handing_over(channel, now)
 
     def tell(self, peers: Iterable[str], word: bytes) -> None:
         """Say something to members: ASK for an answer, or HAVE, which says which revocation list we have."""
@@ -502,21 +504,21 @@ class Keyring:
             outgoing, self._outbox = self._outbox, []
             return outgoing
 
-    def _expect(self, channel: Channel, now: float) -> None:
+    def _plan_handing_over(self, channel: Channel, now: float) -> None:
         """Plan to hand our revocation list to a peer that lacks it, or stop."""
         if channel.revocations >= self._list_number:
             channel.list_due = inf
         else:
-            self._hand_over(channel, now)
+            self._begin_handing_over(channel, now)
 
-    def _hand_over(self, channel: Channel, now: float) -> None:
+    def _begin_handing_over(self, channel: Channel, now: float) -> None:
         if channel.list_due == inf:
             channel.list_due, channel.list_wait = now + FIRST_REPEAT, 2 * FIRST_REPEAT
 
     def _tell(self, channel: Channel, inside: bytes) -> None:
         # In the inbox of any model that the other has: what is said concerns all of them.
-        if channel.models:
-            model = min(channel.models)
+        if channel.member.models:
+            model = min(channel.member.models)
             self._outbox.append((channel.name, model, self._seal(channel, model, inside)))
 
     # --- packets --------------------------------------------------------------------------------
@@ -525,10 +527,10 @@ class Keyring:
         """Seal a chunk for a member. TrustError if it is none, or lacks the revocation list that we have."""
         with self._lock:
             channel = self._channel(receiver)
-            if model not in channel.models or model not in self._models:
+            if model not in channel.member.models or model not in self._models:
                 raise TrustError("not-a-member", f"{model!r} is not shared with {receiver}")
             if channel.revocations < self._list_number:
-                raise TrustError("behind", self._lacks(channel, channel.revocations))
+                raise TrustError("behind", self._list_is_missing(channel, channel.revocations))
             return self._seal(channel, model, packet)
 
     def claimed(self, model: str, sealed: Buffer) -> Channel:
@@ -576,9 +578,9 @@ class Keyring:
             channel.window.note(number)
             channel.present = self.answered = True
             if own is self._own[0]:
-                channel.knows = own.tag
+                channel.our_tag = own.tag
             channel.revocations = max(channel.revocations, listed)
-            self._expect(channel, now)
+            self._plan_handing_over(channel, now)
             kind = inside[:4]
             if kind == signed.MAGIC:
                 self._asked[channel.name] = inside
@@ -586,18 +588,18 @@ class Keyring:
                 self._asked.setdefault(channel.name, b"")
             if kind in (signed.MAGIC, ASK, HAVE):
                 return None
-            if model not in channel.models:
+            if model not in channel.member.models:
                 raise TrustError("not-a-member", f"{model!r} is not shared with {channel.name}")
             if listed < self._list_number:
-                self._hand_over(channel, now)  # though it may have said otherwise
-                raise TrustError("behind", self._lacks(channel, listed))
+                self._begin_handing_over(channel, now)  # though it may have said otherwise
+                raise TrustError("behind", self._list_is_missing(channel, listed))
             if listed > self._list_number:
                 raise TrustError(
                     "ahead",
                     f"{channel.name} has revocation list {listed}; {self._list_number} is known",
                 )
-        check_inside(channel.name, channel.session, inside)
-        return channel.name, channel.session, inside
+        check_chunk_sender(channel.name, channel.member.session, inside)
+        return channel.name, channel.member.session, inside
 
     # --- insides --------------------------------------------------------------------------------
 
@@ -607,7 +609,7 @@ class Keyring:
             raise TrustError("unknown-sender", f"no admitted card of {peer} is known")
         return channel
 
-    def _lacks(self, channel: Channel, listed: int) -> str:
+    def _list_is_missing(self, channel: Channel, listed: int) -> str:
         return (
             f"{channel.name} has revocation list {listed}, and {self._list_number} is known: it is handed "
             "over first"
@@ -616,7 +618,7 @@ class Keyring:
     def _seal(self, channel: Channel, model: str, inside: bytes) -> bytes:
         channel.number += 1
         number = channel.number
-        own = next((key for key in self._own if key.tag == channel.knows), self._own[0])
+        own = next((key for key in self._own if key.tag == channel.our_tag), self._own[0])
         theirs = channel.newest
         header = HEADER.pack(
             MAGIC, VERSION, theirs[:MARK_BYTES], own.tag, number, self._list_number
@@ -644,7 +646,7 @@ class Keyring:
             exchange = channel.exchanges[tag]
             pair = own.pair_secret(self._owner, self.swarm, channel.name, exchange)
             channel.pairs[at[:2]] = pair
-        ours, theirs = (self.name, self.session), (channel.name, channel.session)
+        ours, theirs = (self.name, self.session), (channel.name, channel.member.session)
         place = (self.swarm, model, *((*ours, *theirs) if outgoing else (*theirs, *ours)))
         found = AESGCM(derive(pair, "packet", *place, block)), framed(place)
         channel.ciphers[at] = (block, *found)

@@ -37,9 +37,9 @@ from gossamer.gossip.security.channels import (
     OVERLAP,
     WINDOW,
     ExchangeKey,
-    Past,
+    FormerIncarnations,
     Window,
-    check_inside,
+    check_chunk_sender,
 )
 from gossamer.gossip.security.invitation import CLOCK_SKEW
 from gossamer.gossip.security.layer import CARD_INTERVAL, EXCHANGE_INTERVAL
@@ -152,13 +152,13 @@ def test_a_member_cannot_speak_for_another():
 
 def test_the_check_of_senders_agrees_with_the_chunker():
     (packet,) = Chunker("anna@x/s").split([b"payload"])
-    check_inside("anna@x", "s", packet)
+    check_chunk_sender("anna@x", "s", packet)
     assert packet[8:16] == hashlib.blake2b(b"anna@x/s", digest_size=8).digest()
     for wrong in (("anna@x", "t"), ("ben@x", "s")):
         with pytest.raises(TrustError, match="somebody else's message"):
-            check_inside(*wrong, packet)
+            check_chunk_sender(*wrong, packet)
     with pytest.raises(TrustError):
-        check_inside("anna@x", "s", packet[:20])
+        check_chunk_sender("anna@x", "s", packet[:20])
 
 
 def test_a_packet_counts_once():
@@ -445,7 +445,7 @@ def test_incarnations_beyond_those_remembered_are_refused_and_newer_ones_are_not
 
 
 def test_a_past_takes_up_bounded_room():
-    past = Past()
+    past = FormerIncarnations()
     for number in range(10 * MAX_INCARNATIONS):
         past.note(number.to_bytes(32, "big"), float(number), 7)
     assert len(past) == MAX_INCARNATIONS
