@@ -168,8 +168,7 @@ class Bootstrap:
             return
         for model in sorted(ready):
             founded = not gossiper.weight(model)
-            gossiper.inject(model, self._weight)
-            self.waiting.discard(model)
+            self.count(gossiper, model)
             if founded and gossiper.neighbours(model):
                 _log.info("peer %s founds model %s at its own values", self._name, model)
 

@@ -55,7 +55,6 @@ PeerMode: TypeAlias = PacedMode | RoundsMode | ServerMode
 ABANDONED_KEPT = 64
 """Former sessions whose accounts a peer remembers."""
 
-
 MESSAGE_OVERHEAD = 2 * MAX_HEADER_BYTES
 """Bytes of a message besides its value, and more."""
 VALUE_BYTES: Mapping[WireDtype, int] = {"float16": 2, "float32": 4, "float64": 8}
@@ -71,7 +70,7 @@ MIN_UNFINISHED = 64
 
 
 class InboundLimits:
-    """The bounds of one peer.
+    """How much memory a peer has for what others send: what its own models make likely, and no more.
 
     sizes: values of each partial model. dtype: how the peer writes them. PeerError, by name, for one that
     no message can carry.
@@ -102,20 +101,14 @@ class InboundLimits:
     def reassembler(self) -> Reassembler:
         """One that takes every message which is of use, and from each sender one that waits besides."""
         sender = 2 * (self._each + self.largest)
-        return Reassembler(
-            max_message_bytes=self.largest,
-            max_sender_bytes=sender,
-            max_total_bytes=self.unfinished(0),
-        )
+        made = Reassembler(max_message_bytes=self.largest, max_sender_bytes=sender)
+        self.fit(made, 0)
+        return made
 
     def fit(self, reassembler: Reassembler, neighbours: int) -> None:
         """Let it hold what so many neighbours may have on its way at once."""
-        reassembler.max_total_bytes = self.unfinished(neighbours)
+        reassembler.max_total_bytes = 2 * (self._each + self.largest) + self.waiting(neighbours)
         reassembler.max_unfinished = max(MIN_UNFINISHED, 2 * self._models * (neighbours + 1))
-
-    def unfinished(self, neighbours: int) -> int:
-        """Bytes of all messages of which some chunks are missing."""
-        return 2 * (self._each + self.largest) + self.waiting(neighbours)
 
 
 @dataclass(frozen=True)

@@ -524,9 +524,8 @@ class Link:
                     )
                 case "out":
                     self._events += self.roster.expel(each.peer)
-                case (
-                    "reissue-card" | "reissue-status"
-                ):  # it is old, shows another key, or was refused
+                case "reissue-card" | "reissue-status":
+                    # It is old, shows another key, or was refused.
                     self._card_due |= each.kind == "reissue-card"
                     self._status_due.set()
                 case "former":
@@ -570,8 +569,7 @@ class Link:
             self.own_status = status
         if status.state == "online" and not own and self.born:
             self.dropped["name-taken"] += 1
-            count = self.dropped["name-taken"]
-            if is_milestone(count):
+            if is_milestone(self.dropped["name-taken"]):
                 _log.warning("peer %s: another device came online under this name", self.name)
         replaced_one = status.generation < self.generation
         if (status.state != "online" or replaced_one) and self.born:

@@ -187,9 +187,8 @@ async def _free_generation(link: Link) -> int:
         status = link.own_status
         generation = max(link.card_generation, 1 if status is None else status.generation)
         if status is None and first and replace:
-            return (
-                max(link.generation, generation) + 1
-            )  # the broker may have forgotten the other device
+            # The broker may have forgotten the other device.
+            return max(link.generation, generation) + 1
         if generation > link.generation and not first and not replace:
             raise Replaced(link.name, link.settings.swarm)
         if status is None or status.session in (link.session, *link.engine.books.sessions):

@@ -272,29 +272,29 @@ def _taken(common: CommonWidth, heard: Mapping[str, Array]) -> int:
     )
 
 
-_RECENT = 4  # received values per vector by which a peer judges that it agrees with its neighbours
+_RECENT = 4  # received values per model by which a peer judges that it agrees with its neighbours
 
 
 class Agreement:
-    """Remembers, per vector, how far the last few received values were from the peer's own."""
+    """Remembers, per model, how far the last few received values were from the peer's own."""
 
-    def __init__(self, vectors: Iterable[str], store: Store) -> None:
+    def __init__(self, models: Iterable[str], store: Store) -> None:
         self._store = store
-        self._recent: dict[str, deque[float]] = {v: deque(maxlen=_RECENT) for v in vectors}
+        self._recent: dict[str, deque[float]] = {v: deque(maxlen=_RECENT) for v in models}
 
-    def heard(self, vector: str, mine: Array, received: Array) -> None:
+    def heard(self, model: str, mine: Array, received: Array) -> None:
         """Note a value that was credited, and the peer's own as it was then."""
-        self._recent[vector].append(_distance(mine, received))
+        self._recent[model].append(_distance(mine, received))
 
     def values(self) -> dict[str, Array]:
         """The peer's values as they are, for `moved`."""
-        return {vector: self._store.read(vector) for vector in self._recent}
+        return {model: self._store.read(model) for model in self._recent}
 
     def moved(self, before: dict[str, Array], tolerance: float) -> None:
         """Begin anew where values are no longer what they were: what was heard says little of them."""
-        for vector, old in before.items():
-            if _distance(old, self._store.read(vector)) > tolerance:
-                self._recent[vector].clear()
+        for model, old in before.items():
+            if _distance(old, self._store.read(model)) > tolerance:
+                self._recent[model].clear()
 
     def forget(self) -> None:
         """Begin anew everywhere."""
@@ -302,11 +302,11 @@ class Agreement:
             seen.clear()
 
     def disagreement(self) -> dict[str, float]:
-        """Per vector that was heard of, the largest relative distance to lately received values."""
-        return {vector: max(seen) for vector, seen in self._recent.items() if seen}
+        """Per model that was heard of, the largest relative distance to lately received values."""
+        return {model: max(seen) for model, seen in self._recent.items() if seen}
 
     def reached(self, gossiper: Gossiper, tolerance: float) -> bool:
-        """Whether, for every vector that has neighbours, the last few values received agree.
+        """Whether, for every model that has neighbours, the last few values received agree.
 
         Values that are on their way must agree too: what is not credited is taken back, and an old
         value would disturb the agreement.
@@ -314,13 +314,13 @@ class Agreement:
         return (
             not gossiper.stranded()
             and all(
-                len(self._recent[vector]) == _RECENT and max(self._recent[vector]) <= tolerance
-                for vector in gossiper.models
-                if gossiper.neighbours(vector)
+                len(self._recent[model]) == _RECENT and max(self._recent[model]) <= tolerance
+                for model in gossiper.models
+                if gossiper.neighbours(model)
             )
             and all(
-                _distance(self._store.read(vector), transfer.give.value) <= tolerance
-                for (_, vector), transfer in gossiper.ledger.open.items()
+                _distance(self._store.read(model), transfer.give.value) <= tolerance
+                for (_, model), transfer in gossiper.ledger.open.items()
             )
         )
 

@@ -20,6 +20,7 @@ from gossamer.files import write_whole
 
 from ...gossip import ROOT, check_name
 from ...gossip.security import revocation_topic
+from . import watchdog
 
 BrokerKind: TypeAlias = Literal["nats", "mosquitto"]
 KINDS: tuple[BrokerKind, ...] = ("nats", "mosquitto")
@@ -133,9 +134,8 @@ def broker_command(
             users = json.loads(rules.nats_config.read_text("utf-8"))["authorization"]["users"]
         text = _nats_config(settings, port, websocket_port, store, users)
     config = write_private(folder / f"{kind}.conf", text)
-    watchdog = Path(__file__).with_name("watchdog.py")
     # -I -S: it needs the standard library alone, and is to start fast.
-    runs = [sys.executable, "-I", "-S", str(watchdog), str(folder)]
+    runs = [sys.executable, "-I", "-S", watchdog.__file__, str(folder)]
     return [*runs, program, "-c", str(config)]
 
 
