@@ -326,7 +326,9 @@ class FedNPLearner:
         if weight > 0:  # a newcomer that has heard nothing yet has no mass to put changes into
             if not self.options.freeze_z:
                 self._update_site(weight)
-            self._tell(weight)
+            counts = self._auxiliary.counts.data
+            counts.add_((self._untold / weight).to(counts))
+            self._untold.zero_()  # it is brought once
         return metrics
 
     def test(self) -> Metrics:
@@ -403,22 +405,20 @@ class FedNPLearner:
         told, brought = self._auxiliary.counts.tolist()
         return brought / told if told > 0 else inf
 
-    @torch.no_grad()
-    def _tell(self, weight: float) -> None:
-        """Bring to the counts what is this peer's to bring, once."""
-        self._auxiliary.counts.add_((self._untold / weight).to(self._auxiliary.counts))
-        self._untold.zero_()
-
     def signal(self, inputs: Tensor) -> Tensor:
         """f(X): what f says of some inputs together, one number per dimension of z."""
         found = self._auxiliary.f(self._features(inputs)).mean(dim=0).double()
         return found.mean().expand_as(found) if self.options.signals == "one" else found
 
     def latent(self, inputs: Tensor) -> Gaussian:
-        """q(z): the cavity, tilted by what f says of some inputs."""
-        if self.options.freeze_z:
+        """q(z): the cavity, tilted by what f says of some inputs; untilted in dimensions where that fails."""
+        options, cavity = self.options, self.cavity.moments()
+        if options.freeze_z:
             return self.prior.moments()
-        return self._tilted(inputs)
+        signal = self.signal(inputs)
+        mean, variance = tilted_moments(*cavity, signal, options.moments, options.nodes)
+        usable = torch.isfinite(mean) & torch.isfinite(variance) & (variance > 0)
+        return torch.where(usable, mean, cavity[0]), torch.where(usable, variance, cavity[1])
 
     @torch.no_grad()
     def predicted(self) -> Gaussian:
@@ -477,16 +477,6 @@ class FedNPLearner:
         if batch == 0 or batch >= len(inputs):
             return inputs
         return inputs[torch.randint(len(inputs), (batch,), generator=self._generator)]
-
-    def _tilted(self, inputs: Tensor) -> Gaussian:
-        """Tilted mean and variance; the cavity's in dimensions in which they are not usable."""
-        cavity = self.cavity.moments()
-        options = self.options
-        mean, variance = tilted_moments(
-            *cavity, self.signal(inputs), options.moments, options.nodes
-        )
-        usable = torch.isfinite(mean) & torch.isfinite(variance) & (variance > 0)
-        return torch.where(usable, mean, cavity[0]), torch.where(usable, variance, cavity[1])
 
     @torch.no_grad()
     def _update_site(self, weight: float) -> None:

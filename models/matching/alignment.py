@@ -188,7 +188,9 @@ def _chosen_models(
     given = set(reference.owners if isinstance(reference, SlicedNetwork) else reference)
     wanted = [model for model in slicing.models if model in given] if models is None else models
     if unknown := [model for model in wanted if model not in slicing.models]:
-        raise ModelError(f"align: no model {unknown[0]!r}; models are {', '.join(slicing.models)}")
+        raise ModelError(
+            f"align: no model {unknown[0]!r} here; models are {', '.join(slicing.models)}"
+        )
     return sorted(wanted, key=lambda model: (len(slicing.graph.dependencies(model)), model))
 
 

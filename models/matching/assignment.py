@@ -81,7 +81,9 @@ class MatchOptions:
         check_choice("matching: kind", self.kind, get_args(Kind))
         check_number("matching: kl (λ)", self.kl, least=0, most=1)
         if self.limit is not None and self.limit < 1:
-            raise ModelError(f"matching: limit is {self.limit}; give 1 atom or more, or None")
+            raise ModelError(
+                f"matching: limit is {self.limit}; give at least 1 atom, or None for no limit"
+            )
         check_number("matching: sweeps", self.sweeps, least=0)
         check_number("matching: tolerance", self.tolerance, least=0)
 

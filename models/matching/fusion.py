@@ -105,9 +105,8 @@ class Chain:
         )
 
 
-def check_alike(chains: Sequence[Chain], names: Sequence[str] | None = None) -> None:
+def check_alike(chains: Sequence[Chain], names: Sequence[str]) -> None:
     """Refuse networks whose parts do not correspond, naming the layer and the sizes."""
-    names = names or [f"network {index}" for index in range(len(chains))]
     if not chains:
         raise ModelError("fuse: no networks were given")
     first = chains[0]
@@ -286,8 +285,9 @@ def fuse(
         Orders the sweeps; see `match`.
     """
     options = options or MatchOptions()
+    names = names or [f"network {index}" for index in range(len(chains))]
     check_alike(chains, names)
-    spread = peer_variances(chains, options, variances, names)
+    spread = peer_variances(names, options, variances)
     shares = class_shares(chains, counts)
     rng = np.random.default_rng(seed)
     first = chains[0]
@@ -384,21 +384,17 @@ def _own_means(chains: Sequence[Chain], layer: int, bias_mean: float) -> list[fl
 
 
 def peer_variances(
-    chains: Sequence[Chain],
-    options: MatchOptions,
-    variances: Sequence[float] | None,
-    names: Sequence[str] | None,
+    names: Sequence[str], options: MatchOptions, variances: Sequence[float] | None
 ) -> np.ndarray:
     """σ² of every peer."""
     if variances is None:
-        return np.full(len(chains), options.variance)
-    if len(variances) != len(chains):
+        return np.full(len(names), options.variance)
+    if len(variances) != len(names):
         raise ModelError(
-            f"fuse: {len(variances)} variances were given for {len(chains)} networks; give one each"
+            f"fuse: {len(variances)} variances were given for {len(names)} networks; give one each"
         )
-    for index, value in enumerate(variances):
-        who = names[index] if names else f"network {index}"
-        check_number(f"matching: variance (σ²) of {who}", value, above=0)
+    for name, value in zip(names, variances, strict=True):
+        check_number(f"matching: variance (σ²) of {name}", value, above=0)
     return np.asarray(variances, dtype=np.float64)
 
 
