@@ -95,7 +95,9 @@ class PacketSocket:
         head = bytes((_PUBLISH,)) + _varint(len(body) + len(payload)) + body
         info = paho.MQTTMessageInfo(next(self._ids))
         # paho's queue of what is to be written: put there directly, a payload is copied by nobody.
-        queue = self._client._out_packet
+        queue = getattr(self._client, "_out_packet", None)
+        if queue is None:  # another version of paho: slower, and otherwise the same
+            return self._client.publish(topic, payload)
         if len(payload) <= _SCRATCH:
             queue.append(_entry(_PUBLISH, head + payload, info))
         else:
