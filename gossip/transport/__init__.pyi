@@ -8,7 +8,7 @@ from .base import Transport as Transport
 from .base import TransportError as TransportError
 from .base import Will as Will
 from .base import default_qos as default_qos
-from .echo import Echo as Echo
+from .mqtt import Echo as Echo
 from .mqtt import MqttTransport as MqttTransport
 from .options import LARGEST_PACKET as LARGEST_PACKET
 from .options import LONGEST_KEEPALIVE as LONGEST_KEEPALIVE

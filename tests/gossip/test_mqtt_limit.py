@@ -10,7 +10,7 @@ import pytest
 from waiting import turns, until
 
 from gossamer.gossip.transport import MqttOptions, MqttTransport, TransportError
-from gossamer.gossip.transport.echo import CUTS, LAST_CUTS, MIN_PROBED_PACKET, PacketLimit
+from gossamer.gossip.transport.mqtt import CUTS, LAST_CUTS, MIN_PROBED_PACKET, PacketLimit
 from gossamer.peer import Broker, BrokerSettings, free_port
 
 BROKER = "mqtt://broker"
@@ -301,7 +301,7 @@ def test_chunks_shrink_until_they_are_not_dropped(run, mosquitto, caplog, versio
             return broker.url
 
     url = run(scenario())
-    told = [r.getMessage() for r in caplog.records if r.name == "gossamer.gossip.transport.echo"]
+    told = [r.getMessage() for r in caplog.records if r.name == "gossamer.gossip.transport.mqtt"]
     assert len(told) == 1
     assert told[0].startswith(f"{url} drops packets of 300")
     assert "(mosquitto: message_size_limit)" in told[0]
