@@ -523,11 +523,9 @@ class Timetable:
             pushes.append((peer[used], time[used], fan[used]))
             outcomes = self._outcomes(edge, time[push], count[push])
             transfers.append((place[push], self.sender[edge], self.receiver[edge], *outcomes))
-        return Plan(
-            *(np.concatenate(column) for column in zip(*pushes, strict=True)),
-            Transfers(*(np.concatenate(column) for column in zip(*transfers, strict=True))),
-            idle,
-        )
+        peer, time, fan = (np.concatenate(column) for column in zip(*pushes, strict=True))
+        columns = (np.concatenate(column) for column in zip(*transfers, strict=True))
+        return Plan(peer, time, fan, Transfers(*columns), idle)
 
     def _choose(self, at: Ints, time: Floats, count: Ints) -> tuple[Ints, Ints]:
         """The links that are pushed along, and for each the place of its push in `at`."""
