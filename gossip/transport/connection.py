@@ -59,6 +59,8 @@ class Link:
         self._unsent: dict[int, asyncio.Future[bool]] = {}
         self._reason: Any = None
         self._given_up: TransportError | None = None
+        self._answered = False
+        """Whether the broker has answered our CONNECT."""
         self._opened = False
         properties = None
         if self._version5:
@@ -130,6 +132,7 @@ class Link:
                 loop.call_soon_threadsafe(watch, sock)
 
         def on_connect(_client: Any, data: Any, flags: Any, code: Any, properties: Any) -> None:
+            self._answered = True
             if code.is_failure:
                 self._reason = code
             self.max_packet = getattr(properties, "MaximumPacketSize", None)
@@ -178,6 +181,8 @@ class Link:
         connecting = asyncio.ensure_future(self._client.__aenter__())
         try:
             await asyncio.wait((connecting, self.lost), return_when=asyncio.FIRST_COMPLETED)
+            if self._answered:  # aiomqtt has the answer, and is about to return or to raise it
+                await asyncio.wait((connecting,))
             if not connecting.done():  # aiomqtt would wait for its timeout
                 raise aiomqtt.MqttError("the broker hung up before it answered")
             await connecting

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from pathlib import Path
 
 import pytest
 from blockbuster import blockbuster_ctx
-from waiting import until
+from paho.mqtt import client as paho
+from waiting import until, wait_until
 
 from gossamer.gossip.transport import (
     Address,
@@ -100,6 +102,36 @@ def test_listener_that_is_no_broker_hangs_up(run):
                     pass
 
     run(scenario())
+
+
+def test_a_refusal_may_come_before_the_thread_that_connects_is_back(run, monkeypatch, caplog):
+    """Nothing may be printed after the error, such as an exception that nobody fetched."""
+    connect = paho.Client.connect
+
+    def slow(self, *args, **options):
+        code = connect(self, *args, **options)
+        wait_until(lambda: self.socket() is None, "the refusal is read")
+        return code
+
+    monkeypatch.setattr(paho.Client, "connect", slow)
+
+    async def scenario():
+        async def broker(reader, writer):
+            await reader.read(1000)
+            writer.write(b"\x20\x02\x00\x05")  # CONNACK: not authorised
+            writer.close()
+
+        server = await asyncio.start_server(broker, "127.0.0.1", 0)
+        url = f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server:
+            with pytest.raises(TransportError) as error:
+                async with MqttTransport(url, "a", options=IMPATIENT, attempt_timeout=ATTEMPT):
+                    pass
+            assert error.value.cause == "password"
+
+    run(scenario())
+    gc.collect()
+    assert [r.getMessage() for r in caplog.records if r.name == "asyncio"] == []
 
 
 @pytest.mark.parametrize(

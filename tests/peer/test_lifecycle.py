@@ -265,7 +265,7 @@ def test_a_topic_that_is_nobodys_does_not_disturb_a_goodbye(run: Run, tmp_path):
 
 def test_a_goodbye_that_no_broker_took_is_handed_in_later(run: Run, tmp_path):
     path, reports = tmp_path / "a.checkpoint", []
-    settings = quick(rounds=2, leave_timeout=0.2)
+    settings = quick(rounds=2, leave_timeout=0.2, settle_timeout=0.2)
 
     async def swarm() -> Report:
         nest, gate = Nest(settings), Gate(1)
@@ -299,7 +299,7 @@ def test_a_goodbye_that_no_broker_took_is_handed_in_later(run: Run, tmp_path):
 
 def test_without_a_checkpoint_a_goodbye_that_was_not_taken_costs_no_report(run: Run, caplog):
     async def swarm() -> Report:
-        nest, gate = Nest(quick(rounds=2, leave_timeout=0.2)), Gate(1)
+        nest, gate = Nest(quick(rounds=2, leave_timeout=0.2, settle_timeout=0.2)), Gate(1)
         life = nest.start("a", Still(make_learner("a"), 1.0, gate))
         await gate.wait()
         nest.broker.stop()
