@@ -282,7 +282,9 @@ class SgdLearner:
                 f"local_samples ({local_samples}) and batch ({batch}) must be at least 1"
             )
         if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 <= rate < inf:
-            raise ModelError(f"rate {rate!r}: give a number from 0 (which learns nothing) up, as in 0.1")
+            raise ModelError(
+                f"rate {rate!r}: give a number from 0 (which learns nothing) up, as in 0.1"
+            )
         if len(train[0]) != len(train[1]):
             raise ModelError(
                 f"peer {network.peer!r}: {len(train[0])} training inputs with {len(train[1])} labels"

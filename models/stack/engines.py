@@ -33,7 +33,7 @@ from math import nan, prod
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from .. import Loss, Metrics, Right, SlicedNetwork, cross_entropy, squared_error
@@ -78,6 +78,28 @@ def _script(function: Callable[..., Any]) -> Callable[..., Any]:
             return torch.jit.script(function)
     except (AttributeError, RuntimeError, OSError):  # no TorchScript, or no source to read
         return function
+
+
+@_script
+def draw_orders(
+    orders: list[Tensor], generators: list[Generator], samples: list[int], count: int
+) -> tuple[Tensor, list[Tensor]]:
+    """Do what `SgdLearner.draw` does, for many learners: [learners, count], and the orders that are left.
+
+    Scripted, it does not hold the interpreter's lock: with 1024 small learners on two threads a round is
+    about a fifth shorter than with a loop over `SgdLearner.draw`.
+    """
+    chosen: list[Tensor] = []
+    left: list[Tensor] = []
+    for learner, order in enumerate(orders):
+        if order.size(0) < count:
+            epochs = [order]
+            for _ in range((count - order.size(0) + samples[learner] - 1) // samples[learner]):
+                epochs.append(torch.randperm(samples[learner], generator=generators[learner]))
+            order = torch.cat(epochs)
+        chosen.append(order[:count])
+        left.append(order[count:])
+    return torch.stack(chosen), left
 
 
 @_script

@@ -19,7 +19,16 @@ from .. import AssociativeLearner, Learner, Metrics, ModelError, SgdLearner, Sli
 from ..discovery import CONVOLUTIONS
 from ..learner import Adam, Momentum, Plain, PlainSgd, UpdateRule
 from . import plan
-from .engines import ChainEngine, Engine, ModuleEngine, TrainingJob, has_hooks, read_chain, score
+from .engines import (
+    ChainEngine,
+    Engine,
+    ModuleEngine,
+    TrainingJob,
+    draw_orders,
+    has_hooks,
+    read_chain,
+    score,
+)
 
 
 class Stack:
@@ -389,7 +398,15 @@ class SgdGroup(StackedGroup):
         learners = [self._learners[row] for row in rows]
         one, where = learners[0], as_rows(rows, self._device)
         count = repeats * one.local_samples
-        order = torch.stack([learner.draw(count) for learner in learners]).to(self._device)
+        order, left = draw_orders(
+            [learner.order for learner in learners],
+            [learner.generator for learner in learners],
+            [len(learner.samples[1]) for learner in learners],
+            count,
+        )
+        for learner, rest in zip(learners, left, strict=True):
+            learner.order = rest
+        order = order.to(self._device)
         inputs, labels = self._samples
         index = order + inputs.starts[where, None]
         seen_labels = labels.rows[order + labels.starts[where, None]]
