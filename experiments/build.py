@@ -40,8 +40,8 @@ from .config.tables import (
     Training,
     Who,
     check_matching,
+    needs_matching,
     parse_config,
-    starts_apart,
 )
 from .data import DataError, Dataset, Samples, Task, load, partition
 from .errors import ConfigError
@@ -427,7 +427,7 @@ def members_in_order(swarm: Swarm) -> tuple[list[Member], list[MatchedStore]]:
     they are those of the networks.
     """
     config = swarm.config
-    apart = starts_apart(config)
+    apart = needs_matching(config)
     members, stores = swarm.members(), []
     if all(model.matching == "none" for model in config.models):
         return members, stores

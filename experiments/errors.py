@@ -1,11 +1,13 @@
-"""What commands raise; on its own, so that they need not load what reads configs."""
+"""Errors that commands raise. In a separate module so that importing them does not import the config
+loader."""
 
 from gossamer.errors import GossamerError
 
 
 class ConfigError(GossamerError, ValueError):
-    """A config that cannot be used; the text names the file and the key."""
+    """Raised for a config that cannot be used; the message names the file and the key."""
 
 
 class Stopped(GossamerError):
-    """A command that was interrupted; the text says what is kept, and what the next run does with it."""
+    """Raised when a command was interrupted; the message says which results were kept and how the next run
+    uses them."""

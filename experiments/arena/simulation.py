@@ -35,7 +35,7 @@ from ..build import Member, Swarm, members_in_order
 from ..cli import console
 from ..config.needs import warn_unused_keys
 from ..config.tables import Churn, Config, ConfigError, Time
-from ..live.layout import PUSHES, check_compression, graph_of, require_push, shared_owners
+from ..live.layout import PUSHES, check_compression, graph_of, require_push, shared_models
 from ..results import RecordFile, Results, read_records, replacing, write_csv, write_json
 from .arena import Arena, Round
 from .events import EventSimulator, VirtualTime, Wire
@@ -75,7 +75,7 @@ class Simulation:
         if config.topology is not None or config.bridge or config.gossip.rule != "push":
             from ..graphs import mixing_of  # scipy takes a while: only for those who have a graph
 
-            mixing = mixing_of(config, shared_owners(members), source)
+            mixing = mixing_of(config, shared_models(members), source)
         if not config.gossip.lossy:
             return cls(config, members, mixing, stores)
         mixing, wire = _wiring(config, members, mixing, source)
@@ -188,7 +188,7 @@ class LearningSimulation:
         graph = _graph(config, self.members, source)
         self.world, self.seconds = _world(config, graph, source)
         self.tests = AccuracyLog(presence_of(self.world, [member.name for member in self.members]))
-        owners = shared_owners(self.members)
+        owners = shared_models(self.members)
         check_compression(config, self.members, owners, source)
         shared: list[dict[str, Array]] = [{} for _ in self.members]
         shapes: dict[str, Shapes] = {}
@@ -364,7 +364,7 @@ def _wiring(
     """
     lossy = config.gossip.lossy[0]
     require_push(config, source, "peers that send messages", f"leave out 'gossip.{lossy}'")
-    check_compression(config, members, shared_owners(members), source)
+    check_compression(config, members, shared_models(members), source)
     if mixing is not None:
         return mixing, _wire(config)
     if config.gossip.mode == "server":

@@ -65,10 +65,10 @@ class Common:
 
     def load(self, text: str) -> SwarmGraph:
         """Return the graph that a text names, and say what was added to it, or is not used."""
-        from ..graphs.swarm import load_graph, tell
+        from ..graphs.swarm import load_graph, print_graph_notes
 
         given = load_graph(text, self.peers, seed=self.seed, bridging=self.bridge)
-        tell(given, "--rule edges takes them for shares", rule=self.rule, named=True)
+        print_graph_notes(given, "--rule edges takes them for shares", rule=self.rule, named=True)
         return given
 
 

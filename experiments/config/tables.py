@@ -555,10 +555,10 @@ def _starts_together(config: Config) -> bool:
     return config.network.equal_starts or config.network.trained is not None
 
 
-def starts_apart(config: Config) -> bool:
-    """Whether peers come with values of their own, which matching has to bring into one order."""
-    own = config.network.trained is not None or not config.network.equal_starts
-    return own and any(model.matching != "none" for model in config.models)
+def needs_matching(config: Config) -> bool:
+    """Return whether peers start from different values and a partial model's cells are to be matched."""
+    different_starts = config.network.trained is not None or not config.network.equal_starts
+    return different_starts and any(model.matching != "none" for model in config.models)
 
 
 def without_networks(config: Config) -> Config:

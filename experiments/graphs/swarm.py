@@ -187,28 +187,29 @@ def mixing_of(config: Config, models: Members, source: str = "config") -> Gossip
     found = swarm_graph(config, models, source)
     if found is None:
         return None
-    tell(found, 'in lockstep gossip.rule = "edges" takes them for shares')
+    print_graph_notes(found, 'in lockstep gossip.rule = "edges" takes them for shares')
     with _error_context(source, "gossip.rule"):
         count = found.exchanges(config)
         return Gossip(found.changing or found.graph, rule=found.rule, exchanges=count)
 
 
-def tell(
-    found: SwarmGraph, way_out: str = "", *, rule: Rule | None = None, named: bool = False
+def print_graph_notes(
+    graph: SwarmGraph, hint: str = "", *, rule: Rule | None = None, named: bool = False
 ) -> None:
-    """Say on the terminal which links bridging added, if any, and that links' weights go unused, if so.
+    """Print which links bridging added, and a note if the graph has link weights that are not used.
 
-    way_out: how they could be used. rule: the swarm's own if left out. named: begin with the graph's name.
+    hint: how the weights could be used. rule: the swarm's own if left out. named: begin each line with the
+        graph's name.
     """
-    rule, lines = rule or found.rule, []
-    if found.added.edges:
-        lines.append(describe_bridging(found.added, found.labels))
-    if not found.changing and rule != "edges" and weighted(found.graph):
+    rule, lines = rule or graph.rule, []
+    if graph.added.edges:
+        lines.append(describe_bridging(graph.added, graph.labels))
+    if not graph.changing and rule != "edges" and weighted(graph.graph):
         given = "peers give equal parts" if rule == "push" else f"peers give by the rule {rule}"
         line = f"weights on the topology's links are not used: {given}"
-        lines.append(f"{line}; {way_out}" if way_out else line)
+        lines.append(f"{line}; {hint}" if hint else line)
     for line in lines:
-        console.say(f"{found.name}: {line}" if named else line)
+        console.say(f"{graph.name}: {line}" if named else line)
 
 
 def describe_bridging(added: Bridging, labels: Mapping[int, str] | None = None) -> str:
@@ -320,10 +321,10 @@ def load_graph(
 
 def _from_config(path: Path) -> SwarmGraph:
     from ..build import Swarm  # torch: only for those who bring a config
-    from ..live.layout import shared_owners
+    from ..live.layout import shared_models
 
     config = load_config(path)
-    models = shared_owners(Swarm(config, str(path)).members())
+    models = shared_models(Swarm(config, str(path)).members())
     found = swarm_graph(config, models, str(path))
     if found is None:  # no topology: everybody may talk to everybody
         return SwarmGraph(config.name, build("clique", config.peers), models=models)

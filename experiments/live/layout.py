@@ -1,8 +1,8 @@
-"""From a config to live peers: who talks to whom and serves what in a swarm of processes, and what one
-device needs that joins with a file of its own.
+"""Turns a config into the settings of live peers (neighbours, servers, credentials), and reads the file of a
+single device that joins a swarm.
 
-A device's setting is, in this order: what the command line states, what the device's file states, what the
-swarm config says of the peer at `index`, the default.
+A device's settings are looked up in this order: the command line, the device's file, the swarm config's
+settings of the peer at `index`, the default.
 """
 
 from __future__ import annotations
@@ -49,231 +49,251 @@ from ..config.tables import (
     PeerTrust,
     PeerTrustTable,
     load_config,
+    needs_matching,
     parse_table,
     read_table,
-    starts_apart,
     without_networks,
 )
-from ..graphs.swarm import PUSHES, SwarmGraph, swarm_graph, tell
+from ..graphs.swarm import PUSHES, SwarmGraph, print_graph_notes, swarm_graph
 
-ENTRY = "gossamer.experiments.build:make_learner"
-"""What builds the learner of a config's peer."""
-PLACED = PlaceSettings.model_fields.keys() | {"trust"}
-"""Settings that a config's keys of the same name do not give as they stand: they are computed."""
+DEFAULT_ENTRY = "gossamer.experiments.build:make_learner"
+"""The entry point that builds the learner of a peer that a config describes."""
+COMPUTED = PlaceSettings.model_fields.keys() | {"trust"}
+"""Settings that are computed here, not copied from the config."""
 
 
 class SwarmLayout:
-    """A config's swarm as its live peers need it; `gossamer swarm` and `gossamer join` both ask it.
+    """Computes the settings of each live peer of a config, for `gossamer swarm` and `gossamer join`.
 
-    What can be wrong with the config is found when it is made. A device knows no files but its own: for it,
-    `swarm` builds members without the networks that the others bring along.
+    The constructor raises ConfigError if the config cannot run live.
+
+    source: the config's file, for error messages and for paths relative to it.
+    swarm: builds the config's peers. For a joining device pass a Swarm built from `without_networks(config)`:
+        the other peers' trained files are not on this machine.
     """
 
     def __init__(self, config: Config, source: str, swarm: Swarm) -> None:
-        require_push(config, source, "live peers", "run it in the arena with gossamer simulate")
+        require_push(config, source, "live peers", "run gossamer simulate")
         warn_unused_keys(config, "live", source)
         self.config, self.source, self.swarm = config, source, swarm
         self.labels = tuple(str(index) for index in range(config.peers))
-        gossip, masked = config.gossip, config.trust.private
-        if starts_apart(config):
-            _check_founder(config, source, self.owners)
-        # Who shares what is asked for only where it matters: it takes everybody's network.
-        mixed = config.topology is not None
-        self.graph = swarm_graph(config, self.owners if mixed else {}, source)
+        gossip, private_models = config.gossip, config.trust.private
+        if needs_matching(config):
+            _check_founder(config, source, self.peers_of_model)
+        # self.peers_of_model builds every network: only evaluate it if there is a topology.
+        has_topology = config.topology is not None
+        self.graph = swarm_graph(config, self.peers_of_model if has_topology else {}, source)
         if self.graph is not None and self.graph.changing and gossip.mode != "async":
             raise ConfigError(
-                f"{source}: key 'topology': this one changes over time, which live peers follow in async "
-                "mode only; name one graph, or run it in the arena with gossamer simulate"
+                f"{source}: key 'topology': a graph that changes over time runs live only in async mode; "
+                'name a graph that does not change, set gossip.mode = "async", or run gossamer simulate'
             )
-        if masked:
-            _check_private(config, self.owners, source)
+        if private_models:
+            _check_private(config, self.peers_of_model, source)
         if gossip.compress is not None or gossip.drift is not None:
-            check_compression(config, self.members, self.owners, source)
+            check_compression(config, self.members, self.peers_of_model, source)
         self._exchanges = gossip.exchanges or _exchanges(config, self.graph)
 
     @cached_property
     def members(self) -> list[Member]:
-        """Every peer, built."""
+        """All peers, each with its network and its data."""
         return self.swarm.members()
 
     @cached_property
-    def owners(self) -> dict[str, list[int]]:
-        """Partial models that more than one peer implements, with their peers."""
-        return shared_owners(self.members)
+    def peers_of_model(self) -> dict[str, list[int]]:
+        """The indices of the peers of each partial model that more than one peer implements."""
+        return shared_models(self.members)
 
     def peer(
         self, index: int, names: Sequence[str] | None = None, **credentials: str | None
     ) -> PeerSpec:
-        """Return what one peer's process needs; its settings state what is not a default.
+        """Return the specification of one peer's process; its settings contain only values that the config
+        sets or that differ from the default.
 
-        names: what peers are called, if not by their labels. credentials: see CredentialSettings.
+        names: the names of all peers, by index; if left out, their labels. credentials: see
+            CredentialSettings.
         """
         config, names = self.config, tuple(names or self.labels)
         tables = config, config.gossip, config.trust
-        stated = {
+        from_config = {
             key: getattr(table, key)
             for table in tables
             for key in table.model_fields_set & Settings.model_fields.keys()
         }
-        neighbours = sources = None
+        neighbours = in_neighbours = None
         if self.graph is not None:
             links = self.graph.graph
             neighbours = tuple(names[other] for other in links.neighbors(index))
             if isinstance(links, nx.DiGraph):
-                sources = tuple(names[other] for other in links.predecessors(index))
-        # Of peers with values of their own the first one gives the order, into which the others come.
-        apart = starts_apart(config)
+                in_neighbours = tuple(names[other] for other in links.predecessors(index))
+        # If peers start from different values, peer 0's order of cells is the reference to which the others
+        # are matched.
+        matched = needs_matching(config)
         computed: dict[str, Any] = {
             "swarm": swarm_name(config),
             "trust": config.trust.kind,
             "exchanges": self._exchanges,
             "neighbours": neighbours,
-            "sources": sources,
-            "turns": _turns(self.graph, names, index),
+            "sources": in_neighbours,
+            "turns": _neighbours_by_step(self.graph, names, index),
             "servers": self._servers(names),
             "expect": names,
-            "founder": index == 0 or not apart,
-            "trained": apart,
+            "founder": index == 0 or not matched,
+            "trained": matched,
             "matching": self.swarm.matching(index),
             **credentials,
         }
         settings = Settings(
-            **{key: value for key, value in stated.items() if key not in PLACED},
+            **{key: value for key, value in from_config.items() if key not in COMPUTED},
             **{
                 key: value
                 for key, value in computed.items()
-                if key in stated or value != Settings.model_fields[key].default
+                if key in from_config or value != Settings.model_fields[key].default
             },
         )
-        text = json.dumps(without_networks(config).model_dump(mode="json"))
-        trained = trained_file(config, self.source, index)
+        config_json = json.dumps(without_networks(config).model_dump(mode="json"))
+        network_file = trained_file(config, self.source, index)
         return PeerSpec(
             self.labels[index],
-            ENTRY,
-            {"config": text, "index": index, "source": str(Path(self.source).resolve())},
+            DEFAULT_ENTRY,
+            {"config": config_json, "index": index, "source": str(Path(self.source).resolve())},
             settings,
             samples=self._samples(index),
             seed=index,
-            network=trained and str(trained.resolve()),
+            network=network_file and str(network_file.resolve()),
         )
 
     def _servers(self, names: Sequence[str]) -> dict[str, str]:
-        """Who averages each partial model, in turn."""
+        """Return which peer is the server of each partial model, round-robin; empty in other modes."""
         if self.config.gossip.mode != "server":
             return {}
-        shared = enumerate(self.owners.items())
-        return {owner: names[who[place % len(who)]] for place, (owner, who) in shared}
+        numbered = enumerate(self.peers_of_model.items())
+        return {model: names[peers[number % len(peers)]] for number, (model, peers) in numbered}
 
     def _samples(self, index: int) -> int:
-        built = "members" in self.__dict__
-        return (self.members[index] if built else self.swarm.member(index)).samples
+        """Return how many training samples one peer has; builds only that peer if not all are built."""
+        all_built = "members" in self.__dict__
+        return (self.members[index] if all_built else self.swarm.member(index)).samples
 
 
 def plan(config: Config, folder: Path, broker: BrokerAddress, source: str = "config") -> SwarmSpec:
-    """Lay out a config's swarm; everything that can be wrong with it is found before it starts.
+    """Return the specification of a config's swarm. Raises ConfigError if the config cannot run live.
 
-    With trust the peers' keys and invitations are made, in the folder's `trust`.
+    If the config sets trust, this writes the peers' keys and invitations to `folder / "trust"`.
     """
     layout = SwarmLayout(config, source, Swarm(config, source))
     if layout.graph is not None:
-        tell(layout.graph)
+        print_graph_notes(layout.graph)
     names, credentials = layout.labels, [{}] * config.peers
     if config.trust.kind == "swarm":
         names, credentials = make_credentials(folder / "trust", swarm_name(config), layout.members)
-    peers = [layout.peer(index, names, **own) for index, own in enumerate(credentials)]
+    peers = [layout.peer(index, names, **given) for index, given in enumerate(credentials)]
     address = broker.with_defaults(config.gossip)
     return SwarmSpec(swarm_name(config), address, folder, peers, config.gossip.per_process)
 
 
-def _check_founder(config: Config, source: str, owners: dict[str, list[int]]) -> None:
-    """Peers with values of their own need one whose order the others take over, in every model."""
+def _check_founder(config: Config, source: str, peers_of_model: dict[str, list[int]]) -> None:
+    """Raise if peers start from different values but cannot be matched to peer 0's order of cells.
+
+    That takes async mode, and every shared model must be one that peer 0 implements.
+    """
     if config.gossip.mode != "async":
         raise ConfigError(
-            f"{source}: key 'gossip.mode': peers with values of their own are matched as they come in, "
-            "which only async mode allows"
+            f"{source}: key 'gossip.mode': peers that start from different values are matched when they "
+            'join, which only mode = "async" supports; use it, or start all peers from the same values '
+            "(network.equal_starts = true, no network.trained)"
         )
-    for owner, who in owners.items():
-        if who[0] != 0:
+    for model, peers in peers_of_model.items():
+        if peers[0] != 0:
             raise ConfigError(
-                f"{source}: key 'models': peer 0 gives the order of cells that the others take over, "
-                f"but it has no part in {owner!r}; start it from equal values, or run gossamer simulate"
+                f"{source}: key 'models': the peers' cells are matched to the order of peer 0, but peer 0 "
+                f"does not implement {model!r}; add peer 0 to that model, start all peers from the same "
+                "values (network.equal_starts = true, no network.trained), or run gossamer simulate"
             )
 
 
 def swarm_name(config: Config) -> str:
-    """The config's name as it may stand in a topic."""
+    """Return the config's name, shortened and with characters that MQTT topics do not allow replaced."""
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in config.name)[:64]
 
 
-def shared_owners(members: list[Member]) -> dict[str, list[int]]:
-    """Owners that more than one peer implements, with their peers."""
-    found = implementers([member.network for member in members])
-    return {owner: who for owner, who in found.items() if len(who) > 1}
+def shared_models(members: list[Member]) -> dict[str, list[int]]:
+    """Return the partial models that more than one peer implements, each with the indices of its peers."""
+    peers_of_model = implementers([member.network for member in members])
+    return {model: peers for model, peers in peers_of_model.items() if len(peers) > 1}
 
 
 def graph_of(config: Config, members: list[Member], source: str = "config") -> nx.Graph | None:
-    """The config's topology, if it has one; every shared model must be connected on it.
+    """Return the config's topology; None if it has none. Raises if a shared model is not connected on it.
 
-    Links that bridging added are listed on the terminal. None too when it changes over time.
+    Prints links that were added to keep models connected. Also None for a topology that changes over time.
     """
-    found = swarm_graph(config, shared_owners(members), source)
-    if found is None:
+    topology = swarm_graph(config, shared_models(members), source)
+    if topology is None:
         return None
-    tell(found)
-    return None if found.changing else found.graph
+    print_graph_notes(topology)
+    return None if topology.changing else topology.graph
 
 
-def _turns(
-    found: SwarmGraph | None, names: tuple[str, ...], index: int
+def _neighbours_by_step(
+    topology: SwarmGraph | None, names: tuple[str, ...], index: int
 ) -> tuple[tuple[str, ...], ...]:
-    """Whom a peer gives to, step after step, where the graph changes over time."""
-    if found is None or found.changing is None:
+    """Return a peer's neighbours in each step of a graph that changes over time; else nothing."""
+    if topology is None or topology.changing is None:
         return ()
-    graphs = (found.changing.graph(step) for step in range(found.steps))
+    graphs = (topology.changing.graph(step) for step in range(topology.steps))
     return tuple(
         tuple(names[other] for other in graph.neighbors(index)) if index in graph else ()
         for graph in graphs
     )
 
 
-def _check_private(config: Config, owners: dict[str, list[int]], source: str) -> None:
-    """Masked models must be there and have enough peers; the rest is each peer's to check."""
+def _check_private(config: Config, peers_of_model: dict[str, list[int]], source: str) -> None:
+    """Raise if a masked model is shared by fewer than 3 peers, or if trust or mode do not allow masks."""
     for model in config.trust.private:
-        if len(owners.get(model, ())) < 3:
+        if len(peers_of_model.get(model, ())) < 3:
             raise ConfigError(
-                f"{source}: key 'trust.private': {model!r} is not a model that three peers share, and "
-                "fewer see through each other's masks"
+                f"{source}: key 'trust.private': {model!r} must be shared by at least 3 peers: with fewer, "
+                "peers can undo each other's masks"
             )
     if config.trust.private and (config.trust.kind != "swarm" or config.gossip.mode == "async"):
         raise ConfigError(
-            f"{source}: key 'trust.private': masks need trust = \"swarm\" and the mode rounds or server"
+            f"{source}: key 'trust.private': "
+            'masks need trust = "swarm" and gossip.mode = "rounds" or "server"'
         )
 
 
-def require_push(config: Config, source: str, who: str, way_out: str) -> None:
-    """Raise if a config asks for another rule where peers send messages: there they give equal parts."""
+def require_push(config: Config, source: str, peers: str, hint: str) -> None:
+    """Raise unless gossip.rule = "push", the only rule for peers that send messages.
+
+    peers: which peers these are, for the message, as in "live peers". hint: what to do instead.
+    """
     if config.gossip.rule != "push":
         raise ConfigError(
-            f"{source}: key 'gossip.rule': {who} give equal parts, not by the rule "
-            f"{config.gossip.rule!r}; leave it out, or {way_out}"
+            f"{source}: key 'gossip.rule': {peers} support only the rule 'push', not "
+            f"{config.gossip.rule!r}; leave the key out, or {hint}"
         )
 
 
 def check_compression(
-    config: Config, members: list[Member], owners: dict[str, list[int]], source: str
+    config: Config, members: list[Member], peers_of_model: dict[str, list[int]], source: str
 ) -> None:
-    """A compressor must fit every shared model; the rest each peer would refuse, here it is one line."""
+    """Raise if gossip.compress or gossip.drift does not fit the shared models or the other settings.
+
+    Checked here so that the user sees one error instead of one from every peer.
+    """
     gossip = config.gossip
     if gossip.drift is not None and gossip.mode != "async":
         raise ConfigError(
-            f"{source}: key 'gossip.drift': in {gossip.mode} mode the others wait for every push, so none "
-            'can be skipped; use mode = "async"'
+            f"{source}: key 'gossip.drift': in {gossip.mode} mode peers wait for every push, so no push can "
+            'be skipped; use mode = "async"'
         )
-    unknown = sorted(set(gossip.drift if isinstance(gossip.drift, Mapping) else ()) - set(owners))
+    drift_by_model = gossip.drift if isinstance(gossip.drift, Mapping) else {}
+    unknown = sorted(set(drift_by_model) - set(peers_of_model))
     if unknown:
         raise ConfigError(
-            f"{source}: key 'gossip.drift': no peers share a model {unknown[0]!r}; there are "
-            f"{', '.join(owners) or 'none'}"
+            f"{source}: key 'gossip.drift': no peers share a model {unknown[0]!r}; shared models: "
+            f"{', '.join(peers_of_model) or 'none'}"
         )
     if gossip.compress is None:
         return
@@ -283,31 +303,35 @@ def check_compression(
             f"{source}: key 'gossip.compress': cannot be combined with {other}; leave one of them out"
         )
     compressor = parse_compressor(gossip.compress)
-    for owner, who in owners.items():
+    for model, peers in peers_of_model.items():
         try:
-            compressor.fit(blocks(schema_entries(members[who[0]].network, owner)))
+            compressor.fit(blocks(schema_entries(members[peers[0]].network, model)))
         except CompressError as error:
             raise ConfigError(
-                f"{source}: key 'gossip.compress': model {owner!r}: {error}"
+                f"{source}: key 'gossip.compress': model {model!r}: {error}"
             ) from None
 
 
-def _exchanges(config: Config, found: SwarmGraph | None) -> int:
-    """How many exchanges an averaging needs. Masks start values farther apart, by their scale."""
-    if found is None:  # everybody gives everybody an equal part: the mean, at once
+def _exchanges(config: Config, topology: SwarmGraph | None) -> int:
+    """Return how many exchanges one averaging needs.
+
+    Masks make it more: masked values start with a spread in proportion to the masks' scale.
+    """
+    if topology is None:  # all peers are neighbours: one exchange of equal shares gives the mean
         return PUSHES if config.gossip.mode == "async" else 1
-    farther = 10 * max(config.trust.private.values(), default=0.0) * math.sqrt(config.peers)
-    return found.exchanges(config, config.gossip.tolerance / max(farther, 1.0))
+    spread = 10 * max(config.trust.private.values(), default=0.0) * math.sqrt(config.peers)
+    return topology.exchanges(config, config.gossip.tolerance / max(spread, 1.0))
 
 
 def make_credentials(
     folder: Path, swarm: str, members: Iterable[Member]
 ) -> tuple[tuple[str, ...], list[dict[str, str]]]:
-    """Make keys for an owner and every peer, and invitations that admit to what a peer implements alone.
+    """Make a key for the swarm's owner and for every peer, and an invitation for every peer.
 
-    Returns what peers are called with their keys, and what each needs (see CredentialSettings). Keys of a
-    former run in the same folder are replaced. The owner's is kept beside them: with it `gossamer revoke` can
-    put a peer out while the swarm runs.
+    An invitation is valid only for the models that the peer implements. Returns the peers' names, of the form
+    label@id, and each peer's credentials (see CredentialSettings). Keys of a former run in the same folder
+    are replaced. The owner's private key is saved in the same folder: `gossamer revoke` needs it to exclude a
+    peer while the swarm runs.
     """
     names, credentials = [], []
     try:
@@ -315,15 +339,16 @@ def make_credentials(
         owner, _ = _new_key(folder, "owner")
         for member in members:
             identity, key = _new_key(folder, member.name)
-            models = {part for each in member.network.owners for part in each.split("&")}
+            # 'a&b' names the parameters that the models a and b own jointly.
+            models = {model for name in member.network.owners for model in name.split("&")}
             invitation = invite(owner, swarm, identity.label, identity.public, models=models)
             file = folder / f"{member.name}.invitation"
             save_invitation(file, invitation)
             names.append(identity.name)
-            public = public_text(owner.public)
-            credentials.append({"identity": key, "invitation": str(file), "owner": public})
+            owner_key = public_text(owner.public)
+            credentials.append({"identity": key, "invitation": str(file), "owner": owner_key})
     except (TrustError, OSError) as error:
-        raise ConfigError(f"{folder}: no keys can be made for the swarm: {error}") from None
+        raise ConfigError(f"{folder}: the swarm's keys cannot be created: {error}") from None
     return tuple(names), credentials
 
 
@@ -337,21 +362,21 @@ def _new_key(folder: Path, label: str) -> tuple[Identity, str]:
 
 # --- a device that joins ----------------------------------------------------------------------------
 
-AGREED = ("mode", "weights", "dtype", "trust", "private")
-"""Settings on which the peers of a swarm must agree: a device's file cannot overrule the config's."""
-OF_SPEC = ("name", "samples", "seed", "network")
-"""What a device's file and the command line say of the peer apart from settings."""
-OTHERS_NAMES = ("expect", "neighbours", "sources", "turns", "servers")
-"""Settings that name other peers."""
+COMMON_SETTINGS = ("mode", "weights", "dtype", "trust", "private")
+"""Settings that must be the same on all peers of a swarm: a device's file cannot override the config."""
+SPEC_FIELDS = ("name", "samples", "seed", "network")
+"""Keys of a device's file that set fields of PeerSpec, not of Settings."""
+SETTINGS_WITH_PEER_NAMES = ("expect", "neighbours", "sources", "turns", "servers")
+"""Settings whose values contain the names of other peers."""
 
 
 class JoinConfig(
     ScheduleSettings, GossipSettings, LifeSettings, PlaceSettings, MatchingSettings, LinkSettings
 ):
-    """A device's file. Give either an entry point of your own, or a swarm config and an index in it.
+    """The keys of a device's file. Give either your own entry point, or a swarm config and an index in it.
 
     The settings are those of any peer: see peer/settings.py, gossip/settings.py, gossip/transport/options.py.
-    With `config`, those that are not stated here are the config's.
+    With `config`, settings that the file leaves out are taken from the config.
     """
 
     name: str | None = None
@@ -359,32 +384,34 @@ class JoinConfig(
     entry: str | None = None
     """`module:function`; the function is called with `arguments` and returns a Learner."""
     arguments: dict[str, Any] = {}
-    """What the entry point is called with."""
+    """Keyword arguments of the entry point."""
     config: str | None = None
-    """A swarm config, beside this file, whose data, network and settings to use, and …"""
+    """A swarm config whose data, network and settings this device uses; a path relative to this file."""
     index: Annotated[int, Field(ge=0)] | None = None
-    """… which of its peers to be, counted from 0."""
+    """Which peer of `config` this device is, counted from 0."""
     samples: Count | None = None
-    """How much the peer counts with weights = "samples". If left out, as many as it has in `config`, or 1."""
+    """The peer's weight in the average with weights = "samples". If left out, the number of training samples
+    that it has in `config`, or 1 without `config`."""
     seed: int | None = None
-    """Of its random choices. If left out, the peer's index in `config`, or a number made from its name."""
+    """The seed of the peer's random choices. If left out, the peer's index in `config`; without `config`, a
+    number computed from its name."""
     network: str | None = None
-    """A network that was trained before (safetensors), beside this file: what it knows counts with the
-    peer's weight, once `matching` has brought its cells into the others' order."""
+    """A file (safetensors) of a network that was trained before, a path relative to this file: its values
+    enter the average, with the peer's weight, after its cells were matched (see `matching`)."""
     password_file: str | None = None
-    """A file beside this one whose first line is the password of the user that the broker's URL names; if
-    it names none, of the peer's own name (`label@id` with trust). A password in the URL would show in the
-    list of processes."""
+    """A file whose first line is the broker password, a path relative to this file. The user is the one in
+    the broker's URL, or else the peer's name (`label@id` with trust). A password in the URL would be visible
+    in the list of processes."""
     trust: PeerTrustTable = PeerTrust()
-    """`[trust]`: the peer's key and invitation; without it, whoever reaches the broker is believed."""
+    """`[trust]`: the peer's key and invitation; without it, peers are not authenticated."""
 
 
 @dataclass(frozen=True)
 class JoinPlan:
-    """A device that is about to join.
+    """All that the process of a joining device needs.
 
-    origins: where values come from that are not defaults, by the names of fields of Settings, PeerSpec and
-        BrokerAddress: "config", "device file", "command line" or "environment".
+    origins: the source of every value that is not a default: "config", "device file", "command line" or
+        "environment". Keys are names of fields of Settings, PeerSpec and BrokerAddress.
     """
 
     spec: PeerSpec
@@ -406,30 +433,30 @@ def load_join(
     password_file: Path | None = None,
     **options: Any,
 ) -> JoinPlan:
-    """Read a device's file into what its process needs.
+    """Read a device's file and return all that the device's process needs.
 
-    All other arguments are what the command line says, and go before the file; options are values of
-    Settings, None if not given. ConfigError names the file and key of what cannot be.
+    All other arguments come from the command line and override the file; raises ConfigError naming the file
+    and key that is invalid. options: values of fields of Settings, None if not given.
     """
     join = read_join(path)
     if (join.entry is None) == (join.config is None):
         raise ConfigError(f"{path}: give either 'entry' or 'config' (with 'index')")
     if unused := (join.model_fields_set & {"index" if join.entry else "arguments"}):
-        given = "config" if join.entry else "entry"
-        raise ConfigError(
-            f"{path}: key {unused.pop()!r}: is for a device with {given!r}; leave it out"
-        )
-    device = _stated(join, path.parent)
+        other = "config" if join.entry else "entry"
+        raise ConfigError(f"{path}: key {unused.pop()!r} is only used with {other!r}; remove it")
+    device_file = _device_values(join, path.parent)
     options |= {"name": name, "network": network and str(network)}
-    command = {key: value for key, value in options.items() if value is not None}
-    for layer in (device, command):
-        if "identity" in layer and "trust" not in device:
+    command_line = {key: value for key, value in options.items() if value is not None}
+    for layer in (device_file, command_line):
+        if "identity" in layer and "trust" not in device_file:
             layer["trust"] = "swarm"
-    stated = device | command
-    origins = dict.fromkeys(device, "device file") | dict.fromkeys(command, "command line")
-    own = {key: stated.pop(key) for key in OF_SPEC if key in stated}
-    identity = Identity.load(Path(stated["identity"])) if stated.get("identity") else None
-    label = own.pop("name", None) or (identity and identity.label)
+    overrides = device_file | command_line
+    origins = dict.fromkeys(device_file, "device file") | dict.fromkeys(
+        command_line, "command line"
+    )
+    spec_fields = {key: overrides.pop(key) for key in SPEC_FIELDS if key in overrides}
+    identity = Identity.load(Path(overrides["identity"])) if overrides.get("identity") else None
+    label = spec_fields.pop("name", None) or (identity and identity.label)
     config = None
     if join.config is None:
         if label is None:
@@ -437,22 +464,22 @@ def load_join(
         spec = PeerSpec(label, str(join.entry), join.arguments, Settings(), seed=seed_of(label))
         origins["entry"] = "device file"
     else:
-        found = path.parent / join.config
-        config = load_config(found)
-        spec = _spec_of(config, found, join, path, (identity and identity.name) or label)
+        config_path = path.parent / join.config
+        config = load_config(config_path)
+        spec = _spec_of(config, config_path, join, path, (identity and identity.name) or label)
         if label not in (None, spec.name) and identity is None:
             console.warn(
-                f"{path}: key 'name': the other peers of {found} know peer {join.index} as {spec.name!r}: "
-                f"unless their files name {label!r}, leave it out"
+                f"{path}: key 'name': peer {join.index} of {config_path} is named {spec.name!r} in the other "
+                f"peers' settings: leave the key out, or name {label!r} in the files of those peers"
             )
         spec = replace(spec, name=label or spec.name)
-        _check_agreement(spec.settings, stated, path, found)
-        _check_trust(spec, stated, path, found)
+        _check_agreement(spec.settings, overrides, path, config_path)
+        _check_trust(spec, overrides, path, config_path)
         origins = dict.fromkeys(("entry", "samples", "seed"), "config") | origins
-    if "network" in own:
-        stated["trained"], origins["trained"] = True, origins["network"]
-    base = _without_founder(spec, stated)
-    spec = replace(spec, settings=base.updated(**stated), **own)
+    if "network" in spec_fields:
+        overrides["trained"], origins["trained"] = True, origins["network"]
+    base = _drop_founder_if_late(spec, overrides)
+    spec = replace(spec, settings=base.updated(**overrides), **spec_fields)
     origins = dict.fromkeys(base.model_fields_set, "config") | origins
     user = identity.name if identity else spec.name
     address = _broker(broker, join, config, path, password_file, user, origins)
@@ -460,13 +487,13 @@ def load_join(
 
 
 def seed_of(name: str) -> int:
-    """Return a seed for a peer that has no other: the same for the same name, on any machine."""
+    """Return the default seed of a peer: a hash of its name, the same on any machine."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
 
 
-def _stated(join: JoinConfig, folder: Path) -> dict[str, Any]:
-    """The settings that a device's file states, and what else it says of its peer."""
-    keys = join.model_fields_set & {*Settings.model_fields, *OF_SPEC} - {"trust"}
+def _device_values(join: JoinConfig, folder: Path) -> dict[str, Any]:
+    """Return the values that a device's file sets for fields of Settings and PeerSpec, paths completed."""
+    keys = join.model_fields_set & {*Settings.model_fields, *SPEC_FIELDS} - {"trust"}
     values = {key: getattr(join, key) for key in keys}
     for key in join.trust.model_fields_set:
         values["trust" if key == "kind" else key] = getattr(join.trust, key)
@@ -477,59 +504,77 @@ def _stated(join: JoinConfig, folder: Path) -> dict[str, Any]:
 
 
 def _spec_of(
-    config: Config, found: Path, join: JoinConfig, path: Path, name: str | None
+    config: Config, config_path: Path, join: JoinConfig, path: Path, name: str | None
 ) -> PeerSpec:
-    """What `gossamer swarm` would give the peer at the device's index, under the device's name."""
+    """Return the specification that `gossamer swarm` would compute for the peer at the device's index.
+
+    name: replaces the peer's name in it; None keeps the config's.
+    """
     if join.index is None or join.index >= config.peers:
         raise ConfigError(
-            f"{path}: key 'index': say which peer of {found} this device is, 0 to {config.peers - 1}"
+            f"{path}: key 'index': say which peer of {config_path} this device is, 0 to "
+            f"{config.peers - 1}"
         )
     if join.matching:
-        raise ConfigError(f"{path}: key 'matching': {found} says how cells are matched")
-    layout = SwarmLayout(config, str(found), Swarm(without_networks(config), str(found)))
+        raise ConfigError(
+            f"{path}: key 'matching': cannot be set here, because {config_path} defines how cells are "
+            "matched; remove it"
+        )
+    source = str(config_path)
+    layout = SwarmLayout(config, source, Swarm(without_networks(config), source))
     names = list(layout.labels)
     names[join.index] = name or names[join.index]
     return layout.peer(join.index, names)
 
 
-def _check_agreement(said: Settings, own: Mapping[str, Any], path: Path, found: Path) -> None:
-    """Raise if a device contradicts the config where all peers must agree."""
-    for key in AGREED:
-        if key in own and own[key] != getattr(said, key):
-            place = {"trust": "trust.kind", "private": "trust.private"}.get(key, key)
+def _check_agreement(
+    from_config: Settings, from_device: Mapping[str, Any], path: Path, config_path: Path
+) -> None:
+    """Raise if a device contradicts the config in a setting that must be the same on all peers."""
+    for key in COMMON_SETTINGS:
+        if key in from_device and from_device[key] != getattr(from_config, key):
+            full_key = {"trust": "trust.kind", "private": "trust.private"}.get(key, key)
             raise ConfigError(
-                f"{path}: key {place!r}: is {own[key]!r} for this device, but {getattr(said, key)!r} in "
-                f"{found}, and the peers of a swarm must agree: leave it out, or change it there"
+                f"{path}: key {full_key!r}: is {from_device[key]!r} for this device, but "
+                f"{getattr(from_config, key)!r} in {config_path}, and the peers of a swarm must agree: leave "
+                f"it out here, or change it in {config_path}"
             )
 
 
-def _check_trust(spec: PeerSpec, own: Mapping[str, Any], path: Path, found: Path) -> None:
-    """Raise if a device lacks what it must know in a swarm with trust."""
+def _check_trust(
+    spec: PeerSpec, from_device: Mapping[str, Any], path: Path, config_path: Path
+) -> None:
+    """Raise if the config has trust and a device's credentials or the names of other peers are missing."""
     if spec.settings.trust != "swarm":
         return
-    if missing := [key for key in CredentialSettings.model_fields if key not in own]:
+    if missing := [key for key in CredentialSettings.model_fields if key not in from_device]:
         raise ConfigError(
-            f"{path}: key 'trust.{missing[0]}': {found} has trust = \"swarm\", which needs the device's "
-            f"{', '.join(missing)}: give them in [trust], or as --{' and --'.join(missing)}"
+            f"{path}: key 'trust.{missing[0]}': {config_path} has trust = \"swarm\", which needs "
+            f"the device's {', '.join(missing)}: give them in [trust], or as --{' and --'.join(missing)}"
         )
-    for key in OTHERS_NAMES:
-        if key in spec.settings.model_fields_set and key not in own:
+    for key in SETTINGS_WITH_PEER_NAMES:
+        if key in spec.settings.model_fields_set and key not in from_device:
             raise ConfigError(
-                f"{path}: key {key!r}: {found} has trust, so other peers' names end in the ids of their keys "
-                f"(label@id), which {found.name} does not know: write {key} with these names"
-                + (", or expect = [] to wait for nobody" if key == "expect" else "")
+                f"{path}: key {key!r}: {config_path} has trust, so other peers' names end in the ids of "
+                f"their keys (label@id), which {config_path.name} does not contain: set {key} to these names"
+                + (", or expect = [] to wait for no other peer" if key == "expect" else "")
             )
 
 
-def _without_founder(spec: PeerSpec, stated: Mapping[str, Any]) -> Settings:
-    """The config's settings. That a peer founds the swarm holds if it starts with all others, as they do."""
-    said = spec.settings
-    waits_for = {label_of(name) for name in stated.get("expect", said.expect)}
-    together = waits_for >= {label_of(name) for name in said.expect} - {label_of(spec.name)}
-    if together and "trained" not in stated:
-        return said
-    keys = said.model_fields_set - {"founder"}
-    return Settings(**{key: getattr(said, key) for key in keys})
+def _drop_founder_if_late(spec: PeerSpec, overrides: Mapping[str, Any]) -> Settings:
+    """Return the config's settings, without `founder` if the device may join a swarm that is running.
+
+    The config computes `founder` for peers that all start together. That holds for a device only if it waits
+    for all other peers of the config and brings no trained network; otherwise the peer decides when it joins
+    (see PlaceSettings.founder).
+    """
+    from_config = spec.settings
+    waits_for = {label_of(name) for name in overrides.get("expect", from_config.expect)}
+    other_peers = {label_of(name) for name in from_config.expect} - {label_of(spec.name)}
+    if waits_for >= other_peers and "trained" not in overrides:
+        return from_config
+    keys = from_config.model_fields_set - {"founder"}
+    return Settings(**{key: getattr(from_config, key) for key in keys})
 
 
 def _broker(
@@ -541,24 +586,25 @@ def _broker(
     user: str,
     origins: dict[str, str],
 ) -> BrokerAddress:
-    """The broker's address, with what the file and the config say of the link; notes the origins.
+    """Return the broker's address, completed with the password and with the link settings of the device's
+    file and of the config; adds their sources to `origins`.
 
-    user: whose password a password file holds if the broker's URL does not say.
+    user: the broker user of a password file if the broker's URL names none.
     """
     origins |= dict.fromkeys(broker.model_fields_set, "command line")
     source = "command line" if password_file else "environment"
     if password_file is None and join.password_file is not None:
         password_file, source = path.parent / join.password_file, "device file"
-    where = urlsplit(broker.url)
-    if password_file is not None and "@" not in where.netloc:
-        named = where._replace(netloc=f"{quote(user, safe='')}@{where.netloc}")
-        broker = broker.updated(url=named.geturl())
+    url = urlsplit(broker.url)
+    if password_file is not None and "@" not in url.netloc:
+        url_with_user = url._replace(netloc=f"{quote(user, safe='')}@{url.netloc}")
+        broker = broker.updated(url=url_with_user.geturl())
     password = broker_password(broker.url, password_file)
     if password is not None:
         broker, origins["password"] = broker.updated(password=password), source
-    for source, link in (("device file", join), ("config", config and config.gossip)):
-        if link is not None:
-            known = broker.model_fields_set
-            broker = broker.with_defaults(link)
-            origins |= dict.fromkeys(broker.model_fields_set - known, source)
+    for source, link_settings in (("device file", join), ("config", config and config.gossip)):
+        if link_settings is not None:
+            already_set = broker.model_fields_set
+            broker = broker.with_defaults(link_settings)
+            origins |= dict.fromkeys(broker.model_fields_set - already_set, source)
     return broker

@@ -36,7 +36,7 @@ from ..cli import console
 from ..cli.live import broker_password
 from ..config.tables import Config, ConfigError, parse_config, without_networks
 from ..results import cannot_write, make_folder, read_records, write_json
-from .layout import plan, shared_owners
+from .layout import plan, shared_models
 
 Record = dict[str, Any]
 
@@ -236,7 +236,7 @@ def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:
     if not members:
         raise PeerError(f"no peer finished; their logs are in {spec.folder}")
     consensus = {}
-    shared = shared_owners(members)
+    shared = shared_models(members)
     for owner, who in shared.items():
         if len({members[index].network.slicing.schema(owner) for index in who}) > 1:
             continue  # of different widths: each has its own part of what they agree on

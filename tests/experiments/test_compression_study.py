@@ -34,7 +34,7 @@ def test_bad_values_name_the_key(gossip, words):
         ({"compress": "low-rank:60"}, "model 'global': low-rank:60 makes no block shorter"),
         ({"compress": "int8", "dtype": "float16"}, "cannot be combined with gossip.dtype"),
         ({"drift": 0.1, "mode": "server"}, 'use mode = "async"'),
-        ({"drift": {"nobody": 0.1}}, "no peers share a model 'nobody'; there are global"),
+        ({"drift": {"nobody": 0.1}}, "no peers share a model 'nobody'; shared models: global"),
     ],
 )
 def test_what_does_not_fit_the_swarm_is_refused_before_it_starts(tmp_path, gossip, words):

@@ -144,13 +144,16 @@ def test_rules_that_make_no_sense_are_refused(tmp_path, monkeypatch, arguments, 
     [
         (
             {"trust": {"kind": "swarm", "private": {"pair": 64.0}}},
-            "'pair' is not a model that three",
+            "'pair' must be shared by at least 3 peers",
         ),
-        ({"trust": {"kind": "swarm", "private": {"x": 64.0}}}, "'x' is not a model that three"),
+        (
+            {"trust": {"kind": "swarm", "private": {"x": 64.0}}},
+            "'x' must be shared by at least 3 peers",
+        ),
         ({"trust": {"private": {"global": 64.0}}}, "masks need trust"),
         (
             {"gossip": {}, "trust": {"kind": "swarm", "private": {"global": 64.0}}},
-            "the mode rounds",
+            'gossip.mode = "rounds"',
         ),
     ],
 )

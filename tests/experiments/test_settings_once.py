@@ -270,7 +270,7 @@ def test_a_device_is_named_as_the_config_does_unless_it_says_otherwise(tmp_path,
     assert load_join(device(tmp_path, {}), BROKER).spec.name == "1"
     assert capsys.readouterr().err == ""
     assert load_join(device(tmp_path, {}), BROKER, name="anna").spec.name == "anna"
-    assert "know peer 1 as '1'" in capsys.readouterr().err
+    assert "is named '1' in the other peers' settings" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_a_configs_trust_is_never_left_out(tmp_path, papers) -> None:
 )
 def test_names_that_a_device_cannot_know_are_asked_for(tmp_path, papers, swarm, own, key) -> None:
     file = device(tmp_path, swarm, trust=credentials(papers), **own)
-    with pytest.raises(ConfigError, match=rf"anna.toml: key '{key}': .*label@id.*: write {key}"):
+    with pytest.raises(ConfigError, match=rf"anna.toml: key '{key}': .*label@id.*: set {key} to"):
         load_join(file, BROKER)
 
 
@@ -366,10 +366,10 @@ def test_each_device_draws_its_own_neighbours(tmp_path) -> None:
     [
         ({"config": "swarm.toml"}, "key 'index': say which peer of .*swarm.toml .*, 0 to 2"),
         ({"config": "swarm.toml", "index": 3}, "key 'index': say which peer"),
-        ({"entry": "m:f", "index": 1}, "key 'index': is for a device with 'config'"),
+        ({"entry": "m:f", "index": 1}, "key 'index' is only used with 'config'; remove it"),
         (
             {"config": "swarm.toml", "index": 1, "arguments": {"a": 1}},
-            "key 'arguments': is for a device with 'entry'",
+            "key 'arguments' is only used with 'entry'; remove it",
         ),
     ],
 )

@@ -17,7 +17,7 @@ from gossamer.experiments.arena import Gossip, LearningSimulation
 from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.config.tables import Config, ConfigError
 from gossamer.experiments.graphs import load_graph, mixing_of, swarm_graph
-from gossamer.experiments.live.layout import graph_of, plan, shared_owners
+from gossamer.experiments.live.layout import graph_of, plan, shared_models
 from gossamer.experiments.study.sweep import outcome, stackable
 from gossamer.models import ModelError, SgdLearner, SlicedNetwork, average, mlp
 from gossamer.peer import BrokerAddress, HostSpec
@@ -165,9 +165,7 @@ def test_schedules_are_for_the_arena(tmp_path: Path) -> None:
     list(Arena(learners, mixing=mixing).run(2))
     found = np.stack([learner.network.read("all").numpy() for learner in learners])
     assert np.abs(found - found.mean(axis=0)).max() < 1e-4
-    with pytest.raises(
-        ConfigError, match="changes over time, which live peers follow in async mode only"
-    ):
+    with pytest.raises(ConfigError, match="changes over time runs live only in async mode"):
         plan(swarm, tmp_path, NOWHERE)
     with pytest.raises(ConfigError, match="cannot be bridged"):
         swarm_graph(config(topology="random-matchings:8", bridge=True), EVERYBODY)
@@ -205,7 +203,7 @@ def test_mistakes_name_the_file_and_the_key(table: dict[str, Any], message: str)
 def test_the_karate_club(tmp_path: Path) -> None:
     club = load_config(KARATE)
     members = Swarm(club, str(KARATE)).members()
-    owners = shared_owners(members)
+    owners = shared_models(members)
     clubs = nx.get_node_attributes(nx.karate_club_graph(), "club")
     factions = {"mr-hi": "Mr. Hi", "officer": "Officer"}
     assert owners["club"] == list(range(34))
@@ -327,7 +325,11 @@ def test_where_a_rule_has_no_meaning_it_is_refused_by_name(ring: Path) -> None:
     on_graph: dict[str, Any] = {"topology": "ring.edges", "gossip": edges}
     lossy = {"rule": "edges", "compress": "int8"}
     for run, table, message in (
-        (lambda c: plan(c, ring.parent, NOWHERE, source), on_graph, "live peers give equal parts"),
+        (
+            lambda c: plan(c, ring.parent, NOWHERE, source),
+            on_graph,
+            "live peers support only",
+        ),
         (lambda c: LearningSimulation(c, source), on_graph | {"time": {}}, r"leave out \[time\]"),
         (lambda c: Simulation.of(c, source), on_graph | {"gossip": lossy}, "'gossip.compress'"),
         (lambda c: Simulation.of(c, source), {"gossip": edges}, "there is no 'topology'"),
