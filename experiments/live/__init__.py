@@ -1,1 +1,1 @@
-"""Live swarms: a config laid out for its peers, one run and watched here, a device that joins another."""
+"""Live swarms: settings of their peers, a swarm of local processes, and a single device that joins."""

@@ -1,4 +1,4 @@
-"""Running a live swarm and watching it: one table while it runs, files and a picture when it ends."""
+"""Runs a live swarm of local processes: shows a table while it runs, then writes its results and a plot."""
 
 from __future__ import annotations
 
@@ -43,37 +43,47 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a live swarm ended."""
+    """The results of a live swarm."""
 
     accuracy: dict[str, float]
+    """The final test accuracy of every peer that finished."""
     consensus: dict[str, float]
-    """Per shared model that has one width, the largest relative distance of a peer's values from the
-    mean."""
+    """Per shared model, the largest relative distance of a peer's values from the mean. Models whose width
+    differs between peers are left out."""
     weight: dict[str, tuple[float, float]]
-    """Per shared model: weight held at the end, and weight injected, in peers."""
+    """Per shared model, the push-sum weight that all peers held at the end, and the weight that they
+    injected; 1.0 is the weight of one peer."""
     records: Path
+    """The file of the swarm's metrics (JSON lines)."""
     events: list[str]
+    """Messages for the user, such as a restart of a peer."""
     traffic: Traffic = field(default_factory=Traffic)
-    """What compression and skipped pushes saved, over all peers and models."""
+    """Message counts with compression and skipped pushes, summed over all peers and models."""
 
     @property
     def bytes(self) -> int:
-        """Bytes that all peers sent for gossip, as they last said."""
+        """Bytes that all peers sent for gossip, by the last metrics record of each peer."""
         sent = {r["peer"]: r["bytes"] for r in read_records(self.records) if "bytes" in r}
         return sum(sent.values())
 
 
 @contextlib.contextmanager
-def broker_for(named: str | None, say: bool = True) -> Iterator[BrokerAddress]:
-    """The broker at a URL, or one of our own, of the kind that is named, for as long as the block lasts."""
-    kind = broker_kind(named)
-    if named is not None and kind is None:
-        yield BrokerAddress(named, password=broker_password(named))
+def broker_for(broker: str | None, say: bool = True) -> Iterator[BrokerAddress]:
+    """Yield the address of a broker: of the one at a URL, or of a local one that runs until the block ends.
+
+    broker: a URL, or the program to start ("nats" or "mosquitto"); if left out, whichever is installed.
+    say: print which broker was started.
+    """
+    program = broker_kind(broker)
+    if broker is not None and program is None:
+        yield BrokerAddress(broker, password=broker_password(broker))
         return
-    with Broker(kind=kind) as broker:
+    with Broker(kind=program) as local_broker:
         if say:
-            console.warn(f"broker: {broker.kind} on {broker.url} ({broker.reason})")
-        yield BrokerAddress(broker.url)
+            console.warn(
+                f"broker: {local_broker.kind} on {local_broker.url} ({local_broker.reason})"
+            )
+        yield BrokerAddress(local_broker.url)
 
 
 def run_live(
@@ -85,13 +95,14 @@ def run_live(
     quiet: bool = False,
     on_planned: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Run a config as a live swarm of processes and collect what it left in the folder.
+    """Run a config as a live swarm of processes and return its results.
 
-    folder: new or empty, but for the keys in `trust`; peers would go on from another run's checkpoints.
-    on_planned: called when nothing can be wrong with the config any more, before the first file.
+    folder: where results are written. Must be new or empty, except for the keys in `trust`: peers would
+        resume from the checkpoints of another run.
+    on_planned: called after the config was checked, before the first results are written.
 
-    A disk without room for metrics does not end the peers: the swarm goes on to its end, and then raises
-    a ConfigError that says so.
+    If the metrics cannot be written, for example because the disk is full, the swarm still runs to its end;
+    then this raises a ConfigError.
     """
     spec = plan(config, folder, broker, source)
     on_planned()
@@ -113,7 +124,7 @@ def run_live(
                 asyncio.run(_run(swarm, lambda: live.update(board.table())))
         finally:
             if not quiet and not console.err.is_terminal:
-                console.err.print()  # the table's last line has no end there
+                console.err.print()  # without a terminal, rich does not end the table's last line
     outcome = collect(config, spec, events)
     if file.failure is not None:
         raise cannot_write(outcome.records, file.failure)
@@ -121,7 +132,7 @@ def run_live(
 
 
 class _MetricsFile(RecordFile):
-    """The metrics of a swarm; the first failure to write them is an event among the others."""
+    """The file of a swarm's metrics; the first failure to write it is added to the swarm's events."""
 
     def __init__(self, path: Path, events: list[str]):
         self._events = events
@@ -129,13 +140,15 @@ class _MetricsFile(RecordFile):
 
     def _fail(self, error: OSError) -> None:
         if self.failure is None:
-            why = error.strerror or str(error)
-            self._events.append(f"{self._path}: cannot be written: {why}; the peers go on")
+            reason = error.strerror or str(error)
+            self._events.append(
+                f"{self._path}: cannot be written: {reason}; the peers keep running"
+            )
             self.failure = error
 
 
 async def _run(swarm: LocalSwarm, show: Callable[[], None]) -> None:
-    """Run a swarm until it ends or a signal stops it; `show` is called every now and then, and at the end."""
+    """Run a swarm until it ends or a signal stops it. Calls `show` four times per second and at the end."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
 
@@ -155,70 +168,75 @@ async def _run(swarm: LocalSwarm, show: Callable[[], None]) -> None:
 
 
 class Board:
-    """The live table: one line per peer."""
+    """The table that is shown while a swarm runs: one row per peer."""
 
     def __init__(self, config: Config, events: list[str]):
         self._config, self._events = config, events
         self._latest: dict[str, Record] = {str(index): {} for index in range(config.peers)}
-        self._seen: dict[str, float] = {}
+        self._received_at: dict[str, float] = {}
         self._started = time.monotonic()
 
     def update(self, record: Record) -> None:
-        """Take in a metrics record; one that is none, or of somebody else, is passed over."""
+        """Store a peer's metrics record; ignores an invalid record and one of a peer not in the config."""
         if not is_record(record):
             return
         peer = label(record["peer"])
         if peer not in self._latest:
             return
         self._latest[peer] = {**self._latest[peer], **record}
-        self._seen[peer] = time.monotonic()
+        self._received_at[peer] = time.monotonic()
 
     def table(self) -> Table:
-        """Everything known now."""
+        """Return the table with the latest record of every peer."""
         config, now = self._config, time.monotonic()
-        known = [r["accuracy"] for r in self._latest.values() if isfinite(r.get("accuracy", nan))]
-        mean = f", mean accuracy {np.mean(known):.3f}" if known else ""
+        latest = self._latest.values()
+        accuracies = [r["accuracy"] for r in latest if isfinite(r.get("accuracy", nan))]
+        mean = f", mean accuracy {np.mean(accuracies):.3f}" if accuracies else ""
         title = f"{config.name}: {config.peers} peers, {config.gossip.mode}"
-        shown = Table(
+        table = Table(
             title=escape(f"{title}, {now - self._started:.0f} s{mean}"), title_justify="left",
             caption=escape("\n".join(self._events[-3:])) or None, caption_justify="left",
         )  # fmt: skip
         for name in ("peer", "session", "phase", "counts"):
-            shown.add_column(name)
+            table.add_column(name)
         for name in ("round", "accuracy", "disagreement", "packets", "MB sent", "lag s"):
-            shown.add_column(name, justify="right")
+            table.add_column(name, justify="right")
         for peer, record in self._latest.items():
             if not record:
-                shown.add_row(peer, "", "starting", *[""] * 7)
+                table.add_row(peer, "", "starting", *[""] * 7)
                 continue
-            apart = [f"{model} {far:.0e}" for model, far in record["disagreement"].items()]
+            disagreement = [f"{m} {distance:.0e}" for m, distance in record["disagreement"].items()]
             accuracy = f"{record['accuracy']:.3f}" if "accuracy" in record else ""
-            shown.add_row(
+            table.add_row(
                 peer, record["session"][:6], record["phase"], _counts(record),
-                f"{record['round']}/{config.rounds}", accuracy, "  ".join(apart),
+                f"{record['round']}/{config.rounds}", accuracy, "  ".join(disagreement),
                 str(record["packets"]), f"{record['bytes'] / 1e6:.1f}",
-                f"{now - self._seen[peer]:.1f}",
+                f"{now - self._received_at[peer]:.1f}",
             )  # fmt: skip
-        return shown
+        return table
 
 
 def _counts(record: Record) -> str:
-    """Say in which shared models how many members' weights count, as far as one peer knows."""
+    """Return how many members' weights count in each shared model, by one peer's record.
+
+    "all" if every member's weight counts in every model, else for example "global 3 of 4".
+    """
     members = record.get("members")
     if not isinstance(members, dict):
         return ""
-    lacking = {m: row for m, row in members.items() if isinstance(row, list) and row[0] < row[1]}
-    if not lacking:
+    pairs = {model: pair for model, pair in members.items() if isinstance(pair, list)}
+    incomplete = {model: pair for model, pair in pairs.items() if pair[0] < pair[1]}
+    if not incomplete:
         return "all"
-    return "  ".join(f"{model} {row[0]} of {row[1]}" for model, row in lacking.items())
+    return "  ".join(f"{model} {pair[0]} of {pair[1]}" for model, pair in incomplete.items())
 
 
 def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:
-    """Read what the peers left: networks, reports, metrics."""
+    """Read the networks, reports and metrics that the peers wrote; return and save the swarm's results."""
     members: list[Member] = []
     accuracy: dict[str, float] = {}
     weights: dict[str, np.ndarray] = {}
-    """Held and injected, by partial model."""
+    """By partial model: the weight held at the end, and the weight injected."""
     traffic = Traffic()
     for member in Swarm(without_networks(config)).members():
         report, network = _report(spec.folder, member), spec.folder / f"{member.name}.safetensors"
@@ -227,24 +245,27 @@ def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:
         members.append(member)
         member.network.load(network)
         accuracy[member.name] = report["accuracy"]
-        for counted in report["compression"].values():
-            counted.pop("mean_distortion")
-            traffic += Traffic(**counted)
-        for vector, (held, open_, injected) in report["weight"].items():
-            own = np.array([held + open_, injected]) / 2**32
-            weights[vector] = weights.get(vector, np.zeros(2)) + own
+        for counts in report["compression"].values():
+            counts.pop("mean_distortion")
+            traffic += Traffic(**counts)
+        for model, (held, in_transfer, injected) in report["weight"].items():
+            # Push-sum weights are integers: 2**32 is the weight of one peer.
+            weight_of_peer = np.array([held + in_transfer, injected]) / 2**32
+            weights[model] = weights.get(model, np.zeros(2)) + weight_of_peer
     if not members:
         raise PeerError(f"no peer finished; their logs are in {spec.folder}")
     consensus = {}
-    shared = shared_models(members)
-    for owner, who in shared.items():
-        if len({members[index].network.slicing.schema(owner) for index in who}) > 1:
-            continue  # of different widths: each has its own part of what they agree on
-        values = torch.stack([members[index].network.read(owner) for index in who]).double()
+    peers_of_model = shared_models(members)
+    for model, peers in peers_of_model.items():
+        if len({members[index].network.slicing.schema(model) for index in peers}) > 1:
+            continue  # the model's width differs between peers: their vectors cannot be compared
+        values = torch.stack([members[index].network.read(model) for index in peers]).double()
         mean = values.mean(dim=0)
-        consensus[owner] = float((values - mean).norm(dim=1).max() / mean.norm())
-    held = {owner: (float(weights[owner][0]), float(weights[owner][1])) for owner in shared}
-    outcome = Outcome(accuracy, consensus, held, spec.folder / "metrics.jsonl", events, traffic)
+        consensus[model] = float((values - mean).norm(dim=1).max() / mean.norm())
+    weight = {
+        model: (float(weights[model][0]), float(weights[model][1])) for model in peers_of_model
+    }
+    outcome = Outcome(accuracy, consensus, weight, spec.folder / "metrics.jsonl", events, traffic)
     table = asdict(outcome) | {"bytes": outcome.bytes}
     del table["records"]
     write_json(spec.folder / "outcome.json", table)
@@ -252,16 +273,16 @@ def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:
 
 
 def curves(path: Path) -> dict[int, list[float]]:
-    """Accuracies of all peers by round, from a swarm's metrics."""
-    found: dict[int, dict[str, float]] = {}
+    """Return the accuracies of all peers by round, from a swarm's file of metrics."""
+    accuracies: dict[int, dict[str, float]] = {}
     for record in read_records(path):
         if "accuracy" in record:
-            found.setdefault(record["round"], {})[record["peer"]] = record["accuracy"]
-    return {number: list(by_peer.values()) for number, by_peer in sorted(found.items())}
+            accuracies.setdefault(record["round"], {})[record["peer"]] = record["accuracy"]
+    return {number: list(by_peer.values()) for number, by_peer in sorted(accuracies.items())}
 
 
 def print_outcome(config: Config, outcome: Outcome) -> None:
-    """Accuracy, agreement and where the weight is."""
+    """Print accuracy, distance from the mean, push-sum weight and bytes sent, then the swarm's events."""
     values = [value for value in outcome.accuracy.values() if isfinite(value)] or [nan]
     rows = [
         ("peers that finished", f"{len(outcome.accuracy)} of {config.peers}"),
@@ -274,11 +295,11 @@ def print_outcome(config: Config, outcome: Outcome) -> None:
         rows.append((f"{model}: weight held / injected", f"{held:.6f} / {injected:.6f}"))
     traffic, sent = outcome.traffic, outcome.bytes
     rows.append(("bytes sent", f"{sent / 1e6:.2f} MB"))
-    if sent and (traffic.messages or traffic.skipped):  # compressed, or not sent at all
-        twin = sent + traffic.saved
+    if sent and (traffic.messages or traffic.skipped):  # compression or skipped pushes were on
+        uncompressed = sent + traffic.saved
         distortion = f"{traffic.mean_distortion:.2g} mean, {traffic.worst:.2g} worst"
-        times = f"{twin / 1e6:.2f} MB, {twin / sent:.2f} times as many"
-        rows.append(("bytes of an uncompressed twin", times))
+        times = f"{uncompressed / 1e6:.2f} MB, {uncompressed / sent:.2f} times as many"
+        rows.append(("bytes of an uncompressed run", times))
         rows.append(("relative distortion of a message", distortion))
         rows.append(("messages skipped", str(traffic.skipped)))
     console.table(config.name, ["what", "value"], rows)
@@ -292,7 +313,7 @@ def draw_swarm(config: Config, folder: Path) -> list[Path]:
 
 
 def _draw(path: Path, title: str, folders: Mapping[str, Path]) -> list[Path]:
-    """Draw the accuracies of swarms, by what each is called, from the metrics in their folders."""
+    """Draw the accuracies of swarms; folders: the results folder of each swarm, by its name in the plot."""
     from ..study.figures import COLOURS, band, canvas, place_legend, save
 
     figure, axes = canvas("line: mean over peers, band: worst to best peer, each on its own task")
@@ -306,23 +327,23 @@ def _draw(path: Path, title: str, folders: Mapping[str, Path]) -> list[Path]:
 
 
 def _report(folder: Path, member: Member) -> Record:
-    """A peer's report; empty if it left none, or was killed while it wrote it."""
+    """Return a peer's report; empty if it wrote none, or was killed while it wrote it."""
     try:
         return json.loads((folder / f"{member.name}.report.json").read_text("utf-8"))
     except (OSError, ValueError):
         return {}
 
 
-# --- the demo: sixteen live peers, sixteen tasks, three ways to live together ---------------------------
+# --- the demo: sixteen live peers, sixteen tasks, three schemes of sharing -------------------------------
 
-# Every peer swaps a pair of labels of its own, so what an output cell means is the peer's own
-# business; what the hidden cells see is everybody's.
+# Every peer swaps a different pair of labels, so output cells mean something else on every peer, while the
+# features that hidden cells compute are useful to all peers.
 SCHEMES = {"alone": None, "everything averaged": "64-30-10", "partial models": "64-30-0"}
-"""The slice of the global model, if there is one."""
+"""By name of the scheme, the layout of the global model's slice; None: no model is shared."""
 
 
 def demo_config(scheme: str) -> Config:
-    """One of the demo's three swarms; they differ in their partial models alone."""
+    """Return the config of one of the demo's three swarms; they differ only in their partial models."""
     layout = SCHEMES[scheme]
     return parse_config(
         {
@@ -348,9 +369,9 @@ def run_demo(out: Path, broker: str | None = None) -> None:
         for scheme, folder in folders.items():
             outcome = run_live(demo_config(scheme), folder, address)
             values = list(outcome.accuracy.values())
-            spread = (f"{value:.3f}" for value in (np.mean(values), min(values), max(values)))
-            apart = max(outcome.consensus.values(), default=nan)
-            rows.append((scheme, *spread, "" if np.isnan(apart) else f"{apart:.0e}"))
+            columns = (f"{value:.3f}" for value in (np.mean(values), min(values), max(values)))
+            distance = max(outcome.consensus.values(), default=nan)
+            rows.append((scheme, *columns, "" if np.isnan(distance) else f"{distance:.0e}"))
     console.table(
         "16 live peers, 50 digits and a label swap of its own each; accuracy on its own task",
         ["", "mean", "worst peer", "best peer", "distance from the mean"],

@@ -244,7 +244,7 @@ def test_metrics_that_cannot_be_written_do_not_end_the_peers(tmp_path: Path, emp
         assert (folder / f"{peer}.safetensors").exists()
     (event,) = json.loads((folder / "outcome.json").read_text())["events"]
     assert event.endswith(
-        "metrics.jsonl: cannot be written: No such file or directory; the peers go on"
+        "metrics.jsonl: cannot be written: No such file or directory; the peers keep running"
     )
 
 
