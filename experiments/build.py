@@ -1,4 +1,4 @@
-"""From a config to peers: each with its data, its task, its sliced network and its learner."""
+"""Builds the peers that a config describes, each with its data, task, sliced network and learner."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ from .data import DataError, Dataset, Samples, Task, load, partition
 from .errors import ConfigError
 from .networks import NamedNetwork
 
-# Six labels have 720 permutations, more than any swarm here has peers; ten would have 3.6 million.
-MOST_PERMUTED = 6
+MAX_PERMUTED_LABELS = 6
+"""The most labels that a "symmetric" task permutes: 6 labels have 720 permutations, more than any swarm here
+has peers; 10 labels would have 3.6 million."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,10 @@ class Member:
 
 
 class Swarm:
-    """Builds the members of a config; data is loaded once, and each member by itself on request.
+    """Builds the members of a config. Data is loaded once, in the constructor; members are built on request.
 
-    load_data: how data sets are loaded, `load` unless they are kept for another swarm.
+    source: the config's file, for error messages and for paths relative to it.
+    load_data: the function that loads data sets; pass one with a cache to load them once for several swarms.
     """
 
     def __init__(
@@ -77,8 +79,8 @@ class Swarm:
     ):
         self.config, self.source = config, source
         self._task_entries = [
-            (f"tasks.{place}", entry, self._who(entry.peers, f"tasks.{place}.peers"))
-            for place, entry in enumerate(config.tasks)
+            (f"tasks.{number}", entry, self._peers_at(f"tasks.{number}.peers", entry.peers))
+            for number, entry in enumerate(config.tasks)
         ]
         self._check_dependencies()
         check_matching(config, source)
@@ -86,29 +88,32 @@ class Swarm:
         if self._sparse != ("<>" in config.network.layout):
             raise self._error(
                 "network.layout",
-                "the sparse vectors and the associative network (layout visible<>hidden) go together",
+                "the sparse vectors and the associative network (layout visible<>hidden) need each other: "
+                "use both or neither",
             )
-        self._named: NamedNetwork | None = None
+        self._named_network: NamedNetwork | None = None
         if not self._sparse:
             with self._error_context("data.set"):
                 name = config.data.set
                 self.dataset = load_data(name, seed=config.seed, folder=Path(source).parent)
-            if named := config.network.named:
+            if network_name := config.network.named:
                 with self._error_context(self._network_key()):
                     folder = Path(source).parent
                     cells = [model.cells for model in config.models]
                     options = config.network.options
-                    self._named = NamedNetwork(named, self.dataset, options, folder, cells)
+                    self._named_network = NamedNetwork(
+                        network_name, self.dataset, options, folder, cells
+                    )
             with self._error_context("data"):
-                self._train, self._test = deal(config, self.dataset)
-            self._tests: dict[tuple[int, Task], tuple[torch.Tensor, torch.Tensor]] = {}
+                self._train, self._test = split_data(config, self.dataset)
+            self._test_tensors: dict[tuple[int, Task], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def members(self) -> list[Member]:
-        """Every peer, as it is before it hears of the others."""
+        """Return all peers, each with its values before any averaging."""
         return [self.member(index) for index in range(self.config.peers)]
 
     def matching(self, index: int) -> dict[str, Matching]:
-        """How one peer's cells are matched, by partial model."""
+        """Return how one peer's cells are matched, by partial model; models without matching are left out."""
         seed, start = self.config.seed, self._start()
         return {
             name: Matching(model.matching, model.width, model.bound, seed, start)
@@ -117,20 +122,20 @@ class Swarm:
         }
 
     def member(self, index: int) -> Member:
-        """One peer, the same whether or not the others are built."""
+        """Return one peer; the result does not depend on whether the others are built."""
         return self._sparse_member(index) if self._sparse else self._member(index)
 
     def slices(self, index: int) -> dict[str, SliceSpec]:
-        """The partial models that one peer implements, with their layouts or shares."""
-        found: dict[str, SliceSpec] = {}
+        """Return the slices of the partial models that one peer implements, as layouts or shares of cells."""
+        slices: dict[str, SliceSpec] = {}
         for name, key, model in self._models(index):
-            if name in found:
-                raise self._error(f"{key}.name", f"peer {index} has a model {name!r} already")
-            found[name] = model.cells
-        return found
+            if name in slices:
+                raise self._error(f"{key}.name", f"peer {index} has two models named {name!r}")
+            slices[name] = model.cells
+        return slices
 
     def graph(self, index: int) -> ModelGraph:
-        """The dependency order of one peer's models."""
+        """Return the dependency order of one peer's models."""
         return ModelGraph(
             {
                 name: [self._fill(other, index) for other in model.depends]
@@ -139,26 +144,28 @@ class Swarm:
         )
 
     def _models(self, index: int) -> Iterator[tuple[str, str, Model]]:
-        """The partial models of one peer: what it calls them, and the key and table that say so."""
-        for place, model in enumerate(self.config.models):
-            if index in self._who(model.peers, f"models.{place}.peers"):
-                yield self._fill(model.name, index), f"models.{place}", model
+        """Yield the partial models of one peer: the model's name, its key in the config and its table."""
+        for number, model in enumerate(self.config.models):
+            if index in self._peers_at(f"models.{number}.peers", model.peers):
+                yield self._fill(model.name, index), f"models.{number}", model
 
     def _fill(self, template: str, index: int) -> str:
+        """Return a model's name with {peer} and {task} replaced."""
         text = template.replace("{peer}", str(index))
         return text.replace("{task}", self.task_name(index)) if "{task}" in text else text
 
     def task(self, index: int, classes: int) -> Task:
-        """What one peer's labels mean: every entry that names the peer, one after the other."""
-        found = Task.identity(classes)
-        for key, entry, who in self._task_entries:
-            if index in who:
+        """Return how one peer's labels are changed: all task entries that name the peer, composed."""
+        composed = Task.identity(classes)
+        for key, entry, peers in self._task_entries:
+            if index in peers:
                 with self._error_context(key):
-                    task = self._task_of(entry, key, classes, who.index(index))
-                found = task if found.name == "identity" else found.then(task)
-        return found
+                    task = self._task_of(entry, key, classes, peers.index(index))
+                composed = task if composed.name == "identity" else composed.then(task)
+        return composed
 
-    def _task_of(self, entry: TaskEntry, key: str, classes: int, place: int) -> Task:
+    def _task_of(self, entry: TaskEntry, key: str, classes: int, position: int) -> Task:
+        """Return the task of one peer by an entry; position: the peer's index in the entry's peers."""
         match entry.kind:
             case "swap":
                 if entry.labels is None:
@@ -167,28 +174,30 @@ class Swarm:
             case "cycle":
                 return Task.cycle(classes, entry.last)
             case "symmetric":
-                if entry.last > MOST_PERMUTED:
+                if entry.last > MAX_PERMUTED_LABELS:
                     text = "labels have too many permutations; at most"
-                    raise self._error(f"{key}.last", f"{entry.last} {text} {MOST_PERMUTED}")
-                every = Task.symmetric(classes, entry.last)
-                return every[place % len(every)]
+                    raise self._error(f"{key}.last", f"{entry.last} {text} {MAX_PERMUTED_LABELS}")
+                permutations = Task.symmetric(classes, entry.last)
+                return permutations[position % len(permutations)]
             case "swaps":
                 pairs = list(combinations(range(classes), 2))
-                # A stride that shares no factor with the number of pairs visits each of them once,
-                # and far-apart ones first.
-                return Task.swap(classes, *pairs[place * 7 % len(pairs)])
+                # A stride of 7 visits every pair once if the number of pairs is no multiple of 7, and
+                # spreads the pairs of the first few peers over all labels.
+                return Task.swap(classes, *pairs[position * 7 % len(pairs)])
             case "modified":
-                raise self._error(f"{key}.kind", "'modified' is for the sparse vectors only")
+                raise self._error(
+                    f"{key}.kind", "'modified' can only be used with the sparse vectors"
+                )
 
     def _is_modified(self, index: int) -> bool:
-        """Whether one peer learns the modified sparse vectors."""
+        """Return whether one peer learns the modified sparse vectors."""
         for key, entry, _ in self._task_entries:
             if entry.kind != "modified":
-                raise self._error(f"{key}.kind", "sparse vectors know only 'modified'")
-        return any(index in who for _, _, who in self._task_entries)
+                raise self._error(f"{key}.kind", "the sparse vectors support only 'modified'")
+        return any(index in peers for _, _, peers in self._task_entries)
 
     def task_name(self, index: int) -> str:
-        """The task's name as it may stand in a model's name: `swap-8-9`."""
+        """Return the name of one peer's task in a form that a model's name may contain, as in `swap-8-9`."""
         if self._sparse:
             return "modified" if self._is_modified(index) else "plain"
         return re.sub(r"[^A-Za-z0-9]+", "-", self.task(index, self.dataset.classes).name)
@@ -197,12 +206,12 @@ class Swarm:
         config, training = self.config, self.config.training
         task = self.task(index, self.dataset.classes)
         with self._error_context(self._network_key()):
-            if self._named:
-                module = self._named.make()
+            if self._named_network:
+                module = self._named_network.make()
             else:
-                layout, kinds = self._layout(index), config.network
-                module = mlp(layout, activation=kinds.activation, output=kinds.output)
-                # before slices, which would be blamed for not fitting it
+                layout, table = self._layout(index), config.network
+                module = mlp(layout, activation=table.activation, output=table.output)
+                # Checked before slices are made: their errors would not name the layout as the cause.
                 self._check_fit(Layout.network(layout).cells)
         network = self._network(index, module)
         if file := trained_file(config, self.source, index):
@@ -214,7 +223,7 @@ class Swarm:
             learner = SgdLearner(
                 network,
                 (self._inputs(train), task.apply(train.y)),
-                self._held_out(test, task),
+                self._test_data(test, task),
                 local_samples=samples,
                 batch=training.batch,
                 reduction=training.reduction,
@@ -223,15 +232,17 @@ class Swarm:
                 loss=training.loss,
                 seed=int(stream(config.seed, "order", index).integers(2**31)),
             )
-        held = Proximal(learner, training.proximal) if training.proximal else learner
+        wrapped = Proximal(learner, training.proximal) if training.proximal else learner
         if config.fednp is not None:
-            held = self._in_fednp(learner, index, len(train))
-        return Member(str(index), self.task_name(index), len(train), held)
+            wrapped = self._fednp_learner(learner, index, len(train))
+        return Member(str(index), self.task_name(index), len(train), wrapped)
 
-    def _in_fednp(self, learner: SgdLearner, index: int, samples: int) -> Learner:
+    def _fednp_learner(self, learner: SgdLearner, index: int, samples: int) -> Learner:
         config = self.config
         if config.fednp is None or config.training.proximal:
-            raise self._error("fednp", "pulls as training.proximal does: leave out one of them")
+            raise self._error(
+                "fednp", "cannot be combined with training.proximal; leave one of them out"
+            )
         weight = float(samples) if config.weights == "samples" else 1.0
         from ..models.fednp import FedNPLearner
 
@@ -243,10 +254,13 @@ class Swarm:
     def _sparse_member(self, index: int) -> Member:
         config = self.config
         if config.fednp is not None:
-            raise self._error("fednp", "the associative network has no last layer to predict")
+            raise self._error(
+                "fednp",
+                "does not support the associative network, which has no last layer; leave the key out",
+            )
         for key in ("proximal", "weight_decay"):
             if getattr(config.training, key):
-                text = "the associative network learns without a gradient to add it to"
+                text = "the associative network does not learn by gradients; leave the key out"
                 raise self._error(f"training.{key}", text)
         with self._error_context("network.layout"):
             module = AssociativeNetwork(config.network.layout)
@@ -254,11 +268,11 @@ class Swarm:
         bits = network.slicing.anatomy.parts[0].cells
         modified = 0 if self._is_modified(index) else None
         count = config.data.samples or 9
-        whole, _, _ = sparse_vectors(0, count, bits=bits, modified=modified)
+        train, _, _ = sparse_vectors(0, count, bits=bits, modified=modified)
         tests = config.data.test or 100
-        _, cues, expected = sparse_vectors(1000, tests, bits=bits, modified=modified)
+        _, incomplete, expected = sparse_vectors(1000, tests, bits=bits, modified=modified)
         learner = AssociativeLearner(
-            network, whole, (cues, expected),
+            network, train, (incomplete, expected),
             local_samples=config.training.local_samples, rate=config.training.rate,
         )  # fmt: skip
         return Member(str(index), self.task_name(index), count, learner)
@@ -269,7 +283,7 @@ class Swarm:
             return SlicedNetwork(
                 module, self.slices(index), graph=self.graph(index), peer=str(index),
                 cross=config.cross, seed=config.seed, start=self._start(),
-                anatomy=self._named and self._named.anatomy, buffers=config.network.buffers,
+                anatomy=self._named_network and self._named_network.anatomy, buffers=config.network.buffers,
             )  # fmt: skip
 
     def _start(self) -> Start:
@@ -283,151 +297,166 @@ class Swarm:
         )
 
     def _inputs(self, samples: Samples) -> torch.Tensor:
-        """What the network reads: flat features for a perceptron, else samples in their own shape."""
-        return samples.flat() if self._named is None else self._named.inputs(samples)
+        """Return the network's inputs: flat features for a perceptron, else samples in their own shape."""
+        network = self._named_network
+        return samples.flat() if network is None else network.inputs(samples)
 
-    def _held_out(self, test: Samples, task: Task) -> tuple[torch.Tensor, torch.Tensor]:
-        """Test samples as a task has them; one copy for all peers that have the same of both."""
+    def _test_data(self, test: Samples, task: Task) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return test inputs and the task's labels; peers with the same samples and task share one copy."""
         key = (id(test), task)
-        if key not in self._tests:
-            self._tests[key] = self._inputs(test), task.apply(test.y)
-        return self._tests[key]
+        if key not in self._test_tensors:
+            self._test_tensors[key] = self._inputs(test), task.apply(test.y)
+        return self._test_tensors[key]
 
     def _network_key(self) -> str:
-        """The key that says which network it is."""
+        """Return the config's key that chooses the network, for error messages."""
         network = self.config.network
         return "network." + ("name" if network.name else "entry" if network.entry else "layout")
 
     def _layout(self, index: int) -> str:
-        """The layout of one peer's network: everybody's, or the last of another size that names it."""
-        found = self.config.network.layout
-        for key, size in enumerate(self.config.network.sizes):
-            if index in self._who(size.peers, f"network.sizes.{key}.peers"):
-                found = size.layout
-        return found
+        """Return the layout of one peer's network: of the last entry in network.sizes that names the peer, or
+        else network.layout."""
+        layout = self.config.network.layout
+        for number, size in enumerate(self.config.network.sizes):
+            if index in self._peers_at(f"network.sizes.{number}.peers", size.peers):
+                layout = size.layout
+        return layout
 
     def _check_fit(self, cells: Sequence[int]) -> None:
+        """Raise if the first or last layer does not fit the data set; cells: how many each layer has."""
         data, classes = self.dataset.name, self.dataset.classes
         features = self.dataset.train.flat().shape[1]
         if cells[0] != features:
-            text = f"the first part has {cells[0]} cells, but {data} has {features} features"
+            text = f"the first layer has {cells[0]} cells, but {data} has {features} features"
             raise self._error("network.layout", text)
         if cells[-1] != classes and (cells[-1], classes) != (1, 2):
-            text = f"the last part has {cells[-1]} cells, but {data} has {classes} classes"
+            text = f"the last layer has {cells[-1]} cells, but {data} has {classes} classes"
             raise self._error("network.layout", text)
 
-    def _who(self, who: Who, key: str) -> list[int]:
-        """The numbers of the peers that stand at a key."""
-        peers = self.config.peers
-        if who == "all":
-            return list(range(peers))
-        chosen = list(range(who)) if isinstance(who, int) else who
-        if chosen and max(chosen) >= peers:
-            raise self._error(key, f"names peer {max(chosen)}, but peers are 0 to {peers - 1}")
-        return chosen
+    def _peers_at(self, key: str, value: Who) -> list[int]:
+        """Return the indices of the peers that the value of a key names: "all", the first few, or a list."""
+        count = self.config.peers
+        if value == "all":
+            return list(range(count))
+        indices = list(range(value)) if isinstance(value, int) else value
+        if indices and max(indices) >= count:
+            raise self._error(key, f"names peer {max(indices)}, but peers are 0 to {count - 1}")
+        return indices
 
     def _error(self, key: str, text: str) -> ConfigError:
-        """What to raise about a key."""
+        """Return an error that names the config's file and a key."""
         return ConfigError(f"{self.source}: key {key!r}: {text}")
 
     @contextmanager
     def _error_context(self, key: str, prefix: str = "") -> Iterator[None]:
-        """Errors of models and data know nothing of configs: say which file and key they come from."""
+        """Turn errors of models and data into a ConfigError that names the config's file and a key."""
         try:
             yield
         except (ModelError, DataError) as error:
             raise self._error(key, f"{prefix}{error}") from None
 
     def _check_dependencies(self) -> None:
+        """Raise if a model depends on a model, or names a peer, that the config does not have."""
         names = [model.name for model in self.config.models]
-        for key, model in enumerate(self.config.models):
-            self._who(model.peers, f"models.{key}.peers")
+        for number, model in enumerate(self.config.models):
+            self._peers_at(f"models.{number}.peers", model.peers)
             if unknown := [other for other in model.depends if other not in names]:
                 text = f"unknown model {unknown[0]!r}; models are {', '.join(names)}"
-                raise self._error(f"models.{key}.depends", text)
+                raise self._error(f"models.{number}.depends", text)
 
 
 def trained_file(config: Config, source: str, index: int) -> Path | None:
-    """Return the file of the network that a peer brings along, if the config names one."""
-    named = config.network.trained
-    return None if named is None else Path(source).parent / named.replace("{peer}", str(index))
+    """Return the file of the trained network that a peer starts from; None if the config names none."""
+    path = config.network.trained
+    return None if path is None else Path(source).parent / path.replace("{peer}", str(index))
 
 
 def _optimizer(training: Training) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None:
+    """Return a function that makes the config's optimizer; None for SgdLearner's own plain SGD."""
     options: dict[str, Any] = {"lr": training.rate, "weight_decay": training.weight_decay}
     if training.optimizer == "adam":
         return partial(torch.optim.Adam, **options)
     if training.optimizer == "momentum":
         options["momentum"] = 0.9 if training.momentum is None else training.momentum
     elif not training.weight_decay:
-        return None  # the learner's own plain descent
+        return None
     return partial(torch.optim.SGD, **options)
 
 
-def deal(config: Config, dataset: Dataset) -> tuple[list[Samples], list[Samples]]:
-    """Every peer's training and test samples; some of its own are held out where there is no test set."""
+def split_data(config: Config, dataset: Dataset) -> tuple[list[Samples], list[Samples]]:
+    """Return every peer's training samples, and every peer's test samples.
+
+    If the data set has no test set, some of each peer's samples are held out to test it.
+    """
     data, peers, seed = config.data, config.peers, config.seed
-    source, shared = dataset.train, dataset.test
+    source, test_set = dataset.train, dataset.test
     if data.total is not None:
         if data.total > len(source):
-            raise DataError(f"{data.total} training samples asked for, there are {len(source)}")
+            raise DataError(
+                f"{data.total} training samples asked for, but there are only {len(source)}"
+            )
         drawn = stream(seed, "training samples").permutation(len(source))[: data.total]
         source = source.take(np.sort(drawn))
-    extra = 0 if shared is not None else data.test or 0
+    extra = 0 if test_set is not None else data.test or 0
     size = None if data.samples is None else data.samples + extra
     generator = stream(seed, "partition")
     match data.partition:
         case "successive":
-            parts = partition.successive(len(source), peers, size)
+            indices_by_peer = partition.successive(len(source), peers, size)
         case "iid":
-            parts = partition.iid(len(source), peers, size, generator)
+            indices_by_peer = partition.iid(len(source), peers, size, generator)
         case "dirichlet":
-            parts = partition.dirichlet(source.y, peers, data.alpha, generator, data.minimum)
+            indices_by_peer = partition.dirichlet(
+                source.y, peers, data.alpha, generator, data.minimum
+            )
         case "shards":
-            parts = partition.shards(source.y, peers, data.shards, generator)
+            indices_by_peer = partition.shards(source.y, peers, data.shards, generator)
         case "natural":
-            parts = partition.by_group(source.group, peers, size, generator)
+            indices_by_peer = partition.by_group(source.group, peers, size, generator)
     train: list[Samples] = []
     test: list[Samples] = []
-    if shared is not None:  # taken once: peers look at the same memory
-        shared = shared.take(range(min(data.test or len(shared), len(shared))))
-    for index, part in enumerate(parts):
-        if shared is None:
-            kept = stream(seed, "held out", index)
-            part, held = partition.split(part, data.test or _tested(index, len(part)), kept)
-            test.append(source.take(held))
+    if test_set is not None:  # copied once: all peers share this memory
+        test_set = test_set.take(range(min(data.test or len(test_set), len(test_set))))
+    for index, indices in enumerate(indices_by_peer):
+        if test_set is None:
+            test_count = data.test or _default_test_count(index, len(indices))
+            indices, test_indices = partition.split(
+                indices, test_count, stream(seed, "held out", index)
+            )
+            test.append(source.take(test_indices))
         if data.samples is not None:
-            if data.partition == "shards":  # they follow each other: the first ones would be all
-                part = stream(seed, "some of the shards", index).permutation(part)
-            part = part[: data.samples]
-        train.append(source.take(part))
-        if shared is not None and data.tested == "common":
-            test.append(shared)
-        elif shared is not None:
-            chosen = partition.alike(shared.y, train[-1].y, dataset.classes)
-            test.append(shared.take(chosen))
+            if data.partition == "shards":
+                # Samples are in the order of the shards: the first ones would all be of one shard.
+                indices = stream(seed, "some of the shards", index).permutation(indices)
+            indices = indices[: data.samples]
+        train.append(source.take(indices))
+        if test_set is not None and data.tested == "common":
+            test.append(test_set)
+        elif test_set is not None:
+            same_classes = partition.alike(test_set.y, train[-1].y, dataset.classes)
+            test.append(test_set.take(same_classes))
     return train, test
 
 
-def _tested(peer: int, samples: int) -> int:
-    """A fifth of a peer's samples, and at least one: a peer that is not tested would count as nothing."""
+def _default_test_count(peer: int, samples: int) -> int:
+    """Return a fifth of a peer's samples, and at least one: without test samples a peer has no accuracy."""
     if samples < 2:
         raise DataError(
-            f"peer {peer} is dealt {samples} sample, which leaves none to test it with: take fewer peers, or "
-            "deal them out more evenly"
+            f"peer {peer} has {samples} sample, which leaves none to test it with: use fewer peers, or split "
+            "the data more evenly"
         )
     return max(1, round(0.2 * samples))
 
 
 def members_in_order(swarm: Swarm) -> tuple[list[Member], list[MatchedStore]]:
-    """Every peer of a config, its cells matched, and its vectors as they are averaged.
+    """Return all peers of a config with their cells matched, and the stores of the vectors that are averaged.
 
-    Peers that bring values of their own hear the mean of those before them and are put into its order,
-    once; the others start from equal values, and are in order already. No vectors if nothing is matched:
-    they are those of the networks.
+    If peers start from different values, the cells of each peer are matched once to the mean of the peers
+    before it; if they start from equal values, cells have the same order already. There are no stores if no
+    model is matched: then the networks' own vectors are averaged.
     """
     config = swarm.config
-    apart = needs_matching(config)
+    different_starts = needs_matching(config)
     members, stores = swarm.members(), []
     if all(model.matching == "none" for model in config.models):
         return members, stores
@@ -437,33 +466,33 @@ def members_in_order(swarm: Swarm) -> tuple[list[Member], list[MatchedStore]]:
         try:
             trained = config.network.trained is not None
             store = MatchedStore(member.network, swarm.matching(index), trained=trained)
-            known = {owner: sums[owner] / counts[owner] for owner in store.names() if owner in sums}
-            if apart and known:
+            means = {model: sums[model] / counts[model] for model in store.names() if model in sums}
+            if different_starts and means:
                 store.keep_apart()
-                for owner, mean in known.items():
-                    store.write(owner, mean.astype(store.read(owner).dtype))
+                for model, mean in means.items():
+                    store.write(model, mean.astype(store.read(model).dtype))
                 store.put_in_order(member.learner)
         except ModelError as error:
             raise ConfigError(f"{swarm.source}: key 'models': peer {index}: {error}") from None
         stores.append(store)
-        for owner in store.names() if apart else ():
-            value = store.read(owner).astype(np.float64)
-            total = sums.get(owner, np.zeros_like(value))
-            if total.shape == value.shape:  # other widths are refused by whoever averages them
-                sums[owner] = total + value
-                counts[owner] = counts.get(owner, 0) + 1
+        for model in store.names() if different_starts else ():
+            value = store.read(model).astype(np.float64)
+            total = sums.get(model, np.zeros_like(value))
+            if total.shape == value.shape:  # averaging raises the error for different widths
+                sums[model] = total + value
+                counts[model] = counts.get(model, 0) + 1
     return members, stores
 
 
 def make_learner(config: str, index: int, source: str = "config") -> Learner:
     """Build one peer of a config (given as JSON) in its own process.
 
-    `source` is the config's file: a user's own modules stand beside it.
+    source: the config's file; a user's own modules are imported from its folder.
     """
     return _swarm(config, source).member(index).learner
 
 
 @lru_cache(maxsize=4)
 def _swarm(config: str, source: str) -> Swarm:
-    """Peers that share a process share the data they were dealt from."""
+    """Return a config's swarm, cached so that peers in the same process load their data once."""
     return Swarm(parse_config(json.loads(config)), source)

@@ -176,9 +176,7 @@ def test_the_poorest_peer_of_a_set_without_test_samples_keeps_back_one() -> None
     few = replace(digits, train=digits.train.take(range(8)), test=None)
     learner = swarm(lambda *_, **__: few, data={}).member(0).learner
     assert [len(learner.samples[1]), len(learner.held_out[1])] == [1, 1]  # type: ignore[attr-defined]
-    with pytest.raises(
-        ConfigError, match=r"key 'data': peer 0 is dealt 1 sample, which leaves none"
-    ):
+    with pytest.raises(ConfigError, match=r"key 'data': peer 0 has 1 sample, which leaves none"):
         swarm(lambda *_, **__: few, peers=8, data={})
 
 
@@ -257,12 +255,12 @@ def test_each_optimizer_takes_steps_of_its_own() -> None:
         (
             {"network": {"layout": "63=8=10"}},
             "network.layout",
-            "the first part has 63 cells, but digits has 64 features",
+            "the first layer has 63 cells, but digits has 64 features",
         ),
         (
             {"network": {"layout": "64=8=9"}},
             "network.layout",
-            "the last part has 9 cells, but digits has 10 classes",
+            "the last layer has 9 cells, but digits has 10 classes",
         ),
         ({"network": {"layout": "64-8-10"}}, "network.layout", "'64-8-10' is not a network layout"),
         (
@@ -288,7 +286,7 @@ def test_each_optimizer_takes_steps_of_its_own() -> None:
         (
             {"models": [model(), model()]},
             "models.1.name",
-            "peer 0 has a model 'global' already",
+            "peer 0 has two models named 'global'",
         ),
         ({"models": [model(depends=["global"])]}, "models", "peer 0: models depend on each other"),
         (
@@ -322,22 +320,22 @@ def test_each_optimizer_takes_steps_of_its_own() -> None:
         (
             {"tasks": [{"kind": "modified"}]},
             "tasks.0.kind",
-            "'modified' is for the sparse vectors only",
+            "'modified' can only be used with the sparse vectors",
         ),
         (
             SPARSE | {"tasks": [{"kind": "swap", "labels": [8, 9]}]},
             "tasks.0.kind",
-            "sparse vectors know only 'modified'",
+            "the sparse vectors support only 'modified'",
         ),
         (
             {"data": {"set": "sparse"}},
             "network.layout",
-            "the sparse vectors and the associative network (layout visible<>hidden) go together",
+            "the sparse vectors and the associative network (layout visible<>hidden) need each other",
         ),
         (
             {"network": {"layout": "50<>40"}},
             "network.layout",
-            "the sparse vectors and the associative network (layout visible<>hidden) go together",
+            "the sparse vectors and the associative network (layout visible<>hidden) need each other",
         ),
         (
             {"data": {"set": "digts"}},

@@ -109,7 +109,7 @@ def test_out_chooses_the_folder(gossamer: Run) -> None:
     [
         (("simulate", "none.toml"), "none.toml: there is no such file"),
         (("simulate", "wrong.toml"), "wrong.toml: unknown key 'pears'; did you mean 'peers'?"),
-        (("simulate", "misfit.toml"), "misfit.toml: key 'network.layout': the first part has 63"),
+        (("simulate", "misfit.toml"), "misfit.toml: key 'network.layout': the first layer has 63"),
         (
             ("paper", "semilocal"),
             "no reproduction is called 'semilocal'; did you mean 'semi-local'?",
