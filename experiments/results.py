@@ -1,12 +1,13 @@
-"""Results on disk: a folder of its own for every run, and files that are whole or not there.
+"""Results on disk: a separate folder for every run, and files that are replaced atomically.
 
-A run claims its folder and locks it, so that no other command writes into it or empties it:
+A run creates its folder and locks it, so that no other command writes into it or empties it:
 
     results = Results(Path("results/digits"), "simulate")
     with results.begun() as folder:               # results/digits/001, or the next free number
         write_json(folder / "config.json", …)
 
-JSON lines are for what is recorded while a run goes on, the other files are replaced whole.
+Records that are written while a run goes on are appended to JSON lines files; all other files are written to
+a temporary file that then replaces the old one.
 """
 
 from __future__ import annotations
@@ -33,44 +34,47 @@ from .errors import ConfigError
 
 Record = dict[str, Any]
 
-_MARK = "run.json"
-_LOCK = ".lock"
-_LATEST = "latest"
+_RUN_FILE = "run.json"
+_LOCK_FILE = ".lock"
+_LATEST_LINK = "latest"
 
 
 # --- a run's folder ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Mark:
-    """What run.json says: the command, what it computes (None: not to be resumed), whether it finished."""
+class _RunInfo:
+    """The content of run.json.
+
+    key: identifies what the run computes; only a run with the same key resumes it. None: never resumed.
+    """
 
     command: str
     key: str | None
     finished: bool
 
     @classmethod
-    def read(cls, folder: Path) -> _Mark | None:
-        """Return the mark of a folder; None if no run left one."""
+    def read(cls, folder: Path) -> _RunInfo | None:
+        """Read a folder's run.json; None if it has no valid one."""
         try:
-            table = json.loads((folder / _MARK).read_text("utf-8"))
+            table = json.loads((folder / _RUN_FILE).read_text("utf-8"))
             return cls(table["command"], table["key"], table["finished"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
 
 class Results:
-    """Where one run of a command leaves its results, so that no other run overwrites them.
+    """The folder for the results of one run of a command, which no other run overwrites.
 
-    place: results go to its sub-folders 001, 002, …, each run to the next free one; the link `latest`
-        in it names the last run that has begun.
+    base: the folder in which each run gets the next free sub-folder of 001, 002, …; the symlink `latest`
+        in it points to the run that started last.
     command: the command's name, without `gossamer`.
-    exact: results go to `place` itself, which must be empty.
-    force: replace the newest results of this place instead.
+    exact: write results to `base` itself, which must be empty, instead of to a sub-folder.
+    force: replace the newest results in `base`.
     """
 
-    def __init__(self, place: Path, command: str, *, exact: bool = False, force: bool = False):
-        self.place = require_folder(place)
+    def __init__(self, base: Path, command: str, *, exact: bool = False, force: bool = False):
+        self.base = require_folder(base)
         self._command, self._exact, self._force = command, exact, force
         self._folder: Path | None = None
         self._key: str | None = None
@@ -79,19 +83,19 @@ class Results:
 
     @property
     def folder(self) -> Path:
-        """The run's folder, once it is open."""
+        """The run's folder; only inside `opened` or `begun`."""
         assert self._folder is not None, "open the results first"
         return self._folder
 
     @contextmanager
     def opened(self, key: str | None = None) -> Iterator[Path]:
-        """Claim a folder and hold its lock while the block lasts. Raises ConfigError.
+        """Create or reuse the run's folder and hold its lock until the block ends. Raises ConfigError.
 
-        key: names all that a resumable run computes. An unfinished run of the same key is continued in
-            its folder. Left out, nothing is continued.
+        key: identifies what the run computes, for a run that can be resumed. An unfinished run with the same
+            key is resumed in its folder. If left out, no run is resumed.
 
-        A block that ends without an error has finished the run. If it did not call `begin`, a folder that was
-        made for it is removed, and one that was there before stays as it was.
+        The run is marked as finished if the block ends without an error. If the block did not call `begin`, a
+        folder that was created for it is removed, and one that existed before is left unchanged.
         """
         self._key, self._begun, self._resumed, self._new_folders = key, False, False, []
         folder, lock = self._claim()
@@ -99,142 +103,146 @@ class Results:
         try:
             yield folder
             if self._begun:
-                self._write_mark(finished=True)
+                self._write_info(finished=True)
         finally:
             if not self._begun:
-                self._give_back(folder)
+                self._remove_new_folders(folder)
             lock.release()
 
     @contextmanager
     def begun(self, key: str | None = None) -> Iterator[Path]:
-        """Claim a folder and begin: for a run whose config has been checked already."""
+        """Open the run's folder and call `begin` at once: for a run whose config has been checked already."""
         with self.opened(key) as folder:
             self.begin()
             yield folder
 
     def begin(self, keep: Collection[str] = ()) -> None:
-        """Start writing: mark the folder as the latest run, and delete what --force replaces.
+        """Mark the folder as the latest run, and delete the results that --force replaces.
 
-        keep: names in the folder that this run has written already.
+        keep: names of files and folders in it that this run has written already.
         """
         self._begun = True
-        self._write_mark(finished=False)
+        self._write_info(finished=False)
         if not self._resumed:
             for path in self.folder.iterdir():
-                if path.name in (_MARK, _LOCK, *keep):
+                if path.name in (_RUN_FILE, _LOCK_FILE, *keep):
                     continue
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
                 else:
                     path.unlink()
         if not self._exact:
-            _set_latest(self.place / _LATEST, self.folder.name)
+            _set_latest(self.base / _LATEST_LINK, self.folder.name)
 
-    def earlier(self) -> list[Path]:
-        """Folders of other runs at this place, the newest first; none where --force begins anew."""
+    def earlier_runs(self) -> list[Path]:
+        """Return the folders of other runs in `base`, the newest first; none with `force` or `exact`."""
         if self._exact or self._force:
             return []
-        return [run for run in _numbered(self.place) if run != self._folder]
+        return [run for run in _numbered(self.base) if run != self._folder]
 
     def _claim(self) -> tuple[Path, FileLock]:
         if self._exact:
             return self._claim_exact()
-        runs = _numbered(self.place)
-        if self._force and runs and (_Mark.read(runs[0]) or _is_empty(runs[0])):
+        runs = _numbered(self.base)
+        if self._force and runs and (_RunInfo.read(runs[0]) or _is_empty(runs[0])):
             return runs[0], _lock(runs[0])
-        for run in filter(self._continues, () if self._force else runs):
+        for run in filter(self._resumes, () if self._force else runs):
             lock = _lock(run)
-            if self._continues(run):  # it was not finished in the meantime
+            if self._resumes(run):  # another command may have finished it before we got the lock
                 self._resumed = True
                 return run, lock
             lock.release()
         number = int(runs[0].name) if runs else 0
         while True:
             number += 1
-            folder = self.place / f"{number:03d}"
+            folder = self.base / f"{number:03d}"
             self._note_new_folders(folder)
-            make_folder(self.place)
+            make_folder(self.base)
             try:
                 folder.mkdir()
                 lock = _lock(folder)
             except FileExistsError:
-                continue  # another command was faster
+                continue  # another command created it first
             except OSError as error:
                 raise cannot_write(folder, error) from None
             return folder, lock
 
     def _claim_exact(self) -> tuple[Path, FileLock]:
-        folder = self.place
+        folder = self.base
         self._note_new_folders(folder)
-        lock, mark = _lock(make_folder(folder)), _Mark.read(folder)
-        self._resumed = not self._force and self._continues(folder)
-        if self._resumed or _is_empty(folder) or (mark and self._force):
+        lock, info = _lock(make_folder(folder)), _RunInfo.read(folder)
+        self._resumed = not self._force and self._resumes(folder)
+        if self._resumed or _is_empty(folder) or (info and self._force):
             return folder, lock
         lock.release()
-        if mark is None:
+        if info is None:
             raise ConfigError(
-                f"{folder}: holds files that no gossamer command left there; name another folder"
+                f"{folder}: holds files that no gossamer command wrote; name another folder"
             )
         raise ConfigError(
-            f"{folder}: holds the results of gossamer {mark.command}; name another folder, or replace them "
+            f"{folder}: holds the results of gossamer {info.command}; name another folder, or replace them "
             "with --force"
         )
 
-    def _continues(self, run: Path) -> bool:
-        """Return True if this run would go on with that one."""
-        return self._key is not None and _Mark.read(run) == _Mark(self._command, self._key, False)
+    def _resumes(self, run: Path) -> bool:
+        """Return whether `run` is an unfinished run of the same command and key."""
+        return self._key is not None and _RunInfo.read(run) == _RunInfo(
+            self._command, self._key, False
+        )
 
-    def _write_mark(self, *, finished: bool) -> None:
-        write_json(self.folder / _MARK, asdict(_Mark(self._command, self._key, finished)))
+    def _write_info(self, *, finished: bool) -> None:
+        write_json(self.folder / _RUN_FILE, asdict(_RunInfo(self._command, self._key, finished)))
 
     def _note_new_folders(self, folder: Path) -> None:
-        """Note which folders are to be made, so that they can be removed again."""
-        self._new_folders = [each for each in (folder, *folder.parents) if not each.exists()]
+        """Remember which folders do not exist yet, for `_remove_new_folders`."""
+        self._new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
 
-    def _give_back(self, folder: Path) -> None:
-        """Remove a folder that was made for a run which did not begin, and empty ones above it."""
+    def _remove_new_folders(self, folder: Path) -> None:
+        """Remove the folders that were created for a run that did not begin; parent folders only if empty."""
         if folder in self._new_folders:
             shutil.rmtree(folder, ignore_errors=True)
-        for each in self._new_folders:
+        for path in self._new_folders:
             with suppress(OSError):
-                each.rmdir()
+                path.rmdir()
 
 
 def find_run(folder: Path) -> Path:
     """Return a run's folder: `folder` itself, or the latest run in it if there are several."""
-    if (folder / _MARK).exists():
+    if (folder / _RUN_FILE).exists():
         return folder
-    latest = folder / _LATEST
+    latest = folder / _LATEST_LINK
     if latest.is_dir():
         return latest
     with suppress(OSError, ValueError):
-        # Without symlinks, `latest` is a file that holds the folder's name.
-        named = folder / latest.read_text("utf-8").strip()
-        if named.parent == folder and named.is_dir():
-            return named
+        # On file systems without symlinks, `latest` is a file that contains the folder's name.
+        run = folder / latest.read_text("utf-8").strip()
+        if run.parent == folder and run.is_dir():
+            return run
     return next(iter(_numbered(folder)), folder)
 
 
-def _numbered(place: Path) -> list[Path]:
-    """Folders of runs, the newest first."""
+def _numbered(base: Path) -> list[Path]:
+    """Return the folders of runs in `base`, the newest first."""
     try:
-        found = [each for each in place.iterdir() if re.fullmatch(r"\d{3,}", each.name)]
+        runs = [path for path in base.iterdir() if re.fullmatch(r"\d{3,}", path.name)]
     except OSError:
         return []
-    return sorted((each for each in found if each.is_dir()), key=lambda each: -int(each.name))
+    return sorted((run for run in runs if run.is_dir()), key=lambda run: -int(run.name))
 
 
 def _is_empty(folder: Path) -> bool:
-    return all(each.name == _LOCK for each in folder.iterdir())
+    """Return whether a folder holds nothing but the lock file."""
+    return all(path.name == _LOCK_FILE for path in folder.iterdir())
 
 
 def _lock(folder: Path) -> FileLock:
-    lock = FileLock(folder / _LOCK)
+    """Lock a folder. Raises ConfigError if another command holds its lock."""
+    lock = FileLock(folder / _LOCK_FILE)
     try:
-        taken = lock.acquire()
+        acquired = lock.acquire()
     except OSError as error:
         raise cannot_write(folder, error) from None
-    if not taken:
+    if not acquired:
         raise ConfigError(
             f"{folder}: another gossamer command is writing its results there; wait until it has ended, or "
             "name another folder with --out"
@@ -243,26 +251,28 @@ def _lock(folder: Path) -> FileLock:
 
 
 def _set_latest(link: Path, name: str) -> None:
-    """Make `link` a symlink to `name` beside it, atomically; without symlinks, a file that names it."""
-    # Only the command that holds this folder's lock uses this name.
-    part = link.with_name(f".{link.name}-{name}")
+    """Make `link` a symlink to the folder `name` beside it, atomically.
+
+    On file systems without symlinks, write a file that contains `name`.
+    """
+    # No other command uses this temporary name: we hold the lock of the folder `name`.
+    temporary = link.with_name(f".{link.name}-{name}")
     try:
-        part.unlink(missing_ok=True)
-        part.symlink_to(name, target_is_directory=True)
-        part.replace(link)
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(name, target_is_directory=True)
+        temporary.replace(link)
     except (OSError, NotImplementedError):
         with suppress(OSError):
-            part.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         write_bytes(link, name.encode())
 
 
 def require_folder(path: Path) -> Path:
-    """`path`, if it is a folder to write into or can become one; nothing is made yet.
+    """Return `path` if it is a writable folder or can be created; else raise ConfigError. Creates nothing.
 
-    Commands call this before they compute, so that no results are lost for want of a folder. Raises
-    ConfigError.
+    Commands call this before they compute, so that no results are lost because they cannot be written.
     """
-    nearest = next(one for one in (path, *path.parents) if os.path.exists(one))
+    nearest = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
     if not nearest.is_dir():
         raise ConfigError(f"{path}: cannot be a folder: {nearest} is a file; name another")
     if not os.access(nearest, os.W_OK | os.X_OK):
@@ -271,7 +281,7 @@ def require_folder(path: Path) -> Path:
 
 
 def make_folder(path: Path) -> Path:
-    """`path`, a folder to write into, made if it is not there; raises as `require_folder` does."""
+    """Create the folder `path` if it does not exist, and return it. Raises ConfigError."""
     try:
         require_folder(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -283,24 +293,30 @@ def make_folder(path: Path) -> Path:
 
 
 def cannot_write(path: Path, error: OSError | SafetensorError) -> ConfigError:
-    """What to raise for a file that cannot be written: its name, the reason, the remedy."""
+    """Return the error for a file that cannot be written, with its path, the reason and the remedy."""
     number = error.errno if isinstance(error, OSError) else None
-    if number is None and (written := re.search(r"\(os error (\d+)\)", str(error))):
-        number = int(written[1])  # safetensors raises errors of its own
-    why = os.strerror(number) if number else str(error)
+    # A SafetensorError has the error number only in its text.
+    if number is None and (match := re.search(r"\(os error (\d+)\)", str(error))):
+        number = int(match[1])
+    reason = os.strerror(number) if number else str(error)
     if number in (errno.ENOSPC, errno.EDQUOT):
-        why = "no space left on its disk; free some and run again"
+        reason = "no space left on its disk; free some and run again"
     elif number == errno.EFBIG:
-        why = "it would exceed the limit on file sizes; raise it (ulimit -f) and run again"
-    return ConfigError(f"{path}: cannot be written: {why}")
+        reason = (
+            "it would exceed the limit on file sizes; raise the limit (ulimit -f) and run again"
+        )
+    return ConfigError(f"{path}: cannot be written: {reason}")
 
 
 class RecordFile:
-    """Appends records to a JSONL file, each at once and whole. What cannot be written is a ConfigError."""
+    """Appends records to a JSONL file, each written immediately and completely.
+
+    fresh: delete records that the file holds already. Raises ConfigError if the file cannot be written.
+    """
 
     def __init__(self, path: Path, *, fresh: bool = True):
         from ..peer import (
-            RecordFile as TolerantRecordFile,  # loads pydantic, which help does not need
+            RecordFile as TolerantRecordFile,  # imports pydantic, which would slow down --help
         )
 
         self._path = path
@@ -326,7 +342,10 @@ class RecordFile:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """The records of a JSONL file; a line that was cut off while being written is passed over."""
+    """Yield the records of a JSONL file; none if it does not exist.
+
+    Skips lines that are not valid JSON, such as a last line that was not written completely.
+    """
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -341,30 +360,30 @@ def read_records(path: Path) -> Iterator[Record]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the name of a file to write in the place of `path`, which it becomes when the block ends.
+    """Yield the path of a temporary file to write, which replaces `path` when the block ends.
 
-    If the block fails, `path` is as it was. Raises ConfigError for what cannot be written.
+    If the block raises, `path` is left unchanged. Raises ConfigError if the file cannot be written.
     """
     try:
-        with files.replacing(path, sync=True) as part:
-            yield part
+        with files.replacing(path, sync=True) as temporary:
+            yield temporary
     except (OSError, SafetensorError) as error:
         raise cannot_write(path, error) from None
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file, whole or not at all."""
-    with replacing(path) as part:
-        part.write_bytes(data)
+    """Write a file atomically."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write indented JSON, whole or not at all."""
+    """Write indented JSON atomically."""
     write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Write a table, whole or not at all; cells with a comma are quoted."""
+    """Write a CSV file atomically."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(header)

@@ -168,7 +168,7 @@ def run_study(
     grid = key_of("\n".join(sorted({cell.key for cell in study.cells})))
     with results.begun(grid) as folder:
         path = folder / "runs.jsonl"
-        earlier = [] if study.live else [one / "runs.jsonl" for one in results.earlier()]
+        earlier = [] if study.live else [one / "runs.jsonl" for one in results.earlier_runs()]
         runs = Runs(study.cells, path, earlier)
         for file, count in runs.copied.items():
             console.err.print(

@@ -300,7 +300,7 @@ def test_force_starts_a_resumable_run_anew(tmp_path: Path) -> None:
     with forced.opened("a") as folder:
         forced.begin()
         assert not (folder / "result").exists()
-        assert forced.earlier() == []
+        assert forced.earlier_runs() == []
 
 
 def test_a_run_that_goes_on_elsewhere_is_not_continued_twice(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_earlier_runs_are_listed_newest_first(tmp_path: Path) -> None:
         leave(Results(tmp_path, "sweep"), f"{number}")
     results = Results(tmp_path, "sweep")
     with results.opened():
-        assert [each.name for each in results.earlier()] == ["003", "002", "001"]
+        assert [each.name for each in results.earlier_runs()] == ["003", "002", "001"]
 
 
 # --- a folder that the user named -------------------------------------------------------------------
@@ -343,7 +343,7 @@ def test_results_in_an_exact_folder_are_replaced_by_force_alone(tmp_path: Path) 
 @pytest.mark.parametrize("force", [False, True])
 def test_a_folder_with_other_files_is_refused(tmp_path: Path, force: bool) -> None:
     (tmp_path / "swarm.toml").write_text("peers = 3")
-    with pytest.raises(ConfigError, match="holds files that no gossamer command left there"):
+    with pytest.raises(ConfigError, match="holds files that no gossamer command wrote"):
         leave(Results(tmp_path, "simulate", exact=True, force=force), "1")
     assert [each.name for each in tmp_path.iterdir()] == ["swarm.toml"]
 
