@@ -1,4 +1,4 @@
-"""Results in a folder that a test names."""
+"""Makes a Results object for a folder that a test chooses."""
 
 from pathlib import Path
 
@@ -6,5 +6,5 @@ from gossamer.experiments.results import Results
 
 
 def at(folder: Path, *, force: bool = False) -> Results:
-    """Results of `gossamer simulate`, in this very folder."""
+    """Return a Results object of `gossamer simulate` that writes to `folder`, not to a sub-folder."""
     return Results(folder, "simulate", exact=True, force=force)

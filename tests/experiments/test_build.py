@@ -1,4 +1,4 @@
-"""From a config to peers: who gets which data, task, models and values; and what is refused."""
+"""Peers built from a config: their data, tasks, models and starting values, and errors in configs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def model(**table: Any) -> dict[str, Any]:
     return {"name": "global", "layout": "64-5-10"} | table
 
 
-# What peers get
+# Data, tasks, models and starting values of peers
 
 
 def test_a_number_of_samples_is_drawn_from_all_of_a_peers_shards() -> None:
@@ -83,7 +83,7 @@ def test_entries_that_name_the_same_peer_add_up() -> None:
     assert names == ["identity", "identity", "swap-8-9", "swap-8-9-swap-6-7"]
 
 
-def test_symmetric_tasks_are_dealt_in_turn_among_those_named() -> None:
+def test_symmetric_tasks_are_assigned_round_robin_to_the_named_peers() -> None:
     built = swarm(peers=14, tasks=[{"kind": "symmetric", "last": 3, "peers": [*range(2, 14)]}])
     names = [built.task_name(index) for index in range(14)]
     assert names[:2] == ["identity", "identity"]
@@ -91,20 +91,20 @@ def test_symmetric_tasks_are_dealt_in_turn_among_those_named() -> None:
     assert len(set(names[2:8])) == 6
 
 
-def test_swaps_give_every_peer_a_pair_of_its_own() -> None:
+def test_swaps_give_every_peer_a_different_pair() -> None:
     built = swarm(peers=45, data={"samples": 30}, tasks=[{"kind": "swaps"}])
     tasks = {built.task(index, 10).labels for index in range(45)}
     assert len(tasks) == 45
     assert all(sum(a != b for a, b in enumerate(labels)) == 2 for labels in tasks)
 
 
-def test_a_number_takes_the_first_peers() -> None:
+def test_a_number_as_peers_means_the_first_peers() -> None:
     built = swarm(models=[model(peers=2)], tasks=[{"kind": "cycle", "peers": 1}])
     assert ["global" in built.slices(index) for index in range(4)] == [True, True, False, False]
     assert [built.task_name(index) for index in range(4)] == ["cycle-3", *["identity"] * 3]
 
 
-def test_templates_stand_for_peer_and_task() -> None:
+def test_names_of_models_may_contain_peer_and_task() -> None:
     built = swarm(
         tasks=SWAPS,
         models=[
@@ -132,7 +132,7 @@ def test_sparse_peers_may_share_a_model_per_task() -> None:
     assert 0.3 < float(differs.float().mean()) < 0.4  # one vector of three
 
 
-def test_unclaimed_cells_are_the_peers_own_and_start_apart() -> None:
+def test_cells_without_a_model_are_private_and_start_from_different_values() -> None:
     one, two = swarm(models=[model()]).members()[:2]
     assert torch.equal(one.network.read("global"), two.network.read("global"))
     own, other = (m.network.flat[m.network.slicing.private.copy()] for m in (one, two))
@@ -140,7 +140,7 @@ def test_unclaimed_cells_are_the_peers_own_and_start_apart() -> None:
     assert not torch.equal(own, other)
 
 
-def test_independent_starts_on_request() -> None:
+def test_shared_models_start_from_different_values_without_equal_starts() -> None:
     network = {"layout": "64=8=10", "equal_starts": False}
     one, two = swarm(models=[model()], network=network).members()[:2]
     assert not torch.equal(one.network.read("global"), two.network.read("global"))
@@ -154,7 +154,7 @@ def test_cross_lets_pairs_of_unrelated_models_own_weights() -> None:
     assert len(without.network.slicing.private) > len(crossed.network.slicing.private)
 
 
-def test_a_total_is_dealt_out_tested_on_own_classes_and_trained_by_epochs() -> None:
+def test_a_total_of_samples_is_split_tested_on_own_classes_and_trained_by_epochs() -> None:
     data = {"total": 200, "partition": "shards", "tested": "own"}
     members = swarm(data=data, training={"epochs": 2}).members()
     assert sum(member.samples for member in members) == 200
@@ -167,11 +167,11 @@ def test_a_total_is_dealt_out_tested_on_own_classes_and_trained_by_epochs() -> N
 
 
 def test_peers_with_one_task_share_one_copy_of_the_test_samples() -> None:
-    held: list[Any] = [member.learner for member in swarm().members()]
-    assert len({id(learner.held_out[1]) for learner in held}) == 1
+    learners: list[Any] = [member.learner for member in swarm().members()]
+    assert len({id(learner.held_out[1]) for learner in learners}) == 1
 
 
-def test_the_poorest_peer_of_a_set_without_test_samples_keeps_back_one() -> None:
+def test_without_a_test_set_a_peer_with_two_samples_holds_out_one() -> None:
     digits = load("digits")
     few = replace(digits, train=digits.train.take(range(8)), test=None)
     learner = swarm(lambda *_, **__: few, data={}).member(0).learner
@@ -180,25 +180,24 @@ def test_the_poorest_peer_of_a_set_without_test_samples_keeps_back_one() -> None
         swarm(lambda *_, **__: few, peers=8, data={})
 
 
-def test_a_set_without_test_samples_keeps_back_some_of_each_peer() -> None:
-    whole = replace(load("digits"), test=None)
-    held = swarm(lambda *_, **__: whole, data={"samples": 30, "test": 20})
-    for member in held.members():
+def test_without_a_test_set_every_peer_holds_out_samples() -> None:
+    without_test = replace(load("digits"), test=None)
+    built = swarm(lambda *_, **__: without_test, data={"samples": 30, "test": 20})
+    for member in built.members():
         (train, _), (test, _) = member.learner.samples, member.learner.held_out  # type: ignore[attr-defined]
         assert (len(train), len(test), member.samples) == (30, 20, 30)
-        rows = {tuple(row) for row in train.tolist()} & {tuple(row) for row in test.tolist()}
-        assert not rows
+        assert not {tuple(row) for row in train.tolist()} & {tuple(row) for row in test.tolist()}
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet", "shards"])
 def test_partitions_follow_the_seed(partition: str) -> None:
-    def held(seed: int) -> list[float]:
+    def sums_of_inputs(seed: int) -> list[float]:
         data = {"partition": partition}
         members = swarm(data=data, seed=seed).members()
         return [float(m.learner.samples[0].sum()) for m in members]  # type: ignore[attr-defined]
 
-    assert held(1) == held(1)
-    assert held(1) != held(2)
+    assert sums_of_inputs(1) == sums_of_inputs(1)
+    assert sums_of_inputs(1) != sums_of_inputs(2)
 
 
 @pytest.mark.parametrize("kind", ["perceptron", "associative"])
@@ -227,8 +226,8 @@ def test_the_seed_decides_starting_values_and_order() -> None:
 def test_the_partition_draws_from_its_own_stream_of_the_seed() -> None:
     chosen = stream(5, "partition").permutation(1437)[:30]
     member = swarm(seed=5, data={"partition": "iid", "samples": 30}).member(0)
-    held, _ = member.learner.samples  # type: ignore[attr-defined]
-    assert torch.equal(held, load("digits").train.flat()[chosen])
+    inputs, _ = member.learner.samples  # type: ignore[attr-defined]
+    assert torch.equal(inputs, load("digits").train.flat()[chosen])
 
 
 def test_each_optimizer_takes_steps_of_its_own() -> None:

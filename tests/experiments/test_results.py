@@ -1,4 +1,4 @@
-"""Results on disk outlive whoever was writing them."""
+"""Results on disk stay complete if the command that writes them is interrupted or the disk is full."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_records_are_on_disk_as_soon_as_they_are_written(tmp_path: Path) -> None
     assert next(read_records(path))["name"] == "größer, [−1, 1]"
 
 
-def test_fresh_forgets_and_otherwise_records_are_added(tmp_path: Path) -> None:
+def test_fresh_deletes_old_records_and_otherwise_records_are_appended(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     for fresh, expected in ((True, [1]), (False, [1, 1]), (True, [1])):
         with RecordFile(path, fresh=fresh) as file:
@@ -48,7 +48,7 @@ def test_fresh_forgets_and_otherwise_records_are_added(tmp_path: Path) -> None:
         assert [record["a"] for record in read_records(path)] == expected
 
 
-def test_a_line_cut_off_is_passed_over_and_the_next_record_is_not_lost(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_skipped_and_the_next_record_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     path.write_text('{"a": 1}\n{"a": 2')
     assert list(read_records(path)) == [{"a": 1}]
@@ -57,23 +57,23 @@ def test_a_line_cut_off_is_passed_over_and_the_next_record_is_not_lost(tmp_path:
     assert list(read_records(path)) == [{"a": 1}, {"a": 3}]
 
 
-def test_lines_that_are_no_records_are_passed_over(tmp_path: Path) -> None:
+def test_lines_that_are_not_records_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     path.write_text('3\n\nnull\n{"a": 1}\n')
     assert list(read_records(path)) == [{"a": 1}]
 
 
-def test_no_file_has_no_records(tmp_path: Path) -> None:
+def test_a_missing_file_has_no_records(tmp_path: Path) -> None:
     assert list(read_records(tmp_path / "none.jsonl")) == []
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(ConfigError, match=r"taken is a file"):
         RecordFile(tmp_path / "taken" / "runs.jsonl")
 
 
-def test_json_is_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+def test_json_is_written_atomically_and_leaves_no_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     write_json(path, {"a": 1})
     with pytest.raises(TypeError):
@@ -90,7 +90,7 @@ def test_tables_quote_commas(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [b'{"a": 1}\n{"a": 2', b'{"a": 1}\n\x00\x00\xff\xfe'])
-def test_a_torn_last_line_is_passed_over_whatever_is_in_it(tmp_path: Path, text: bytes) -> None:
+def test_an_incomplete_last_line_is_skipped_whatever_its_bytes(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "runs.jsonl"
     path.write_bytes(text)
     assert list(read_records(path)) == [{"a": 1}]
@@ -100,23 +100,23 @@ def test_a_torn_last_line_is_passed_over_whatever_is_in_it(tmp_path: Path, text:
 
 
 @needs_full_device
-def test_a_full_disk_is_one_line_with_the_remedy(tmp_path: Path) -> None:
-    words = r": cannot be written: no space left on its disk; free some and run again$"
+def test_the_error_of_a_full_disk_is_one_line_with_the_remedy(tmp_path: Path) -> None:
+    message = r": cannot be written: no space left on its disk; free some and run again$"
     with (
         RecordFile(Path("/dev/full"), fresh=False) as file,
-        pytest.raises(ConfigError, match=words),
+        pytest.raises(ConfigError, match=message),
     ):
         file.write({"a": 1})
     path = tmp_path / "table.csv"
     write_csv(path, ["a"], [[1]])
     path.with_name("table.csv.part").symlink_to("/dev/full")
-    with pytest.raises(ConfigError, match=rf"{path}{words}"):
+    with pytest.raises(ConfigError, match=rf"{path}{message}"):
         write_csv(path, ["a"], [[2]])
     assert path.read_bytes() == b"a\r\n1\r\n"
-    assert [each.name for each in tmp_path.iterdir()] == ["table.csv"]
+    assert [path.name for path in tmp_path.iterdir()] == ["table.csv"]
 
 
-def test_a_file_that_finds_no_room_leaves_the_old_one(tmp_path: Path) -> None:
+def test_a_file_that_exceeds_the_size_limit_leaves_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "figure.png"
     write_bytes(path, b"old")
     with largest_file(100), pytest.raises(ConfigError, match="limit on file sizes"):
@@ -125,7 +125,7 @@ def test_a_file_that_finds_no_room_leaves_the_old_one(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_record_that_finds_no_room_leaves_whole_lines(tmp_path: Path) -> None:
+def test_a_record_that_exceeds_the_size_limit_leaves_complete_lines(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     with RecordFile(path) as file:
         file.write({"a": 1})
@@ -134,7 +134,7 @@ def test_a_record_that_finds_no_room_leaves_whole_lines(tmp_path: Path) -> None:
     assert path.read_text() == '{"a": 1}\n'
 
 
-def test_safetensors_errors_are_told_like_the_others(tmp_path: Path) -> None:
+def test_safetensors_errors_are_reported_like_os_errors(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
@@ -151,10 +151,10 @@ def test_safetensors_errors_are_told_like_the_others(tmp_path: Path) -> None:
 # --- folders ----------------------------------------------------------------------------------------
 
 
-def leave(
+def run_command(
     results: Results, text: str, key: str | None = None, error: type[BaseException] | None = None
 ) -> Path:
-    """Run a command that leaves one file, and ends with an error if one is given."""
+    """Run a command that writes one file, and ends with an error if one is given."""
     with suppress(*[error] if error else []), results.opened(key) as folder:
         results.begin()
         write_bytes(folder / "result", text.encode())
@@ -164,29 +164,29 @@ def leave(
 
 
 def interrupt(results: Results, text: str, key: str | None = None) -> Path:
-    return leave(results, text, key, KeyboardInterrupt)
+    return run_command(results, text, key, KeyboardInterrupt)
 
 
-def refuse(results: Results) -> None:
-    """Run a command that finds a mistake before it begins."""
+def fail_before_begin(results: Results) -> None:
+    """Run a command that finds an error in its config before it calls `begin`."""
     with suppress(ConfigError), results.opened() as folder:
         (folder / "trust").mkdir()
         raise ConfigError("a mistake")
 
 
-def test_every_run_has_a_folder_of_its_own_and_the_last_is_the_latest(tmp_path: Path) -> None:
-    place = tmp_path / "results" / "digits"
+def test_every_run_has_its_own_folder_and_latest_points_to_the_last_one(tmp_path: Path) -> None:
+    base = tmp_path / "results" / "digits"
     for number in (1, 2, 3):
-        folder = leave(Results(place, "simulate"), f"{number}")
-        assert folder == place / f"{number:03d}"
-        assert (place / "latest" / "result").read_text() == f"{number}"
-    assert [(place / f"00{number}" / "result").read_text() for number in (1, 2, 3)] == list("123")
-    assert {each.name for each in folder.iterdir()} == {"result", "run.json"}
+        folder = run_command(Results(base, "simulate"), f"{number}")
+        assert folder == base / f"{number:03d}"
+        assert (base / "latest" / "result").read_text() == f"{number}"
+    assert [(base / f"00{number}" / "result").read_text() for number in (1, 2, 3)] == list("123")
+    assert {path.name for path in folder.iterdir()} == {"result", "run.json"}
 
 
 def test_commands_that_start_together_get_different_folders(tmp_path: Path) -> None:
     def run(number: int) -> Path:
-        return leave(Results(tmp_path / "x", "simulate"), f"{number}")
+        return run_command(Results(tmp_path / "x", "simulate"), f"{number}")
 
     with ThreadPoolExecutor(8) as pool:
         folders = list(pool.map(run, range(24)))
@@ -194,55 +194,55 @@ def test_commands_that_start_together_get_different_folders(tmp_path: Path) -> N
     assert [int((folder / "result").read_text()) for folder in folders] == list(range(24))
 
 
-def test_a_running_command_has_its_number_and_another_the_next(tmp_path: Path) -> None:
+def test_a_command_gets_the_next_number_while_another_runs(tmp_path: Path) -> None:
     one, other = Results(tmp_path, "simulate"), Results(tmp_path, "simulate")
     with one.opened() as first, other.opened() as second:
         assert (first.name, second.name) == ("001", "002")
 
 
 def test_force_replaces_the_newest(tmp_path: Path) -> None:
-    leave(Results(tmp_path, "simulate"), "1")
-    second = leave(Results(tmp_path, "simulate"), "2")
+    run_command(Results(tmp_path, "simulate"), "1")
+    second = run_command(Results(tmp_path, "simulate"), "2")
     (second / "network").mkdir()
     (second / "network" / "a").write_text("old")
     forced = Results(tmp_path, "simulate", force=True)
     with forced.opened() as folder:
         assert folder == second
-        assert (folder / "result").read_text() == "2"  # until it begins
+        assert (folder / "result").read_text() == "2"  # kept until `begin`
         forced.begin()
-        assert {each.name for each in folder.iterdir()} == {"run.json", ".lock"}
+        assert {path.name for path in folder.iterdir()} == {"run.json", ".lock"}
     assert (tmp_path / "001" / "result").read_text() == "1"
 
 
-def test_force_makes_the_first_where_there_is_none(tmp_path: Path) -> None:
-    assert leave(Results(tmp_path, "simulate", force=True), "1").name == "001"
+def test_force_creates_the_first_folder_if_there_is_none(tmp_path: Path) -> None:
+    assert run_command(Results(tmp_path, "simulate", force=True), "1").name == "001"
 
 
-def test_force_never_empties_a_folder_that_is_no_run(tmp_path: Path) -> None:
+def test_force_never_empties_a_folder_that_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / "2024").mkdir()
     (tmp_path / "2024" / "diary").write_text("dear")
-    assert leave(Results(tmp_path, "simulate", force=True), "1").name == "2025"
+    assert run_command(Results(tmp_path, "simulate", force=True), "1").name == "2025"
     assert (tmp_path / "2024" / "diary").read_text() == "dear"
 
 
-def test_force_keeps_what_this_run_has_written_before_it_began(tmp_path: Path) -> None:
-    folder = leave(Results(tmp_path, "swarm"), "1")
+def test_force_keeps_files_that_this_run_wrote_before_begin(tmp_path: Path) -> None:
+    folder = run_command(Results(tmp_path, "swarm"), "1")
     forced = Results(tmp_path, "swarm", force=True)
     with forced.opened():
         (folder / "trust").mkdir()
         forced.begin(keep=("trust",))
-    assert {each.name for each in folder.iterdir()} == {"run.json", "trust"}
+    assert {path.name for path in folder.iterdir()} == {"run.json", "trust"}
 
 
 def test_a_run_that_does_not_begin_leaves_no_trace(tmp_path: Path) -> None:
-    place = tmp_path / "results" / "digits"
-    refuse(Results(place, "simulate"))
+    base = tmp_path / "results" / "digits"
+    fail_before_begin(Results(base, "simulate"))
     assert list(tmp_path.iterdir()) == []
-    leave(Results(place, "simulate"), "1")
+    run_command(Results(base, "simulate"), "1")
     for force in (False, True):
-        refuse(Results(place, "simulate", force=force))
-    assert {each.name for each in place.iterdir()} == {"001", "latest"}
-    assert (place / "latest" / "result").read_text() == "1"
+        fail_before_begin(Results(base, "simulate", force=force))
+    assert {path.name for path in base.iterdir()} == {"001", "latest"}
+    assert (base / "latest" / "result").read_text() == "1"
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -254,11 +254,11 @@ def test_a_second_command_is_refused_before_it_deletes_anything(
         first.begin()
         (folder / "a.checkpoint").write_text("mine")
         second = Results(tmp_path / "x", "swarm", exact=exact, force=True)
-        words = "another gossamer command is writing its results there; wait"
-        with pytest.raises(ConfigError, match=words), second.opened():
+        message = "another gossamer command is writing its results there; wait"
+        with pytest.raises(ConfigError, match=message), second.opened():
             second.begin()
         assert (folder / "a.checkpoint").read_text() == "mine"
-    assert leave(second, "2") == folder
+    assert run_command(second, "2") == folder
 
 
 def test_a_killed_run_holds_no_lock(tmp_path: Path) -> None:
@@ -272,26 +272,28 @@ def test_a_killed_run_holds_no_lock(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
     assert done.returncode == -9
-    assert leave(Results(tmp_path, "sweep"), "1", "key").name == "001"
+    assert run_command(Results(tmp_path, "sweep"), "1", "key").name == "001"
 
 
-def test_an_unfinished_run_of_the_same_key_is_continued(tmp_path: Path) -> None:
+def test_an_unfinished_run_of_the_same_key_is_resumed(tmp_path: Path) -> None:
     assert interrupt(Results(tmp_path, "sweep"), "half", "a").name == "001"
-    assert leave(Results(tmp_path, "sweep"), "other", "b").name == "002"
+    assert run_command(Results(tmp_path, "sweep"), "other", "b").name == "002"
     again = Results(tmp_path, "sweep")
     with again.opened("a") as folder:
         again.begin()
         assert folder.name == "001"
         assert (folder / "result").read_text() == "half"
     assert os.readlink(tmp_path / "latest") == "001"
-    assert leave(Results(tmp_path, "sweep"), "whole", "a").name == "003"  # that one is finished
+    assert (
+        run_command(Results(tmp_path, "sweep"), "whole", "a").name == "003"
+    )  # 001 is finished by now
 
 
-def test_a_run_without_a_key_or_of_another_command_continues_nothing(tmp_path: Path) -> None:
+def test_a_run_without_a_key_or_of_another_command_is_not_resumed(tmp_path: Path) -> None:
     interrupt(Results(tmp_path, "sweep"), "half", "a")
-    assert leave(Results(tmp_path, "compare"), "x", "a").name == "002"
+    assert run_command(Results(tmp_path, "compare"), "x", "a").name == "002"
     interrupt(Results(tmp_path, "simulate"), "half")
-    assert leave(Results(tmp_path, "simulate"), "x").name == "004"
+    assert run_command(Results(tmp_path, "simulate"), "x").name == "004"
 
 
 def test_force_starts_a_resumable_run_anew(tmp_path: Path) -> None:
@@ -303,95 +305,95 @@ def test_force_starts_a_resumable_run_anew(tmp_path: Path) -> None:
         assert forced.earlier_runs() == []
 
 
-def test_a_run_that_goes_on_elsewhere_is_not_continued_twice(tmp_path: Path) -> None:
+def test_a_run_is_not_resumed_while_another_command_runs_it(tmp_path: Path) -> None:
     with ExitStack() as stack:
         first = Results(tmp_path, "sweep")
         stack.enter_context(first.opened("a"))
         first.begin()
         with pytest.raises(ConfigError, match="another gossamer command"):
-            leave(Results(tmp_path, "sweep"), "x", "a")
+            run_command(Results(tmp_path, "sweep"), "x", "a")
 
 
 def test_earlier_runs_are_listed_newest_first(tmp_path: Path) -> None:
     for number in range(3):
-        leave(Results(tmp_path, "sweep"), f"{number}")
+        run_command(Results(tmp_path, "sweep"), f"{number}")
     results = Results(tmp_path, "sweep")
     with results.opened():
-        assert [each.name for each in results.earlier_runs()] == ["003", "002", "001"]
+        assert [path.name for path in results.earlier_runs()] == ["003", "002", "001"]
 
 
 # --- a folder that the user named -------------------------------------------------------------------
 
 
-def test_an_exact_folder_is_that_folder(tmp_path: Path) -> None:
-    place = tmp_path / "deep" / "out"
-    assert leave(Results(place, "simulate", exact=True), "1") == place
-    assert {each.name for each in place.iterdir()} == {"result", "run.json"}
+def test_an_exact_folder_gets_no_sub_folder(tmp_path: Path) -> None:
+    base = tmp_path / "deep" / "out"
+    assert run_command(Results(base, "simulate", exact=True), "1") == base
+    assert {path.name for path in base.iterdir()} == {"result", "run.json"}
 
 
-def test_results_in_an_exact_folder_are_replaced_by_force_alone(tmp_path: Path) -> None:
-    place = tmp_path / "out"
-    leave(Results(place, "simulate", exact=True), "1")
-    words = r"out: holds the results of gossamer simulate; name another folder, or .* --force"
-    with pytest.raises(ConfigError, match=words):
-        leave(Results(place, "sweep", exact=True), "2")
-    assert (place / "result").read_text() == "1"
-    leave(Results(place, "sweep", exact=True, force=True), "3")
-    assert (place / "result").read_text() == "3"
+def test_results_in_an_exact_folder_are_replaced_only_with_force(tmp_path: Path) -> None:
+    base = tmp_path / "out"
+    run_command(Results(base, "simulate", exact=True), "1")
+    message = r"out: holds the results of gossamer simulate; name another folder, or .* --force"
+    with pytest.raises(ConfigError, match=message):
+        run_command(Results(base, "sweep", exact=True), "2")
+    assert (base / "result").read_text() == "1"
+    run_command(Results(base, "sweep", exact=True, force=True), "3")
+    assert (base / "result").read_text() == "3"
 
 
 @pytest.mark.parametrize("force", [False, True])
 def test_a_folder_with_other_files_is_refused(tmp_path: Path, force: bool) -> None:
     (tmp_path / "swarm.toml").write_text("peers = 3")
     with pytest.raises(ConfigError, match="holds files that no gossamer command wrote"):
-        leave(Results(tmp_path, "simulate", exact=True, force=force), "1")
-    assert [each.name for each in tmp_path.iterdir()] == ["swarm.toml"]
+        run_command(Results(tmp_path, "simulate", exact=True, force=force), "1")
+    assert [path.name for path in tmp_path.iterdir()] == ["swarm.toml"]
 
 
-def test_an_unfinished_run_in_an_exact_folder_is_continued(tmp_path: Path) -> None:
-    place = tmp_path / "out"
-    interrupt(Results(place, "sweep", exact=True), "half", "a")
+def test_an_unfinished_run_in_an_exact_folder_is_resumed(tmp_path: Path) -> None:
+    base = tmp_path / "out"
+    interrupt(Results(base, "sweep", exact=True), "half", "a")
     with pytest.raises(ConfigError, match="holds the results of gossamer sweep"):
-        leave(Results(place, "sweep", exact=True), "x", "b")
-    results = Results(place, "sweep", exact=True)
+        run_command(Results(base, "sweep", exact=True), "x", "b")
+    results = Results(base, "sweep", exact=True)
     with results.opened("a") as folder:
         results.begin()
         assert (folder / "result").read_text() == "half"
     with pytest.raises(ConfigError, match="holds the results of gossamer sweep"):
-        leave(Results(place, "sweep", exact=True), "x", "a")  # finished by now
+        run_command(Results(base, "sweep", exact=True), "x", "a")  # finished by now
 
 
 # --- readers ----------------------------------------------------------------------------------------
 
 
-def test_readers_take_a_run_or_the_place_of_several(tmp_path: Path) -> None:
+def test_find_run_accepts_a_run_or_the_folder_of_several_runs(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.mkdir()
     assert find_run(plain) == plain
-    place = tmp_path / "digits"
-    first = leave(Results(place, "simulate"), "1")
-    second = leave(Results(place, "simulate"), "2")
+    base = tmp_path / "digits"
+    first = run_command(Results(base, "simulate"), "1")
+    second = run_command(Results(base, "simulate"), "2")
     assert find_run(first) == first
-    assert (find_run(place) / "result").read_text() == "2"
-    (place / "latest").unlink()
-    (place / "latest").write_text("001")  # what is left where links are not allowed
-    assert find_run(place) == first
-    (place / "latest").write_text("../..")
-    assert find_run(place) == second
-    (place / "latest").unlink()
-    assert find_run(place) == second
-    exact = leave(Results(tmp_path / "out", "simulate", exact=True), "1")
+    assert (find_run(base) / "result").read_text() == "2"
+    (base / "latest").unlink()
+    (base / "latest").write_text("001")  # as on file systems without symlinks
+    assert find_run(base) == first
+    (base / "latest").write_text("../..")
+    assert find_run(base) == second
+    (base / "latest").unlink()
+    assert find_run(base) == second
+    exact = run_command(Results(tmp_path / "out", "simulate", exact=True), "1")
     assert find_run(exact) == exact
 
 
-def test_without_links_the_latest_is_named_in_a_file(
+def test_without_symlinks_latest_is_a_file_with_the_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def denied(*_: object, **__: object) -> None:
         raise OSError("a privilege is not held")
 
     monkeypatch.setattr(Path, "symlink_to", denied)
-    leave(Results(tmp_path, "simulate"), "1")
-    leave(Results(tmp_path, "simulate"), "2")
+    run_command(Results(tmp_path, "simulate"), "1")
+    run_command(Results(tmp_path, "simulate"), "2")
     assert (tmp_path / "latest").read_text() == "002"
     assert find_run(tmp_path) == tmp_path / "002"

@@ -1,4 +1,4 @@
-"""A setting is declared once, and means the same to `swarm` and to a device that joins with its config."""
+"""Every setting is declared once, and `swarm` and `join` compute the same settings from the same config."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BASE: dict[str, Any] = {
     "network": {"layout": "64=12=10"},
     "models": [{"name": "global", "layout": "64-8-0"}],
 }
-APART = {
+DIFFERENT_STARTS = {
     "network": {"layout": "64=12=10", "equal_starts": False},
     "models": [{"name": "global", "layout": "64-8-10", "matching": "align"}],
 }
@@ -67,9 +67,9 @@ CASES: dict[str, dict[str, Any]] = {
     "turns": {"topology": "one-peer-exponential", "peers": 4},
     "servers": {"gossip": {"mode": "server"}},
     "expect": {},
-    "founder": APART,
-    "trained": APART,
-    "matching": APART,
+    "founder": DIFFERENT_STARTS,
+    "trained": DIFFERENT_STARTS,
+    "matching": DIFFERENT_STARTS,
     "guards": {"trust": {"guards": {"distance": 2.0}}},
     "private": MASKED,
     "dp": {"trust": {"dp": {"clip": 1.0, "noise": 1.0}}},
@@ -106,9 +106,9 @@ DECLARED_MORE_THAN_ONCE = {
     "server_rate": {"Scaffold", "Downpour"},  # they differ in what is usual
     "mu": {"FedProx", "Moon"},  # the letter of both papers, for different terms
 }
-"""Keys of more than one table, and why; names and places that every table has are left out."""
+"""Keys that are declared in more than one table, and why; the keys of EVERYWHERE are left out."""
 EVERYWHERE = {"name", "kind", "peers", "layout", "start", "alpha", "batch", "loss", "training"}
-"""Words that mean another thing in each table."""
+"""Keys that mean something else in each table."""
 
 
 def settings_classes() -> Iterator[type]:
@@ -148,7 +148,7 @@ def write(path: Path, table: dict[str, Any]) -> Path:
 def both(
     folder: Path, changes: dict[str, Any], **device: Any
 ) -> Iterator[tuple[PeerSpec, PeerSpec, BrokerAddress, BrokerAddress]]:
-    """Each peer of a config, and its broker: as `swarm` makes them, and as a device's file does."""
+    """Yield each peer's spec by `swarm` and by `join`, then its broker's address by `swarm` and by `join`."""
     file = write(folder / "swarm.toml", BASE | changes)
     spec = plan(load_config(file), folder / "out", BROKER, str(file))
     for index, one in enumerate(spec.peers):
@@ -156,7 +156,9 @@ def both(
         if one.settings.trust == "swarm":
             keys = ("identity", "invitation", "owner")
             own["trust"] = {key: getattr(one.settings, key) for key in keys}
-            own["expect"] = list(one.settings.expect)  # names have ids that a config cannot know
+            own["expect"] = list(
+                one.settings.expect
+            )  # with trust, names contain ids that are not in the config
         joined = load_join(write(folder / "peer.toml", own), BROKER)
         yield one, joined.spec, spec.broker, joined.broker
 
@@ -168,12 +170,12 @@ def test_every_setting_has_a_case() -> None:
 
 @pytest.mark.parametrize("key", CASES)
 def test_swarm_and_join_give_a_peer_the_same_settings(tmp_path: Path, key: str) -> None:
-    usual = Settings.model_fields[key].default
-    seen = []
+    default = Settings.model_fields[key].default
+    values = []
     for swarm, join, _, _ in both(tmp_path, CASES[key]):
         assert join == swarm
-        seen.append(getattr(join.settings, key))
-    assert any(value != usual for value in seen)  # or the case says nothing
+        values.append(getattr(join.settings, key))
+    assert any(value != default for value in values)  # else the case would test nothing
 
 
 @pytest.mark.parametrize("key", LINK)
@@ -184,7 +186,7 @@ def test_swarm_and_join_reach_the_broker_in_the_same_way(tmp_path: Path, key: st
 
 
 @pytest.mark.parametrize("key", CASES)
-def test_a_childs_process_reads_what_was_written(tmp_path: Path, key: str) -> None:
+def test_a_child_process_reads_the_settings_that_were_written(tmp_path: Path, key: str) -> None:
     specs = [swarm for swarm, _, _, _ in both(tmp_path, CASES[key])]
     host = HostSpec(BROKER, "out", specs)
     host.write(tmp_path / "host.json")
@@ -239,7 +241,7 @@ def test_settings_are_checked_and_cannot_be_changed() -> None:
     assert settings.updated(lease=5.0) == Settings(neighbours=("a", "b"), rounds=3, lease=5.0)
 
 
-# What a device's file and the command line say goes before the config.
+# A device's file and the command line override the config.
 
 
 def device(folder: Path, swarm: dict[str, Any], **own: Any) -> Path:
@@ -247,7 +249,7 @@ def device(folder: Path, swarm: dict[str, Any], **own: Any) -> Path:
     return write(folder / "anna.toml", {"config": "swarm.toml", "index": 1} | own)
 
 
-def test_the_command_line_goes_before_the_file_and_the_file_before_the_config(tmp_path) -> None:
+def test_the_command_line_overrides_the_file_and_the_file_overrides_the_config(tmp_path) -> None:
     swarm = {"rounds": 7, "gossip": {"lease": 70, "keepalive": 7, "tick": 0.5}}
     file = device(tmp_path, swarm, name="anna", lease=80, keepalive=8)
     given = BrokerAddress(URL, keepalive=9)
@@ -261,12 +263,12 @@ def test_the_command_line_goes_before_the_file_and_the_file_before_the_config(tm
     }  # fmt: skip
     assert found.origins["keepalive"] == "command line"
     assert load_join(file, BROKER).broker.keepalive == 8
-    # with the name that this device has
+    # The settings contain the name of this device.
     assert found.spec.name == "anna"
     assert settings.expect == ("0", "anna", "2")
 
 
-def test_a_device_is_named_as_the_config_does_unless_it_says_otherwise(tmp_path, capsys) -> None:
+def test_a_device_has_its_name_in_the_config_unless_another_is_given(tmp_path, capsys) -> None:
     assert load_join(device(tmp_path, {}), BROKER).spec.name == "1"
     assert capsys.readouterr().err == ""
     assert load_join(device(tmp_path, {}), BROKER, name="anna").spec.name == "anna"
@@ -284,7 +286,7 @@ def test_a_device_is_named_as_the_config_does_unless_it_says_otherwise(tmp_path,
         ({}, {"trust": {"private": {"global": 64.0}}}, "trust.private"),
     ],
 )
-def test_what_peers_must_agree_on_cannot_be_overruled(tmp_path, swarm, own, key) -> None:
+def test_settings_that_must_be_common_cannot_be_overridden(tmp_path, swarm, own, key) -> None:
     file = device(tmp_path, swarm, **own)
     with pytest.raises(ConfigError) as caught:
         load_join(file, BROKER)
@@ -293,7 +295,7 @@ def test_what_peers_must_agree_on_cannot_be_overruled(tmp_path, swarm, own, key)
     assert str(tmp_path / "swarm.toml") in line
     assert "\n" not in line
     same = {"mode": "rounds"} if key == "mode" else {}
-    load_join(device(tmp_path, swarm if same else {}, **same), BROKER)  # to repeat it is no mistake
+    load_join(device(tmp_path, swarm if same else {}, **same), BROKER)  # the same value is allowed
 
 
 @pytest.fixture
@@ -318,7 +320,7 @@ def test_a_configs_trust_is_never_left_out(tmp_path, papers) -> None:
         load_join(device(tmp_path, TRUST, trust=some), BROKER)
     found = load_join(device(tmp_path, TRUST, trust=credentials(papers), expect=[]), BROKER)
     assert found.spec.settings.trust == "swarm"
-    # and a key is of no use where the config has none
+    # A key is refused if the config has no trust.
     with pytest.raises(ConfigError, match=r"key 'trust.kind': .*swarm.toml"):
         load_join(device(tmp_path, {}), BROKER, identity=str(tmp_path / "anna.key"))
 
@@ -331,13 +333,15 @@ def test_a_configs_trust_is_never_left_out(tmp_path, papers) -> None:
         (TRUST | {"gossip": {"mode": "server"}}, {"expect": []}, "servers"),
     ],
 )
-def test_names_that_a_device_cannot_know_are_asked_for(tmp_path, papers, swarm, own, key) -> None:
+def test_names_of_peers_with_keys_must_be_set_in_the_file(
+    tmp_path, papers, swarm, own, key
+) -> None:
     file = device(tmp_path, swarm, trust=credentials(papers), **own)
     with pytest.raises(ConfigError, match=rf"anna.toml: key '{key}': .*label@id.*: set {key} to"):
         load_join(file, BROKER)
 
 
-def test_who_does_not_wait_for_the_others_is_not_taken_for_a_founder(tmp_path) -> None:
+def test_a_device_that_does_not_wait_for_all_others_is_no_founder(tmp_path) -> None:
     assert load_join(device(tmp_path, {}), BROKER).spec.settings.founder is True
     assert load_join(device(tmp_path, {}, expect=[]), BROKER).spec.settings.founder is None
     assert load_join(device(tmp_path, {}, expect=["2", "0"]), BROKER).spec.settings.founder is True
@@ -373,7 +377,7 @@ def test_each_device_draws_its_own_neighbours(tmp_path) -> None:
         ),
     ],
 )
-def test_which_peer_a_device_is_must_be_said(tmp_path, own, words) -> None:
+def test_a_device_with_a_config_needs_a_valid_index(tmp_path, own, words) -> None:
     write(tmp_path / "swarm.toml", BASE)
     with pytest.raises(ConfigError, match=words):
         load_join(write(tmp_path / "anna.toml", own), BROKER)
@@ -401,7 +405,7 @@ def table(text: str) -> dict[str, tuple[str, str]]:
     return {row[0]: (row[1], row[2]) for row in cells if len(row) == 3}
 
 
-def test_an_entry_point_is_said_to_come_from_the_devices_file(tmp_path) -> None:
+def test_the_origin_of_an_entry_point_is_the_devices_file(tmp_path) -> None:
     own = {"name": "anna", "entry": "my_device:make_learner"}
     assert load_join(write(tmp_path / "peer.toml", own), BROKER).origins["entry"] == "device file"
 

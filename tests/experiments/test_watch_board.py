@@ -1,4 +1,4 @@
-"""The live table: it shows the swarm's peers, whatever anybody publishes."""
+"""The live table shows only valid records of the swarm's peers, whatever is published."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def test_a_peers_record_is_shown_in_its_row():
      RECORD | {"accuracy": "high"}, RECORD | {"bytes": 10**400}, [], None],
     ids=lambda record: str(record)[:30],
 )  # fmt: skip
-def test_what_is_no_record_of_a_peer_of_the_swarm_is_passed_over(record):
+def test_invalid_records_and_records_of_other_peers_are_ignored(record):
     board = Board(Config(name="small", peers=2, rounds=5), [])
     before = rows(board)[1:]  # without the time in the title
     board.update(record)
     assert rows(board)[1:] == before
 
 
-def test_lines_about_processes_are_shown_as_they_are():
-    """A log's last line may hold anything, and square brackets mean something to whoever draws."""
+def test_square_brackets_in_events_are_not_taken_for_markup():
+    """An event may quote any line of a log, and rich takes square brackets for markup."""
     board = Board(Config(name="small", peers=1), ["peer 0 crashed: no [/such] thing"])
     assert "no [/such] thing" in shown(board)
