@@ -187,7 +187,10 @@ def plan(config: Config, folder: Path, broker: BrokerAddress, source: str = "con
     names, credentials = layout.labels, [{}] * config.peers
     if config.trust.kind == "swarm":
         names, credentials = make_credentials(folder / "trust", swarm_name(config), layout.members)
-    peers = [layout.peer(index, names, **given) for index, given in enumerate(credentials)]
+    peers = [
+        layout.peer(index, names, **peer_credentials)
+        for index, peer_credentials in enumerate(credentials)
+    ]
     address = broker.with_defaults(config.gossip)
     return SwarmSpec(swarm_name(config), address, folder, peers, config.gossip.per_process)
 
@@ -353,6 +356,7 @@ def make_credentials(
 
 
 def _new_key(folder: Path, label: str) -> tuple[Identity, str]:
+    """Generate a key, replacing a former one of the same label; return it and the path of its file."""
     path = folder / f"{label}.key"
     path.unlink(missing_ok=True)
     identity = Identity.generate(label)
@@ -447,9 +451,10 @@ def load_join(
     device_file = _device_values(join, path.parent)
     options |= {"name": name, "network": network and str(network)}
     command_line = {key: value for key, value in options.items() if value is not None}
-    for layer in (device_file, command_line):
-        if "identity" in layer and "trust" not in device_file:
-            layer["trust"] = "swarm"
+    for values in (device_file, command_line):
+        # A key is only used with trust: giving one switches trust on.
+        if "identity" in values and "trust" not in device_file:
+            values["trust"] = "swarm"
     overrides = device_file | command_line
     origins = dict.fromkeys(device_file, "device file") | dict.fromkeys(
         command_line, "command line"

@@ -373,7 +373,7 @@ def run_demo(out: Path, broker: str | None = None) -> None:
             distance = max(outcome.consensus.values(), default=nan)
             rows.append((scheme, *columns, "" if np.isnan(distance) else f"{distance:.0e}"))
     console.table(
-        "16 live peers, 50 digits and a label swap of its own each; accuracy on its own task",
+        "16 live peers, each with 50 digits and its own label swap; accuracy on each peer's own task",
         ["", "mean", "worst peer", "best peer", "distance from the mean"],
         rows,
     )

@@ -245,7 +245,7 @@ def test_each_optimizer_takes_steps_of_its_own() -> None:
     assert float(plain.abs().max()) != pytest.approx(0.02, rel=0.02)
 
 
-# What is refused, in which words
+# Configs that are refused, and the error messages
 
 
 @pytest.mark.parametrize(
