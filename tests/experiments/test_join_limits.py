@@ -1,4 +1,4 @@
-"""How long peers wait: keys of configs and peers' files; how often the link is tested: an option too."""
+"""Timeouts and the MQTT keepalive in configs, in devices' files and on the command line."""
 
 from __future__ import annotations
 
@@ -16,40 +16,42 @@ URL = "mqtt://127.0.0.1:1"
 TIMEOUTS = ("start_timeout", "settle_timeout", "leave_timeout")
 
 
-def written(folder: Path, text: str) -> Path:
+def device_file(folder: Path, text: str) -> Path:
     file = folder / "anna.toml"
     file.write_text(f'name = "anna"\nentry = "m:f"\n{text}\n')
     return file
 
 
 @pytest.mark.parametrize("key", TIMEOUTS)
-def test_a_peers_file_and_a_config_say_how_long_to_wait(tmp_path, key):
-    usual = getattr(Settings(), key)
-    for text, expected in (("", usual), (f"{key} = 77", 77.0), (f"{key} = 0.5", 0.5)):
-        settings = load_join(written(tmp_path, text), BrokerAddress(URL), swarm="s").spec.settings
+def test_a_devices_file_and_a_config_set_timeouts(tmp_path, key):
+    default = getattr(Settings(), key)
+    for text, expected in (("", default), (f"{key} = 77", 77.0), (f"{key} = 0.5", 0.5)):
+        settings = load_join(
+            device_file(tmp_path, text), BrokerAddress(URL), swarm="s"
+        ).spec.settings
         assert getattr(settings, key) == expected
     model = {"name": "all", "layout": "64-32-10"}
     table = {"peers": 2, "data": {"samples": 20}, "models": [model]}
-    for gossip, expected in (({}, usual), ({key: 77}, 77.0)):
+    for gossip, expected in (({}, default), ({key: 77}, 77.0)):
         spec = plan(parse_config({**table, "gossip": gossip}), tmp_path, BrokerAddress(URL))
         assert [getattr(peer.settings, key) for peer in spec.peers] == [expected] * 2
 
 
 @pytest.mark.parametrize("key", TIMEOUTS)
 @pytest.mark.parametrize("value", ["0", "-1", "inf", "nan", '"long"'])
-def test_what_nobody_can_wait_is_one_line(tmp_path, key, value):
+def test_the_error_of_an_invalid_timeout_names_file_and_key(tmp_path, key, value):
     with pytest.raises(ConfigError, match=f"anna.toml: key '{key}': "):
-        read_join(written(tmp_path, f"{key} = {value}"))
+        read_join(device_file(tmp_path, f"{key} = {value}"))
 
 
 @pytest.mark.parametrize("seconds", [0, -1, LONGEST_KEEPALIVE + 1])
-def test_a_keepalive_that_mqtt_cannot_say_is_one_line(tmp_path, seconds):
-    words = f"a keepalive has 1 to 65535 seconds, not {seconds}"
-    with pytest.raises(ConfigError, match=f"anna.toml: key 'keepalive': {words}"):
-        read_join(written(tmp_path, f"keepalive = {seconds}"))
-    with pytest.raises(ConfigError, match=f"config: key 'gossip.keepalive': {words}"):
+def test_a_keepalive_that_mqtt_does_not_allow_is_refused(tmp_path, seconds):
+    message = f"a keepalive has 1 to 65535 seconds, not {seconds}"
+    with pytest.raises(ConfigError, match=f"anna.toml: key 'keepalive': {message}"):
+        read_join(device_file(tmp_path, f"keepalive = {seconds}"))
+    with pytest.raises(ConfigError, match=f"config: key 'gossip.keepalive': {message}"):
         parse_config({"gossip": {"keepalive": seconds}})
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         MqttOptions(keepalive=seconds)
 
 
@@ -65,7 +67,7 @@ def test_the_keepalive_reaches_the_connection():
 def test_join_hands_the_keepalive_to_the_broker(
     tmp_path, monkeypatch, capsys, text, option, expected
 ):
-    written(tmp_path, text)
+    device_file(tmp_path, text)
     arguments = ["--broker", URL, "--swarm", "s", "--config", "anna.toml", "-o", "out"]
     run = runner(tmp_path, monkeypatch, capsys, "join")
     assert setting(run(*arguments, *option, "--show-settings"), "keepalive") == str(expected)
@@ -78,14 +80,14 @@ def test_swarm_hands_the_keepalive_to_the_broker(tmp_path, monkeypatch, capsys):
         assert setting(run("--broker", URL, *options), "keepalive") == expected
 
 
-def test_an_option_beyond_mqtts_bounds_is_one_line(tmp_path, monkeypatch, capsys):
-    written(tmp_path, "")
+def test_an_option_that_mqtt_does_not_allow_is_refused(tmp_path, monkeypatch, capsys):
+    device_file(tmp_path, "")
     (tmp_path / "swarm.toml").write_text("peers = 2\n")
-    words = "--keepalive 65536: a keepalive has 1 to 65535 seconds, not 65536"
+    message = "--keepalive 65536: a keepalive has 1 to 65535 seconds, not 65536"
     for command, arguments in {
         "swarm": ["swarm.toml", "--broker", URL],
         "join": ["--broker", URL, "--swarm", "s", "--config", "anna.toml"],
     }.items():
         result = runner(tmp_path, monkeypatch, capsys, command)(*arguments, "--keepalive", "65536")
         assert result.code == 2
-        assert words in result.err
+        assert message in result.err

@@ -216,8 +216,8 @@ def test_a_torn_line_of_a_killed_sweep_is_run_again(
     run = tmp_path / "results" / "sweep" / "tiny" / "001"
     lines = (run / "runs.jsonl").read_text().splitlines()
     (run / "runs.jsonl").write_text(lines[0] + "\n" + lines[1][:20])
-    mark = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps(mark | {"finished": False}))
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(info | {"finished": False}))
     ran.clear()
     assert gossamer("sweep", "tiny.toml", "--jobs", "1").code == 0
     assert len(ran) == 1
@@ -231,7 +231,7 @@ def test_a_torn_line_of_a_killed_sweep_is_run_again(
 LIVE = TINY.format(rounds=3) + '[[models]]\nname = "all"\nlayout = "64-4-10"\n'
 
 
-def test_metrics_that_cannot_be_written_do_not_end_the_peers(tmp_path: Path, empty_broker) -> None:
+def test_peers_keep_running_if_metrics_cannot_be_written(tmp_path: Path, empty_broker) -> None:
     (tmp_path / "live.toml").write_text(LIVE)
     folder = tmp_path / "out"
     folder.mkdir()
@@ -248,7 +248,7 @@ def test_metrics_that_cannot_be_written_do_not_end_the_peers(tmp_path: Path, emp
     )
 
 
-def test_a_swarm_does_not_start_among_the_files_of_another(tmp_path: Path) -> None:
+def test_a_swarm_does_not_start_in_the_folder_of_another(tmp_path: Path) -> None:
     (tmp_path / "live.toml").write_text(LIVE)
     folder = tmp_path / "out"
     folder.mkdir()
@@ -314,7 +314,7 @@ def test_again_begins_anew(join, tmp_path: Path) -> None:
     assert join("--again").code == 0
     assert len(join.started) == 1
     assert set(contents(tmp_path / "out")) == {"anna.safetensors"}
-    assert join().code == 0  # that one was killed before it reported
+    assert join().code == 0  # there is no report, as after a kill
     assert len(join.started) == 2
 
 
@@ -332,7 +332,7 @@ def test_again_leaves_a_running_peer_alone(join, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", '{"rou', "[]", "{}", '{"rounds": null}'])
-def test_a_report_that_says_nothing_keeps_nobody_from_starting(
+def test_an_invalid_report_does_not_keep_a_peer_from_starting(
     join, tmp_path: Path, text: str
 ) -> None:
     report(tmp_path / "out", text)
@@ -355,7 +355,7 @@ def test_a_peer_that_left_early_says_that_it_begins_anew(join, tmp_path: Path) -
 # --- readers ----------------------------------------------------------------------------------------
 
 
-def test_fuse_takes_a_run_or_the_latest_of_a_place(gossamer: Gossamer, tmp_path: Path) -> None:
+def test_fuse_takes_a_run_or_the_latest_run_of_a_folder(gossamer: Gossamer, tmp_path: Path) -> None:
     for _ in range(2):
         assert gossamer("simulate", "tiny.toml", "--networks").code == 0
     (tmp_path / "results" / "tiny" / "001" / "peer-0.safetensors").unlink()
