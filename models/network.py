@@ -194,7 +194,7 @@ class SlicedNetwork:
             coordinate = int(self.slicing.coordinates(owner)[int(bad[0, 0])])
             self._refuse(f"peer {self.peer!r}, model {owner!r}", len(bad), coordinate)
 
-    def check_whole(self) -> None:
+    def check_all_finite(self) -> None:
         """Raise, naming peer and parameter, if any value of the network is NaN or infinite, shared or not."""
         bad = torch.nonzero(~torch.isfinite(self.flat))
         if len(bad):

@@ -1,4 +1,4 @@
-"""Rounds of a whole swarm: train, average, test, repeat."""
+"""Simulate a swarm in one process, round by round: every peer trains, all average, every peer is tested."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ from ...models.stack import (
     combine,
     form_group,
     free_memory,
+    group_learners,
     needs_of,
     processors,
-    sort_learners,
 )
 from ...peer import MatchedStore
 from .lockstep import Averager, ExactMean, Mixing
 
-if TYPE_CHECKING:  # gossipers, compressors and scipy: only for those who have a wire
+if TYPE_CHECKING:  # heavy imports (gossipers, compressors, scipy), needed only with `wire=`
     from .events import Lockstep, Wire, WiredAverager
 
 
 @dataclass(frozen=True)
 class Round:
-    """What the swarm knew after a round; `tests` has one entry per peer, or none if not tested."""
+    """Training and test metrics of one round, one entry per peer.
+
+    `tests` is empty if the round was not tested.
+    """
 
     index: int
     training: tuple[Metrics, ...]
@@ -41,15 +44,15 @@ class Round:
 
     @property
     def accuracy(self) -> float:
-        """The mean over peers of the accuracy on their own tests (NaN if not tested).
+        """The mean over peers of the accuracy on their own test samples (NaN if not tested).
 
-        Peers without test samples are left out. Regression has no accuracy: see `loss`.
+        Peers without test samples are left out. Regression has no accuracy: use `loss`.
         """
         return _mean([test.accuracy for test in self.tests if test.samples])
 
     @property
     def loss(self) -> float:
-        """The mean over peers of the loss per sample of their own tests, for those that have any."""
+        """The mean over peers of the loss per test sample; peers without test samples are left out."""
         return _mean([test.mean_loss for test in self.tests if test.samples])
 
 
@@ -60,37 +63,39 @@ class Arena:
             print(round.index, round.accuracy)
 
     Learners with equal networks and settings are stacked: their parameters become the rows of one
-    tensor, and training is a few batched products for all of them. Results are those of a loop over the
-    learners, to rounding. The learners stay yours: `learner.network` shows what was learned (it *is* its
-    row of the stack), and `train`, `test`, `state` and `restore` go on working. Learners that cannot be
-    stacked (your own kinds, unusual optimizers, modules with buffers) run one after the other. To keep a
-    network, `learner.network.save(path)`; before you pickle, copy or send it yourself, `release()`, or all
-    peers' values go along.
+    tensor, and training is a few batched products for all of them. Results equal those of a loop over the
+    learners, up to rounding. The learners stay usable: `learner.network` holds the current values (its
+    parameters are views of its row of the stack), and `train`, `test`, `state` and `restore` still work.
+    Learners that cannot be stacked (your own learner classes, unusual optimizers, modules with buffers) run
+    one after the other. To save a network, call `learner.network.save(path)`. Before you pickle, copy or send
+    a network yourself, call `release()`; otherwise the whole stack, with all peers' values, is pickled too.
 
     every
-        How often each learner trains its local samples between two averagings.
+        Local training passes (of `local_samples` samples each) before each averaging.
     weights
-        One number per learner (sample counts, say); by default all count the same.
+        The weight of each learner in averages (its number of samples, for example); by default all are equal.
     test_every
         Rounds between two tests. The last round is always tested.
     mixing
         How peers average: `ExactMean()`, the default, or `Gossip(graph)`.
     device
-        Where the stacks live, as in "cuda"; by default where the networks are. On another device than
-        theirs, networks are written back after each round.
+        The torch device of the stacks, such as "cuda"; by default the networks' own device. If it is another
+        device, values are copied back to the networks after each round.
     threads
-        Peers trained side by side; by default one per core (in a worker process of multiprocessing,
-        one). The result does not depend on it.
+        Threads that train peers in parallel; by default one per core (one in a multiprocessing worker
+        process). The result does not depend on it.
     memory
-        Bytes that may be taken; by default what is free. An arena that needs more is refused, by the
-        name of the largest term; `needs()` tells it all.
+        Bytes that the arena may use; by default the free memory. If more is needed, the constructor raises
+        ModelError naming the largest item; `needs()` lists them all.
     stores
-        One per learner, where peers of different widths share a partial model: it is then averaged at
-        the common width that the stores hold. Not with `device`.
+        Optional `MatchedStore` per learner, for partial models whose peers have layers of different widths:
+        they map each peer's values to a common width, at which the model is averaged. Not supported with
+        `device`.
     wire
-        What becomes of values between peers, `Wire(compress="int8")` say: they are then averaged one by
-        one, by live peers' own rules, and `arena.lockstep` has the bytes. For `Gossip` and `Server`, not
-        with `device`.
+        Simulate transmission: rounding, compression, skipped pushes, as in `Wire(compress="int8")`. Peers
+        then run the same gossip code as live peers instead of one matrix product, and
+        `arena.wire_simulation` counts bytes. Needs `mixing=Gossip(…)` or `Server()`; not supported with
+        `device`.
     """
 
     def __init__(
@@ -110,36 +115,36 @@ class Arena:
         if not learners:
             raise ModelError("an arena needs at least one learner")
         names = Counter(learner.network.peer for learner in learners)
-        if twice := sorted(name for name, count in names.items() if count > 1):
+        if duplicates := sorted(name for name, count in names.items() if count > 1):
             raise ModelError(
-                f"two networks are those of peer {twice[0]!r}: give each its own peer= name, or they "
-                "would average what is private"
+                f"two networks have the same peer name, {duplicates[0]!r}: give each network its own peer= "
+                "name, or their private values would be averaged"
             )
-        for what, count in (("every", every), ("test_every", test_every)):
+        for option, count in (("every", every), ("test_every", test_every)):
             if not isinstance(count, int) or count < 1:
-                raise ModelError(f"{what}={count!r}: give a whole number, 1 or more")
+                raise ModelError(f"{option}={count!r}: give a whole number, 1 or more")
         if mixing is not None and not (hasattr(mixing, "check") and hasattr(mixing, "matrices")):
             raise ModelError(
-                f"mixing: give ExactMean() or Gossip(graph), not a {type(mixing).__name__}"
+                f"mixing must be ExactMean(), Gossip(graph) or Server(), not a {type(mixing).__name__}"
             )
         if threads is not None and threads < 1:
             raise ModelError(f"{threads} threads: an arena needs at least one")
         self._learners = list(learners)
         count = len(self._learners)
         for learner in self._learners:
-            if isinstance(learner, PeerCounting):
+            if isinstance(learner, PeerCounting):  # in an arena, every peer sees all the others
                 learner.peers_seen = lambda: count
         self._every, self._test_every = every, test_every
         self._threads = threads or processors()
         self._device = _device(device)
-        kinds = sort_learners(self._learners)
+        kinds = group_learners(self._learners)
         home = self._learners[0].network.flat.device
         where = self._device or home
         self._needs = needs_of(kinds, self._learners, self._threads, moved=where != home)
         self._wired: WiredAverager | None = None
         if wire is not None:
             if device is not None:
-                raise ModelError("a wire is read on the networks' own device: leave out device")
+                raise ModelError("`wire` cannot be combined with `device`: leave out `device`")
             from .events import WiredAverager
 
             self._wired = WiredAverager(
@@ -150,27 +155,30 @@ class Arena:
         self._groups: list[Group] = [
             form_group(kind, self._learners, self._device) for kind in kinds
         ]
-        self._seats = {
-            place: (group, row) for group in self._groups for row, place in enumerate(group.places)
+        self._group_and_row = {
+            index: (group, row) for group in self._groups for row, index in enumerate(group.indices)
         }
         self._averager = Averager(
             [learner.network for learner in self._learners],
-            [group.locate(row) for group, row in (self._seats[k] for k in range(count))],
+            [
+                group.locate(row)
+                for group, row in (self._group_and_row[index] for index in range(count))
+            ],
             mixing or ExactMean(),
             weights,
             stores or (),
         )
         if device is not None and (common := self._averager.common_width):
             raise ModelError(
-                f"{common[0]!r} is averaged at a common width, which works on the networks' own device: "
-                "leave out device"
+                f"partial model {common[0]!r} is averaged at a common width, which is not supported with "
+                "`device`: leave out `device`"
             )
         self._workers: Workers | None = None
 
     def __repr__(self) -> str:
         """How many learners were stacked, and in how many stacks."""
         stacks = [group for group in self._groups if group.stacked]
-        stacked = sum(len(group.places) for group in stacks)
+        stacked = sum(len(group.indices) for group in stacks)
         rest = len(self._learners) - stacked
         return (
             f"Arena({stacked} learners in {len(stacks)} stack{'s' * (len(stacks) != 1)}"
@@ -178,19 +186,19 @@ class Arena:
         )
 
     def needs(self) -> Needs:
-        """The memory that this arena takes, term by term."""
+        """The memory that this arena needs, item by item."""
         return self._needs
 
     @property
-    def lockstep(self) -> Lockstep | None:
-        """What peers have sent to each other, by model; None without a wire."""
+    def wire_simulation(self) -> Lockstep | None:
+        """The peers' gossipers and the traffic that they sent, by partial model; None without `wire`."""
         return None if self._wired is None else self._wired.lockstep
 
     def run(self, rounds: int) -> Iterator[Round]:
         """Train and average `rounds` times, yielding after each; stop iterating to stop early.
 
-        Learners may be read between two rounds. Whoever changes their networks, optimizers or rates
-        then does it in place; what was replaced is taken in when `run` is called again.
+        Learners may be read between two rounds. Between rounds only in-place changes of their networks,
+        optimizers or rates take effect; replaced objects are picked up at the next `run()`.
         """
         for group in self._groups:
             group.refresh()
@@ -200,74 +208,77 @@ class Arena:
             tested = index % self._test_every == 0 or index == rounds
             tests = self.test() if tested else ()
             for group in self._groups:
-                group.publish()
+                group.write_back()
             yield Round(index, training, tests)
 
     def train(self, peers: Sequence[int] | None = None) -> tuple[Metrics, ...]:
-        """Every learner's training of one round; `run` does this, then `average`, then `test`.
+        """Train every learner for one round; `run` does this, then `average`, then `test`.
 
-        peers: only those learners, by their places; the metrics are in the same order.
+        peers: train only the learners with these indices; the metrics are in the same order.
         """
-        return self._measure(
-            peers, [(group, group.train(rows, self._every)) for group, rows in self._work(peers)]
+        return self._run_tasks(
+            peers,
+            [(group, group.train(rows, self._every)) for group, rows in self._rows_by_group(peers)],
         )
 
     def average(self) -> None:
-        """One averaging of every partial model."""
+        """Average every partial model once."""
         if self._wired is not None:
             self._wired.average()
             return
         for tasks in self._averager.tasks():
-            self._working().run(tasks)
+            self._thread_pool().run(tasks)
 
     def test(self, peers: Sequence[int] | None = None) -> tuple[Metrics, ...]:
-        """Every learner's test, or that of some, as in `train`."""
-        return self._measure(
-            peers, [(group, group.test(rows)) for group, rows in self._work(peers)]
+        """Test every learner, or only the learners with the indices `peers`, as in `train`."""
+        return self._run_tasks(
+            peers, [(group, group.test(rows)) for group, rows in self._rows_by_group(peers)]
         )
 
     def release(self) -> None:
-        """Give every network memory of its own again, before it is copied or sent elsewhere."""
+        """Move every network from the stack to memory of its own; call this before copying or pickling it."""
         for group in self._groups:
             group.release()
 
-    def _work(self, peers: Sequence[int] | None) -> list[tuple[Group, list[int]]]:
-        """The groups that some learners are in, and their rows there."""
+    def _rows_by_group(self, peers: Sequence[int] | None) -> list[tuple[Group, list[int]]]:
+        """The groups that contain these learners (all learners if None), and the learners' rows in each."""
         if peers is None:
-            return [(group, list(range(len(group.places)))) for group in self._groups]
-        found: dict[Group, list[int]] = {}
+            return [(group, list(range(len(group.indices)))) for group in self._groups]
+        rows_by_group: dict[Group, list[int]] = {}
         for peer in sorted(set(peers)):
-            group, row = self._seats[peer]
-            found.setdefault(group, []).append(row)
-        return list(found.items())
+            group, row = self._group_and_row[peer]
+            rows_by_group.setdefault(group, []).append(row)
+        return list(rows_by_group.items())
 
-    def _measure(
+    def _run_tasks(
         self, peers: Sequence[int] | None, work: Sequence[tuple[Group, list[Task]]]
     ) -> tuple[Metrics, ...]:
-        found: dict[int, Metrics] = {}
+        """Run the tasks of each group and return the metrics in the order of `peers`."""
+        metrics: dict[int, Metrics] = {}
         stacked = [task for group, tasks in work if group.stacked for task in tasks]
-        for measured in self._working().run(stacked):
-            found.update(measured)
-        # A user's own learner may share what is not made for threads, torch's generator for one.
+        for measured in self._thread_pool().run(stacked):
+            metrics.update(measured)
+        # Not in threads: a user's own learner may use objects that are not thread-safe, such as torch's
+        # global random generator.
         for task in (task for group, tasks in work if not group.stacked for task in tasks):
-            found.update(task())
-        asked = range(len(self._learners)) if peers is None else peers
-        self._refuse_diverged([place for place in asked if not isfinite(found[place].loss)])
-        return tuple(found[place] for place in asked)
+            metrics.update(task())
+        indices = range(len(self._learners)) if peers is None else peers
+        self._refuse_diverged([index for index in indices if not isfinite(metrics[index].loss)])
+        return tuple(metrics[index] for index in indices)
 
     def _refuse_diverged(self, suspects: Sequence[int]) -> None:
-        """Name the first of some peers whose values are no numbers any more.
+        """Raise for the first of these peers whose parameters are NaN or infinite.
 
-        Averaging looks at what is shared; what is not would go on as NaN, unsaid. A loss too large for
-        its type, with values that are finite, is the user's to see.
+        Averaging checks only shared parameters, so private ones would otherwise go unnoticed. A loss that
+        overflowed while all parameters are finite is only reported.
         """
         if suspects:
             for group in self._groups:
-                group.publish()
-        for place in suspects:
-            self._learners[place].network.check_whole()
+                group.write_back()
+        for index in suspects:
+            self._learners[index].network.check_all_finite()
 
-    def _working(self) -> Workers:
+    def _thread_pool(self) -> Workers:
         if self._workers is None:
             self._workers = Workers(self._threads)
         return self._workers
@@ -283,9 +294,12 @@ def _device(name: str | torch.device | None) -> torch.device | None:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ModelError(f"unknown device {str(name)!r}: say cpu, cuda or cuda:1") from None
+        raise ModelError(
+            f"unknown device {str(name)!r}: give cpu, cuda or cuda:1, for example"
+        ) from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(
-            f"device {str(name)!r}: this torch sees no such device; leave it out for the CPU"
+            f"device {str(name)!r}: torch finds no such device on this machine; leave out `device` to use "
+            "the CPU"
         )
     return device

@@ -427,7 +427,7 @@ def simulate(
     """
     # First, since it refuses what does not fit: until then no folder is taken.
     arena, members = simulation.arena(), simulation.members
-    with _recorded(simulation.config, members, results, networks, arena.lockstep) as (
+    with _recorded(simulation.config, members, results, networks, arena.wire_simulation) as (
         file,
         written,
     ):

@@ -176,7 +176,7 @@ class PartialModels(GossipMethod):
     def round(self, state: Gossiping, clients: Sequence[Client], turn: Turn) -> Gossiping:
         turn.pick(clients)
         state.arena.train()
-        if (lockstep := state.arena.lockstep) is not None:
+        if (lockstep := state.arena.wire_simulation) is not None:
             before = lockstep.sent
             state.arena.average()
             turn.across += lockstep.sent - before

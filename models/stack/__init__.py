@@ -1,7 +1,7 @@
 """Training many networks of one architecture at once: their parameters are the rows of one tensor.
 
-    groups = [form_group(kind, learners, device=None) for kind in sort_learners(learners)]
-    for task in groups[0].train(rows=range(len(groups[0].places)), repeats=1):
+    groups = [form_group(kind, learners, device=None) for kind in group_learners(learners)]
+    for task in groups[0].train(rows=range(len(groups[0].indices)), repeats=1):
         task()      # tasks are independent: `Workers(threads).run(tasks)` runs them side by side
 
 Results are those of a loop over the learners, to rounding.

@@ -6,8 +6,8 @@ from .groups import Stack as Stack
 from .groups import Task as Task
 from .groups import as_rows as as_rows
 from .groups import form_group as form_group
+from .groups import group_learners as group_learners
 from .groups import needs_of as needs_of
-from .groups import sort_learners as sort_learners
 from .plan import BLOCK_BYTES as BLOCK_BYTES
 from .plan import Needs as Needs
 from .plan import Term as Term

@@ -38,7 +38,7 @@ class Stack:
     module itself show at once, and what is written into a network is in the stack. Networks are moved
     one by one, so that two copies of all of them never exist.
 
-    On another device than the networks' own, rows cannot be shared: there `publish` copies them back.
+    On another device than the networks' own, rows cannot be shared: there `write_back` copies them back.
     """
 
     def __init__(self, networks: Sequence[SlicedNetwork], device: torch.device):
@@ -57,7 +57,7 @@ class Stack:
                 row.copy_(network.flat)
                 network.rebind(row)
 
-    def publish(self) -> None:
+    def write_back(self) -> None:
         """Copy rows back to networks that live on another device."""
         if not self.shared:
             for row, network in zip(
@@ -67,7 +67,7 @@ class Stack:
 
     def release(self) -> None:
         """Give every network memory of its own again, of its own size: to copy or to send it."""
-        self.publish()
+        self.write_back()
         if self.shared:
             for network in self.networks:
                 network.rebind(network.flat.clone())
@@ -87,7 +87,7 @@ class Alone:
     def refresh(self) -> None:
         """Do nothing: `values` is read anew every time."""
 
-    publish = release = refresh
+    write_back = release = refresh
 
 
 def as_rows(rows: Sequence[int], device: torch.device) -> slice | Tensor:
@@ -203,7 +203,7 @@ class OptimizerStates:
     """The optimizers' state of a group, stacked like its parameters.
 
     shared: stack and optimizers are on one device, so the optimizers' entries are views of the stack, and
-        a learner's `state()` is always current. Else `publish` copies them back.
+        a learner's `state()` is always current. Else `write_back` copies them back.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class OptimizerStates:
             return [0] * len(self._learners)
         return self._steps[:, 0].int().tolist()
 
-    def publish(self) -> None:
+    def write_back(self) -> None:
         """Copy back to optimizers that live on another device."""
         home = self._learners[0].network.flat.device
         for state, name, mine in () if self._shared else self._entries():
@@ -280,17 +280,17 @@ def _states(learner: SgdLearner) -> Any:
 # --- groups -------------------------------------------------------------------------------------
 
 Task = Callable[[], list[tuple[int, Metrics]]]
-"""A piece of work for one thread: what it measured, by the learner's place among all learners."""
+"""A piece of work for one thread: the metrics that it measured, by the learner's index among all learners."""
 
 _PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device)
 _OF_TORCH = frozenset(vars(nn.Module()))
 
 
 class Group(ABC):
-    """Learners that train together. `places` are theirs among all learners; rows follow that order."""
+    """Learners that train together. `indices` are those among all learners; rows follow that order."""
 
     def __init__(self, kind: Kind, learners: Sequence[Any], stack: Stack | None = None):
-        self.places, self._learners, self.stacked = kind.places, list(learners), stack is not None
+        self.indices, self._learners, self.stacked = kind.indices, list(learners), stack is not None
         self.stacks = [stack] if stack else [Alone(one.network) for one in learners]
 
     @abstractmethod
@@ -314,19 +314,19 @@ class Group(ABC):
         for stack in self.stacks:
             stack.refresh()
 
-    def publish(self) -> None:
-        """Let learners on another device see what changed inside the group."""
+    def write_back(self) -> None:
+        """Copy values back to learners on another device."""
         for stack in self.stacks:
-            stack.publish()
+            stack.write_back()
 
     def release(self) -> None:
         """Give learners memory of their own again."""
-        self.publish()
+        self.write_back()
         for stack in self.stacks:
             stack.release()
 
     def _named(self, rows: Sequence[int], metrics: Sequence[Metrics]) -> list[tuple[int, Metrics]]:
-        return [(self.places[row], found) for row, found in zip(rows, metrics, strict=True)]
+        return [(self.indices[row], found) for row, found in zip(rows, metrics, strict=True)]
 
 
 class StackedGroup(Group):
@@ -387,9 +387,9 @@ class SgdGroup(StackedGroup):
         super().refresh()
         self._slots.refresh()
 
-    def publish(self) -> None:
-        super().publish()
-        self._slots.publish()
+    def write_back(self) -> None:
+        super().write_back()
+        self._slots.write_back()
 
     def _train(
         self, rows: Sequence[int], repeats: int, rule: UpdateRule, taken: int
@@ -452,7 +452,7 @@ class AssociativeGroup(StackedGroup):
         return [lambda rows=some: self._train(rows, repeats) for some in _cut(rows, self._size)]
 
     def test(self, rows: Sequence[int]) -> list[Task]:
-        self.publish()
+        self.write_back()
         return [
             # Each learner's own test is one product already.
             lambda rows=some: self._named(rows, [self._learners[row].test() for row in rows])
@@ -485,11 +485,12 @@ class LoopGroup(Group):
 
     def train(self, rows: Sequence[int], repeats: int) -> list[Task]:
         return [
-            lambda row=row: [(self.places[row], self._learners[row].train(repeats))] for row in rows
+            lambda row=row: [(self.indices[row], self._learners[row].train(repeats))]
+            for row in rows
         ]
 
     def test(self, rows: Sequence[int]) -> list[Task]:
-        return [lambda row=row: [(self.places[row], self._learners[row].test())] for row in rows]
+        return [lambda row=row: [(self.indices[row], self._learners[row].test())] for row in rows]
 
 
 def _alike(rows: Sequence[int], marks: Sequence[int]) -> list[tuple[int, list[int]]]:
@@ -515,21 +516,21 @@ class Kind:
     key: Hashable
     rule: UpdateRule | None = None
     stackable: bool = True
-    places: list[int] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
 
 
-def sort_learners(learners: Sequence[Learner]) -> list[Kind]:
-    """Return the learners by kind, in the order of each kind's first learner."""
+def group_learners(learners: Sequence[Learner]) -> list[Kind]:
+    """Group learners that may share a stack, in the order of each group's first learner."""
     kinds: dict[Hashable, Kind] = {}
-    for place, learner in enumerate(learners):
+    for index, learner in enumerate(learners):
         kind = _kind(learner)
-        kinds.setdefault(kind.key, kind).places.append(place)
+        kinds.setdefault(kind.key, kind).indices.append(index)
     return list(kinds.values())
 
 
 def form_group(kind: Kind, learners: Sequence[Learner], device: torch.device | None) -> Group:
     """Stack the learners of a kind, or leave them as they are."""
-    chosen: list[Any] = [learners[place] for place in kind.places]
+    chosen: list[Any] = [learners[index] for index in kind.indices]
     if not kind.stackable:
         return LoopGroup(kind, chosen)
     where = device or chosen[0].network.flat.device
@@ -605,7 +606,8 @@ def needs_of(
 ) -> plan.Needs:
     """Return the needs of learners that exist. `moved`: the stack is on another device, nothing is shared."""
     return plan.combine(
-        _of_kind(kind, [learners[place] for place in kind.places], threads, moved) for kind in kinds
+        _of_kind(kind, [learners[index] for index in kind.indices], threads, moved)
+        for kind in kinds
     )
 
 

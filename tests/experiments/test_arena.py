@@ -183,5 +183,5 @@ def test_two_peers_of_one_name_are_refused() -> None:
         )
         for _ in range(2)
     ]
-    with pytest.raises(ModelError, match="two networks are those of peer 'ann'"):
+    with pytest.raises(ModelError, match="two networks have the same peer name, 'ann'"):
         Arena(learners)

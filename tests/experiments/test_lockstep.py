@@ -145,9 +145,9 @@ def test_the_rule_is_that_of_live_peers(tmp_path: Path, table: Any, knobs: Any) 
     plain, _ = simulated(config(**table))
     far = np.abs(plain - expected).max()
     assert np.abs(found - expected).max() < 1e-5 < far  # the wire has changed something
-    assert arena.lockstep is not None
+    assert arena.wire_simulation is not None
     if "compress" in knobs:  # live peers count no others
-        assert arena.lockstep.sent == sent > 0
+        assert arena.wire_simulation.sent == sent > 0
 
 
 def test_a_wire_that_changes_nothing_gives_what_the_products_give() -> None:
@@ -169,8 +169,8 @@ def test_no_mass_is_lost(gossip: dict[str, Any]) -> None:
     made = Simulation.of(settings)
     learners = walkers(settings)
     arena = Arena(learners, mixing=made.mixing, wire=made.wire)
-    assert arena.lockstep is not None
-    gossipers = list(arena.lockstep.gossipers.values())
+    assert arena.wire_simulation is not None
+    gossipers = list(arena.wire_simulation.gossipers.values())
     for _ in range(4):
         arena.train()
         before = mass(gossipers)
@@ -270,7 +270,7 @@ def test_arenas_refuse_wires_that_they_cannot_have() -> None:
         Arena(learners, mixing=ExactMean(), wire=wire)
     with pytest.raises(ModelError, match="plain gossip has no place on a wire"):
         Arena(learners, mixing=Gossip(graph, kind="plain"), wire=wire)
-    with pytest.raises(ModelError, match="leave out device"):
+    with pytest.raises(ModelError, match="leave out `device`"):
         Arena(learners, mixing=Gossip(graph), wire=wire, device="cpu")
     with pytest.raises(ModelError, match="exclude each other"):
         Arena(learners, mixing=Gossip(graph), wire=Wire("float16", "int8"))

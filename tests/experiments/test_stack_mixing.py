@@ -268,7 +268,7 @@ def test_a_stack_on_another_device_is_written_back() -> None:
     assert not stack.shared
     stack.values += 1
     before = networks[1].flat.clone()
-    stack.publish()
+    stack.write_back()
     torch.testing.assert_close(networks[1].flat, before + 1)
     networks[2].flat.zero_()
     stack.refresh()
@@ -299,5 +299,5 @@ def test_an_unknown_device_is_one_line() -> None:
     with pytest.raises(ModelError, match="unknown device 'gpu7'"):
         Arena(whole(2), device="gpu7")
     if not torch.cuda.is_available():
-        with pytest.raises(ModelError, match="sees no such device"):
+        with pytest.raises(ModelError, match="torch finds no such device"):
             Arena(whole(2), device="cuda")

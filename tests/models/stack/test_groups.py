@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gossamer.models import Learner, SgdLearner, SlicedNetwork, mlp
-from gossamer.models.stack import Workers, form_group, sort_learners
+from gossamer.models.stack import Workers, form_group, group_learners
 
 
 def learners(momentum: float) -> list[Learner]:
@@ -30,19 +30,19 @@ def learners(momentum: float) -> list[Learner]:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_groups_do_what_their_learners_would(momentum: float) -> None:
     mine, plain = learners(momentum), learners(momentum)
-    groups = [form_group(kind, mine, None) for kind in sort_learners(mine)]
-    assert [list(group.places) for group in groups] == [[0, 1, 3], [2]]
+    groups = [form_group(kind, mine, None) for kind in group_learners(mine)]
+    assert [list(group.indices) for group in groups] == [[0, 1, 3], [2]]
     workers = Workers(2)
     for group in groups:
-        rows = range(len(group.places))
+        rows = range(len(group.indices))
         for tasks, wanted in (
             (group.train(rows, repeats=2), lambda learner: learner.train(2)),
             (group.test(rows), lambda learner: learner.test()),
         ):
             found = dict(pair for pairs in workers.run(tasks) for pair in pairs)
-            assert sorted(found) == list(group.places)
-            for place, metrics in found.items():
-                expected = wanted(plain[place])
+            assert sorted(found) == list(group.indices)
+            for index, metrics in found.items():
+                expected = wanted(plain[index])
                 assert (metrics.correct, metrics.samples) == (expected.correct, expected.samples)
                 assert metrics.loss == pytest.approx(expected.loss, rel=1e-4)
     for group in groups:
