@@ -1,9 +1,9 @@
 """Partial sharing of real networks: `gossamer paper networks-cifar` and `networks-hapt`.
 
-Peers with unlike data train a convolutional or recurrent network, and differ in nothing but in what they
-average: nothing, everything, everything but the outputs (FedPer), everything but batch norm (FedBN), or a
-share of the cells of every hidden part. All schemes of a seed start from the same values, see the same
-samples in the same order and are tested on the same samples, so that differences can be taken seed by seed.
+Peers with differently distributed data train a convolutional or recurrent network. The schemes differ only in
+what the peers average: nothing, everything, everything but the outputs (FedPer), everything but batch norm
+(FedBN), or a share of the cells of every hidden layer. For one seed, all schemes have the same initial
+values, training samples, sample order and test samples, so differences can be computed seed by seed.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ MODEL = "everyone"
 
 @dataclass(frozen=True)
 class Scheme:
-    """What peers average."""
+    """What the peers average, and how they are initialised."""
 
     name: str
     share: float
-    """Of the cells of every hidden part."""
+    """The share of the cells of every hidden layer that is averaged."""
     outputs: Literal["shared", "own"] = "own"
     buffers: Buffers = "recompute"
-    """What is done with batch norm's statistics, where the network has any."""
-    start: Literal["equal", "apart"] = "equal"
-    """Whether cells that are a peer's own start alike on all peers."""
+    """What happens to the running statistics of batch norm, if the network has any."""
+    init: Literal["same", "per peer"] = "same"
+    """Whether private cells have the same initial values on all peers, or are drawn for each peer."""
 
     def slices(self, output: str) -> dict[str, dict[str, float]]:
-        """The shares of a network whose output part is called `output`."""
+        """The slices of a network whose output layer is called `output`."""
         if not self.share:
             return {}
         return {MODEL: {"*": self.share, output: float(self.outputs == "shared")}}
@@ -53,21 +53,21 @@ class Scheme:
 
 @dataclass(frozen=True)
 class Setting:
-    """All that decides a run, but the scheme and the seed.
+    """Everything that determines a run, except the scheme and the seed.
 
     data
-        A data set's name. Where it has natural groups, peers are groups; else classes are dealt out by
-        Dirichlet draws of `alpha`.
+        The name of a data set. If it has natural groups, each peer is a group; otherwise the samples of each
+        class are split among the peers in Dirichlet proportions of parameter `alpha`.
     network, options
-        A ready network's name, and its knobs.
+        Name of a built-in network and its constructor options.
     layout
-        How a sample reaches the network: `images` as they are; `series`, time first; `channels`, time
-        last. Images are read as series of their rows.
+        The shape of a sample: `images`, unchanged; `series`, time first; `channels`, time last. In the last
+        two, an image becomes a series of its rows.
     samples, test
-        Training samples per peer (on average, if dealt out by Dirichlet draws), and samples of the common
-        test (per peer, where peers are groups).
+        Training samples per peer (the mean, if split in Dirichlet proportions), and samples of the common
+        test (per peer, if peers are groups).
     local_samples, rounds
-        Samples that every peer learns from between two averagings, and how many averagings.
+        Samples that every peer trains on before each averaging, and the number of averagings.
     """
 
     data: str
@@ -86,13 +86,13 @@ class Setting:
 
     @property
     def normed(self) -> bool:
-        """Whether the network has batch norm, so that FedBN means something."""
+        """Whether the network has batch norm; without it, FedBN is full averaging."""
         return self.network in ("cnn1d", "resnet") or bool(self.options.get("norm"))
 
 
 @dataclass(frozen=True)
 class Cell(StudyCell):
-    """One run: a network's setting under a scheme, whose name is the line, with a seed."""
+    """One run: a network and its setting, a scheme (whose name is `line`) and a seed."""
 
     network: str
     setting: Setting
@@ -101,22 +101,22 @@ class Cell(StudyCell):
 
 
 @dataclass(frozen=True, eq=False)
-class Deal:
-    """Who has which samples."""
+class DataSplit:
+    """The training samples of each peer, and the test samples."""
 
     train: list[Samples]
     test: Samples
-    """The common test."""
+    """The common test samples, on which all peers are tested."""
     own: Tensor
-    """[peers, test samples]: how much a test sample counts in each peer's own test; rows sum to 1."""
+    """[peers, test samples]: the weight of a test sample in each peer's own test; rows sum to 1."""
 
 
 def run_cell(cell: Cell, job: Job) -> Record:
-    """Train, average, test now and then; accuracies are means over peers."""
+    """Train and average, testing every `test_every` rounds; accuracies are means over peers."""
     setting = cell.setting
     data = load_once(setting.data)
-    dealt = deal(setting, data, cell.seed)
-    learners = make_learners(cell, data.classes, dealt)
+    split = split_data(setting, data, cell.seed)
+    learners = make_learners(cell, data.classes, split)
     arena = Arena(learners, threads=job.threads)
     by_round: list[tuple[int, float, float]] = []
     own = common = torch.empty(0)
@@ -124,112 +124,126 @@ def run_cell(cell: Cell, job: Job) -> Record:
         arena.train()
         arena.average()
         if index % setting.test_every == 0 or index == setting.rounds:
-            own, common = _accuracies(learners, dealt)
+            own, common = _accuracies(learners, split)
             by_round.append((index, float(own.mean()), float(common.mean())))
     network = learners[0].network
     shared = len(network.slicing.coordinates(MODEL)) if MODEL in network.owners else 0
     return {
-        "line": cell.network, "scheme": cell.scheme.name, "seed": cell.seed,
+        "network": cell.network, "scheme": cell.scheme.name, "seed": cell.seed,
         "own": float(own.mean()), "common": float(common.mean()), "worst": float(own.min()),
         "by_peer": own.tolist(), "by_round": by_round,
         "shared": shared / len(network.flat),
     }  # fmt: skip
 
 
-def make_learners(cell: Cell, classes: int, dealt: Deal) -> list[SgdLearner]:
-    """A learner for every peer; the schemes of one seed start equal and draw alike."""
-    setting, seed, test = cell.setting, cell.seed, dealt.test
+def make_learners(cell: Cell, classes: int, split: DataSplit) -> list[SgdLearner]:
+    """A learner for every peer; for one seed, all schemes have the same initial values and sample order."""
+    setting, seed, test = cell.setting, cell.seed, split.test
+    # The layers are the same for all peers, so they are discovered once.
     anatomy = discover(_module(setting, classes, test.x), test.x[:1])
     return [
         SgdLearner(
-            cut(_module(setting, classes, test.x), anatomy, cell.scheme, str(peer), seed),
+            make_network(_module(setting, classes, test.x), anatomy, cell.scheme, str(peer), seed),
             (train.x, train.y), (test.x[:0], test.y[:0]),
             local_samples=setting.local_samples, batch=setting.batch, rate=setting.rate,
             seed=int(stream(seed, "order", peer).integers(2**31)),
         )
-        for peer, train in enumerate(dealt.train)
+        for peer, train in enumerate(split.train)
     ]  # fmt: skip
 
 
-def cut(module: nn.Module, anatomy: Anatomy, scheme: Scheme, peer: str, seed: int) -> SlicedNetwork:
-    """A peer's network under a scheme, with its starting values."""
-    if scheme.start == "equal":  # everybody's values, drawn as if everything were shared
+def make_network(
+    module: nn.Module, anatomy: Anatomy, scheme: Scheme, peer: str, seed: int
+) -> SlicedNetwork:
+    """A peer's network under a scheme, with its initial values."""
+    if scheme.init == "same":
+        # Constructing it with a seed initialises `module` in place; with everything shared, the values are
+        # the same on all peers.
         SlicedNetwork(module, {MODEL: 1.0}, anatomy=anatomy, seed=seed)
     slices = scheme.slices(anatomy.parts[-1].name)
     return SlicedNetwork(
         module, slices, anatomy=anatomy, peer=peer, buffers=scheme.buffers,
-        seed=None if scheme.start == "equal" else seed,
+        seed=None if scheme.init == "same" else seed,
     )  # fmt: skip
 
 
-def deal(setting: Setting, data: Dataset, seed: int) -> Deal:
-    """Everybody's training samples, and the test."""
+def split_data(setting: Setting, data: Dataset, seed: int) -> DataSplit:
+    """Split a data set into training samples for each peer, and test samples."""
     if data.test is None:
         return _by_group(setting, data, seed)
-    wanted = stream(seed, "training samples").permutation(len(data.train))
-    train = _shaped(setting, data.train.take(wanted[: setting.peers * setting.samples]))
-    wanted = stream(seed, "test samples").permutation(len(data.test))
-    test = _shaped(setting, data.test.take(wanted[: setting.test]))
-    parts = partition.dirichlet(
+    order = stream(seed, "training samples").permutation(len(data.train))
+    train = _shaped(setting, data.train.take(order[: setting.peers * setting.samples]))
+    order = stream(seed, "test samples").permutation(len(data.test))
+    test = _shaped(setting, data.test.take(order[: setting.test]))
+    indices_by_peer = partition.dirichlet(
         train.y, setting.peers, setting.alpha, stream(seed, "partition"), 2 * setting.batch
     )
-    dealt = [train.take(part) for part in parts]
-    # Every class counts as much as among the peer's own samples, whatever its number in the test.
-    among = torch.stack([torch.bincount(own.y, minlength=data.classes) for own in dealt])
-    there = torch.bincount(test.y, minlength=data.classes).clamp(min=1)
-    counts = (among / there)[:, test.y]
-    return Deal(dealt, test, counts / counts.sum(1, keepdim=True))
+    train_by_peer = [train.take(indices) for indices in indices_by_peer]
+    # Weight test samples so that classes are as frequent as in the peer's training data.
+    train_counts = torch.stack(
+        [torch.bincount(samples.y, minlength=data.classes) for samples in train_by_peer]
+    )
+    test_counts = torch.bincount(test.y, minlength=data.classes).clamp(min=1)
+    weights = (train_counts / test_counts)[:, test.y]
+    return DataSplit(train_by_peer, test, weights / weights.sum(1, keepdim=True))
 
 
-def _by_group(setting: Setting, data: Dataset, seed: int) -> Deal:
-    """A group for each peer: the first half of each of its classes to learn from, the last to be tested on.
+def _by_group(setting: Setting, data: Dataset, seed: int) -> DataSplit:
+    """Give each peer one group: the first half of each class is for training, the second half for testing.
 
-    Neighbouring windows of a recording overlap, so a random split would test on what was learned. The
-    common test is everybody's.
+    Neighbouring windows of a recording overlap, so after a random split the test samples would overlap with
+    training samples. The common test is the union of all peers' test halves.
     """
-    whole = partition.by_group(data.train.group, setting.peers, None, stream(seed, "groups"))
+    groups = partition.by_group(data.train.group, setting.peers, None, stream(seed, "groups"))
     samples = _shaped(setting, data.train)
-    train, test = [], []
-    for peer, part in enumerate(whole):
-        part = np.sort(part)  # the order of the recording
-        labels = samples.y[part].numpy()
-        halves = [np.array_split(part[labels == label], 2) for label in np.unique(labels)]
-        for side, (found, wanted) in enumerate(((train, setting.samples), (test, setting.test))):
-            pool = np.concatenate([half[side] for half in halves])
-            if wanted > len(pool):
+    train: list[np.ndarray] = []  # sample indices by peer
+    test: list[np.ndarray] = []
+    for peer, group in enumerate(groups):
+        indices = np.sort(group)  # the order of the recording
+        labels = samples.y[indices].numpy()
+        halves = [np.array_split(indices[labels == label], 2) for label in np.unique(labels)]
+        uses = (
+            (train, setting.samples, "training", "samples"),
+            (test, setting.test, "test", "test"),
+        )
+        for side, (chosen, count, use, option) in enumerate(uses):
+            available = np.concatenate([half[side] for half in halves])
+            if count > len(available):
                 raise DataError(
-                    f"{data.name}: {wanted} samples were asked of half a group, which has {len(pool)}: "
-                    "lower samples and test"
+                    f"{data.name}: peer {peer}'s {use} half has only {len(available)} samples, {count} "
+                    f"requested: lower {option}"
                 )
-            found.append(stream(seed, "half", side, peer).permutation(pool)[:wanted])
+            chosen.append(stream(seed, "half", side, peer).permutation(available)[:count])
     own = torch.eye(setting.peers).repeat_interleave(setting.test, dim=1) / setting.test
-    return Deal([samples.take(part) for part in train], samples.take(np.concatenate(test)), own)
+    return DataSplit(
+        [samples.take(indices) for indices in train], samples.take(np.concatenate(test)), own
+    )
 
 
 @torch.no_grad()
-def _accuracies(learners: Sequence[SgdLearner], dealt: Deal) -> tuple[Tensor, Tensor]:
-    """Every peer's accuracy on its own test and on the common one."""
-    right = []
+def _accuracies(learners: Sequence[SgdLearner], split: DataSplit) -> tuple[Tensor, Tensor]:
+    """Every peer's accuracy on its own test, and on the common test."""
+    correct_by_peer = []
     for learner in learners:
         network = learner.network
         if network.buffers == "recompute":
             network.recompute(learner.samples[0])
         network.module.eval()
-        outputs = torch.cat([network(some) for some in dealt.test.x.split(250)])
-        right.append((outputs.argmax(1) == dealt.test.y).float())
-    found = torch.stack(right)
-    return (found * dealt.own).sum(1), found.mean(1)
+        outputs = torch.cat([network(batch) for batch in split.test.x.split(250)])
+        correct_by_peer.append((outputs.argmax(1) == split.test.y).float())
+    correct = torch.stack(correct_by_peer)  # 1 or 0 by peer and test sample
+    return (correct * split.own).sum(1), correct.mean(1)
 
 
 def _module(setting: Setting, classes: int, inputs: Tensor) -> nn.Module:
-    given = {"channels": inputs.shape[-1 if setting.layout == "series" else 1], "classes": classes}
+    shape = {"channels": inputs.shape[-1 if setting.layout == "series" else 1], "classes": classes}
     if setting.layout == "images":
-        given["size"] = inputs.shape[-1]
-    return NETWORKS[setting.network](**given, **setting.options)
+        shape["size"] = inputs.shape[-1]
+    return NETWORKS[setting.network](**shape, **setting.options)
 
 
 def _shaped(setting: Setting, samples: Samples) -> Samples:
-    """Samples as the network reads them."""
+    """The samples in the shape that the network expects."""
     if setting.layout == "images":
         return samples
     series = samples.x.flatten(1, -2) if samples.x.ndim > 3 else samples.x
@@ -243,21 +257,23 @@ def _shaped(setting: Setting, samples: Samples) -> Samples:
 LOCAL = Scheme("local", 0.0)
 FULL = Scheme("full averaging", 1.0, "shared", buffers="average")
 FEDPER = Scheme("FedPer", 1.0)
-"""A shared backbone under outputs of each peer's own."""
+"""All layers are averaged, except the outputs, which are private."""
 FEDBN = Scheme("FedBN", 1.0, "shared", buffers="local")
 PARTIAL = Scheme("partial 0.8", 0.8)
-APART = ", apart"
+PER_PEER = ", per-peer init"
+"""Ends the name of a scheme whose private cells have different initial values on each peer."""
 SCHEMES = (
     LOCAL, FULL, FEDPER, FEDBN, PARTIAL,
     Scheme("partial 0.5", 0.5),
     Scheme("partial 0.8 + outputs", 0.8, "shared"),
-    replace(FEDPER, name=FEDPER.name + APART, start="apart"),
-    replace(PARTIAL, name=PARTIAL.name + APART, start="apart"),
+    replace(FEDPER, name=FEDPER.name + PER_PEER, init="per peer"),
+    replace(PARTIAL, name=PARTIAL.name + PER_PEER, init="per peer"),
 )  # fmt: skip
-"""Statistics of batch norm are averaged where everything is, and taken anew from a peer's samples where it
-has cells of its own: on the built-in digits each did better so than the other way."""
-REFERENCES = (LOCAL.name, FULL.name, FEDPER.name)
-"""What differences are taken to."""
+"""The schemes that are compared. With full averaging, the running statistics of batch norm are averaged too;
+with private cells, each peer recomputes them from its own samples. On the built-in digits, the other choice
+was less accurate in both cases."""
+BASELINES = (LOCAL.name, FULL.name, FEDPER.name)
+"""The table shows every scheme's difference to each of these schemes."""
 
 
 _DIGITS = {
@@ -281,18 +297,18 @@ def cifar(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
 
 
 def hapt(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
-    """Return the study of an LSTM and a 1-D CNN on HAPT, whose peers are people."""
+    """Return the study of an LSTM and a 1-D CNN on HAPT; each peer has one person's recordings."""
     data, sizes = ("digits", _DIGITS) if quick else ("hapt-raw", _HAPT)
-    wide = {"widths": (16, 32), "kernel": 3} if quick else {"widths": (16, 32)}
+    cnn_options = {"widths": (16, 32), "kernel": 3} if quick else {"widths": (16, 32)}
     settings = {
         _LSTM: Setting(data, "lstm", "series", {"hidden": 32}, rate=0.5, **sizes),
-        _CNN1D: Setting(data, "cnn1d", "channels", wide, **sizes),
+        _CNN1D: Setting(data, "cnn1d", "channels", cnn_options, **sizes),
     }
     return networks_study(paper, settings, seeds)
 
 
 def networks_study(paper: Paper, settings: Mapping[str, Setting], seeds: range) -> Study[Cell]:
-    """Return the study of some networks under all schemes; FedBN only where there is a norm."""
+    """Return the study of these networks under all schemes; FedBN only for networks with batch norm."""
     cells = [
         Cell(scheme.name, network, setting, scheme, seed)
         for seed in seeds
@@ -308,26 +324,26 @@ def networks_study(paper: Paper, settings: Mapping[str, Setting], seeds: range) 
 
 
 def table(records: Sequence[Record]) -> dict[str, Frame]:
-    """Return means over seeds, network by network, and differences to other schemes, paired by seed."""
-    frame = frame_of(records, ordered=["line"]).sort_values("line", kind="stable")
-    found = frame.groupby(["line", "scheme"], sort=False, observed=True).agg(
+    """Return means over seeds by network and scheme, and differences to the baselines, paired by seed."""
+    frame = frame_of(records, ordered=["network"]).sort_values("network", kind="stable")
+    summary = frame.groupby(["network", "scheme"], sort=False, observed=True).agg(
         seeds=("seed", "size"), shared=("shared", "first"), own=("own", "mean"),
         common=("common", "mean"), worst=("worst", "mean"),
     )  # fmt: skip
-    by_seed = frame.pivot(index=["line", "seed"], columns="scheme", values="own")
-    for reference in REFERENCES:
-        found[f"− {reference}"] = [
-            _difference(by_seed.loc[network], scheme, reference) for network, scheme in found.index
+    by_seed = frame.pivot(index=["network", "seed"], columns="scheme", values="own")
+    for baseline in BASELINES:
+        summary[f"− {baseline}"] = [
+            _difference(by_seed.loc[network], scheme, baseline) for network, scheme in summary.index
         ]
     formats = {"shared": ".0%", **dict.fromkeys(("own", "common", "worst"), ".3f")}
-    return {"summary": as_text(found.reset_index(names=["network", "scheme"]), formats)}
+    return {"summary": as_text(summary.reset_index(names=["network", "scheme"]), formats)}
 
 
-def _difference(by_seed: Frame, scheme: str, reference: str) -> str:
-    """Mean and standard error over the seeds that both schemes have; no error of a single one."""
-    if scheme == reference or reference not in by_seed:
+def _difference(by_seed: Frame, scheme: str, baseline: str) -> str:
+    """Mean and standard error over the seeds that both schemes have; without error for a single seed."""
+    if scheme == baseline or baseline not in by_seed:
         return ""
-    paired = (by_seed[scheme] - by_seed[reference]).dropna()
+    paired = (by_seed[scheme] - by_seed[baseline]).dropna()
     if not len(paired):
         return ""
     error = "" if len(paired) == 1 else f" ± {paired.sem():.3f}"
@@ -335,30 +351,30 @@ def _difference(by_seed: Frame, scheme: str, reference: str) -> str:
 
 
 def caption(settings: Sequence[Setting]) -> str:
-    """What a reader must know."""
-    one = settings[0]
-    if one.data == "hapt-raw":
-        dealt = (
-            f"{one.peers} people of HAPT as peers, each with {one.samples} windows of 128×6 to learn from "
-            f"(out of the first half of each activity's recording) and {one.test} out of the second half; "
-            "own test: the peer's of these, common test: everybody's"
+    """The figure's caption: data, training, and what each scheme averages."""
+    first = settings[0]  # settings of one study have the same data and rounds
+    if first.data == "hapt-raw":
+        data = (
+            f"{first.peers} people of HAPT as peers, each with {first.samples} training windows of 128×6 "
+            f"(from the first half of each activity's recording) and {first.test} test windows (from the "
+            "second half); own test: the peer's test windows; common test: the test windows of all peers"
         )
     else:
-        dealt = (
-            f"{one.data}: {one.peers} peers, {one.samples} samples on average, classes by Dirichlet "
-            f"{one.alpha:g}; common test: {one.test} samples; own test: the same, classes weighted as among "
-            "the peer's own samples"
+        data = (
+            f"{first.data}: {first.peers} peers, {first.samples} samples on average, classes split in "
+            f"Dirichlet({first.alpha:g}) proportions; common test: {first.test} samples; own test: the same "
+            "samples, weighted so that classes are as frequent as in the peer's training data"
         )
     rates = ", ".join(f"{s.network} {s.rate:g}" for s in settings)
     return (
-        f"{dealt}. {one.rounds} rounds of {one.local_samples} samples in batches of {one.batch}, plain SGD "
-        f"(rate: {rates}), exact averages, all peers the same weight. Means over peers and seeds, bars: "
-        "standard error over seeds (seeds differ alike for all: see the paired differences of the table). "
-        "Partial: that share of the cells of every hidden part is averaged; outputs are own unless "
-        "named; weights between own and shared cells stay with the peer, under either order of dependence. "
-        "FedPer: all but the outputs. All peers start equal, own cells too, but 'apart' (dotted) draws own "
-        "cells peer by peer. Batch statistics: averaged with full averaging, kept with their norms under "
-        "FedBN, taken anew from own samples otherwise."
+        f"{data}. {first.rounds} rounds of {first.local_samples} samples in batches of {first.batch}, plain "
+        f"SGD (rate: {rates}), exact averages, all peers the same weight. Means over peers and seeds, bars: "
+        "standard error over seeds (seed-to-seed variation affects all schemes alike, so compare the paired "
+        "differences of the table). Partial: that share of the cells of every hidden layer is averaged; "
+        "outputs are private unless the scheme says '+ outputs'; weights between private and shared cells "
+        "are never averaged. FedPer: all but the outputs are averaged. All peers have the same initial "
+        "values, in private cells too, except with 'per-peer init' (dotted). Statistics of batch norm: "
+        "averaged with full averaging, private with FedBN, recomputed from the peer's own samples otherwise."
     )
 
 
@@ -368,14 +384,14 @@ def draw(
     """Draw accuracy over rounds: a row for every network, own test left, common test right."""
     from ..study.figures import panels, save
 
-    networks = [name for name in settings if any(r["line"] == name for r in records)]
+    networks = [name for name in settings if any(r["network"] == name for r in records)]
     note = caption([settings[name] for name in networks])
     figure, grid = panels(len(networks), 2, note, 11.5, 3.6 * len(networks) + 0.3, sharex=True)
     for row, network in zip(grid, networks, strict=True):
-        mine = [r for r in records if r["line"] == network]
-        for axes, place, what in zip(row, (1, 2), ("own test", "common test"), strict=True):
-            _curves(axes, mine, place)
-            axes.set(title=f"{network}: {what}", ylabel="accuracy")
+        of_network = [r for r in records if r["network"] == network]
+        for axes, column, test in zip(row, (1, 2), ("own test", "common test"), strict=True):
+            _curves(axes, of_network, column)
+            axes.set(title=f"{network}: {test}", ylabel="accuracy")
     for axes in grid[-1]:
         axes.set_xlabel("rounds")
     fullest = max(
@@ -388,18 +404,20 @@ def draw(
     return save(figure, path)
 
 
-def _curves(axes: Axes, records: Sequence[Record], place: int) -> None:
+def _curves(axes: Axes, records: Sequence[Record], column: int) -> None:
+    """Draw a curve for every scheme; `column` of `by_round` has the accuracy."""
     from ..study.figures import COLOURS, MARKERS
 
-    looks = [scheme.name for scheme in SCHEMES if APART not in scheme.name]
+    style_order = [scheme.name for scheme in SCHEMES if PER_PEER not in scheme.name]
     for scheme in dict.fromkeys(r["scheme"] for r in records):
         curves = np.array([r["by_round"] for r in records if r["scheme"] == scheme])
-        values = curves[:, :, place]
+        values = curves[:, :, column]
         error = values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else None
-        look = looks.index(scheme.removesuffix(APART))  # dotted beside its twin
+        # A scheme with per-peer init has the colour of the same scheme without, but a dotted line.
+        style = style_order.index(scheme.removesuffix(PER_PEER))
         axes.errorbar(
             curves[0, :, 0], values.mean(0), yerr=error, label=scheme, capsize=2, linewidth=1.5,
-            markersize=5, color=COLOURS[look], marker=MARKERS[look],
-            linestyle=":" if APART in scheme else "-",
+            markersize=5, color=COLOURS[style], marker=MARKERS[style],
+            linestyle=":" if PER_PEER in scheme else "-",
         )  # fmt: skip
-    axes.set_xticks([at for at, *_ in records[0]["by_round"]])
+    axes.set_xticks([index for index, *_ in records[0]["by_round"]])

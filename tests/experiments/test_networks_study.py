@@ -1,4 +1,4 @@
-"""The studies of partial sharing with real networks: what is averaged, who is tested on what, the report."""
+"""The studies of partial sharing: what each scheme averages, each peer's test samples, table and figure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gossamer.experiments.papers.networks import (
     MODEL,
     Cell,
     Setting,
-    cut,
-    deal,
     draw,
     make_learners,
+    make_network,
     networks_study,
     run_cell,
+    split_data,
     table,
 )
 from gossamer.experiments.results import Results
@@ -47,8 +47,8 @@ def one_thread():
 
 def learners(scheme, setting=TINY):
     data = load(setting.data)
-    dealt = deal(setting, data, 0)
-    return make_learners(Cell(scheme.name, "", setting, scheme, 0), data.classes, dealt)
+    split = split_data(setting, data, 0)
+    return make_learners(Cell(scheme.name, "", setting, scheme, 0), data.classes, split)
 
 
 @pytest.mark.parametrize("scheme", papers.SCHEMES, ids=lambda scheme: scheme.name)
@@ -72,27 +72,27 @@ def test_what_the_schemes_share(scheme):
         case _:
             assert bool(shared & head) == (scheme.outputs == "shared")
             assert norm < shared
-            # Own outputs and shared ones alike: of every hidden part the share of cells, rounded.
+            # Whether outputs are private or shared: that share of the cells of every hidden layer, rounded.
             cells = [len(part) for part in slicing.cells[MODEL][1:-1]]
             assert cells == [round(scheme.share * width) for width in (4, 6, 8)]
 
 
-def test_all_schemes_start_equal_unless_apart():
+def test_all_peers_have_the_same_initial_values_unless_drawn_per_peer():
     everyone = [one.network.flat for one in learners(papers.FULL)]
     own = [one.network.flat for one in learners(papers.PARTIAL)]
     parameters = sum(p.numel() for p in learners(papers.LOCAL)[0].network.module.parameters())
     for flat in (*everyone, *own):
         torch.testing.assert_close(flat[:parameters], everyone[0][:parameters], rtol=0, atol=0)
-    apart = [one.network for one in learners(replace(papers.PARTIAL, start="apart"))]
-    assert torch.equal(apart[0].read(MODEL), apart[1].read(MODEL))
-    assert not torch.equal(apart[0].flat, apart[1].flat)
+    per_peer = [one.network for one in learners(replace(papers.PARTIAL, init="per peer"))]
+    assert torch.equal(per_peer[0].read(MODEL), per_peer[1].read(MODEL))
+    assert not torch.equal(per_peer[0].flat, per_peer[1].flat)
 
 
 def test_either_order_of_dependence_averages_the_same():
-    """The caption says so: local models are one peer's each, so what they own is averaged with nobody."""
+    """A local model has one peer only, so its parameters are never averaged, as the figure's caption says."""
     module = small_cnn(1, 8, widths=(4, 6), hidden=8, norm=True)
     anatomy = discover(module, torch.zeros(1, 1, 8, 8))
-    plain = cut(module, anatomy, papers.PARTIAL, "anna", 0).slicing
+    plain = make_network(module, anatomy, papers.PARTIAL, "anna", 0).slicing
     graph = ModelGraph({"local-anna": [MODEL]})
     slices = papers.PARTIAL.slices(anatomy.parts[-1].name)
     lower = SlicedNetwork(
@@ -105,9 +105,9 @@ def test_either_order_of_dependence_averages_the_same():
 
 def test_own_test_has_the_classes_of_the_peer():
     data = load("digits")
-    dealt = deal(replace(TINY, alpha=0.2), data, 3)
-    for own, weights in zip(dealt.train, dealt.own, strict=True):
-        counts = torch.bincount(dealt.test.y, weights, minlength=10)
+    split = split_data(replace(TINY, alpha=0.2), data, 3)
+    for own, weights in zip(split.train, split.own, strict=True):
+        counts = torch.bincount(split.test.y, weights, minlength=10)
         torch.testing.assert_close(counts, torch.bincount(own.y, minlength=10) / len(own))
 
 
@@ -119,13 +119,13 @@ def groups():
 
 
 def test_people_are_tested_on_later_windows_than_they_learn_from():
-    dealt = deal(replace(SERIES, samples=12, test=10), groups(), 0)
-    inputs, labels = dealt.test.x, dealt.test.y
+    split = split_data(replace(SERIES, samples=12, test=10), groups(), 0)
+    inputs, labels = split.test.x, split.test.y
     assert len(inputs) == 30
-    for peer, learned in enumerate(dealt.train):
+    for peer, learned in enumerate(split.train):
         x, y = learned.x, learned.y
-        own = dealt.own[peer] > 0
-        assert float(dealt.own[peer].sum()) == pytest.approx(1)
+        own = split.own[peer] > 0
+        assert float(split.own[peer].sum()) == pytest.approx(1)
         assert int(own.sum()) == 10
         person = {int(window) // 40 for window in (*x[:, 0, 0], *inputs[own][:, 0, 0])}
         assert len(person) == 1
@@ -134,8 +134,10 @@ def test_people_are_tested_on_later_windows_than_they_learn_from():
 
 
 def test_too_many_windows_are_refused():
-    with pytest.raises(DataError, match="21 samples were asked of half a group, which has 20"):
-        deal(replace(SERIES, samples=21, test=10), groups(), 0)
+    with pytest.raises(
+        DataError, match="peer 0's training half has only 20 samples, 21 requested: lower samples"
+    ):
+        split_data(replace(SERIES, samples=21, test=10), groups(), 0)
 
 
 def test_a_run_is_repeatable_and_learns_what_it_says():
@@ -145,7 +147,7 @@ def test_a_run_is_repeatable_and_learns_what_it_says():
     assert record["by_round"] == [(8, record["own"], record["common"])]
     assert record["common"] > 0.3  # guessing gets 0.1
     assert record["shared"] == 1.0
-    # Peers that have averaged everything are one network, by the statistics too.
+    # Peers that have averaged everything have the same network, with the same statistics.
     assert np.mean(record["by_peer"]) == pytest.approx(record["own"])
     assert record["worst"] == min(record["by_peer"])
 
@@ -155,18 +157,18 @@ def test_series_are_read_by_both_kinds_of_network():
         assert run_cell(Cell("", "", setting, papers.PARTIAL, 0), JOB)["shared"] > 0.3
 
 
-def test_fedbn_only_where_there_is_a_norm():
+def test_fedbn_only_for_networks_with_batch_norm():
     cells = networks_study(TITLE, SETTINGS, range(2)).cells
-    lines = {(cell.network, cell.line) for cell in cells}
-    assert ("CNN", "FedBN") in lines
-    assert ("LSTM", "FedBN") not in lines
+    schemes = {(cell.network, cell.line) for cell in cells}
+    assert ("CNN", "FedBN") in schemes
+    assert ("LSTM", "FedBN") not in schemes
     assert len({cell.key for cell in cells}) == len(cells)
 
 
-def record(line, scheme, seed, own):
+def record(network, scheme, seed, own):
     rounds = [(1, own - 0.1, 0.3), (2, own, 0.4)]
     return {
-        "line": line, "scheme": scheme, "seed": seed, "own": own, "common": 0.4, "worst": own - 0.2,
+        "network": network, "scheme": scheme, "seed": seed, "own": own, "common": 0.4, "worst": own - 0.2,
         "shared": 0.5, "by_round": rounds,
     }  # fmt: skip
 
@@ -183,7 +185,7 @@ def test_differences_are_paired_by_seed():
 def test_report_of_whatever_is_finished(tmp_path):
     found = [record("CNN", "local", seed, 0.5) for seed in range(2)]
     found += [record("CNN", papers.PARTIAL.name, seed, 0.6 + 0.02 * seed) for seed in range(2)]
-    found += [record("LSTM", papers.PARTIAL.name + papers.APART, 0, 0.7)]
+    found += [record("LSTM", papers.PARTIAL.name + papers.PER_PEER, 0, 0.7)]
     rows = table(found)["summary"]
     assert [*rows["network"]] == ["CNN", "CNN", "LSTM"]
     assert "+0.110 ± 0.010" in [*rows["− local"]]  # partial 0.8 less local
