@@ -262,10 +262,10 @@ def test_a_worker_returns_what_it_was_given(tmp_path: Path) -> None:
     assert 0 <= outcome.accuracy <= 1
 
 
-def test_the_benchmarks_loops_find_the_same_partition() -> None:
+def test_the_benchmarks_naive_matching_groups_cells_in_the_same_way() -> None:
     peers = [bench.Cells.of(peer.values * 3) for peer in bench.planted(6, inputs=20)]
     found = list(match(peers).assignments)
-    slow = bench.looped(peers)
+    slow = bench.match_naively(peers)
     assert bench.same_partition(found, slow)
     slow[0] = slow[0][::-1].copy()
     assert not bench.same_partition(found, slow)
