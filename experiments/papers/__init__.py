@@ -75,7 +75,7 @@ _PAPERS = (
     Paper("magi-figure2", "002, figure 2", "matching:magi_figure2",
           "MAGI: size of the fused network by λ", 5),
     Paper("newcomers", "live", "live:newcomers",
-          "peers trained apart join, aligned or not", takes=NONE),
+          "separately trained peers join a swarm, aligned or not", takes=NONE),
     Paper("widths", "live", "live:widths",
           "peers of three widths in one partial model", takes=NONE),
     Paper("fednp-toy", "004, figure 1 and table 4", "fednp:toy",

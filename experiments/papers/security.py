@@ -376,7 +376,7 @@ def byzantine(paper: Paper, quick: bool, seeds: range) -> Study[Attacked]:
             " accuracy of the honest"
         },
         latest=lambda record: f"{record['attack']}: {record['accuracy']:.3f}",
-        always={CLEAN},
+        always_run={CLEAN},
     )  # fmt: skip
 
 

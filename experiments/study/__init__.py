@@ -92,7 +92,7 @@ class Study(Generic[C]):
     figure: draws files into a folder; None draws nothing.
     batches: which cells go to a worker together, to be run in one stack; each by itself if left out.
     latest: describes a record for the progress bar.
-    always: lines that --only does not leave out.
+    always_run: lines that are run even if --only does not name them.
     about: JSON files that say what was run, by name.
     note: printed below the tables.
     live: the runs start processes of their own and never end twice alike: they take turns in this process,
@@ -107,7 +107,7 @@ class Study(Generic[C]):
     titles: Mapping[str, str] = field(default_factory=dict)
     batches: Callable[[Sequence[C]], list[list[C]]] = lambda cells: [[cell] for cell in cells]
     latest: Callable[[Record], str] = lambda record: ""
-    always: Collection[str] = ()
+    always_run: Collection[str] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     live: bool = False
@@ -121,7 +121,7 @@ class Study(Generic[C]):
             raise ConfigError(
                 f"{self.name} has no line {unknown[0]!r}; lines are {', '.join(map(repr, known))}"
             )
-        wanted = {*lines, *self.always}
+        wanted = {*lines, *self.always_run}
         return replace(self, cells=[cell for cell in self.cells if cell.line in wanted])
 
 

@@ -52,7 +52,7 @@ def test_settings_reach_the_peers(tmp_path):
 
 
 @pytest.mark.parametrize("quick", [True, False])
-def test_every_mode_has_its_twin_first(quick):
+def test_every_mode_has_its_baseline_first(quick):
     study = PAPERS["compression"].study(quick=quick)
     first = {}
     for cell in study.cells:
@@ -63,11 +63,11 @@ def test_every_mode_has_its_twin_first(quick):
     assert len({cell.name for cell in study.cells}) == len(study.cells)
 
 
-def test_swarms_stand_beside_their_twins(tmp_path):
+def test_swarms_are_compared_with_their_baselines(tmp_path):
     common = {"mode": "rounds", "distortion": 0.001, "worst": 0.01, "skipped": 0}
     records = [
-        {"what": "uncompressed", "accuracy": 0.9, "bytes": 4_000_000, **common},
-        {"what": "int8", "accuracy": 0.89, "bytes": 1_000_000, **common},
+        {"compressor": "uncompressed", "accuracy": 0.9, "bytes": 4_000_000, **common},
+        {"compressor": "int8", "accuracy": 0.89, "bytes": 1_000_000, **common},
     ]
     rows = compression_table(records)["summary"].set_index("compressor")
     assert [*rows.loc["int8"]][1:5] == ["0.890", "+0.010", "1.00", "4.00"]

@@ -86,9 +86,9 @@ def test_widths_also_average_on_a_graph():
 
 
 def trained(folder: Path, matching: str) -> Config:
-    """Four peers trained apart, from their own starts, whose networks are on disk."""
-    sizes = newcomers.Sizes()
-    config = newcomers.newcomers_config(matching, sizes).model_copy(
+    """Four peers trained separately, from their own initial values, whose networks are on disk."""
+    durations = newcomers.Durations()
+    config = newcomers.newcomers_config(matching, durations).model_copy(
         update={"peers": 4, "rounds": 1}
     )
     networks = folder / "nets"
@@ -102,7 +102,7 @@ def trained(folder: Path, matching: str) -> Config:
     return config.model_copy(update={"network": network})
 
 
-def test_networks_trained_apart_average_far_better_when_aligned(tmp_path):
+def test_networks_trained_separately_average_far_better_when_aligned(tmp_path):
     source = str(tmp_path / "config.toml")
     found = {}
     for matching in ("align", "none"):
@@ -255,14 +255,14 @@ def test_the_studies_pictures_are_drawn_from_their_records(tmp_path):
                     moment = {"round": number, "time": (10 if late else 5) + number}
                     values = {"accuracy": after if late else 0.75, "counts": number > 1}
                     file.write(json.dumps(common | moment | values) + "\n")
-    found = newcomers.read_joining(tmp_path / "none" / "metrics.jsonl")
+    found = newcomers.summarise_newcomers(tmp_path / "none" / "metrics.jsonl")
     assert found["own"] == dict.fromkeys("4567", 0.7)
     assert found["first"] == found["worst"] == dict.fromkeys("4567", 0.3)
     assert found["curves"]["4"][:2] == [(0, 0.7), (1, 0.3)]
     assert found["curves"]["0"][0][0] == -3  # four rounds before the newcomers came
     records = [
-        {"matching": kind} | newcomers.read_joining(tmp_path / kind / "metrics.jsonl")
-        for kind in newcomers.KINDS
+        {"matching": kind} | newcomers.summarise_newcomers(tmp_path / kind / "metrics.jsonl")
+        for kind in newcomers.MATCHINGS
     ]
     assert all(file.exists() for file in newcomers.draw_newcomers(tmp_path, records))
     rows = newcomers.newcomers_table(records)["summary"].set_index(["matching", "newcomer"])
@@ -272,14 +272,14 @@ def test_the_studies_pictures_are_drawn_from_their_records(tmp_path):
 def test_widths_are_compared_after_the_last_round(tmp_path):
     lines = [
         json.dumps({"peer": str(peer), "round": number, "accuracy": value})
-        for value in (0.1, 0.9)  # settled values come last
+        for value in (0.1, 0.9)  # the test after convergence comes last
         for peer in range(6)
         for number in (2, 4)
     ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     together = newcomers.tests_of(tmp_path / "metrics.jsonl")
     alone = [(peer, number, 0.1 * number) for peer, number, _ in together]
-    records = [{"how": "alone", "tests": alone}, {"how": "together", "tests": together}]
+    records = [{"variant": "alone", "tests": alone}, {"variant": "together", "tests": together}]
     assert newcomers.curves(records).loc[60]["together"].to_dict() == {2: 0.9, 4: 0.9}
     rows = newcomers.widths_table(records)["summary"]
     assert rows.to_numpy().tolist() == [[str(w), "0.400", "0.900"] for w in newcomers.WIDTHS]

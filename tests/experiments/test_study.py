@@ -139,7 +139,7 @@ def test_a_batch_that_was_half_written_is_finished(tmp_path: Path) -> None:
 def test_only_some_lines(tmp_path: Path) -> None:
     assert {cell.line for cell in STUDY.only(["fast"]).cells} == {"fast"}
     assert STUDY.only(None) == STUDY
-    assert len(replace(STUDY, always={"slow"}).only(["fast"]).cells) == 6
+    assert len(replace(STUDY, always_run={"slow"}).only(["fast"]).cells) == 6
     with pytest.raises(ConfigError, match="tiny has no line 'medium'; lines are 'slow', 'fast'"):
         STUDY.only(["medium"])
 

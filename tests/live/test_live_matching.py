@@ -1,4 +1,4 @@
-"""Eight processes: newcomers trained apart, aligned or not; and peers of three newcomers."""
+"""Live processes: separately trained newcomers, aligned or not; and peers of three widths."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from gossamer.peer import BrokerAddress, LocalSwarm
 
 pytestmark = pytest.mark.live
 
-SIZES = newcomers.Sizes(before=20, founders=200, newcomers=40)
+DURATIONS = newcomers.Durations(founders_before_join=20, founders_live=200, newcomers_live=40)
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("matching", newcomers.KINDS)
+@pytest.mark.parametrize("matching", newcomers.MATCHINGS)
 def test_newcomers_keep_what_they_know_only_if_they_are_aligned(tmp_path, mosquitto, matching):
-    networks = newcomers.train_before(tmp_path / "networks", SIZES)
+    networks = newcomers.train_before(tmp_path / "networks", DURATIONS)
     address = BrokerAddress(mosquitto.url)
-    metrics = newcomers.run_newcomers(matching, networks, tmp_path / matching, address, SIZES)
-    found = newcomers.read_joining(metrics)
-    assert len(found["first"]) == newcomers.NEWCOMERS, "all of them came to count"
+    metrics = newcomers.run_newcomers(matching, networks, tmp_path / matching, address, DURATIONS)
+    found = newcomers.summarise_newcomers(metrics)
+    assert len(found["first"]) == newcomers.NEWCOMERS, "every newcomer joined the average"
     share = {peer: found["first"][peer] / found["own"][peer] for peer in found["own"]}
     if matching == "align":
         # Halfway between two networks a single newcomer may be a little lower: 0.89 was the least of 12.
         assert sum(share.values()) / len(share) >= 0.9, share
         assert min(share.values()) >= 0.8, share
-    else:  # a first test may come before the others' cells do, the worst one does not
+    else:  # the first test may precede the first average with the founders; the worst does not
         worst = {peer: found["worst"][peer] / found["own"][peer] for peer in found["own"]}
         assert min(worst.values()) < 0.8, worst
     reports = [
