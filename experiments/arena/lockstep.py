@@ -1,8 +1,8 @@
 """Averaging in lockstep: means, and products with mixing matrices, over stacked networks.
 
-A block is some coordinates of all peers that implement a partial model, small enough to stay in cache: it
-is gathered from the stacks, mixed and put back. Blocks share nothing, so threads take them as they come,
-and the result is the same for any number of threads.
+A block is a range of coordinates of all peers that implement a partial model, small enough to stay in cache.
+It is gathered from the stacks, mixed and written back. Blocks are independent, so threads can process them in
+any order, and the result is the same for any number of threads.
 """
 
 from __future__ import annotations
@@ -22,52 +22,53 @@ from ...models import ModelError, SlicedNetwork, check_schema, check_weights, im
 from ...models.stack import BLOCK_BYTES, Alone, Stack, as_rows
 from ...peer import MatchedStore
 
-if TYPE_CHECKING:  # scipy takes a while to load: only for those who have a graph
+if TYPE_CHECKING:  # scipy is slow to import, and needed only with a graph
     import networkx as nx
     from scipy.sparse import csr_array
 
     from ...topology import Rule, Schedule
 
 WIDEST_BLOCK = 1 << 16
-"""Coordinates of a block at most."""
+"""The maximal number of coordinates in a block."""
 DENSE_COST = 0.2
-"""Time of one entry of a mixing matrix in a dense product, against one in a sparse product."""
+"""Time per entry of a mixing matrix in a dense product, relative to a nonzero entry in a sparse product."""
 FOLD_PEERS = 2048
-"""Exchanges are multiplied into one matrix for at most so many peers; it fills up as it is folded."""
+"""The most peers for which exchanges are multiplied into one matrix, which becomes dense on the way."""
 MEAN_RUN = 16
-"""Coordinates that follow each other, on average, from which tiles beat picking one by one."""
+"""The mean length of runs of consecutive coordinates from which tiles are faster than index lists."""
 
 Mixer = Callable[[Tensor], Tensor]
-"""From a block [members, coordinates] to what its members hold afterwards; one row stands for all."""
+"""Maps a block [members, coordinates] to the values after mixing; a single row is meant for all members."""
 Block = tuple[int, int]
 """The first coordinate of a block, and the one after its last."""
 Tasks = list[Callable[[], None]]
 
 
-# --- who mixes with whom ------------------------------------------------------------------------
+# --- mixing rules -------------------------------------------------------------------------------
 
 
 class Mixing(Protocol):
     """How one partial model is averaged among the peers that implement it."""
 
     def check(self, models: Mapping[str, Sequence[int]], peers: int, weighted: bool) -> None:
-        """Raise what is wrong with it for this swarm, before anything runs."""
+        """Raise ModelError if this mixing is impossible for these models and peers."""
         ...
 
     def matrices(
         self, model: str, members: Sequence[int], step: int, weights: np.ndarray
     ) -> tuple[list[csr_array] | None, np.ndarray]:
-        """Return what multiplies the members' values, one matrix after the other; None for their mean.
+        """Return the matrices by which the members' values are multiplied, in order, and the new weights.
 
-        `members` are places of learners, in order; `step` counts averagings from 0; `weights` are what
-        this returned as its second value last time, and the learners' weights at first.
+        None instead of matrices stands for the weighted mean. `members` are indices of learners, sorted;
+        `step` counts averagings from 0; `weights` are the weights that the last call returned, and at first
+        the learners' weights.
         """
         ...
 
 
 @dataclass(frozen=True)
 class ExactMean:
-    """Everybody gets the weighted mean, at once: what gossip tends to."""
+    """All peers get the weighted mean, which is the limit of gossip."""
 
     def check(self, models: Mapping[str, Sequence[int]], peers: int, weighted: bool) -> None:
         pass
@@ -80,9 +81,9 @@ class ExactMean:
 
 @dataclass(frozen=True)
 class Server(ExactMean):
-    """The same mean, from one peer for every partial model, as in a live swarm's `server` mode.
+    """One peer computes the mean of each partial model, as in a live swarm's `server` mode.
 
-    It differs from `ExactMean` where a wire changes what is sent to the server and back.
+    It differs from `ExactMean` only with a `wire` that changes the values sent to the server and back.
     """
 
 
@@ -93,18 +94,18 @@ class Gossip:
         Arena(learners, mixing=Gossip(topology.build("regular:4", 16, seed=1)))
 
     graph
-        A networkx graph, or a topology.Schedule of graphs that change from exchange to exchange. Every
-        partial model gossips on the subgraph of the peers that implement it.
+        A networkx graph, or a topology.Schedule with a graph for each exchange. Every partial model is
+        averaged on the subgraph of the peers that implement it.
     kind
-        `push-sum` carries a weight with the values, so that any graph, directed or not, tends to the
-        mean (weighted by the arena's `weights`). Weights stay from round to round, and what a peer
-        learns counts by the weight it has. `plain` only mixes values: it needs rows that sum to 1,
-        which metropolis and max-degree weights have.
+        `push-sum` sends a weight with the values, so that values converge to the mean (weighted by the
+        arena's `weights`) on any connected graph, directed or not. Weights are kept from round to round, and
+        a peer's training counts by its current weight. `plain` mixes only values: it needs a matrix whose
+        rows sum to 1, as with metropolis and max-degree weights.
     rule
-        What a peer gives to whom, see topology.mixing_matrix. If left out: push (equal parts) for
-        push-sum, metropolis for plain. Weights on the graph's edges count with `edges` alone.
+        The share that each peer sends to each neighbour, see topology.mixing_matrix. By default, push (equal
+        parts) for push-sum, and metropolis for plain. Weights on the graph's edges are used only by `edges`.
     exchanges
-        How often peers exchange in one averaging. Raise it when peers disagree after a round.
+        The number of exchanges per averaging. Raise it if peers still disagree after a round.
     """
 
     graph: nx.Graph | Schedule
@@ -113,27 +114,27 @@ class Gossip:
     exchanges: int = 1
 
     def __post_init__(self) -> None:
-        # By what they have: networkx and scipy are loaded by those who made a graph.
+        # By attribute, not by isinstance, so that networkx and scipy are not imported here.
         if not (hasattr(self.graph, "nodes") or hasattr(self.graph, "period")):
             raise ModelError(
-                f"Gossip({self.graph!r}): give a networkx graph, as topology.build('regular:4', peers) "
-                "makes one, or a topology.Schedule"
+                f"Gossip({self.graph!r}): give a networkx graph, for example topology.build('regular:4', "
+                "peers), or a topology.Schedule"
             )
         if self.kind not in ("push-sum", "plain"):
             raise ModelError(f"unknown gossip {self.kind!r}: there are push-sum, plain")
         if self.exchanges < 1:
             raise ModelError(f"{self.exchanges} exchanges: an averaging needs at least one")
-        object.__setattr__(self, "_kept", {})
+        object.__setattr__(self, "_cache", {})
 
     @cached_property
     def schedule(self) -> Schedule:
-        """Return the graph of every exchange."""
+        """The schedule of graphs; with a single graph, the same for every exchange."""
         from ...topology import Schedule, static
 
         return self.graph if isinstance(self.graph, Schedule) else static(self.graph)
 
     def exchanges_before(self, step: int) -> int:
-        """Return how many exchanges the first `step` averagings make."""
+        """Return the number of exchanges in the first `step` averagings."""
         return step * self.exchanges
 
     def check(self, models: Mapping[str, Sequence[int]], peers: int, weighted: bool) -> None:
@@ -144,87 +145,87 @@ class Gossip:
         if isinstance(self.graph, Schedule):
             if self.graph.peers != peers:
                 raise ModelError(
-                    f"the schedule is for {self.graph.peers} peers, and there are {peers} learners"
+                    f"the schedule is for {self.graph.peers} peers, but there are {peers} learners"
                 )
             return
         if set(self.graph.nodes) != set(range(peers)):
-            few = ", ".join(repr(node) for node in list(self.graph)[:4])
+            examples = ", ".join(repr(node) for node in list(self.graph)[:4])
             if len(self.graph) == peers:
-                few += "; gossamer.topology.plain(graph) numbers them in the graph's order"
+                examples += "; gossamer.topology.plain(graph) numbers them in the graph's order"
             raise ModelError(
                 f"the graph has {len(self.graph)} nodes and there are {peers} learners: nodes must be "
-                f"the numbers 0 to {peers - 1}, one for each learner, and here they begin with {few}"
+                f"the numbers 0 to {peers - 1}, one for each learner, and here they begin with {examples}"
             )
-        members = {name: list(who) for name, who in models.items()}
+        members = {name: list(peers_of_model) for name, peers_of_model in models.items()}
         require_models_connected(self.graph, members, self._rule)
 
     def matrices(
         self, model: str, members: Sequence[int], step: int, weights: np.ndarray
     ) -> tuple[list[csr_array] | None, np.ndarray]:
-        found = []
+        matrices = []
         for exchange in range(self.exchanges_before(step), self.exchanges_before(step + 1)):
             matrix = self._matrix(members, exchange)
             if self.kind == "push-sum":
                 matrix, weights = on_estimates(matrix, weights)
-            found.append(matrix)
-        return found, weights
+            matrices.append(matrix)
+        return matrices, weights
 
     @property
     def _rule(self) -> Rule:
         return self.rule or ("push" if self.kind == "push-sum" else "metropolis")
 
     def _matrix(self, members: Sequence[int], exchange: int) -> csr_array:
-        """The matrix of one exchange among the members; those that come again are kept."""
+        """The matrix of one exchange among the members; cached if the schedule has a period."""
         from ...topology import check_stochastic, mixing_matrix
 
         schedule = self.schedule
-        kept: dict[tuple[int, tuple[int, ...]], csr_array] = self._kept  # type: ignore[attr-defined]
+        cache: dict[tuple[int, tuple[int, ...]], csr_array] = self._cache  # type: ignore[attr-defined]
         key = (exchange % schedule.period if schedule.period else -1, tuple(members))
-        if key in kept:
-            return kept[key]
-        some = schedule.graph(exchange).subgraph(members)
-        if len(some) < len(members):  # who is away keeps what it has
-            some = some.copy()
-            some.add_nodes_from(members)
-        matrix = mixing_matrix(some, self._rule)
+        if key in cache:
+            return cache[key]
+        graph = schedule.graph(exchange).subgraph(members)
+        if len(graph) < len(members):  # a peer missing from this exchange keeps its values
+            graph = graph.copy()
+            graph.add_nodes_from(members)
+        matrix = mixing_matrix(graph, self._rule)
         if self.kind == "plain":
             check_stochastic(matrix, rows=True, names=sorted(members))
         if schedule.period:
-            kept[key] = matrix
+            cache[key] = matrix
         return matrix
 
 
 def on_estimates(matrix: csr_array, weights: np.ndarray) -> tuple[csr_array, np.ndarray]:
-    """Return an exchange of push-sum's sums as a matrix on estimates, and the weights after it.
+    """Return an exchange of push-sum as a matrix that multiplies estimates, and the weights after it.
 
-    Estimates are s / w, so an exchange of sums is (1 / w') · W · w on them.
+    Estimates are s / w, so multiplying sums s by W means multiplying estimates by (1 / w') · W · w.
     """
     after = matrix @ weights
     return matrix.multiply(weights[None, :]).multiply(1.0 / after[:, None]).tocsr(), after
 
 
 def fold(matrices: list[csr_array]) -> list[csr_array]:
-    """Return the same exchanges as fewer matrices, where multiplying them first saves work."""
+    """Return the product of the matrices if multiplying by it is cheaper; otherwise the matrices."""
     from scipy.sparse import csr_array
 
     members = len(matrices[0].indptr) - 1 if matrices else 0
     if len(matrices) < 2 or members > FOLD_PEERS:
         return matrices
-    whole = matrices[0]
+    product = matrices[0]
     for matrix in matrices[1:]:
-        whole = csr_array(matrix @ whole)
-    cost = min(whole.nnz, DENSE_COST * members * members)
-    return [whole] if cost < sum(matrix.nnz for matrix in matrices) else matrices
+        product = csr_array(matrix @ product)
+    cost = min(product.nnz, DENSE_COST * members * members)
+    return [product] if cost < sum(matrix.nnz for matrix in matrices) else matrices
 
 
 # --- averaging ----------------------------------------------------------------------------------
 
 
 class Averager:
-    """Averages every partial model of a swarm whose networks lie in stacks.
+    """Averages every partial model of a swarm whose networks are rows of stacks.
 
-    rows: for every network its stack, and the row there. stores: one per network where peers of different
-    widths share a partial model, which is averaged at the common width that the stores hold.
+    rows: for every network its stack, and its row in the stack. stores: one per network, if peers of
+    different widths share a partial model; it is averaged at the stores' common width.
     """
 
     def __init__(
@@ -237,17 +238,19 @@ class Averager:
     ):
         self._mixing, self._step = mixing, 0
         shares = np.array(check_weights(networks, weights), dtype=np.float64)
-        shared = {model: who for model, who in implementers(networks).items() if len(who) > 1}
+        shared = {m: peers for m, peers in implementers(networks).items() if len(peers) > 1}
         mixing.check(shared, len(networks), weights is not None)
-        wide = [set() if store.common is None else set(store.common.owners) for store in stores]
+        fused_models = [
+            set() if store.common is None else set(store.common.owners) for store in stores
+        ]
         digests: dict[int, bytes] = {}
         self._plans: list[_StackedModel | _CommonModel] = []
-        for model, who in shared.items():
-            common = [place for place, models in enumerate(wide) if model in models]
+        for model, peers in shared.items():
+            common = [index for index, models in enumerate(fused_models) if model in models]
             if len(common) > 1:
                 self._plans.append(_CommonModel(model, common, stores))
             else:
-                self._plans.append(_StackedModel(model, who, networks, rows, digests))
+                self._plans.append(_StackedModel(model, peers, networks, rows, digests))
         self._weights = [shares[plan.members] for plan in self._plans]
 
     @property
@@ -256,36 +259,36 @@ class Averager:
         return [plan.model for plan in self._plans if isinstance(plan, _CommonModel)]
 
     def tasks(self) -> list[Tasks]:
-        """Return one averaging: lists of tasks, to be done list after list (one list per exchange)."""
-        rounds: list[Tasks] = []
-        for place, plan in enumerate(self._plans):
+        """Return the tasks of one averaging: one list per exchange, to be run in this order."""
+        by_exchange: list[Tasks] = []
+        for index, plan in enumerate(self._plans):
             matrices, after = self._mixing.matrices(
-                plan.model, plan.members, self._step, self._weights[place]
+                plan.model, plan.members, self._step, self._weights[index]
             )
-            for exchange, tasks in enumerate(plan.tasks(matrices, self._weights[place])):
-                if len(rounds) <= exchange:
-                    rounds.append([])
-                rounds[exchange] += tasks
-            self._weights[place] = after
+            for exchange, tasks in enumerate(plan.tasks(matrices, self._weights[index])):
+                if len(by_exchange) <= exchange:
+                    by_exchange.append([])
+                by_exchange[exchange] += tasks
+            self._weights[index] = after
         self._step += 1
-        return rounds
+        return by_exchange
 
 
 class _CommonModel:
     """A partial model of peers of different widths, averaged at a common width.
 
-    Whole vectors are read and written, peer by peer: peers' stores hold them beside their networks.
+    Whole vectors are read from and written to the peers' stores, one peer at a time.
     """
 
     def __init__(self, model: str, members: list[int], stores: Sequence[MatchedStore]):
         self.model, self.members = model, members
-        self._stores = [stores[place] for place in members]
-        first = self._stores[0].entries(model)
-        for place, store in zip(members, self._stores, strict=True):
-            if store.entries(model) != first:
+        self._stores = [stores[index] for index in members]
+        expected = self._stores[0].entries(model)
+        for index, store in zip(members, self._stores, strict=True):
+            if store.entries(model) != expected:
                 raise ModelError(
-                    f"model {model!r} has not the same common width on all its peers: learners "
-                    f"{members[0]} and {place} differ"
+                    f"model {model!r} does not have the same common width on all its peers: learners "
+                    f"{members[0]} and {index} differ"
                 )
 
     def tasks(self, matrices: list[csr_array] | None, weights: np.ndarray) -> list[Tasks]:
@@ -295,7 +298,7 @@ class _CommonModel:
         block = np.stack([store.read(self.model) for store in self._stores])
         mixed = block.astype(np.float64)
         if matrices is None:
-            # The mean of differences from one peer: equal values average to themselves, exactly.
+            # Averaging the differences to one peer keeps the mean of equal values exact.
             mean = mixed[0] + shares @ (mixed - mixed[0])
             mixed = np.broadcast_to(mean, mixed.shape)
         for matrix in matrices or ():
@@ -303,14 +306,14 @@ class _CommonModel:
         if not np.isfinite(mixed).all():
             raise ModelError(
                 f"model {self.model!r}: values are not finite after averaging; lower the learning rate or "
-                "look at the peers' data"
+                "check the peers' data"
             )
         for store, row in zip(self._stores, mixed, strict=True):
             store.write(self.model, row.astype(block.dtype))
 
 
 class _StackedModel:
-    """Where the values of one partial model lie in the stacks, prepared once."""
+    """One partial model, with the precomputed positions of its values in the stacks."""
 
     def __init__(
         self,
@@ -326,15 +329,17 @@ class _StackedModel:
         size = len(first.slicing.coordinates(model))
         width = max(16, min(size, WIDEST_BLOCK, BLOCK_BYTES // (4 * len(members))))
         self._blocks = [(at, min(at + width, size)) for at in range(0, size, width)]
-        found: dict[object, tuple[Stack | Alone, slice | np.ndarray, list[int], list[int]]] = {}
+        by_coordinates: dict[
+            object, tuple[Stack | Alone, slice | np.ndarray, list[int], list[int]]
+        ] = {}
         for slot, (member, network) in enumerate(zip(members, self._networks, strict=True)):
             check_schema(model, first, network)
             (stack, row), where = rows[member], network.slicing.where(model)
-            key = (id(stack), _place_key(where, digests))
-            _, _, own_rows, slots = found.setdefault(key, (stack, where, [], []))
+            key = (id(stack), _coordinates_key(where, digests))
+            _, _, own_rows, slots = by_coordinates.setdefault(key, (stack, where, [], []))
             own_rows.append(row)
             slots.append(slot)
-        self._pieces = [_Piece(*each, self._blocks) for each in found.values()]
+        self._pieces = [_Piece(*each, self._blocks) for each in by_coordinates.values()]
         self._like = self._pieces[0].stack.values[:0, :0]
 
     def tasks(self, matrices: list[csr_array] | None, weights: np.ndarray) -> list[Tasks]:
@@ -347,7 +352,7 @@ class _StackedModel:
         ]
 
     def _mix(self, block: Block, mixer: Mixer) -> None:
-        """Gather, mix, check, put back."""
+        """Gather the values of a block, mix and check them, and write them back."""
         values = self._like.new_empty(len(self.members), block[1] - block[0])
         for piece in self._pieces:
             piece.gather(block, values)
@@ -358,24 +363,24 @@ class _StackedModel:
             piece.scatter(block, mixed)
 
     def _refuse_not_finite(self) -> None:
-        """Name the peer and parameter whose value is not finite, if there is one."""
+        """Raise ModelError naming the peer and parameter whose value is not finite, if there is one."""
         for piece in self._pieces:
-            piece.stack.publish()
+            piece.stack.write_back()
         for network in self._networks:
             network.check_finite(self.model, network.read(self.model))
 
     def _mean(self, weights: np.ndarray) -> Mixer:
         shares = torch.from_numpy(weights / weights.sum()).to(self._like)
-        # The mean of differences from one peer: equal values average to themselves, exactly.
+        # Averaging the differences to one peer keeps the mean of equal values exact.
         return lambda block: block[0] + shares @ (block - block[0])
 
     def _product(self, matrix: csr_array) -> Mixer:
-        """The quickest product of a matrix with a block."""
+        """The fastest way to multiply a block by this matrix: dense or sparse."""
         like, members = self._like, len(self.members)
         if matrix.nnz > DENSE_COST * members * members:
             dense = torch.from_numpy(matrix.toarray()).to(like)
             return lambda block: dense @ block
-        # A bag of weighted rows for each member is a sparse product, and torch's fastest one.
+        # A weighted sum of rows for each member is a sparse product; embedding_bag is torch's fastest one.
         index = torch.from_numpy(matrix.indices.astype(np.int64)).to(like.device)
         starts = torch.from_numpy(matrix.indptr[:-1].astype(np.int64)).to(like.device)
         shares = torch.from_numpy(matrix.data).to(like)
@@ -385,7 +390,7 @@ class _StackedModel:
 
 
 class _Piece:
-    """Members in one stack whose model lies at the same coordinates."""
+    """Members whose networks are in one stack and have the model at the same coordinates."""
 
     def __init__(
         self,
@@ -420,7 +425,7 @@ class _Piece:
             at += tile.size
 
     def scatter(self, block: Block, mixed: Tensor) -> None:
-        """Write mixed values back, one row for each member or one for all."""
+        """Write mixed values back: one row per member, or a single row for all members."""
         goal, rows = self.stack.values, self._rows
         mixed = (mixed[self._slots] if mixed.ndim == 2 else mixed).to(goal.device)
         if self._index is not None:
@@ -438,8 +443,8 @@ class _Piece:
             at += tile.size
 
 
-def _place_key(where: slice | np.ndarray, digests: dict[int, bytes]) -> object:
-    """Equal for equal coordinates; peers that slice alike share one array, which is hashed once."""
+def _coordinates_key(where: slice | np.ndarray, digests: dict[int, bytes]) -> object:
+    """A key that is equal for equal coordinates; peers with equal slices share one array, hashed once."""
     if isinstance(where, slice):
         return where.start, where.stop
     if id(where) not in digests:
@@ -447,15 +452,15 @@ def _place_key(where: slice | np.ndarray, digests: dict[int, bytes]) -> object:
     return digests[id(where)]
 
 
-# --- coordinates as few regular pieces ----------------------------------------------------------
+# --- coordinates as tiles -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Tile:
-    """`count` runs of `length` coordinates, the first at `start`, each `stride` after the one before.
+    """`count` runs of `length` consecutive coordinates, the first at `start`, `stride` from run to run.
 
-    The coordinates of a slice in a weight matrix are some first columns of some first rows: one tile. A
-    slice of a whole network is about one per parameter, read and written by copying, not by picking.
+    The coordinates of a slice in a weight matrix are the first columns of the first rows: one tile. A slice
+    of a network has about one tile per parameter. Tiles are copied as strided views, without index lists.
     """
 
     start: int
@@ -465,7 +470,7 @@ class Tile:
 
     @property
     def size(self) -> int:
-        """Coordinates in it."""
+        """The number of its coordinates."""
         return self.count * self.length
 
     def of(self, rows: Tensor) -> Tensor:
@@ -476,8 +481,8 @@ class Tile:
             rows.storage_offset() + self.start,
         )
 
-    def cut(self, first: int, last: int) -> list[Tile]:
-        """Return the part of its coordinates from `first` to `last`, counted in their order."""
+    def split(self, first: int, last: int) -> list[Tile]:
+        """Return its coordinates number `first` to `last` (exclusive) as tiles."""
         found: list[Tile] = []
         while first < last:
             run, inside = divmod(first, self.length)
@@ -493,7 +498,7 @@ class Tile:
 
 
 def tiles(where: slice | np.ndarray) -> list[Tile] | None:
-    """Return coordinates as tiles, in their order; None where they are too scattered for it."""
+    """Return coordinates as tiles, in order; None if they are too scattered for tiles to be faster."""
     if isinstance(where, slice):
         return [Tile(where.start, 1, 0, where.stop - where.start)]
     breaks = np.flatnonzero(np.diff(where) != 1) + 1
@@ -514,12 +519,12 @@ def tiles(where: slice | np.ndarray) -> list[Tile] | None:
 
 
 def span(tiled: list[Tile], first: int, last: int) -> list[Tile]:
-    """Return the part of some tiles' coordinates from `first` to `last`, counted in their order."""
+    """Return the coordinates number `first` to `last` (exclusive) of a list of tiles, as tiles."""
     found: list[Tile] = []
     at = 0
     for tile in tiled:
         a, b = max(first - at, 0), min(last - at, tile.size)
         if a < b:
-            found += tile.cut(a, b)
+            found += tile.split(a, b)
         at += tile.size
     return found

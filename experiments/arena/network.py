@@ -1,10 +1,10 @@
-"""Simulated networks: how long training and messages take, what is lost, who is present, who is cut off; and
-timetables: who pushes to whom, when, how much, and the outcome.
+"""Simulated networks: durations of training and messages, losses, presence of peers and partitions; and
+timetables: which peer pushes to which neighbours, when, and the outcome of each transfer.
 
-All of it follows from a seed and from schedules given in advance, and nothing from what peers hold: the
-outcome of a transfer is known when it is sent. So a whole window of virtual time is laid out at once, for all
-peers, and the values flow through it afterwards (`vectorised.py`, `events.py`). Durations are named
-distributions, as a config writes them:
+All of this is computed from a seed and from schedules given in advance. It does not depend on the peers'
+values, so the outcome of a transfer is known when it is sent. Therefore a whole window of virtual time is
+planned for all peers first, and the values are computed afterwards (`vectorised.py`, `events.py`). Durations
+are named distributions, written as in a config:
 
 "constant:1"    "uniform:0.5:1.5"    "exponential:2"    "lognormal:1:0.5"    "gamma:1:4"
 {kind = "lognormal", median = 1, sigma = 0.5}    {kind = "gamma", mean = 0.2, shape = 4, fixed = true}
@@ -35,18 +35,18 @@ Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Flags: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_MULTIPLIER_1, _MULTIPLIER_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 class TimeError(ConfigError):
-    """Times, losses or schedules that make no sense; the text says what to write instead."""
+    """Invalid times, losses or schedules; the message says what to write instead."""
 
 
 # --- random numbers ---------------------------------------------------------------------------------
 
 
 class Draws:
-    """Random numbers that depend on what they are for, not on when they are asked for.
+    """Random numbers that depend on their purpose, not on the order in which they are drawn.
 
     Every draw is a hash of (seed, purpose, keys). So the twelfth message from peer 3 to peer 7 has the same
     delay whether events are handled one by one or ten thousand at a time, on one thread or on many.
@@ -69,10 +69,10 @@ class Draws:
 
 
 def _mix(state: Hashes) -> Hashes:
-    """One step of the splitmix64 generator: every bit of the result depends on every bit given."""
+    """One step of the splitmix64 generator: every bit of the result depends on every bit of the input."""
     state = state + _GOLDEN
-    state = (state ^ (state >> np.uint64(30))) * _FIRST
-    state = (state ^ (state >> np.uint64(27))) * _SECOND
+    state = (state ^ (state >> np.uint64(30))) * _MULTIPLIER_1
+    state = (state ^ (state >> np.uint64(27))) * _MULTIPLIER_2
     return state ^ (state >> np.uint64(31))
 
 
@@ -80,28 +80,28 @@ def _mix(state: Hashes) -> Hashes:
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A family of distributions: the names of its parameters, its mean, its quantiles."""
+class Family:
+    """A family of distributions: the names of its parameters, its mean, and its quantile function."""
 
     names: tuple[str, ...]
     mean: Callable[..., float]
     quantile: Callable[..., Floats]
 
 
-KINDS: Mapping[str, Kind] = {
-    "constant": Kind(("value",), lambda value: value, lambda u, value: np.full_like(u, value)),
-    "uniform": Kind(
+KINDS: Mapping[str, Family] = {
+    "constant": Family(("value",), lambda value: value, lambda u, value: np.full_like(u, value)),
+    "uniform": Family(
         ("low", "high"),
         lambda low, high: (low + high) / 2,
         lambda u, low, high: low + (high - low) * u,
     ),
-    "exponential": Kind(("mean",), lambda mean: mean, lambda u, mean: -mean * np.log1p(-u)),
-    "lognormal": Kind(
+    "exponential": Family(("mean",), lambda mean: mean, lambda u, mean: -mean * np.log1p(-u)),
+    "lognormal": Family(
         ("median", "sigma"),
         lambda median, sigma: median * math.exp(sigma**2 / 2),
         lambda u, median, sigma: median * np.exp(sigma * special.ndtri(u)),
     ),
-    "gamma": Kind(
+    "gamma": Family(
         ("mean", "shape"),
         lambda mean, shape: mean,
         lambda u, mean, shape: mean / shape * special.gammaincinv(shape, u),
@@ -112,10 +112,11 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True)
 class Distribution:
-    """Seconds that something takes. `at(u)` turns uniform numbers into durations.
+    """A distribution of durations in seconds. `at(u)` turns uniform random numbers into durations.
 
     kind, parameters: as in the table `KINDS`.
-    fixed: drawn once for each peer or link and kept, instead of anew each time: some are always slow.
+    fixed: one duration is drawn for each peer or link and kept, so that some are always slow; otherwise a new
+        duration is drawn each time.
     """
 
     kind: str
@@ -136,7 +137,7 @@ class Distribution:
 
 
 def parse(spec: str | Mapping[str, Any] | float, what: str = "duration") -> Distribution:
-    """Read a distribution; a plain number is a constant. `what` starts every error."""
+    """Parse a distribution; a plain number is a constant. Error messages begin with `what`."""
     if _is_number(spec):
         given: dict[str, Any] = {"kind": "constant", "value": spec}
     elif isinstance(spec, str):
@@ -192,15 +193,16 @@ class Conditions:
 
     training: how long the local steps of one round take.
     every: rounds of local steps between two pushes; the drawn time counts for each of them.
-    delay: how long a message is on its way, each way.
+    delay: how long a message takes; an answer takes another delay.
     stragglers: the share of peers that train `slowdown` times slower, drawn by the seed.
     loss: the probability that a message, or the answer to it, is lost.
-    timeout: a transfer that was not answered for so long is settled with its receiver: mass that did
-        not arrive returns to its sender. Lower it where messages are often lost; far below twice the
-        delay, what is merely late is taken back as well. By default ten mean delays.
-    events, step: a churn trace (`topology.draw_events`), and the seconds that one of its steps lasts. A peer
-        that leaves takes along what it held; one that arrives counts anew once it has heard a neighbour.
-    partitions: when which peers are cut off from the others.
+    timeout: after so many seconds without an answer, the sender asks the receiver about a transfer, and takes
+        back mass that did not arrive. Lower it if messages are often lost; far below twice the delay, mass
+        that is merely late is taken back as well. By default ten mean delays.
+    events, step: a churn trace (`topology.draw_events`), and the seconds that one of its steps lasts. The
+        mass of a peer that leaves is lost; a peer that arrives joins the average with its own weight after
+        its first received transfer.
+    partitions: times during which some peers are cut off from the others.
     """
 
     training: Distribution
@@ -244,20 +246,20 @@ class Conditions:
 class World:
     """Conditions applied to peers 0 … n−1 of a graph. All methods take and return whole arrays.
 
-    starts, ends: per peer when its sessions begin and end, padded with infinity.
+    starts, ends: for each peer the times at which its sessions begin and end, padded with infinity.
     """
 
     def __init__(self, conditions: Conditions, graph: nx.Graph, seed: int):
         self.conditions = conditions
         self.peers = len(graph)
         self.draws = Draws(seed)
-        everyone = np.arange(self.peers)
-        slow = self.draws.uniform("straggler", everyone)
+        all_peers = np.arange(self.peers)
+        straggler_draws = self.draws.uniform("straggler", all_peers)
         count = round(conditions.stragglers * self.peers)
         self._slowness = np.full(self.peers, float(conditions.every))
-        self._slowness[np.argsort(slow, kind="stable")[:count]] *= conditions.slowdown
+        self._slowness[np.argsort(straggler_draws, kind="stable")[:count]] *= conditions.slowdown
         self._sides = [
-            (each.start, each.end, np.isin(everyone, sorted(each.side)))
+            (each.start, each.end, np.isin(all_peers, sorted(each.side)))
             for each in conditions.partitions
         ]
         for peer in (peer for each in conditions.partitions for peer in each.side):
@@ -270,13 +272,13 @@ class World:
     # --- durations and losses -------------------------------------------------------------------
 
     def training(self, peer: Ints, count: Ints) -> Floats:
-        """How long it takes a peer to get from push number `count` − 1 to the next."""
+        """How long each peer trains between its pushes number `count` − 1 and `count`."""
         times = self.conditions.training
         keys = np.zeros_like(count) if times.fixed else count
         return times.at(self.draws.uniform("training", peer, keys)) * self._slowness[peer]
 
     def delay(self, lane: int, sender: Ints, receiver: Ints, count: Ints, way: str) -> Floats:
-        """How long a message takes; a fixed delay is that of the link, whatever it carries."""
+        """How long each message takes; fixed delays depend only on the link, in both directions."""
         times = self.conditions.delay
         if times.fixed:
             a, b = np.minimum(sender, receiver), np.maximum(sender, receiver)
@@ -289,13 +291,13 @@ class World:
         self, lane: int, sender: Ints, receiver: Ints, count: Ints, way: str, time: Floats
     ) -> Flags:
         """Whether a message sent at `time` is lost: by chance, a failed link or a partition."""
-        gone = ~self.link_up(sender, receiver, time)
+        lost = ~self.link_up(sender, receiver, time)
         if self.conditions.loss:
             chance = self.draws.uniform(f"loss {way} {lane}", sender, receiver, count)
-            gone |= chance < self.conditions.loss
+            lost |= chance < self.conditions.loss
         for start, end, side in self._sides:
-            gone |= (start <= time) & (time < end) & (side[sender] != side[receiver])
-        return gone
+            lost |= (start <= time) & (time < end) & (side[sender] != side[receiver])
+        return lost
 
     def link_up(self, sender: Ints, receiver: Ints, time: Floats) -> Flags:
         """Whether the link between two peers works."""
@@ -313,13 +315,13 @@ class World:
         return np.asarray((self.starts[peer] <= time[:, None]).sum(axis=1) - 1, np.int64)
 
     def present(self, peer: Ints, time: Floats) -> Flags:
-        """Whether a peer is there."""
+        """Whether each peer is online at its time."""
         if not self.churns:
             return np.ones(len(peer), bool)
         return (time < self.end(peer, self.session(peer, time))) & (time >= self.starts[peer, 0])
 
     def present_at(self, time: float) -> Flags:
-        """Whether each of all peers is there at one moment."""
+        """Whether each peer of the world is online at one time."""
         return self.present(np.arange(self.peers), np.full(self.peers, time))
 
     def start(self, peer: Ints, session: Ints) -> Floats:
@@ -331,27 +333,27 @@ class World:
         return self.ends[peer, session]
 
     def changes(self, start: float, end: float) -> tuple[Ints, Floats, Flags]:
-        """Peers, times and kinds (True: arrives) of the arrivals and departures in [start, end)."""
-        found = []
+        """The arrivals and departures in [start, end): peers, times, and True for arrivals."""
+        columns = []
         for table, arrives in ((self.ends, False), (self.starts, True)):
             peer, column = np.nonzero((table >= start) & (table < end) & (table > 0))
-            found.append((peer, table[peer, column], np.full(len(peer), arrives)))
-        peer, time, kind = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        return peer, time, kind
+            columns.append((peer, table[peer, column], np.full(len(peer), arrives)))
+        peer, time, arrival = (np.concatenate(arrays) for arrays in zip(*columns, strict=True))
+        return peer, time, arrival
 
     def _tabulate(self, graph: nx.Graph) -> None:
         """Make tables of when each peer's sessions start and end, and of when links fail and heal."""
         events = sorted(self.conditions.events, key=lambda event: event.step)
-        first: dict[int, str] = {}
+        first_event: dict[int, str] = {}
         for event in events:
             if event.other is None:
-                first.setdefault(event.peer, event.kind)
-        away = [peer for peer, kind in first.items() if kind == "arrive"]
+                first_event.setdefault(event.peer, event.kind)
+        absent = [peer for peer, kind in first_event.items() if kind == "arrive"]
         if events:
-            churn(graph, events, away)  # raises what is wrong with them
+            churn(graph, events, absent)  # raises if they contradict each other
         starts = [[0.0] for _ in range(self.peers)]
         ends: list[list[float]] = [[] for _ in range(self.peers)]
-        for peer in away:
+        for peer in absent:
             starts[peer].clear()
         links: dict[int, list[float]] = {}
         for event in events:
@@ -366,43 +368,46 @@ class World:
                 if not graph.is_directed():
                     links.setdefault(event.other * self.peers + event.peer, []).append(time)
         self.churns = any(event.other is None for event in events)
-        self.starts = _padded(starts, 1)  # one column more: the session that never comes
+        # One more column of infinity: the start of the session after the last.
+        self.starts = _padded(starts, 1)
         self.ends = _padded(ends, self.starts.shape[1] - max(map(len, ends)))
         self._link_keys = np.array(sorted(links), dtype=np.int64)
         self._flips = _padded([links[key] for key in sorted(links)], 0)
 
 
 def _padded(rows: Iterable[list[float]], extra: int) -> Floats:
-    """Rows of unequal length as one array, filled up with infinity."""
-    known = list(rows)
-    width = max((len(row) for row in known), default=0) + extra
-    table = np.full((len(known), max(width, 1)), np.inf)
-    for index, row in enumerate(known):
+    """Rows of unequal length as one array, padded with infinity."""
+    lists = list(rows)
+    width = max((len(row) for row in lists), default=0) + extra
+    table = np.full((len(lists), max(width, 1)), np.inf)
+    for index, row in enumerate(lists):
         table[index, : len(row)] = row
     return table
 
 
 # --- timetables -------------------------------------------------------------------------------------
 
-# At one moment, a peer's events happen in this order.
+# Kinds of events. A peer's events at the same time happen in this order.
 CHANGE, CREDIT, SETTLE, TRAIN, PUSH = range(5)
 
 ShareRule = Callable[[Any, Any], Any]
-"""(weights, neighbours in the push) → the units of weight that each neighbour is given; ints or arrays."""
+"""(weights, neighbours in the push) → the units of weight that each neighbour receives; ints or arrays."""
 
-_KEY_BITS = 44  # of a sort key's 64; the rest numbers the pushes of one step
+_KEY_BITS = (
+    44  # bits of a 64-bit sort key that are random; the higher bits are the index of the push
+)
 
 
 @dataclass(frozen=True)
 class Transfers:
-    """Mass on its way. `push` is the place of the push it belongs to in the same plan.
+    """Transfers, one per row of each array. `push` is the index of the transfer's push in the same plan.
 
     arrives: when it is credited; infinity if it never is.
-    closes: when its sender hears of that, or settles it: from then on the link is free again.
-    heard: whether the answer reached the sender before its timeout.
-    returns: whether the sender then takes the mass back.
-    credited_then_lost: whether the mass that returns had been credited to a receiver that died with it.
-    sender_died: whether the sender is gone by then, and with it what would have returned.
+    closes: when the sender receives the answer, or settles the transfer; then the link is free again.
+    acknowledged: whether the answer reached the sender before its timeout.
+    returns: whether the sender takes the mass back when the transfer closes.
+    credited_then_lost: whether the mass that returns had been credited to a receiver that left afterwards.
+    sender_died: whether the sender has left before the mass could return, so that this mass is lost.
     """
 
     push: Ints
@@ -410,7 +415,7 @@ class Transfers:
     receiver: Ints
     arrives: Floats
     closes: Floats
-    heard: Flags
+    acknowledged: Flags
     returns: Flags
     credited_then_lost: Flags
     sender_died: Flags
@@ -419,18 +424,18 @@ class Transfers:
         return len(self.push)
 
     def where(self, chosen: Flags) -> Self:
-        """Some of them."""
+        """The transfers for which `chosen` is True."""
         return type(self)(*(getattr(self, each.name)[chosen] for each in fields(self)))
 
     def and_then(self, others: Self) -> Self:
-        """Both, in this order."""
+        """These transfers, followed by `others`."""
         both = ((getattr(self, each.name), getattr(others, each.name)) for each in fields(self))
         return type(self)(*(np.concatenate(pair) for pair in both))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A window of virtual time: who pushes when, to how many neighbours (`fan`), and what becomes of it.
+    """The pushes of a window of virtual time: peer, time, number of neighbours (`fan`), and their transfers.
 
     `idle` counts pushes for which no neighbour was free.
     """
@@ -443,7 +448,7 @@ class Plan:
 
 
 class Clock:
-    """When peers end their local steps. Peers that are away do not train."""
+    """Computes when peers finish their local steps. Peers that are offline do not train."""
 
     def __init__(self, world: World, peers: Ints):
         self._world, self._peers = world, peers
@@ -453,9 +458,9 @@ class Clock:
         self._skip_absences(np.arange(len(peers)))
 
     def until(self, end: float) -> Iterator[tuple[Ints, Ints, Floats, Ints]]:
-        """Yield (places, peers, times, counts) of all local steps that end before `end`.
+        """Yield (indices, peers, times, counts) of all local steps that end before `end`.
 
-        A peer appears once in every array that is yielded, and its times rise from one to the next.
+        A peer appears at most once in every array, and its times increase from one array to the next.
         """
         while len(at := np.flatnonzero(self._due < end)):
             peer, time, count = self._peers[at], self._due[at].copy(), self._count[at].copy()
@@ -465,30 +470,32 @@ class Clock:
             yield at, peer, time, count
 
     def _skip_absences(self, at: Ints) -> None:
-        """Local steps that a peer does not live to end are begun again in its next session."""
+        """Restart local steps that a peer could not finish in the peer's next session."""
         if not self._world.churns:
             return
         while True:
             peer, session = self._peers[at], self._session[at]
-            cut_off = np.isfinite(self._due[at]) & (self._due[at] >= self._world.end(peer, session))
-            if not cut_off.any():
+            interrupted = np.isfinite(self._due[at]) & (
+                self._due[at] >= self._world.end(peer, session)
+            )
+            if not interrupted.any():
                 return
-            at = at[cut_off]
+            at = at[interrupted]
             self._session[at] += 1
             starts = self._world.start(self._peers[at], self._session[at])
             self._due[at] = starts + self._world.training(self._peers[at], self._count[at])
 
 
 class Timetable:
-    """Lays out the pushes of one vector on one graph.
+    """Plans the pushes of one vector on one graph.
 
-    A peer trains, then pushes to a few random neighbours to which no transfer is open. When that is, whom it
-    picks, when the message arrives and whether its answer does, follow from the seed, the world's schedules
-    and the peer's own earlier pushes.
+    A peer trains, then pushes to a few random neighbours to which it has no open transfer. The time of the
+    push, its targets, and the arrivals of messages and answers are computed from the seed, the world's
+    schedules and the peer's own earlier pushes.
 
-    graph: who may give to whom; its peers are numbers below `world.peers`, not necessarily all.
-    fanout: neighbours that share in one push.
-    lane: a number that sets this vector's random choices apart from those of others.
+    graph: which peers may push to which; its nodes are numbers below `world.peers`, not necessarily all.
+    fanout: neighbours that receive a share in one push.
+    lane: the number of this vector, so that its random choices are independent of other vectors'.
     """
 
     def __init__(self, world: World, graph: nx.Graph, *, fanout: int = 1, lane: int = 0):
@@ -505,10 +512,10 @@ class Timetable:
         self._clock = Clock(world, self.peers)
         self._closes = np.full(len(pairs), -np.inf)
         self._session = np.zeros(len(pairs), np.int64)
-        """In which session of the sender a link's last transfer was opened."""
+        """The sender's session in which a link's last transfer was opened."""
 
     def until(self, end: float) -> Plan:
-        """Lay out everything that is pushed before `end` and was not laid out before."""
+        """Plan all pushes before `end` that were not planned before."""
         none, never, no = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, bool)
         pushes = [(none, never, none)]
         transfers: list[tuple[Any, ...]] = [(none, none, none, never, never, no, no, no, no)]
@@ -518,24 +525,24 @@ class Timetable:
             fan = np.bincount(push, minlength=len(at))
             used = fan > 0
             idle += len(at) - int(used.sum())
-            place = number + np.cumsum(used) - 1
+            index = number + np.cumsum(used) - 1
             number += int(used.sum())
             pushes.append((peer[used], time[used], fan[used]))
             outcomes = self._outcomes(edge, time[push], count[push])
-            transfers.append((place[push], self.sender[edge], self.receiver[edge], *outcomes))
+            transfers.append((index[push], self.sender[edge], self.receiver[edge], *outcomes))
         peer, time, fan = (np.concatenate(column) for column in zip(*pushes, strict=True))
         columns = (np.concatenate(column) for column in zip(*transfers, strict=True))
         return Plan(peer, time, fan, Transfers(*columns), idle)
 
     def _choose(self, at: Ints, time: Floats, count: Ints) -> tuple[Ints, Ints]:
-        """The links that are pushed along, and for each the place of its push in `at`."""
+        """The links that are used, and for each the index of its push in `at`."""
         degree = self._degree[at]
         push = np.repeat(np.arange(len(at)), degree)
         within = np.arange(len(push)) - np.repeat(np.cumsum(degree) - degree, degree)
         edge = self._first[at][push] + within
         when = time[push]
         open_ = self._closes[edge] > when
-        if self._world.churns:  # a new session knows nothing of the old one's transfers
+        if self._world.churns:  # a new session does not have the open transfers of the old one
             open_ &= self._session[edge] == self._world.session(self.sender[edge], when)
         free = ~open_ & self._world.link_up(self.sender[edge], self.receiver[edge], when)
         free &= self._world.present(self.receiver[edge], when)
@@ -566,13 +573,15 @@ class Timetable:
             dies, back = world.end(receiver, session), world.start(receiver, session + 1)
             given &= arrives < dies
         answer = _after(arrives, world.delay(lane, receiver, sender, count, "answer"))
-        heard = given & (answer < latest) & (answer < back)
-        heard &= ~world.lost(lane, receiver, sender, count, "answer", arrives)
-        dead = ~heard & (dies <= latest)
-        returns = ~given | dead
-        # A receiver that comes back in a new session shows that its old ledger is gone: what was not
-        # answered until then returns, credited or not.
-        closes = np.where(heard, answer, np.where(dead, np.minimum(latest, back), latest))
+        acknowledged = given & (answer < latest) & (answer < back)
+        acknowledged &= ~world.lost(lane, receiver, sender, count, "answer", arrives)
+        receiver_died = ~acknowledged & (dies <= latest)
+        returns = ~given | receiver_died
+        # When a receiver comes back in a new session, its old ledger is lost: mass of transfers that were
+        # not answered until then returns, whether it was credited or not.
+        closes = np.where(
+            acknowledged, answer, np.where(receiver_died, np.minimum(latest, back), latest)
+        )
         sender_died = np.zeros(len(edge), bool)
         if world.churns:
             own = world.session(sender, time)
@@ -580,23 +589,25 @@ class Timetable:
             sender_died = returns & (closes >= world.end(sender, own))
         self._closes[edge] = closes
         arrives = np.where(given, arrives, np.inf)
-        return arrives, closes, heard, returns, given & returns, sender_died
+        return arrives, closes, acknowledged, returns, given & returns, sender_died
 
 
 def _after(time: Floats, duration: Floats) -> Floats:
-    """The end of a duration, later than its start even if rounding would make them equal."""
+    """The end of a duration, which is always later than its start, even after rounding."""
     return np.maximum(time + duration, np.nextafter(time, np.inf))
 
 
 def share_rule(fraction: float | None) -> ShareRule:
-    """Equal parts for neighbours and peer, or a fraction of the weight, split among neighbours.
+    """Equal parts for neighbours and the peer itself, or a fraction of its weight, split among neighbours.
 
-    All in whole units. The fraction is taken as a ratio of numbers small enough that products of
-    weights never overflow.
+    Weights are whole units. The fraction is approximated by a ratio of integers that are small enough that
+    products with weights never overflow.
     """
     if fraction is None:
         return lambda weight, fan: weight // (fan + 1)
     if not 0 < fraction < 1:
         raise ValueError(f"fraction is {fraction}, it must lie between 0 and 1")
-    top, bottom = Fraction(fraction).limit_denominator(1 << 20).as_integer_ratio()
-    return lambda weight, fan: (weight // bottom * top + weight % bottom * top // bottom) // fan
+    numerator, denominator = Fraction(fraction).limit_denominator(1 << 20).as_integer_ratio()
+    return lambda weight, fan: (
+        (weight // denominator * numerator + weight % denominator * numerator // denominator) // fan
+    )

@@ -1,10 +1,10 @@
 """Push-sum of many peers in virtual time: peers × coordinates in one array, no object per event.
 
-The fast path of the event-driven simulator, for one vector per peer and nothing to learn. Time advances in
-windows. A window's timetable is laid out first; then its events are applied in waves: a wave holds, for every
-peer, its next event, if the push that this event waits for has been made. Each peer's events thus happen in
-order of time, whatever the length of the window, and peers of a wave are all different, so that a wave is a
-few operations on arrays, in as many threads as one likes.
+The fast path of the event-driven simulator, for one vector per peer, without training. Time advances in
+windows. The pushes of a window are planned first; then its events are applied in waves. A wave holds the next
+event of every peer, unless that event depends on a push that was not made yet. So each peer's events happen
+in order of time, whatever the length of the window. All peers of a wave are different, so a wave is a few
+array operations, which can be split among threads.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from .network import (
     share_rule,
 )
 
-_BLOCK_BYTES = 1 << 18  # two of these fit the second-level cache of any machine of today
-_WORTH_A_THREAD = 1 << 20
-_NOBODY = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0, bool))
+_BLOCK_BYTES = 1 << 18  # two such blocks fit into the second-level cache of current processors
+_MIN_BYTES_FOR_THREADS = 1 << 20  # below this, starting threads takes longer than the work
+_NO_CHANGES = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0, bool))
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The peers at one moment.
+    """The progress of averaging at one time.
 
-    error: how far estimates are from the average of all mass, relative to the start.
-    events: pushes, arrivals and returns so far: what moved mass.
+    error: distance of the estimates from the average of all mass, relative to the distance at the start.
+    events: pushes, arrivals and returns of mass so far.
     """
 
     time: float
@@ -62,16 +62,16 @@ class VectorisedPushSum:
             print(sample.time, sample.error)
 
     values: peers × coordinates; peer i is node i of the graph.
-    weights: units of push-sum weight per peer (`gossip.ONE` is one peer's), all the same if left out.
-    fanout: neighbours that share in one push.
-    fraction: the share of its weight that a peer gives away in one push; equal parts for the chosen
-        neighbours and the peer itself if left out.
-    window: virtual seconds that are laid out at once. It changes speed and memory, never a result.
-    threads: likewise.
+    weights: units of push-sum weight per peer; `gossip.ONE` each by default.
+    fanout: neighbours that receive a share in one push.
+    fraction: the share of its weight that a peer sends in one push; by default, the chosen neighbours and the
+        peer itself get equal parts.
+    window: virtual seconds that are planned at once. It affects speed and memory, not the result.
+    threads: threads for array operations. They do not affect the result.
 
-    `estimates` are the peers' estimates of the average, as they are now, and `weights` their weights: 0 for
-    those that are away, or have arrived and heard nobody yet; their estimates mean nothing.
-    `counters` says what happened; "idle" are pushes for which no neighbour was free.
+    `estimates` are the peers' current estimates of the average, and `weights` their weights. A weight is 0 if
+    the peer is offline, or has arrived and not received a transfer yet; its estimate is then meaningless.
+    `counters` counts events; "idle" are pushes for which no neighbour was free.
     """
 
     def __init__(
@@ -96,9 +96,11 @@ class VectorisedPushSum:
         self.now = 0.0
         self.counters: Counter[str] = Counter()
         self.estimates = np.array(values, dtype=np.float64)
-        self._own = np.full(peers, ONE) if weights is None else np.array(weights, np.int64)
+        self._initial_weights = (
+            np.full(peers, ONE) if weights is None else np.array(weights, np.int64)
+        )
         self._present = self.world.present_at(0.0)
-        self.weights: Ints = np.where(self._present, self._own, 0)
+        self.weights: Ints = np.where(self._present, self._initial_weights, 0)
         self._injected, self._died = Tally(coordinates), Tally(coordinates)
         self._injected.add(self.estimates, self.weights)
         self._rows, self._pool = Rows(self.estimates, threads), Pool(coordinates)
@@ -106,7 +108,7 @@ class VectorisedPushSum:
         self._timetable = Timetable(self.world, graph, fanout=fanout)
         self._open = Open.of(self._timetable.until(0.0).transfers)  # none yet
         self._window = window or conditions.push_interval
-        self._spread = self._distance()
+        self._initial_distance = self._distance()
 
     @property
     def events(self) -> int:
@@ -114,87 +116,87 @@ class VectorisedPushSum:
         return sum(self.counters[kind] for kind in ("push", "arrival", "return"))
 
     def run(self, seconds: float, every: float | None = None) -> Iterator[Sample]:
-        """Let time pass; yield a sample every so many virtual seconds, and at the end."""
-        start, end, turn = self.now, self.now + seconds, 0
+        """Let virtual time pass; yield a sample after each `every` virtual seconds, and at the end."""
+        start, end, samples = self.now, self.now + seconds, 0
         while self.now < end:
-            turn += 1
-            stop = end if every is None else min(start + turn * every, end)
+            samples += 1
+            stop = end if every is None else min(start + samples * every, end)
             while self.now < stop:
                 self._advance(min(self.now + self._window, stop))
             yield Sample(self.now, self.error(), self.events)
 
     def error(self) -> float:
         """Root mean square distance of the estimates from the average, relative to the start."""
-        return self._distance() / self._spread if self._spread else 0.0
+        return self._distance() / self._initial_distance if self._initial_distance else 0.0
 
     def average(self) -> Floats:
-        """What the estimates tend to: the average of all mass, held or on its way."""
+        """The limit of the estimates: the average of all mass, held by peers or in transit."""
         vector, weight = self.total()
         return vector / weight
 
     def total(self) -> tuple[Floats, int]:
-        """The sums of weight · value and of weight, over what is held and what is on its way."""
-        flying = self._open.where((self._open.arrives >= self.now) & (self._open.share > 0))
-        vector = flying.share.astype(np.float64) @ self._pool.values[flying.row]
+        """The sums of weight · value and of weight, over all mass held by peers or in transit."""
+        in_transit = self._open.where((self._open.arrives >= self.now) & (self._open.share > 0))
+        vector = in_transit.share.astype(np.float64) @ self._pool.values[in_transit.row]
         vector = vector + self.weights.astype(np.float64) @ self.estimates
-        return vector, int(flying.share.sum()) + int(self.weights.sum())
+        return vector, int(in_transit.share.sum()) + int(self.weights.sum())
 
     def balance(self) -> dict[str, tuple[Floats, int]]:
-        """Sums over all time: what was injected is what there is (`total`) and what died."""
+        """Sums over all time: injected mass is present mass (`total`) plus that of peers that left (`died`)."""
         tallies = {"injected": self._injected, "died": self._died}
         return {"total": self.total()} | {n: (t.vector, t.weight) for n, t in tallies.items()}
 
     def _distance(self) -> float:
-        """Root mean square distance from the average, over peers that are there and have a weight."""
+        """Root mean square distance from the average, over peers that are online and have weight."""
         average, counted = self.average(), self._present & (self.weights > 0)
         if not counted.any():
             return 0.0
         total = 0.0
-        for part in np.array_split(np.flatnonzero(counted), max(1, counted.sum() // 4096)):
-            total += float(np.square(self.estimates[part] - average).sum())
+        for peers in np.array_split(np.flatnonzero(counted), max(1, counted.sum() // 4096)):
+            total += float(np.square(self.estimates[peers] - average).sum())
         return float(np.sqrt(total / counted.sum()))
 
     # --- one window -----------------------------------------------------------------------------
 
     def _advance(self, end: float) -> None:
-        """Let the events of a window happen, in waves of events that do not depend on each other."""
+        """Apply the events of a window, in waves of events that do not depend on each other."""
         plan = self._timetable.until(end)
         self.counters["idle"] += plan.idle
-        fresh = len(self._open)
+        first_new = len(self._open)
         open_ = self._open.and_then(Open.of(plan.transfers))
-        events = Events.of(self.world, plan, open_, fresh, self.now, end)
+        events = Events.of(self.world, plan, open_, first_new, self.now, end)
         fan = plan.fan
-        first = fresh + np.cumsum(fan) - fan
-        uses = np.isfinite(open_.arrives[fresh:]).astype(np.int64) + open_.returns[fresh:]
+        first = first_new + np.cumsum(fan) - fan
+        uses = np.isfinite(open_.arrives[first_new:]).astype(np.int64) + open_.returns[first_new:]
         uses = np.bincount(plan.transfers.push, uses, len(fan)).astype(np.int64)
         done = np.zeros(len(fan) + 1, bool)
-        done[-1] = True  # what −1 waits for
+        done[-1] = True  # for events with wait = −1, which depend on no push
         edges = np.flatnonzero(np.diff(events.peer, prepend=-1, append=-1))
         at, stop = edges[:-1].copy(), edges[1:]
         while len(at):
             ready = done[events.wait[at]]
             wave = at[ready]
             kind, what, peer = events.kind[wave], events.what[wave], events.peer[wave]
-            if (mine := kind == CREDIT).any():
-                self.counters["arrival"] += int(mine.sum())
-                self._absorb(peer[mine], what[mine], open_)
-            if (mine := kind == SETTLE).any():
-                self._settle(peer[mine], what[mine], open_)
-            if (mine := kind == PUSH).any():
-                place = what[mine]
-                self._push(peer[mine], fan[place], first[place], uses[place], open_)
-                done[place] = True
-            if (mine := kind == CHANGE).any():
-                self._change(peer[mine], what[mine] == 1)
+            if (selected := kind == CREDIT).any():
+                self.counters["arrival"] += int(selected.sum())
+                self._absorb(peer[selected], what[selected], open_)
+            if (selected := kind == SETTLE).any():
+                self._settle(peer[selected], what[selected], open_)
+            if (selected := kind == PUSH).any():
+                push = what[selected]
+                self._push(peer[selected], fan[push], first[push], uses[push], open_)
+                done[push] = True
+            if (selected := kind == CHANGE).any():
+                self._change(peer[selected], what[selected] == 1)
             at += ready
             left = at < stop
             at, stop = at[left], stop[left]
-        coming = (open_.arrives >= end) & (open_.arrives < np.inf)
-        self._open = open_.where(coming | (open_.returns & (open_.closes >= end)))
+        arriving_later = (open_.arrives >= end) & (open_.arrives < np.inf)
+        self._open = open_.where(arriving_later | (open_.returns & (open_.closes >= end)))
         self.now = end
 
     def _push(self, peer: Ints, fan: Ints, first: Ints, uses: Ints, open_: Open) -> None:
-        """Take a share for each of `fan` neighbours; from a weight too small to be split, take nothing."""
+        """Split off a share for each of `fan` neighbours; 0 if the weight is too small to be split."""
         weight = self.weights[peer]
         share = self._share(weight, fan)
         share[np.minimum(share, weight - share * fan) < FLOOR] = 0
@@ -209,7 +211,7 @@ class VectorisedPushSum:
         self.counters["too little to split"] += int((share == 0).sum())
 
     def _absorb(self, peer: Ints, which: Ints, open_: Open) -> None:
-        """Credit transfers to peers, all different. A newcomer then adds its own weight at that value."""
+        """Credit transfers to different peers. A newcomer takes over the value and adds its own weight."""
         every_row = open_.row[which]
         some = open_.share[which] > 0
         peer, row, share = peer[some], every_row[some], open_.share[which][some]
@@ -221,12 +223,15 @@ class VectorisedPushSum:
         if new.any():
             newcomer = peer[new]
             self.estimates[newcomer] = self._pool.values[row[new]]
-            self.weights[newcomer] += self._own[newcomer]
-            self._injected.add(self.estimates[newcomer], self._own[newcomer])
+            self.weights[newcomer] += self._initial_weights[newcomer]
+            self._injected.add(self.estimates[newcomer], self._initial_weights[newcomer])
         self._pool.used(every_row)
 
     def _settle(self, peer: Ints, which: Ints, open_: Open) -> None:
-        """Mass returns to its sender, unless that is gone. What died with a receiver lives again."""
+        """Return mass to its sender, unless the sender has left.
+
+        Mass that was credited to a receiver which left is counted as lost until it returns here.
+        """
         died, lost = open_.sender_died[which], open_.credited_then_lost[which]
         for flag, sign in ((died & ~lost, 1), (lost & ~died, -1)):
             if flag.any():
@@ -237,7 +242,7 @@ class VectorisedPushSum:
         self._pool.used(open_.row[which[died]])
 
     def _change(self, peer: Ints, arrives: Flags) -> None:
-        """Peers leave with what they hold, or arrive without weight until they hear from a neighbour."""
+        """Peers leave, and their mass is lost; or arrive, without weight until they receive a transfer."""
         leaving = peer[~arrives]
         self._died.add(self.estimates[leaving], self.weights[leaving])
         self.weights[leaving] = 0
@@ -259,21 +264,25 @@ class Tally:
 
 @dataclass(frozen=True)
 class Open(Transfers):
-    """Transfers with something still to happen; `share` and `row` say what they carry."""
+    """Transfers that are not finished: the weight `share` of each, and the `row` of its value in the pool."""
 
     share: Ints
     row: Ints
 
     @classmethod
     def of(cls, new: Transfers) -> Open:
-        """Transfers whose push is still to come."""
+        """Transfers whose push was planned and not made yet."""
         blank = np.zeros(len(new), np.int64)
         return cls(**vars(new), share=blank, row=blank.copy())
 
 
 @dataclass
 class Events:
-    """What happens in a window, sorted by peer and time. `wait` is the push that must come before."""
+    """The events of a window, sorted by peer and time.
+
+    what: the index of the event's transfer or push; for changes, 1 if the peer arrives, 0 if it leaves.
+    wait: the index of the push that must be made before; −1 for none.
+    """
 
     peer: Ints
     kind: Ints
@@ -282,15 +291,15 @@ class Events:
 
     @classmethod
     def of(
-        cls, world: World, plan: Plan, open_: Open, fresh: int, start: float, end: float
+        cls, world: World, plan: Plan, open_: Open, first_new: int, start: float, end: float
     ) -> Events:
-        """All events of [start, end). Transfers from number `fresh` on belong to the plan's pushes."""
+        """All events of [start, end). Transfers from index `first_new` on belong to the plan's pushes."""
         credit = np.flatnonzero((open_.arrives >= start) & (open_.arrives < end))
         settle = np.flatnonzero(open_.returns & (open_.closes < end))
         wait = np.full(len(credit), -1)
-        young = credit >= fresh
-        wait[young] = plan.transfers.push[credit[young] - fresh]
-        who, when, arrives = world.changes(start, end) if world.churns else _NOBODY
+        new = credit >= first_new
+        wait[new] = plan.transfers.push[credit[new] - first_new]
+        who, when, arrives = world.changes(start, end) if world.churns else _NO_CHANGES
         receiver, sender = open_.receiver[credit], open_.sender[credit]
         giver, other = open_.sender[settle], open_.receiver[settle]
         columns = (
@@ -307,7 +316,7 @@ class Events:
 
 
 class Pool:
-    """Rows of values on their way, in one array that is reused: each is kept until its last use."""
+    """Values in transit, as rows of one array; a row is reused after its last use."""
 
     def __init__(self, coordinates: int, rows: int = 64):
         self.values = np.empty((rows, coordinates))
@@ -315,7 +324,7 @@ class Pool:
         self._free = np.arange(rows)
 
     def take(self, uses: Ints) -> Ints:
-        """Reserve a row for each number of uses, and return where they are."""
+        """Reserve a row for each number of uses, and return the indices of the rows."""
         if len(uses) > len(self._free):
             self._grow(len(uses) - len(self._free))
         rows, self._free = self._free[: len(uses)], self._free[len(uses) :]
@@ -323,7 +332,7 @@ class Pool:
         return rows
 
     def used(self, rows: Ints) -> None:
-        """Note that rows were used once; one that may occur twice is counted twice."""
+        """Count one use of each row; a row that is given twice is counted twice."""
         np.subtract.at(self._uses, rows, 1)
         done = rows[self._uses[rows] == 0]
         if len(done):
@@ -338,9 +347,9 @@ class Pool:
 
 
 class Rows:
-    """The rows of `table`, one per peer, moved a cacheful at a time and on as many threads as wanted.
+    """Copies and mixes rows of `table`, one per peer, in blocks that fit the cache, split among threads.
 
-    Peers named in one call must all be different.
+    The peers of one call must all be different.
     """
 
     def __init__(self, table: Floats, threads: int = 1):
@@ -351,37 +360,37 @@ class Rows:
     def copy(self, peer: Ints, target: Floats, rows: Ints) -> None:
         """target[rows] = table[peer]"""
 
-        def work(part: slice) -> None:
-            target[rows[part]] = np.take(self.table, peer[part], axis=0, mode="clip")
+        def work(block: slice) -> None:
+            target[rows[block]] = np.take(self.table, peer[block], axis=0, mode="clip")
 
-        self._share_out(len(peer), work)
+        self._run_in_blocks(len(peer), work)
 
     def mix(self, peer: Ints, source: Floats, rows: Ints, ratio: Floats) -> None:
-        """Move table[peer] by `ratio` of the way to source[rows]: push-sum's absorb."""
+        """table[peer] += ratio · (source[rows] − table[peer]): credit a transfer of push-sum."""
 
-        def work(part: slice) -> None:
-            mine = np.take(self.table, peer[part], axis=0, mode="clip")
-            step = np.take(source, rows[part], axis=0, mode="clip")
-            step -= mine
-            step *= ratio[part, None]
-            step += mine
-            self.table[peer[part]] = step
+        def work(block: slice) -> None:
+            held = np.take(self.table, peer[block], axis=0, mode="clip")
+            step = np.take(source, rows[block], axis=0, mode="clip")
+            step -= held
+            step *= ratio[block, None]
+            step += held
+            self.table[peer[block]] = step
 
-        self._share_out(len(peer), work)
+        self._run_in_blocks(len(peer), work)
 
-    def _share_out(self, count: int, work: Callable[[slice], None]) -> None:
-        """Rows are independent of each other, so which thread does which of them changes nothing."""
-        parts = [slice(i, min(i + self._block, count)) for i in range(0, count, self._block)]
-        if self._executor is None or count * self.table.shape[1] * 8 < _WORTH_A_THREAD:
-            for part in parts:
-                work(part)
+    def _run_in_blocks(self, count: int, work: Callable[[slice], None]) -> None:
+        """Run `work` on blocks of rows. Rows are independent, so the split does not affect the result."""
+        blocks = [slice(i, min(i + self._block, count)) for i in range(0, count, self._block)]
+        if self._executor is None or count * self.table.shape[1] * 8 < _MIN_BYTES_FOR_THREADS:
+            for block in blocks:
+                work(block)
         else:
-            list(self._executor.map(work, parts))
+            list(self._executor.map(work, blocks))
 
 
 def peak_memory() -> int:
-    """The most bytes that this process has held so far."""
-    import resource  # Windows has none
+    """The peak memory of this process so far, in bytes."""
+    import resource  # not available on Windows
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

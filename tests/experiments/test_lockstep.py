@@ -268,7 +268,7 @@ def test_arenas_refuse_wires_that_they_cannot_have() -> None:
     wire = Wire(compress="int8")
     with pytest.raises(ModelError, match="exact averaging sends none"):
         Arena(learners, mixing=ExactMean(), wire=wire)
-    with pytest.raises(ModelError, match="plain gossip has no place on a wire"):
+    with pytest.raises(ModelError, match="plain gossip cannot be combined with `wire`"):
         Arena(learners, mixing=Gossip(graph, kind="plain"), wire=wire)
     with pytest.raises(ModelError, match="leave out `device`"):
         Arena(learners, mixing=Gossip(graph), wire=wire, device="cpu")
