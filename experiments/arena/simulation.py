@@ -1,11 +1,11 @@
-"""Running a config in the arena: in lockstep, or in virtual time if it has a [time] table.
+"""Run a config in the arena: in lockstep, or in virtual time if it has a [time] table.
 
-`Simulation` trains and averages in rounds. In `LearningSimulation` learners train at their own pace and
-gossip by the rules of live peers. Local steps begin from the values that their peer has then; mass that
-arrives while they last is mixed in beside them. When they end, what they changed is added to what the peer
-has by then: training moves a value by Δ, and push-sum does not mind. So the training jobs of different peers
-are independent, and nobody asks for one before it ends: all that have begun by then are trained at once,
-stacked in an arena.
+`Simulation` trains and averages in rounds. In `LearningSimulation`, each learner trains at its own pace and
+gossips by the rules of live peers. A training job (the local steps of one peer) begins with the peer's
+current values. Mass that arrives during the job is mixed into the peer's values, not into the job. When the
+job ends, the change Δ made by training is added to the peer's values, as push-sum allows. So the jobs of
+different peers are independent, and results are needed only when a job ends. Then all jobs that have begun
+are trained together, stacked in an arena.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ from .network import Conditions, TimeError, World, parse
 
 @dataclass(frozen=True)
 class Simulation:
-    """A swarm in the arena; iterate `rounds()` to run it."""
+    """A config's swarm in the arena; iterate over `rounds()` to run it."""
 
     config: Config
     members: list[Member]
     mixing: Mixing | None = None
     stores: list[MatchedStore] | None = None
-    """The peers' vectors, where a partial model is averaged at a common width."""
+    """A store for each peer, if a partial model is averaged at a common width."""
     wire: Wire | None = None
-    """What becomes of values between peers, where it is not the values themselves that arrive."""
+    """How values are transmitted, if they are rounded, compressed or skipped."""
 
     @classmethod
     def of(cls, config: Config, source: str = "config", *, say: bool = True) -> Simulation:
-        """Build every peer of a config, unless it can be told beforehand that they do not fit.
+        """Build every peer of a config; raise ConfigError if they will not fit into memory.
 
-        A config with [time] or [sweep] is refused: it is not one run in lockstep. say: name keys that have
-        no effect in lockstep, on the terminal.
+        A config with [time] or [sweep] is refused, because it is not a single run in lockstep. say: print a
+        warning about keys that have no effect in lockstep.
         """
         if say:
             warn_unused_keys(config, "lockstep", source)
@@ -73,7 +73,7 @@ class Simulation:
         members, stores = members_in_order(Swarm(config, source))
         mixing = None
         if config.topology is not None or config.bridge or config.gossip.rule != "push":
-            from ..graphs import mixing_of  # scipy takes a while: only for those who have a graph
+            from ..graphs import mixing_of  # scipy is slow to import, and needed only with a graph
 
             mixing = mixing_of(config, shared_models(members), source)
         if not config.gossip.lossy:
@@ -82,7 +82,7 @@ class Simulation:
         return cls(config, members, mixing, stores, wire)
 
     def arena(self, threads: int | None = None) -> Arena:
-        """The members in an arena, ready to run; threads change no result."""
+        """Put the members into an arena; the number of threads does not affect the result."""
         config = self.config
         weights = [m.samples for m in self.members] if config.weights == "samples" else None
         return Arena(
@@ -102,7 +102,7 @@ class Simulation:
 
 
 def expected_needs(config: Config) -> Needs:
-    """What a config's swarm will need at least, from the config alone: no data is loaded for it."""
+    """A lower bound of the memory that a config's swarm needs, computed without loading data."""
     layout = config.network.layout
     try:
         if "<>" in layout:
@@ -113,32 +113,32 @@ def expected_needs(config: Config) -> Needs:
             features = cells[0]
             parameters = sum((a + 1) * b for a, b in pairwise(cells))
     except ModelError:
-        features = parameters = 0  # building it says what is wrong, and where
-    if config.network.named:  # its size is known once it is built, and the arena then looks again
+        features = parameters = 0  # building the network will raise an error that names the key
+    if config.network.named:  # its size is known only after it is built; the arena checks then
         features = parameters = 0
     peers, data = config.peers, config.data
     row = 4 * features + 8
-    # A slice of part of a network has an index for every coordinate, which peers that are cut alike
-    # share; a whole network has none.
-    whole = [model.layout for model in config.models] == [layout.replace("=", "-")]
+    # A slice that is not the whole network has an index for every coordinate; peers with equal slices
+    # share it.
+    shares_everything = [model.layout for model in config.models] == [layout.replace("=", "-")]
     return estimate(
         peers=peers,
         parameters=parameters,
         slots={"sgd": 0, "momentum": 1, "adam": 2}[config.training.optimizer],
         sample_bytes=peers * (data.samples or 0) * row,
-        index_bytes=0 if whole or not config.models else 8 * parameters,
+        index_bytes=0 if shares_everything or not config.models else 8 * parameters,
     )
 
 
 # --- in virtual time --------------------------------------------------------------------------------
 
-_LAST_MOMENT = 1e-9
-"""What ends with the run still counts, though sums of durations may be a few roundings beyond it."""
+_TIME_TOLERANCE = 1e-9
+"""Relative tolerance of the end of the run: events at the end still count if their time was rounded up."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A peer's test: at which virtual time, after how many rounds of its own."""
+    """The result of one test of a peer: the virtual time, and the rounds that the peer has trained."""
 
     time: float
     round: int
@@ -148,9 +148,10 @@ class Reading:
 
 @dataclass
 class _Job:
-    """Local steps of a peer: the shared vectors they begin from, and the test that is due before them.
+    """A training job: the local steps of one peer.
 
-    flat: the network before them, once they are being trained. after: what shared vectors became.
+    start: the shared vectors at the beginning. test: the test that is due at the beginning, if any.
+    flat: all parameters before training, once the job is computed. after: the shared vectors after training.
     """
 
     start: dict[str, Array]
@@ -162,11 +163,11 @@ class _Job:
 class LearningSimulation:
     """A config's swarm in virtual time.
 
-    threads: peers that are trained side by side; the numbers are the same for any.
-    on_test: called with every test, in an order that the seed decides.
+    threads: threads that train peers in parallel; they do not affect the result.
+    on_test: called with every test, in an order that depends only on the config.
 
-    `events` drives the gossipers; `rounds` counts the training jobs that each peer has ended; `tests` are all
-    tests so far.
+    `events` drives the gossipers; `rounds` counts the training jobs that each peer has finished; `tests` are
+    all tests so far.
     """
 
     def __init__(
@@ -180,8 +181,8 @@ class LearningSimulation:
         self.config = config
         if any(model.matching == "fuse" for model in config.models):
             raise ConfigError(
-                f"{source}: key 'models': fuse has no place in virtual time; leave out [time], or run live "
-                "peers with gossamer swarm"
+                f"{source}: key 'models': matching 'fuse' is not supported in virtual time; leave out "
+                "[time], or run live peers with gossamer swarm"
             )
         require_push(config, source, "peers in virtual time", "leave out [time]")
         self.members, _ = members_in_order(Swarm(config, source))
@@ -214,47 +215,49 @@ class LearningSimulation:
         self._on_test = on_test
         self._jobs: dict[int, _Job] = {}
         self.rounds = [0] * len(self.members)
-        # Tests keep to virtual time rather than to rounds, or the slow would hardly ever be tested.
-        self._turns = [0.0] * len(self.members)
+        # Tests are due by virtual time, not by rounds; otherwise slow peers would hardly ever be tested.
+        self._test_intervals = [0.0] * len(self.members)
 
     def run(self) -> None:
-        """Let the config's time pass, then test every peer that is there."""
-        for peer in self._present(0.0):
+        """Run for the config's virtual time, then test every peer that is online."""
+        for peer in self._online(0.0):
             self._begin(peer, 0.0)
-        self.events.run(self.seconds * (1 + _LAST_MOMENT))
+        self.events.run(self.seconds * (1 + _TIME_TOLERANCE))
         self._drop_unfinished()
         self._write_networks()
-        here = self._present(self.seconds)
-        for peer, metrics in zip(here, self._arena.test(here), strict=True):
+        online = self._online(self.seconds)
+        for peer, metrics in zip(online, self._arena.test(online), strict=True):
             self._report(Reading(self.seconds, self.rounds[peer], peer, metrics))
 
     def stop(self) -> None:
-        """Let networks have what their peers held when the run was interrupted; nothing is tested."""
+        """After an interrupt, write the peers' current values into their networks, without testing."""
         for peer in self._jobs:
             self._undo(peer)
         self._write_networks()
 
     def _write_networks(self) -> None:
-        """Write what peers hold of shared models into their networks."""
+        """Write the peers' values of shared models into their networks."""
         for peer, member in enumerate(self.members):
             for owner in self._stores[peer].names():
                 member.network.write(owner, self._stores[peer].read(owner))
 
     def _begin(self, peer: int, time: float) -> None:
-        """Start local steps from the values of now."""
+        """Begin a training job with the peer's current values."""
         if peer in self._jobs:
-            self._undo(peer)  # its last session ended before its last training job did
+            self._undo(peer)  # the peer's last session ended before its training job
         store = self._stores[peer]
         start = {owner: store.read(owner) for owner in store.names()}
         done = self.rounds[peer]
-        turn = time // (self.config.test_every * self.world.conditions.push_interval)
-        due = done > 0 and turn > self._turns[peer]
-        due = due and time < self.seconds * (1 - _LAST_MOMENT)  # at the end all are tested anyway
-        self._turns[peer] = turn
+        interval = time // (self.config.test_every * self.world.conditions.push_interval)
+        due = done > 0 and interval > self._test_intervals[peer]
+        due = due and time < self.seconds * (
+            1 - _TIME_TOLERANCE
+        )  # at the end, all peers are tested anyway
+        self._test_intervals[peer] = interval
         self._jobs[peer] = _Job(start, Reading(time, done, peer, Metrics()) if due else None)
 
     def _ended(self, peer: int, time: float) -> None:
-        """Add what local steps changed to the values of now, and start the next."""
+        """Finish a training job: add its change to the peer's current values, and begin the next job."""
         if self._jobs[peer].after is None:
             self._train(time)
         if (tested := self._jobs[peer].test) is not None:
@@ -267,9 +270,9 @@ class LearningSimulation:
         self._begin(peer, time)
 
     def _train(self, time: float) -> None:
-        """Do every training job that has begun, except of peers that are gone: theirs will not end."""
-        here = set(self._present(time))
-        peers = [peer for peer in self._waiting() if peer in here]
+        """Compute every training job that has begun, except for peers that left: their jobs never end."""
+        online = set(self._online(time))
+        peers = [peer for peer in self._waiting() if peer in online]
         self._test(peers)
         for peer in peers:
             self._jobs[peer].flat = self.members[peer].network.flat.clone()
@@ -279,11 +282,11 @@ class LearningSimulation:
             job.after = {owner: network.read(owner).cpu().numpy() for owner in job.start}
 
     def _waiting(self) -> list[int]:
-        """Peers whose training jobs have begun and were not done yet."""
+        """Peers whose training jobs have begun and are not computed yet."""
         return [peer for peer, job in sorted(self._jobs.items()) if job.after is None]
 
     def _test(self, peers: Iterable[int]) -> None:
-        """Bring networks to where their training jobs begin, and test those that are due."""
+        """Write the initial values of training jobs into the networks, and run the tests that are due."""
         due: dict[int, Reading] = {}
         for peer in peers:
             job = self._jobs[peer]
@@ -300,7 +303,7 @@ class LearningSimulation:
         self._on_test(test)
 
     def _drop_unfinished(self) -> None:
-        """Drop training jobs that do not end in time: their tests count, what they learned does not."""
+        """Drop training jobs that do not end before the run does; only their tests are reported."""
         self._test(self._waiting())
         for peer, job in sorted(self._jobs.items()):
             self._undo(peer)
@@ -309,11 +312,11 @@ class LearningSimulation:
         self._jobs.clear()
 
     def _undo(self, peer: int) -> None:
-        """Leave the network as a training job that does not end found it."""
+        """Restore the network's parameters from before a training job that does not end."""
         if (flat := self._jobs[peer].flat) is not None:
             self.members[peer].network.flat.copy_(flat)
 
-    def _present(self, time: float) -> list[int]:
+    def _online(self, time: float) -> list[int]:
         return np.flatnonzero(self.world.present_at(time)).tolist()
 
 
@@ -321,7 +324,7 @@ class LearningSimulation:
 
 
 def _world(config: Config, graph: nx.Graph, source: str) -> tuple[World, float]:
-    """The world that a config's [time] table describes, and how long to run; errors name file and key."""
+    """The world that a config's [time] table describes, and the seconds to run; errors name file and key."""
     time = config.time or Time()
     if config.gossip.mode != "async":
         raise ConfigError(
@@ -359,8 +362,8 @@ def _wiring(
 ) -> tuple[Mixing, Wire]:
     """How peers average in lockstep and over which wire, for a config with `compress`, `drift` or `dtype`.
 
-    mixing: that of the config's topology, if it has one. Without one, live peers in `rounds` mode give
-    everybody an equal part, and in `server` mode all they have to one of them.
+    mixing: that of the config's topology, if it has one. Without a topology, live peers push equal parts to
+    all peers in `rounds` mode, and send all their mass to one server in `server` mode.
     """
     lossy = config.gossip.lossy[0]
     require_push(config, source, "peers that send messages", f"leave out 'gossip.{lossy}'")
@@ -370,8 +373,8 @@ def _wiring(
     if config.gossip.mode == "server":
         return Server(), _wire(config)
     if config.gossip.mode == "rounds":
-        everybody = nx.complete_graph(config.peers)
-        return Gossip(everybody, exchanges=config.gossip.exchanges or 1), _wire(config)
+        complete = nx.complete_graph(config.peers)
+        return Gossip(complete, exchanges=config.gossip.exchanges or 1), _wire(config)
     raise ConfigError(
         f"{source}: key 'gossip.{lossy}': without a topology and a [time] table async peers "
         'are averaged exactly, and send no messages; add one of them, or use mode = "rounds" or "server"'
@@ -379,14 +382,14 @@ def _wiring(
 
 
 def _graph(config: Config, members: list[Member], source: str) -> nx.Graph:
-    """Who may talk to whom; everybody if the config does not say."""
+    """The graph of peers that may push to each other; complete if the config has no topology."""
     if config.topology is None:
         return nx.complete_graph(config.peers)
     graph = graph_of(config, members, source)
     if graph is None:
         raise ConfigError(
-            f"{source}: key 'topology': a graph that changes in steps has no place in virtual time; name one "
-            "graph, and let links fail with [time.churn]"
+            f"{source}: key 'topology': a graph that changes in steps is not supported in virtual time; name "
+            "one graph, and let links fail with [time.churn]"
         )
     return graph
 
@@ -399,8 +402,8 @@ def _events(
     if churn.trace is not None:
         return tuple(read_events(Path(source).parent / churn.trace))
     steps = math.ceil(seconds / churn.step) + 1
-    chances = {k: getattr(churn, k) for k in ("leave", "arrive", "link_down", "link_up")}
-    return tuple(draw_events(graph, steps, **chances, seed=config.seed))
+    probabilities = {k: getattr(churn, k) for k in ("leave", "arrive", "link_down", "link_up")}
+    return tuple(draw_events(graph, steps, **probabilities, seed=config.seed))
 
 
 def _side(who: int | list[int] | str, peers: int) -> frozenset[int]:
@@ -419,13 +422,13 @@ def simulate(
     networks: bool = False,
     on_round: Callable[[Round], None] = lambda _: None,
 ) -> list[Path]:
-    """Run a simulation and leave config.json, metrics.jsonl, summary.csv and accuracy.png / .svg.
+    """Run a simulation and write config.json, metrics.jsonl, summary.csv and accuracy.png / .svg.
 
-    Where values are compressed, rounded or skipped, traffic.csv has the bytes of each shared model. With
-    `networks` every peer's network is left as safetensors too. Stopped by Ctrl-C, the files hold what was
-    computed until then, and KeyboardInterrupt goes on to the caller.
+    If values are compressed, rounded or skipped, traffic.csv has the bytes of each shared model. With
+    `networks`, every peer's network is saved as safetensors too. After Ctrl-C, the files hold the results
+    so far, and KeyboardInterrupt is raised again.
     """
-    # First, since it refuses what does not fit: until then no folder is taken.
+    # Before the results folder is created, since this raises if memory is too small.
     arena, members = simulation.arena(), simulation.members
     with _recorded(simulation.config, members, results, networks, arena.wire_simulation) as (
         file,
@@ -450,27 +453,27 @@ def simulate_in_time(
     on_test: Callable[[Reading], None] = lambda _: None,
     on_mean: Callable[[Mean], None] = lambda _: None,
 ) -> list[Path]:
-    """Run a config with a [time] table, and leave the files of `simulate`.
+    """Run a config with a [time] table, and write the files of `simulate`.
 
-    presence.csv says who was present when, where peers come and go; traffic.csv is always there. A config
-    that cannot be run takes no folder.
+    presence.csv lists when each peer was online, if peers come and go; traffic.csv is always written. If the
+    config cannot be run, no results folder is created.
 
-    on_mean: called about a hundred times, and at the end, with the mean accuracy of those who are present.
+    on_mean: called about a hundred times, and at the end, with the mean accuracy of the online peers.
     """
     next_mean = 0.0
 
-    def note(tested: Reading) -> None:
+    def record_test(tested: Reading) -> None:
         nonlocal next_mean
         record = _test_record(run.members[tested.peer], tested.metrics)
         file.write({"time": tested.time, "round": tested.round, **record})
         on_test(tested)
         if tested.time >= next_mean:
-            next_mean = tested.time + run.seconds / _MOMENTS
+            next_mean = tested.time + run.seconds / _CURVE_POINTS
             on_mean(run.tests.mean(tested.time))
 
     warn_unused_keys(config, "virtual", source)
-    # First, since it finds what is wrong with the config: until then no folder is taken.
-    run = LearningSimulation(config, source, threads=threads, on_test=note)
+    # Before the results folder is created, since this raises if the config is wrong.
+    run = LearningSimulation(config, source, threads=threads, on_test=record_test)
     with _recorded(config, run.members, results, networks, run.events) as (file, written):
         on_start(run.seconds)
         stays = ([peer, *stay] for peer, times in run.tests.presence.items() for stay in times)
@@ -490,11 +493,11 @@ def _recorded(
     members: Sequence[Member],
     results: Results,
     networks: bool,
-    sent: EventSimulator | None,
+    simulator: EventSimulator | None,
 ) -> Iterator[tuple[RecordFile, list[Path]]]:
-    """Open a run's folder and its metrics.jsonl; when the run ends, write all that follows from it.
+    """Create a run's folder and its metrics.jsonl; when the run ends, write tables, figure and networks.
 
-    Yields that file, and a list that names what else was written once the run is over.
+    Yields that file, and a list to which the paths of all other files are added when the run ends.
     """
     written: list[Path] = []
     with results.begun() as out:
@@ -508,8 +511,8 @@ def _recorded(
             raise
         finally:
             written += summarise(out, config.name)
-            if sent is not None:
-                written.append(write_traffic(out / "traffic.csv", sent.counted()))
+            if simulator is not None:
+                written.append(write_traffic(out / "traffic.csv", simulator.counted()))
         if networks:
             written += save_networks(members, out)
 
@@ -520,19 +523,19 @@ def _test_record(member: Member, test: Metrics) -> dict[str, object]:
 
 
 def save_networks(members: Sequence[Member], out: Path) -> list[Path]:
-    """Leave every peer's network, as it is now, as safetensors."""
+    """Save every peer's current network as safetensors."""
     files = []
     for member in members:
         files.append(out / f"peer-{member.name}.safetensors")
-        with replacing(files[-1]) as part:
-            member.network.save(part)
+        with replacing(files[-1]) as temporary:
+            member.network.save(temporary)
     return files
 
 
 def write_traffic(path: Path, counted: Iterable[tuple[str, int, Traffic]]) -> Path:
-    """A table of bytes that were sent, and what was saved and distorted, from a row for each model.
+    """Write a table with a row for each model: bytes sent, bytes without compression, distortion.
 
-    Sizes are those of the values alone: headers and answers are left out.
+    Bytes are those of values only; headers and answers are not counted.
     """
     header = ["model", "bytes", "plain_bytes", "skipped", "mean_distortion", "worst_distortion"]
     rows = [
@@ -544,7 +547,7 @@ def write_traffic(path: Path, counted: Iterable[tuple[str, int, Traffic]]) -> Pa
 
 
 def summarise(out: Path, title: str) -> list[Path]:
-    """Draw and tabulate what metrics.jsonl and presence.csv hold; nothing if nobody was tested."""
+    """Write a table and a figure from metrics.jsonl and presence.csv; nothing if no peer was tested."""
     tests, tasks = AccuracyLog(read_presence(out / "presence.csv")), dict[str, str]()
     rounds: dict[int, list[float]] = {}
     timed = False
@@ -555,44 +558,44 @@ def summarise(out: Path, title: str) -> list[Path]:
         rounds.setdefault(round, []).append(accuracy)
     if not tasks:
         return []
-    from ..study.figures import band, canvas, save  # matplotlib takes a second
+    from ..study.figures import band, canvas, save  # matplotlib is slow to import
 
-    mean, here = tests.mean(tests.last), tests.at(tests.last)
-    line, peers = "peers; line: mean, band: worst to best", len(tests.of)
+    mean, latest = tests.mean(tests.last), tests.at(tests.last)
+    legend, peers = "peers; line: mean, band: worst to best", len(tests.of)
     if timed:
         header = ["peer", "task", "rounds", "accuracy", "there"]
         rows = [
-            [peer, tasks[peer], round, f"{accuracy:.4f}", "yes" if peer in here else "no"]
+            [peer, tasks[peer], round, f"{accuracy:.4f}", "yes" if peer in latest else "no"]
             for peer, (*_, (_, round, accuracy)) in sorted(
                 tests.of.items(), key=lambda item: (len(item[0]), item[0])
             )
         ]
         rows.append(["mean", "", "", f"{mean.accuracy:.4f}", f"{mean.peers}"])
         figure, axes = canvas(
-            f"{peers} {line}, of peers that are there at the time, each by its latest test on its own "
-            f"task; at the last test {mean.accuracy:.3f}, the mean of {mean.peers}"
+            f"{peers} {legend}, of the peers online at the time, each by its latest test on its own task; "
+            f"at the last test {mean.accuracy:.3f}, the mean of {mean.peers}"
         )
     else:
         header = ["peer", "task", "accuracy"]
-        rows = [[peer, tasks[peer], f"{accuracy:.4f}"] for peer, accuracy in here.items()]
-        figure, axes = canvas(f"{peers} {line} peer, each on its own task")
+        rows = [[peer, tasks[peer], f"{accuracy:.4f}"] for peer, accuracy in latest.items()]
+        figure, axes = canvas(f"{peers} {legend} peer, each on its own task")
     write_csv(out / "summary.csv", header, rows)
     band(axes, tests.curve() if timed else rounds)
     axes.set(title=title, xlabel="virtual time in seconds" if timed else "round", ylabel="accuracy")
     return [out / "summary.csv", *save(figure, out / "accuracy")]
 
 
-# --- whose accuracy counts --------------------------------------------------------------------------
+# --- accuracy over time -----------------------------------------------------------------------------
 
-_MOMENTS = 100  # at which the mean is told, and a curve is drawn
+_CURVE_POINTS = 100  # times at which `on_mean` is called, and points of a drawn curve
 
 Presence = Mapping[str, Sequence[tuple[float, float]]]
-"""Per peer when it came and when it left, in order; infinity if it did not leave."""
+"""For each peer the times when it arrived and left, in order; infinity if it did not leave."""
 
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean accuracy of those who count at a moment, and how many they are; NaN if nobody does."""
+    """The mean accuracy of the peers that count at one time, and their number; NaN if there are none."""
 
     time: float
     accuracy: float
@@ -602,13 +605,13 @@ class Mean:
 class AccuracyLog:
     """The tests of all peers in virtual time.
 
-    At any moment those peers count that are present then, each by its latest test so far. A peer that has
-    left counts no more, whatever it knew; one that is back but was not tested since counts by the test before
-    it left. Curves, means and sweeps all follow this rule.
+    At any time, the peers that are online count, each with its latest test so far. A peer that has left does
+    not count; a peer that is back and was not tested since counts with its last test before it left. Curves,
+    means and sweeps all follow this rule.
 
-    presence: a peer without an entry is there all the time; at the very moment of leaving it is not.
+    presence: a peer without an entry is always online; at the time of leaving, a peer is offline.
 
-    `of` has (time, rounds of the peer's own, accuracy) for each test of each peer, in order of time.
+    `of` has (time, rounds of this peer, accuracy) for each test of each peer, in order of time.
     """
 
     def __init__(self, presence: Presence):
@@ -621,11 +624,11 @@ class AccuracyLog:
         return max(tests[-1][0] for tests in self.of.values())
 
     def add(self, peer: str, time: float, round: int, accuracy: float) -> None:
-        """Note a test."""
+        """Add a test."""
         insort(self.of.setdefault(peer, []), (time, round, accuracy))
 
     def at(self, time: float) -> dict[str, float]:
-        """Return the accuracy of every peer that counts at a moment."""
+        """Return the accuracy of every peer that counts at this time."""
         accuracies: dict[str, float] = {}
         for peer, tests in self.of.items():
             count = bisect_right(tests, time, key=lambda test: test[0])
@@ -635,22 +638,22 @@ class AccuracyLog:
         return accuracies
 
     def mean(self, time: float) -> Mean:
-        """Return the mean at a moment."""
+        """Return the mean at this time."""
         accuracies = self.at(time)
         mean = fmean(accuracies.values()) if accuracies else math.nan
         return Mean(time, mean, len(accuracies))
 
     def curve(self) -> dict[Any, list[float]]:
-        """Return everybody's accuracies at moments from the first test to the last, where any count."""
+        """Return the accuracies of all counting peers at times from the first test to the last."""
         first = min(tests[0][0] for tests in self.of.values())
         last = self.last
-        steps = (first + (last - first) * step / _MOMENTS for step in range(_MOMENTS))
-        found = {time: list(self.at(time).values()) for time in [*steps, last]}
-        return {time: accuracies for time, accuracies in found.items() if accuracies}
+        steps = (first + (last - first) * step / _CURVE_POINTS for step in range(_CURVE_POINTS))
+        by_time = {time: list(self.at(time).values()) for time in [*steps, last]}
+        return {time: accuracies for time, accuracies in by_time.items() if accuracies}
 
 
 def presence_of(world: World, names: Sequence[str]) -> Presence:
-    """When peers come and go in a world; empty if nobody does."""
+    """The times at which peers arrive and leave in a world; empty if none does."""
     if not world.churns:
         return {}
     return {

@@ -142,7 +142,7 @@ class VectorisedPushSum:
         return vector, int(in_transit.share.sum()) + int(self.weights.sum())
 
     def balance(self) -> dict[str, tuple[Floats, int]]:
-        """Sums over all time: injected mass is present mass (`total`) plus that of peers that left (`died`)."""
+        """Sums over all time: injected mass = present mass (`total`) + mass of peers that left (`died`)."""
         tallies = {"injected": self._injected, "died": self._died}
         return {"total": self.total()} | {n: (t.vector, t.weight) for n, t in tallies.items()}
 

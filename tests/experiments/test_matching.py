@@ -171,7 +171,7 @@ def test_what_cannot_be_matched_is_refused(tmp_path):
     }  # fmt: skip
     with pytest.raises(ConfigError, match="chains of dense layers"):
         Swarm(parse_config(associative))
-    with pytest.raises(ConfigError, match="fuse has no place in virtual time"):
+    with pytest.raises(ConfigError, match="matching 'fuse' is not supported in virtual time"):
         LearningSimulation(three_widths(time={}))
     lockstep = trained(tmp_path, "align").model_copy(update={"gossip": config.gossip})
     with pytest.raises(ConfigError, match="which only async mode allows"):
