@@ -1,6 +1,7 @@
 """`gossamer paper multitask`: MOCHA, separate and pooled linear models by samples per subject (001).
 
-Subjects have little data of their own each: one model each, one for all, or related ones?
+Each subject has little data. Which is most accurate: a separate model for each subject, one model of all
+data, or related models (MOCHA)?
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from . import Paper
 SYNTHETIC = "synthetic"
 SENSORS = "hapt-sitstand"
 STRENGTHS = (0.03, 0.1, 0.3, 1.0)
-"""What validation chooses from: λ2 of separate and pooled models, m·λ1 of MOCHA."""
-LIGHT = 0.01
-"""MOCHA's λ2: most of its regularisation is the relation between tasks."""
-HELD = 0.25
-"""The share of a subject's training samples by which strengths are chosen."""
+"""Regularisation strengths to choose from: λ2 of separate and pooled models, m·λ1 of MOCHA."""
+MOCHA_SHRINK = 0.01
+"""MOCHA's λ2; small, since most of its regularisation is the relation between tasks."""
+VALIDATION_SHARE = 0.25
+"""The share of a subject's training samples on which the strength is chosen."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,9 @@ class Subjects:
 
 @cache
 def subjects(seed: int = 0) -> Subjects:
-    """Sitting against standing, a task per person; related made-up tasks where those files are absent.
+    """Sitting against standing, a task per person; synthetic tasks if the data files are missing.
 
-    Read once by every process.
+    Loaded once in every process.
     """
     try:
         data = load(SENSORS).train
@@ -52,27 +53,27 @@ def subjects(seed: int = 0) -> Subjects:
     assert data.group is not None
     group = data.group.numpy()
     return Subjects(
-        SENSORS, [LinearTask(with_one(x[group == g]), y[group == g]) for g in np.unique(group)]
+        SENSORS, [LinearTask(with_bias(x[group == g]), y[group == g]) for g in np.unique(group)]
     )
 
 
 def synthetic(
     seed: int, people: int = 16, samples: int = 120, features: int = 30
 ) -> list[LinearTask]:
-    """Three kinds of people: models are alike within a kind, and a tenth of the labels are wrong."""
+    """Tasks of three groups of people; weights are similar within a group, and 10 % of labels are wrong."""
     random = stream(seed, "related tasks")
-    kinds = random.standard_normal((3, features))
-    found = []
+    group_weights = random.standard_normal((3, features))
+    tasks = []
     for person in range(people):
-        w = kinds[person % 3] + 0.4 * random.standard_normal(features)
+        w = group_weights[person % 3] + 0.4 * random.standard_normal(features)
         x = random.standard_normal((samples, features))
         y = np.where(x @ w > 0, 1.0, -1.0) * np.where(random.random(samples) < 0.1, -1.0, 1.0)
-        found.append(LinearTask(with_one(x), y))
-    return found
+        tasks.append(LinearTask(with_bias(x), y))
+    return tasks
 
 
-def with_one(x: np.ndarray) -> np.ndarray:
-    """A feature that is always 1, for the offset."""
+def with_bias(x: np.ndarray) -> np.ndarray:
+    """Append a feature that is always 1, for the bias."""
     return np.concatenate([x, np.ones((len(x), 1))], axis=1)
 
 
@@ -80,21 +81,21 @@ Tasks = list[LinearTask]
 
 
 def split(people: Subjects, samples: int, seed: int) -> tuple[Tasks, Tasks]:
-    """`samples` of every subject to learn from, at least one of each class, and the rest to be tested with.
+    """Split every subject's samples: `samples` for training, with both classes; the rest for testing.
 
     Features are standardised.
     """
     random = stream(seed, "subjects", people.name)
-    chosen, held = [], []
+    train_rows, test_rows = [], []
     for task in people.tasks:
         order = random.permutation(len(task.y))
         firsts = [int(np.flatnonzero(task.y[order] == label)[0]) for label in (-1.0, 1.0)]
         order = np.concatenate([order[firsts], np.delete(order, firsts)])
-        chosen.append(order[:samples])
-        held.append(order[samples:])
-    train = np.concatenate([t.x[c] for t, c in zip(people.tasks, chosen, strict=True)])
+        train_rows.append(order[:samples])
+        test_rows.append(order[samples:])
+    train = np.concatenate([t.x[c] for t, c in zip(people.tasks, train_rows, strict=True)])
     mean, deviation = train.mean(axis=0), train.std(axis=0)
-    mean[-1], deviation[-1] = 0.0, 1.0  # the 1 stays 1
+    mean[-1], deviation[-1] = 0.0, 1.0  # the bias feature stays 1
     deviation[deviation < 1e-9] = 1.0
 
     def take(rows: Sequence[np.ndarray]) -> list[LinearTask]:
@@ -103,32 +104,38 @@ def split(people: Subjects, samples: int, seed: int) -> tuple[Tasks, Tasks]:
             for t, r in zip(people.tasks, rows, strict=True)
         ]
 
-    return take(chosen), take(held)
+    return take(train_rows), take(test_rows)
 
 
 def separate(train: Sequence[LinearTask], strength: float, seed: int) -> MultiTaskResult:
-    """Everybody alone."""
+    """A separate model for each subject."""
     options = MultiTaskOptions(relation=0.0, shrink=strength)
     return learn_tasks(train, options, alternations=1, rounds=30, learn_omega=False, seed=seed)
 
 
 def pooled(train: Sequence[LinearTask], strength: float, seed: int) -> MultiTaskResult:
-    """One model for everybody, from everybody's samples in one place."""
-    whole = LinearTask(np.concatenate([t.x for t in train]), np.concatenate([t.y for t in train]))
+    """One model for all subjects, trained on the samples of all subjects."""
+    pooled_task = LinearTask(
+        np.concatenate([t.x for t in train]), np.concatenate([t.y for t in train])
+    )
     options = MultiTaskOptions(relation=0.0, shrink=strength)
-    one = learn_tasks([whole], options, alternations=1, rounds=30, learn_omega=False, seed=seed)
-    return MultiTaskResult(np.repeat(one.weights, len(train), axis=1), one.omega, one.objectives)
+    result = learn_tasks(
+        [pooled_task], options, alternations=1, rounds=30, learn_omega=False, seed=seed
+    )
+    return MultiTaskResult(
+        np.repeat(result.weights, len(train), axis=1), result.omega, result.objectives
+    )
 
 
 def mocha(train: Sequence[LinearTask], strength: float, seed: int) -> MultiTaskResult:
-    """A model each, and their relations; a third of the nodes is slow, and some drop out of a round."""
-    dice = stream(seed, "stragglers")
+    """Related models; a third of the nodes is slow, and does only a part of a round or none of it."""
+    rng = stream(seed, "stragglers")
 
     def effort(round: int, task: int) -> float:
-        return 1.0 if task % 3 else float(dice.choice([0.0, 0.25, 0.5]))
+        return 1.0 if task % 3 else float(rng.choice([0.0, 0.25, 0.5]))
 
-    # Unrelated tasks have Ω = m·I: divided by m, λ1 begins as strong as the others' λ2.
-    options = MultiTaskOptions(relation=strength / len(train), shrink=LIGHT)
+    # Unrelated tasks have Ω = m·I. Divided by m, λ1 is at first as strong as λ2 of the other methods.
+    options = MultiTaskOptions(relation=strength / len(train), shrink=MOCHA_SHRINK)
     return learn_tasks(train, options, alternations=6, rounds=20, effort=effort, seed=seed)
 
 
@@ -136,35 +143,36 @@ METHODS = {"separate": separate, "pooled": pooled, "MOCHA": mocha}
 
 
 def run(method: str, train: Tasks, test: Tasks, seed: int) -> Record:
-    """Choose the strength on held-back training samples, then learn from all of them and test.
+    """Choose the strength on a validation set, then train on all training samples and test.
 
-    Returns each subject's accuracy, the strength chosen, and the objective after every alternation.
+    Returns each subject's accuracy, the chosen strength, and the objective after every alternation.
     """
     learn = METHODS[method]
-    kept = [len(task.y) - max(int(HELD * len(task.y)), 1) for task in train]
-    inner = [LinearTask(t.x[:k], t.y[:k]) for t, k in zip(train, kept, strict=True)]
-    held = [LinearTask(t.x[k:], t.y[k:]) for t, k in zip(train, kept, strict=True)]
-    scores = [np.mean(_accuracies(learn(inner, each, seed), held)) for each in STRENGTHS]
+    counts = [len(task.y) - max(int(VALIDATION_SHARE * len(task.y)), 1) for task in train]
+    fit = [LinearTask(t.x[:k], t.y[:k]) for t, k in zip(train, counts, strict=True)]
+    validation = [LinearTask(t.x[k:], t.y[k:]) for t, k in zip(train, counts, strict=True)]
+    scores = [np.mean(_accuracies(learn(fit, each, seed), validation)) for each in STRENGTHS]
     strength = STRENGTHS[int(np.argmax(scores))]
-    found = learn(train, strength, seed)
-    accuracies = _accuracies(found, test)
-    return {"by_subject": accuracies, "strength": strength, "objectives": found.objectives}
+    result = learn(train, strength, seed)
+    accuracies = _accuracies(result, test)
+    return {"by_subject": accuracies, "strength": strength, "objectives": result.objectives}
 
 
-def _accuracies(found: MultiTaskResult, tasks: Tasks) -> list[float]:
-    return [found.correct(t, task) / len(task.y) for t, task in enumerate(tasks)]
+def _accuracies(result: MultiTaskResult, tasks: Tasks) -> list[float]:
+    return [result.correct(t, task) / len(task.y) for t, task in enumerate(tasks)]
 
 
 # --- the study --------------------------------------------------------------------------------------
 
 SAMPLES = (10, 30, 70)
-FIRST = 10
-"""The first draw. Settings were tried out on those before, by their test samples: they prove nothing."""
+FIRST_SEED = 10
+"""The seed of the first random split. Settings were tuned on the test samples of seeds 0 to 9, so results
+with those seeds would be biased."""
 
 
 @dataclass(frozen=True)
 class Cell(StudyCell):
-    """One run: a method on one draw of the data."""
+    """One run: a method on one random split of the data; `line` is the method."""
 
     samples: int
     seed: int
@@ -172,10 +180,10 @@ class Cell(StudyCell):
 
 
 def multitask(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
-    """Return the study: every method on every draw and number of samples."""
+    """Return the study: every method with every seed and number of samples."""
     data = subjects().name
     cells = [
-        Cell(method, samples, FIRST + seed, data)
+        Cell(method, samples, FIRST_SEED + seed, data)
         for seed in seeds
         for samples in SAMPLES
         for method in METHODS
@@ -187,12 +195,12 @@ def multitask(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
 
 
 def run_cell(cell: Cell, job: Job) -> Record:
-    """Run a method."""
+    """Run one method on one split."""
     people = subjects()
-    found = run(cell.line, *split(people, cell.samples, cell.seed), cell.seed)
+    result = run(cell.line, *split(people, cell.samples, cell.seed), cell.seed)
     return {
         "data": people.name, "subjects": len(people.tasks), "seed": cell.seed, "samples": cell.samples,
-        "method": cell.line, "accuracy": float(np.mean(found["by_subject"])), **found,
+        "method": cell.line, "accuracy": float(np.mean(result["by_subject"])), **result,
     }  # fmt: skip
 
 
@@ -214,36 +222,42 @@ def summarise(records: Sequence[Record]) -> Frame:
 
 
 def table(records: Sequence[Record]) -> dict[str, Frame]:
-    """Return accuracies, the worst subject's, in how many draws a method is best, and whether F fell."""
-    found = summarise(records)
-    found["best in"] = [f"{w} of {n}" for w, n in zip(found["wins"], found["draws"], strict=True)]
-    found["F fell at every step"] = ["yes" if fell else "no" for fell in found["fell"]]
-    found = found.rename(columns={"worst": "worst subject"})
+    """Return accuracies, those of the worst subject, how often each method is best, and whether F fell."""
+    summary = summarise(records)
+    summary["best in"] = [
+        f"{w} of {n}" for w, n in zip(summary["wins"], summary["draws"], strict=True)
+    ]
+    summary["F fell at every step"] = ["yes" if fell else "no" for fell in summary["fell"]]
+    summary = summary.rename(columns={"worst": "worst subject"})
     columns = ["method", "samples", "accuracy", "worst subject", "best in", "F fell at every step"]
-    return {"summary": as_text(found[columns], dict.fromkeys(("accuracy", "worst subject"), ".3f"))}
+    return {
+        "summary": as_text(summary[columns], dict.fromkeys(("accuracy", "worst subject"), ".3f"))
+    }
 
 
 def draw(folder: Path, records: Sequence[Record]) -> list[Path]:
     """Draw accuracy by samples per subject."""
     from ..study.figures import draw_lines
 
-    found = summarise(records)
-    place = found["method"].map({name: at for at, name in enumerate(METHODS)}).astype(float)
-    found["beside"] = found["samples"] + 0.8 * (place - 1)  # so that bars do not hide bars
+    summary = summarise(records)
+    offset = (
+        summary["method"].map({name: index for index, name in enumerate(METHODS)}).astype(float)
+    )
+    summary["x"] = summary["samples"] + 0.8 * (offset - 1)  # so that error bars do not overlap
     first, draws = records[0], len({r["seed"] for r in records})
-    what = (
+    tasks = (
         "sitting against standing, 100 spectral features of a phone's sensors, a task per person"
         if first["data"] == SENSORS
-        else "made-up tasks of three kinds, for want of the sensor data (set GOSSAMER_DATA)"
+        else "synthetic tasks of three groups, since the sensor data was not summary (set GOSSAMER_DATA)"
     )
     return draw_lines(
-        folder / "figure", found.astype({"method": str}),
-        ("method", "beside", "accuracy", "low", "high"),
-        title="One linear model each, one for all, or related ones",
+        folder / "figure", summary.astype({"method": str}),
+        ("method", "x", "accuracy", "low", "high"),
+        title="Separate, pooled or related linear models",
         x_label="training samples per subject", y_label="accuracy, mean over subjects",
         caption=(
-            f"001, federated multi-task learning: {first['subjects']} subjects, {what}. Hinge loss; "
-            f"regularisation chosen on held-back training samples; mean of {draws} draws, bars: lowest and "
+            f"001, federated multi-task learning: {first['subjects']} subjects, {tasks}. Hinge loss; "
+            f"regularisation chosen on a validation set; mean of {draws} random splits, bars: lowest and "
             "highest. A third of MOCHA's nodes are stragglers that do 0, ¼ or ½ of an epoch in a round."
         ),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The experiments of the paper on partial models, 003: how much of a network is averaged, and with whom."""
+"""The experiments of the paper on partial models (003): how much to average, and with which peers."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from . import Paper
 def figure_study(
     paper: Paper, cells: Sequence[Cell], *, x_label: str, legend: str, caption: str
 ) -> Study[Cell]:
-    """Return the study of a figure: medians over seeds by line and x, with the paper's quintiles as bars.
+    """Return the study of a figure: medians over seeds by curve and x, with the paper's quintiles as bars.
 
-    cells: of all seeds; their settings have the figure's x.
+    cells: the runs of all seeds; `line` is the curve, and the settings have the figure's x.
     """
 
     def table(records: Sequence[Record]) -> dict[str, Frame]:
         names = {
             "line": legend, "x": x_label, "low": "second quintile", "high": "third quintile",
         }  # fmt: skip
-        figures = dict.fromkeys(("median", "low", "high", "mean"), ".4f")
-        frame = as_text(points(records), {"x": "g", **figures})
+        formats = dict.fromkeys(("median", "low", "high", "mean"), ".4f")
+        frame = as_text(points(records), {"x": "g", **formats})
         return {"summary": frame.rename(columns=names)}
 
     def figure(folder: Path, records: Sequence[Record]) -> list[Path]:
         from ..study.figures import draw_lines
 
-        marks = points(records)
-        about = (
-            f"{paper.section}; median of {marks['runs'].min()} runs, bars as in the paper: second and third "
-            f"quintile (quantiles 0.4 and 0.6, a fifth of the runs).\n{caption}"
+        medians = points(records)
+        full_caption = (
+            f"{paper.section}; median of {medians['runs'].min()} runs, bars as in the paper: second and "
+            f"third quintile (quantiles 0.4 and 0.6, a fifth of the runs).\n{caption}"
         )
         return draw_lines(
-            folder / "figure", marks, ("line", "x", "median", "low", "high"),
-            title=paper.title, x_label=x_label, legend=legend, caption=about,
+            folder / "figure", medians, ("line", "x", "median", "low", "high"),
+            title=paper.title, x_label=x_label, legend=legend, caption=full_caption,
         )  # fmt: skip
 
     return Study(
@@ -49,9 +49,9 @@ def figure_study(
 
 
 def points(records: Sequence[Record]) -> Frame:
-    """Return a row for every line and x: runs, median, quantiles 0.4 (low) and 0.6 (high), and mean.
+    """Return a row for every curve and x: runs, median, quantiles 0.4 (low) and 0.6 (high), and mean.
 
-    Lines are in the order in which they first appear, x rising.
+    Curves are in the order in which they first appear, x increases.
     """
     rows = [{"line": r["line"], "accuracy": r["accuracy"], **r["settings"]} for r in records]
     groups = frame_of(rows, ordered=["line"]).groupby(["line", "x"], observed=True)["accuracy"]
@@ -64,17 +64,17 @@ def points(records: Sequence[Record]) -> Frame:
 
 # --- V.3: perceptrons --------------------------------------------------------------------------------
 
-# Cells of the second hidden layer in the global model, and of the first one that go with them.
+# Averaging levels: cells of the second hidden layer in the global model → cells of the first hidden layer.
 LEVELS = {0: 0, 15: 50, 30: 100, 60: 200, 80: 250, 100: 300}
 
 
 def _swarm(
     paper: Paper, quick: bool, seed: int, peers: int, rounds: int, data: Data, *tasks: TaskEntry
 ) -> Config:
-    """The paper's `784=300=100=10` of sigmoid cells; the quick one reads the built-in digits.
+    """The paper's swarm: networks `784=300=100=10` of sigmoid cells; with `quick`, the built-in digits.
 
-    There hidden cells are tanh: sigmoid ones spend a quick run's few rounds on the plateau where they
-    start, and a figure of that says nothing.
+    In a quick run hidden cells are tanh: sigmoid cells would stay on their initial plateau during its few
+    rounds, and the figure would show no differences.
     """
     inputs, activation = (64, "tanh") if quick else (784, "sigmoid")
     network = Network(layout=f"{inputs}=300=100=10", activation=activation, output="sigmoid")
@@ -85,14 +85,14 @@ def _swarm(
 
 
 def _cell(line: str, x: int, swarm: Config, models: list[Model], size: int) -> Cell:
-    """Mini-batches of `size` samples at the paper's rate; tanh cells want half of it."""
+    """A run with mini-batches of `size` samples at the paper's learning rate; half of it for tanh cells."""
     rate = 0.05 if swarm.network.activation == "tanh" else 0.1
     training = Training(local_samples=size, rate=rate, loss="squared", reduction="sum")
     return Cell(line, swarm.model_copy(update={"models": models, "training": training}), {"x": x})
 
 
 def _level(quick: bool, level: int) -> list[Model]:
-    """The paper's averaging level: `784-250-80-10` for 80; nothing shared for 0."""
+    """The models of the paper's averaging level: `784-250-80-10` for 80; nothing is shared for 0."""
     inputs = 64 if quick else 784
     layout = f"{inputs}-{LEVELS[level]}-{level}-10"
     return [Model(name="global", layout=layout)] if level else []
@@ -137,8 +137,8 @@ def _schemes_study(
     sizes: Sequence[int],
     caption: str,
 ) -> Study[Cell]:
-    """The same swarm under the four schemes that both experiments compare with, and its own."""
-    every = {
+    """Compare `schemes` with the four schemes that are in both experiments."""
+    all_schemes = {
         "no averaging": [],
         "100": _level(quick, 100),
         "100 per class": [Model(name="{task}", layout=f"{64 if quick else 784}-300-100-10")],
@@ -149,7 +149,7 @@ def _schemes_study(
         _cell(scheme, size, swarm, models, size)
         for swarm in swarms
         for size in sizes
-        for scheme, models in every.items()
+        for scheme, models in all_schemes.items()
     ]
     return figure_study(
         paper, cells, x_label="mini-batch size", legend="averaging scheme", caption=caption
@@ -178,7 +178,7 @@ def semi_local(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
 
 
 def semi_local_and_local(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
-    """V.3.e: peers 0 and 1 are alike, 2 and 3 half alike; the rest is local (figure 21)."""
+    """V.3.e: peers 0 and 1 have the same task, 2 and 3 similar tasks; other cells are local (figure 21)."""
 
     def pairs(*depends: str) -> list[Model]:
         return [
@@ -234,16 +234,16 @@ def associative(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     ]
     caption = (
         "15 peers, one of three vectors changed for 2 of them. The paper does not give the starting "
-        "weights; here they are uniform in [−0.3, 0.3], every peer's own. Complete averaging is the worst, "
+        "weights; here they are uniform in [−0.3, 0.3], drawn per peer. Complete averaging is the worst, "
         "as in the paper, but partial averaging gains nothing over none, and more mini-batches change "
-        "little: no start that was searched shows both of the paper's claims. See associative-starts."
+        "little: no initialisation that was tried shows both of the paper's claims. See associative-starts."
     )
     return figure_study(paper, cells, x_label=_X_LABEL, legend="mini-batches", caption=caption)
 
 
-# The paper does not say how weights start, and its figure depends on it. Of the distributions that
-# were searched (uniform over some fifty intervals between −1 and 1, own and equal starts), these show
-# every kind of outcome.
+# The paper does not say how weights are initialised, and its figure depends on it. About fifty uniform
+# distributions between −1 and 1 were tried, drawn per peer ("own") or the same on all peers ("equal"). These
+# show every outcome.
 STARTS = {
     "[−1, 1], own": _uniform(-1, 1, equal=False),
     "[−0.3, 0.3], own": _uniform(-0.3, 0.3, equal=False),
@@ -254,7 +254,7 @@ STARTS = {
 
 
 def associative_starts(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
-    """Which starting weights show the paper's curve?"""
+    """Compare initial weights: which of them show the paper's curve?"""
     cells = [
         _associative(name, level, seed, 10, network)
         for seed in seeds
@@ -262,9 +262,10 @@ def associative_starts(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
         for level in ((0, 200, 400) if quick else _HIDDEN)
     ]
     caption = (
-        "Which starts show the paper's two claims? Partial beats complete: own starts in small intervals "
-        "([−0.3, 0.3]). Averaging beats none: equal starts just above the threshold at which cells fire "
-        "([−0.15, 0.12]), but complete as much as partial. Both: none of those searched; at the threshold "
-        "itself ([−0.12, 0.1]) the seed decides. Wide starts: neither."
+        "Which initial weights show the paper's two claims? Partial averaging beats complete averaging: "
+        "weights drawn per peer ('own') in small intervals ([−0.3, 0.3]). Averaging beats no averaging: "
+        "equal weights just above the threshold at which cells fire ([−0.15, 0.12]), but complete as much as "
+        "partial. Both claims: none that was tried; at the threshold itself ([−0.12, 0.1]) it depends on the seed. Wide "
+        "intervals: neither."
     )
     return figure_study(paper, cells, x_label=_X_LABEL, legend="starting weights", caption=caption)

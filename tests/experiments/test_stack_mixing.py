@@ -206,7 +206,7 @@ def test_threads_do_not_change_a_bit() -> None:
     [
         (lambda: Gossip(nx.path_graph(3)), None, "3 nodes and there are 4 learners"),
         (lambda: Gossip(nx.path_graph(4), "plain"), [1, 1, 1, 2], "plain gossip cannot weigh"),
-        (lambda: Gossip(random_matchings(6)), None, "for 6 peers, and there are 4"),
+        (lambda: Gossip(random_matchings(6)), None, "for 6 peers, but there are 4"),
         (lambda: Gossip(nx.path_graph(4), "push"), None, "unknown gossip 'push'"),
         (lambda: Gossip(nx.path_graph(4), exchanges=0), None, "at least one"),
     ],
