@@ -265,7 +265,7 @@ def associative_starts(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
         "Which initial weights show the paper's two claims? Partial averaging beats complete averaging: "
         "weights drawn per peer ('own') in small intervals ([−0.3, 0.3]). Averaging beats no averaging: "
         "equal weights just above the threshold at which cells fire ([−0.15, 0.12]), but complete as much as "
-        "partial. Both claims: none that was tried; at the threshold itself ([−0.12, 0.1]) it depends on the seed. Wide "
-        "intervals: neither."
+        "partial. Both claims: none that was tried; at the threshold itself ([−0.12, 0.1]) it depends on the "
+        "seed. Wide intervals: neither."
     )
     return figure_study(paper, cells, x_label=_X_LABEL, legend="starting weights", caption=caption)
