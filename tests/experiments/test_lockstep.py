@@ -245,7 +245,7 @@ def plain_size(settings: Config) -> int:
         ({"gossip": {"dtype": "float16"}}, "key 'gossip.dtype': without a topology .* no messages"),
         (
             {"topology": "ring", "gossip": {"mode": "rounds", "drift": 0.1}},
-            "key 'gossip.drift': in rounds mode the others wait",
+            "key 'gossip.drift': in rounds mode peers wait",
         ),
         (
             {"topology": "ring", "gossip": {"compress": "int8", "dtype": "float16"}},

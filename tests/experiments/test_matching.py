@@ -174,7 +174,7 @@ def test_what_cannot_be_matched_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="matching 'fuse' is not supported in virtual time"):
         LearningSimulation(three_widths(time={}))
     lockstep = trained(tmp_path, "align").model_copy(update={"gossip": config.gossip})
-    with pytest.raises(ConfigError, match="which only async mode allows"):
+    with pytest.raises(ConfigError, match='which only mode = "async" supports'):
         plan(lockstep, tmp_path, BROKER, str(tmp_path / "config.toml"))
     with pytest.raises(ConfigError, match=r"network.trained': peer 0: .*there is no such file"):
         Swarm(trained(tmp_path, "align"), "elsewhere/config.toml").members()
@@ -216,7 +216,7 @@ def test_a_device_that_is_a_peer_of_a_config_matches_as_it_says(tmp_path):
     (tmp_path / "peer.toml").write_text(
         'name = "anna"\nconfig = "swarm.toml"\nindex = 1\nmatching.all = {kind = "align"}\n'
     )
-    with pytest.raises(ConfigError, match=r"key 'matching': .*swarm.toml says how"):
+    with pytest.raises(ConfigError, match=r"key 'matching': .*swarm.toml defines how"):
         load_join(tmp_path / "peer.toml", BROKER)
 
 
