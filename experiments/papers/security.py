@@ -1,13 +1,13 @@
 """Studies of security, in one process and virtual time, with the gossip core of live peers.
 
 `gossamer study private`: what masks hide from a curious neighbour, and what they cost. Peers with random
-values average over a random graph, once plainly and once with masks. One neighbour of a peer is curious: it
-does all that the protocol asks, and then looks for the linear combination of everything it saw that fits its
-neighbour's value best. Every coordinate of the vectors is one trial: the combination is fitted on one half of
-them and judged on the other.
+values average over a random graph, once without and once with masks. One neighbour of a peer is curious: it
+follows the protocol, and then computes the linear combination of all received messages that best estimates
+its neighbour's value. Every coordinate of the vectors is one trial: the combination is fitted on one half of the
+coordinates and evaluated on the other half.
 
-`gossamer study byzantine`: what three hostile members of sixteen can do, with and without guards. The hostile
-ones keep their books like everybody else, but what they send is not what they have.
+`gossamer study byzantine`: what three hostile peers of sixteen can do, with and without guards. Hostile peers
+keep correct ledgers, but send other values than they hold.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ VECTOR = "v"
 
 
 def digits_swarm(peers: int, seed: int = 0) -> list[Member]:
-    """Peers with 50 of the built-in digits each; they share everything, so that attacks reach all of it."""
+    """Peers with 50 of the built-in digits each; all parameters are shared, so attacks affect all of them."""
     config = Config(
         seed=seed, peers=peers,
         data=Data(set="digits", samples=50),
@@ -64,7 +64,7 @@ def digits_swarm(peers: int, seed: int = 0) -> list[Member]:
 def gossiper_of(
     name: str, store: DictStore | NetworkStore, mode: RoundsMode | PacedMode, seed: int = 1
 ) -> Gossiper:
-    """A peer's gossiper; all count the same."""
+    """A peer's gossiper; all peers have the same weight."""
     gossiper = Gossiper(name, f"s-{name}", store, mode=mode, seed=seed)
     for model in gossiper.models:
         gossiper.inject(model, ONE)
@@ -76,9 +76,9 @@ def gossiper_of(
 
 @dataclass(frozen=True)
 class Watch(StudyCell):
-    """A neighbour watches one averaging: enough peers that the average alone tells little of each.
+    """One run: a curious neighbour observes one averaging.
 
-    scale: of the masks; None averages plainly.
+    scale: of the masks; None for no masks. peers: so many that the average reveals little about each.
     """
 
     scale: float | None
@@ -91,17 +91,17 @@ class Watch(StudyCell):
 
 @dataclass(frozen=True)
 class Learn(StudyCell):
-    """Twelve peers on a ring of degree 4 learn the digits, averaging in rounds of some exchanges."""
+    """One run: twelve peers on a ring of degree 4 learn the digits; a round has `exchanges` exchanges."""
 
     scale: float | None
     exchanges: int
     rounds: int = 20
 
 
-class Watched(MemoryNetwork[Message]):
-    """A network that remembers what the curious peer was sent, and how far apart values were.
+class ObservedNetwork(MemoryNetwork[Message]):
+    """A network that records the messages to the curious peer, and the distance of values from the average.
 
-    spread: after how many exchanges values were at most how far from the average.
+    spread: for each number of exchanges, the largest distance of a value from the average.
     """
 
     def __init__(self, curious: str, mean: Array):
@@ -112,20 +112,20 @@ class Watched(MemoryNetwork[Message]):
         self._previous: Array | None = None
 
     def send(self, message: Message, now: float) -> None:
-        """Look, and carry on."""
+        """Record the message, then send it."""
         if isinstance(message, Give) and message.tag is not None:
             if message.receiver == self._curious:
                 self.seen.append(message)
-            if message.value is not self._previous:  # one value goes to all neighbours
+            if message.value is not self._previous:  # the same value is sent to all neighbours
                 self._previous = message.value
-                far = float(np.abs(message.value - self._mean).max())
-                at = message.tag[1]
-                self.spread[at] = max(far, self.spread.get(at, 0.0))
+                distance = float(np.abs(message.value - self._mean).max())
+                exchange = message.tag[1]
+                self.spread[exchange] = max(distance, self.spread.get(exchange, 0.0))
         super().send(message, now)
 
 
 def secret(a: str, b: str) -> bytes:
-    """What two peers of the experiment share; live peers have an exchange of keys for this."""
+    """The shared secret of two simulated peers; live peers agree on one by a key exchange."""
     return hashlib.sha256("\0".join(sorted((a, b))).encode()).digest()
 
 
@@ -136,7 +136,7 @@ def average(
     round: int = 0,
     start: float = 0.0,
 ) -> float:
-    """Average once, masked if there is a scale; returns the time at which all had finished."""
+    """Average once, with masks unless `scale` is None; return the time at which all peers have finished."""
     modes: list[RoundsMode] = []
     for name, gossiper in gossipers.items():
         if scale is not None:
@@ -152,24 +152,24 @@ def average(
 
 
 def correlation(features: list[Array], target: Array) -> float:
-    """Of a target and its best linear estimate, fitted on even coordinates and judged on odd ones."""
+    """Correlation of a target with its best linear estimate, fitted on even, evaluated on odd coordinates."""
     table = np.stack([*features, np.ones_like(target)], axis=1).astype(np.float64)
     table[:, :-1] /= table[:, :-1].std(axis=0) + 1e-300
-    fit, judge = slice(0, None, 2), slice(1, None, 2)
-    weights = np.linalg.lstsq(table[fit], target[fit], rcond=1e-13)[0]
-    estimate = table[judge] @ weights
+    even, odd = slice(0, None, 2), slice(1, None, 2)
+    weights = np.linalg.lstsq(table[even], target[even], rcond=1e-13)[0]
+    estimate = table[odd] @ weights
     if estimate.std() < 1e-12:
         return 0.0
-    return abs(float(np.corrcoef(estimate, target[judge])[0, 1]))
+    return abs(float(np.corrcoef(estimate, target[odd])[0, 1]))
 
 
 def watch_neighbour(watch: Watch) -> Record:
-    """Return what a curious neighbour makes of one averaging, and what it took.
+    """Return how well a curious neighbour can estimate a peer's value, and how fast the average converges.
 
-    first: correlation of the best estimate from the peer's first message.
-    everything: the same from all that the neighbour ever saw, knew or computed.
-    exchanges: until everybody was within 1e-6 of the average.
-    error: the largest distance of a final value from it.
+    first: correlation of the best estimate from the peer's first message with the true value.
+    everything: the same for all messages that the neighbour received, and its own value and masks.
+    exchanges: the number of exchanges until all values were within 1e-6 of the average.
+    error: the largest distance of a final value from the average.
     """
     rng = np.random.default_rng(watch.seed)
     numbers = nx.random_regular_graph(watch.degree, watch.peers, seed=watch.seed)
@@ -184,7 +184,7 @@ def watch_neighbour(watch: Watch) -> Record:
     }
     introduce(gossipers.values(), {pair for a, b in graph.edges for pair in ((a, b), (b, a))})
     mean = np.mean(list(values.values()), axis=0)
-    network = Watched(curious, mean)
+    network = ObservedNetwork(curious, mean)
     average(gossipers, network, watch.scale)
     own = [values[curious]]
     if watch.scale is not None:
@@ -193,17 +193,17 @@ def watch_neighbour(watch: Watch) -> Record:
             for other in sorted(graph[curious])
         ]
     first = next(give.value for give in network.seen if give.sender == target)
-    near = (at for at, far in sorted(network.spread.items()) if far <= 1e-6)
+    converged = (n for n, distance in sorted(network.spread.items()) if distance <= 1e-6)
     return {
         "first": correlation([first, *own], values[target]),
         "everything": correlation([*(give.value for give in network.seen), *own], values[target]),
-        "exchanges": next(near, None),
+        "exchanges": next(converged, None),
         "error": max(float(np.abs(store.read(VECTOR) - mean).max()) for store in stores.values()),
     }
 
 
 def learn(cell: Learn) -> Record:
-    """Return the mean accuracy of peers that average in rounds."""
+    """Train peers that average in rounds; return their mean accuracy."""
     members = digits_swarm(12)
     gossipers = {
         member.name: gossiper_of(
@@ -225,13 +225,13 @@ def learn(cell: Learn) -> Record:
 
 
 def run_private(cell: Watch | Learn, job: Job) -> Record:
-    """Let a neighbour watch, or learn."""
-    found = watch_neighbour(cell) if isinstance(cell, Watch) else learn(cell)
-    return {"protocol": cell.line, **found}
+    """Run one cell of either class."""
+    result = watch_neighbour(cell) if isinstance(cell, Watch) else learn(cell)
+    return {"protocol": cell.line, **result}
 
 
 def private(paper: Paper, quick: bool, seeds: range) -> Study[Watch | Learn]:
-    """Return the study: both protocols before a curious neighbour, and what masks cost in accuracy."""
+    """Return the study: what a curious neighbour learns with and without masks, and the accuracy of both."""
     sizes = {"peers": 32, "trials": 4000, "exchanges": 60} if quick else {}
     plain, masked = Watch("plain", None, **sizes), Watch("private", 64.0, **sizes)
     rounds = 5 if quick else 20
@@ -248,22 +248,22 @@ def private(paper: Paper, quick: bool, seeds: range) -> Study[Watch | Learn]:
         },
         latest=lambda record: record["protocol"],
         note="Columns 2 and 3: correlation of a curious neighbour's linear estimate with the true value. The "
-        "average itself, which everybody is meant to learn, gives "
+        "average itself, which all peers are meant to learn, gives "
         f"{1 / np.sqrt(plain.peers - 1):.3f}; a best estimate from everything is at least that, but one "
         "fitted to many messages has noise and may fall below.",
     )  # fmt: skip
 
 
 def private_tables(records: Sequence[Record]) -> dict[str, Frame]:
-    """Return what neighbours saw, and the accuracies; a table without runs is left out."""
+    """Return tables of the neighbours' estimates and of the accuracies; tables without runs are left out."""
     names = {
         "first": "first message", "everything": "everything seen", "exchanges": "exchanges to 1e-6",
         "error": "error of the mean",
     }  # fmt: skip
     formats = {"first": ".3f", "everything": ".3f", "exchanges": ".0f", "error": ".1e"}
     tables = {}
-    if seen := [r for r in records if "first" in r]:
-        frame = as_text(frame_of(seen)[["protocol", *names]], formats)
+    if watched := [r for r in records if "first" in r]:
+        frame = as_text(frame_of(watched)[["protocol", *names]], formats)
         tables["summary"] = frame.rename(columns=names)
     if learned := [r for r in records if "accuracy" in r]:
         frame = as_text(
@@ -273,7 +273,7 @@ def private_tables(records: Sequence[Record]) -> dict[str, Frame]:
     return tables
 
 
-# --- hostile members --------------------------------------------------------------------------------
+# --- hostile peers ----------------------------------------------------------------------------------
 
 Attack = Callable[[Array, np.random.Generator], Array]
 
@@ -285,16 +285,16 @@ ATTACKS: dict[str, Attack] = {
     "half of it": lambda value, _: value / 2,
     "a tenth less": lambda value, _: 0.9 * value,
 }
-"""What a hostile member sends instead of its value. The last one stays within the guards' bounds."""
+"""The value that a hostile peer sends instead of its own. The last one stays within the guards' bounds."""
 CLEAN = "clean"
-"""The run in which nobody attacks: it is judged on the same peers as the attacked ones."""
+"""The run without attack; its accuracy is that of the same honest peers as in the other runs."""
 TOLERANCE = 0.02
-"""What guards may cost: honest peers are to stay this near the clean run."""
+"""The claim: with guards, honest peers lose at most this much accuracy against the run without attack."""
 
 
 @dataclass(frozen=True)
 class Attacked(StudyCell):
-    """One run: an attack by its name, with or without guards."""
+    """One run with or without guards; `line` is the name of the attack."""
 
     guarded: bool
     peers: int = 16
@@ -303,8 +303,8 @@ class Attacked(StudyCell):
     seed: int = 0
 
 
-class Hostile(MemoryNetwork[Message]):
-    """A network on which some senders' transfers carry something else."""
+class HostileNetwork(MemoryNetwork[Message]):
+    """A network that replaces the values in transfers from hostile senders."""
 
     def __init__(self, hostile: Collection[str], attack: Attack | None, seed: int):
         super().__init__(seed)
@@ -312,20 +312,20 @@ class Hostile(MemoryNetwork[Message]):
         self._noise = np.random.default_rng(seed + 1)
 
     def send(self, message: Message, now: float) -> None:
-        """Put a hostile value in a hostile sender's transfer."""
+        """Replace the value if the sender is hostile, then send the message."""
         if isinstance(message, Give) and message.sender in self._hostile and self._attack:
             message = replace(message, value=self._attack(message.value, self._noise))
         super().send(message, now)
 
 
 def run_attacked(cell: Attacked, job: Job) -> Record:
-    """Train and gossip; returns the honest peers' mean accuracy, and whom they have in quarantine at the end.
+    """Train and gossip; return the honest peers' mean accuracy, and the quarantines in force at the end.
 
-    quarantined: pairs of an honest peer and a hostile one; wronged: pairs of honest ones.
+    quarantined: honest peers' quarantines of hostile peers, counted as pairs; wronged: of honest peers.
     """
     members = digits_swarm(cell.peers, cell.seed)
     step = cell.peers // cell.hostile
-    bad = {member.name for member in members[::step][: cell.hostile]}
+    hostile = {member.name for member in members[::step][: cell.hostile]}
     modes = {member.name: PacedMode(2) for member in members}
     gossipers = {
         member.name: gossiper_of(
@@ -335,34 +335,36 @@ def run_attacked(cell: Attacked, job: Job) -> Record:
     }
     introduce(gossipers.values())
     now = 0.0
-    honest = [member for member in members if member.name not in bad]
+    honest = [member for member in members if member.name not in hostile]
     guards = {member.name: Guards(GuardSettings()) for member in honest if cell.guarded}
     for name, each in guards.items():
         guard(gossipers[name], each, lambda: now)
-    network = Hostile(bad, ATTACKS.get(cell.line), cell.seed)
+    network = HostileNetwork(hostile, ATTACKS.get(cell.line), cell.seed)
     log = logging.getLogger("gossamer.gossip.security.guards")
     level = log.level
-    log.setLevel(logging.ERROR)  # hundreds of quarantines are what the study is about
+    log.setLevel(logging.ERROR)  # no warnings about hundreds of expected quarantines
     try:
         for _ in range(cell.rounds):
             for member in members:
                 member.learner.train(1)
                 modes[member.name].request()
             now = run(gossipers, network, start=now, seconds=0.1)
-        now = run(gossipers, network, start=now, seconds=2.0)  # what is under way arrives
+        now = run(
+            gossipers, network, start=now, seconds=2.0
+        )  # until messages in transit have arrived
     finally:
         log.setLevel(level)
     accuracy = float(np.mean([member.learner.test().accuracy for member in honest]))
-    out = [other for each in guards.values() for other in each.quarantined(now)]
+    quarantined = [other for each in guards.values() for other in each.quarantined(now)]
     return {
         "attack": cell.line, "guarded": cell.guarded, "accuracy": accuracy,
-        "quarantined": sum(other in bad for other in out),
-        "wronged": sum(other not in bad for other in out),
+        "quarantined": sum(other in hostile for other in quarantined),
+        "wronged": sum(other not in hostile for other in quarantined),
     }  # fmt: skip
 
 
 def byzantine(paper: Paper, quick: bool, seeds: range) -> Study[Attacked]:
-    """Return the study: every attack without guards and with them."""
+    """Return the study: every attack, without and with guards."""
     clean = Attacked(CLEAN, True, rounds=12 if quick else 40)
     attacked = [
         replace(clean, line=attack, guarded=guarded)
@@ -373,7 +375,7 @@ def byzantine(paper: Paper, quick: bool, seeds: range) -> Study[Attacked]:
         paper.name, [clean, *attacked], EachCell(run_attacked), byzantine_table,
         titles={
             "summary": f"{clean.hostile} of {clean.peers} peers hostile, digits, {clean.rounds} rounds:"
-            " accuracy of the honest"
+            " accuracy of the honest peers"
         },
         latest=lambda record: f"{record['attack']}: {record['accuracy']:.3f}",
         always_run={CLEAN},
@@ -381,16 +383,16 @@ def byzantine(paper: Paper, quick: bool, seeds: range) -> Study[Attacked]:
 
 
 def byzantine_table(records: Sequence[Record]) -> dict[str, Frame]:
-    """Return a row for every attack: accuracies, whether guards bear it, and honest pairs in quarantine."""
+    """Return a row for every attack: accuracies, whether guards suffice, and quarantined honest peers."""
     frame = frame_of(records, ordered=["attack"])
     clean = frame.loc[frame["attack"] == CLEAN, "accuracy"].max()
     runs = frame[frame["attack"] != CLEAN]
-    found = runs.pivot_table(["accuracy", "wronged"], "attack", "guarded", observed=True)
-    found = found.reindex(columns=[("accuracy", False), ("accuracy", True), ("wronged", True)])
-    found.columns = ["no guards", "guards", "wronged"]
-    found.insert(0, "they send", found.index)
-    found.insert(1, "nobody attacks", clean)
-    near = ["yes" if accuracy >= clean - TOLERANCE else "NO" for accuracy in found["guards"]]
-    found.insert(4, f"within {TOLERANCE:g}", near)
-    formats = dict.fromkeys(("nobody attacks", "no guards", "guards"), ".3f")
-    return {"summary": as_text(found, {**formats, "wronged": ".0f"})}
+    summary = runs.pivot_table(["accuracy", "wronged"], "attack", "guarded", observed=True)
+    summary = summary.reindex(columns=[("accuracy", False), ("accuracy", True), ("wronged", True)])
+    summary.columns = ["no guards", "guards", "honest quarantined"]
+    summary.insert(0, "attack sends", summary.index)
+    summary.insert(1, "no attack", clean)
+    within = ["yes" if accuracy >= clean - TOLERANCE else "NO" for accuracy in summary["guards"]]
+    summary.insert(4, f"within {TOLERANCE:g}", within)
+    formats = dict.fromkeys(("no attack", "no guards", "guards"), ".3f")
+    return {"summary": as_text(summary, {**formats, "honest quarantined": ".0f"})}

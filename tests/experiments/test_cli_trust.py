@@ -162,12 +162,12 @@ def test_private_averaging_hides_what_plain_shows():
 
 
 def test_without_masks_the_study_would_notice():
-    """The curious neighbour does find what is there to be found: masks far below the values."""
+    """With masks that are far smaller than the values, the curious neighbour does find the value."""
     found = watch_neighbour(Watch("", 2.0**-40, peers=12, degree=4, trials=1000, exchanges=5))
     assert found["first"] == pytest.approx(1.0, abs=1e-9)
 
 
-def test_guards_bear_an_attack_that_ruins_the_unguarded(tmp_path):
+def test_guards_withstand_an_attack_that_ruins_unguarded_peers(tmp_path):
     sizes = {"peers": 8, "hostile": 1, "rounds": 6}
     cells = [Attacked(CLEAN, True, **sizes)]
     cells += [Attacked("sign flipped", guarded, **sizes) for guarded in (False, True)]
@@ -177,7 +177,7 @@ def test_guards_bear_an_attack_that_ruins_the_unguarded(tmp_path):
     assert unguarded["accuracy"] < clean["accuracy"] - 0.1
 
 
-def test_attacks_stand_beside_the_clean_run():
+def test_attacks_are_compared_with_the_clean_run():
     def record(attack, guarded, accuracy):
         return {"attack": attack, "guarded": guarded, "accuracy": accuracy, "wronged": 1}
 
