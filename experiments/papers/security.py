@@ -3,8 +3,8 @@
 `gossamer study private`: what masks hide from a curious neighbour, and what they cost. Peers with random
 values average over a random graph, once without and once with masks. One neighbour of a peer is curious: it
 follows the protocol, and then computes the linear combination of all received messages that best estimates
-its neighbour's value. Every coordinate of the vectors is one trial: the combination is fitted on one half of the
-coordinates and evaluated on the other half.
+its neighbour's value. Every coordinate of the vectors is one trial: the combination is fitted on one half of
+the coordinates and evaluated on the other half.
 
 `gossamer study byzantine`: what three hostile peers of sixteen can do, with and without guards. Hostile peers
 keep correct ledgers, but send other values than they hold.

@@ -97,7 +97,10 @@ def test_a_loss_that_is_not_finite_is_shown_where_values_are() -> None:
         ({"test_every": 0}, "test_every=0: give a whole number"),
         ({"every": 0}, "every=0: give a whole number"),
         ({"test_every": 1.5}, "test_every=1.5: give a whole number"),
-        ({"mixing": nx.cycle_graph(3)}, r"give ExactMean\(\) or Gossip\(graph\), not a Graph"),
+        (
+            {"mixing": nx.cycle_graph(3)},
+            r"must be ExactMean\(\), Gossip\(graph\) or Server\(\), not a Graph",
+        ),
     ],
 )
 def test_an_arena_says_what_it_was_given(options: dict[str, Any], words: str) -> None:

@@ -91,7 +91,7 @@ def test_a_run_and_a_sweep_say_the_same(seconds: float | None, tmp_path: Path) -
     assert means[-1] == Mean(seconds or 10.0, pytest.approx(found.accuracy), 3)
     assert 5 < len(means) < 150
     drawn = (tmp_path / "out" / "accuracy.svg").read_text()
-    assert "peers that are there at the time" in drawn
+    assert "peers online at the time" in drawn
     assert f"{found.accuracy:.3f}, the mean of 3" in drawn.replace("\n", " ")
     (tmp_path / "out" / "presence.csv").unlink()  # the file is what tells who has left
     summarise(tmp_path / "out", "tiny")
