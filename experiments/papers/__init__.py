@@ -67,7 +67,7 @@ _PAPERS = (
     Paper("pfnm-figure2", "000, figures 2 and 3", "matching:pfnm_figure2",
           "PFNM: accuracy and size by the number of peers", 10, 2),
     Paper("pfnm-figure4", "000, figure 4", "matching:pfnm_figure4",
-          "PFNM: accuracy and size by the number of hidden parts", 10, 2),
+          "PFNM: accuracy and size by the number of hidden layers", 10, 2),
     Paper("pfnm-streaming", "000, supplement, figure 3b", "matching:pfnm_streaming",
           "PFNM streaming: posterior becomes prior", 10, 5),
     Paper("magi-table1", "002, table 1, rows of MNIST", "matching:magi_table1",

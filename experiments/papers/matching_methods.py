@@ -1,7 +1,7 @@
-"""Methods that fuse networks of peers trained apart: PFNM (000), MAGI (002) and their baselines.
+"""Methods that fuse separately trained networks: PFNM (000), MAGI (002) and their baselines.
 
-A setting says which data is dealt out to how many peers, with which networks; every method sees the same
-peers' networks.
+A setting determines the data, its split among the peers, and their networks; all methods are given the same
+networks.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ DATA = ("mnist-5k", "digits", "mnist")
 
 @dataclass(frozen=True)
 class Setting:
-    """What decides a run; two equal settings give the same figures.
+    """Everything that determines a run; equal settings give equal results.
 
     data
         `mnist-5k`: the first 500 digits of each class of MNIST, 400 to train on and 100 to test on.
         `digits`: scikit-learn's, 1400 and 397, shuffled by the seed. `mnist`: all of it.
     alpha
-        The Dirichlet's concentration; None deals out every class evenly.
+        The concentration of the Dirichlet split; None splits every class evenly.
     average_width
-        The width of the networks that FedAvg and FedProx average, if not `width`.
+        The hidden width of the networks that FedAvg and FedProx average; `width` by default.
     """
 
     data: str = "digits"
@@ -54,18 +54,18 @@ class Setting:
 
     @property
     def title(self) -> str:
-        """For tables: data, hidden layers, split."""
+        """Data, hidden layers and split, as a label in tables."""
         split = "homogeneous" if self.alpha is None else f"Dirichlet {self.alpha:g}"
         return f"{self.data}, {self.layers} hidden, {split}"
 
     def layout(self, width: int | None = None) -> str:
-        """A network for this data, of the peers' width or another."""
+        """The layout of a network for this data; hidden layers have the peers' width by default."""
         inputs = 64 if self.data == "digits" else 784
         return "=".join(map(str, [inputs, *[width or self.width] * self.layers, 10]))
 
 
 @dataclass(frozen=True, eq=False)
-class Dealt:
+class DataSplit:
     """All peers' training samples and the common test samples."""
 
     shares: tuple[Samples, ...]
@@ -73,66 +73,68 @@ class Dealt:
 
     @property
     def counts(self) -> np.ndarray:
-        """Samples `[peers, classes]`."""
+        """Numbers of samples `[peers, classes]`."""
         return counts_of(self.shares)
 
 
 def counts_of(shares: Sequence[Samples]) -> np.ndarray:
-    """Samples `[peers, classes]`."""
+    """Numbers of samples `[peers, classes]`."""
     return np.stack([np.bincount(share.y.numpy(), minlength=10) for share in shares])
 
 
-def deal(setting: Setting) -> Dealt:
-    """Load the data and give every peer its share."""
+def split_data(setting: Setting) -> DataSplit:
+    """Load the data and split it among the peers."""
     train, test = _samples(setting.data, setting.seed if setting.data == "digits" else 0)
     rng = stream(setting.seed, "matching", "split")
     if setting.alpha is None:
-        pieces = _even(train.y.numpy(), setting.peers, rng)
+        indices_by_peer = _even(train.y.numpy(), setting.peers, rng)
     else:
-        pieces = partition.dirichlet(train.y, setting.peers, setting.alpha, rng, minimum=10)
-    return Dealt(tuple(train.take(piece) for piece in pieces), test)
+        indices_by_peer = partition.dirichlet(
+            train.y, setting.peers, setting.alpha, rng, minimum=10
+        )
+    return DataSplit(tuple(train.take(indices) for indices in indices_by_peer), test)
 
 
 def _even(labels: np.ndarray, peers: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Every class in `peers` parts of nearly the same size."""
-    pieces = [
+    """Sample indices by peer: every class is split evenly."""
+    by_class = [
         np.array_split(rng.permutation(np.flatnonzero(labels == label)), peers)
         for label in np.unique(labels)
     ]
-    return [rng.permutation(np.concatenate(mine)) for mine in zip(*pieces, strict=True)]
+    return [rng.permutation(np.concatenate(chosen)) for chosen in zip(*by_class, strict=True)]
 
 
 @lru_cache(maxsize=2)
 def _samples(name: str, seed: int) -> tuple[Samples, Samples]:
     data = load("digits" if name == "digits" else "mnist")
     assert data.test is not None
-    train, test = (Samples(part.flat(), part.y) for part in (data.train, data.test))
+    train, test = (Samples(subset.flat(), subset.y) for subset in (data.train, data.test))
     if name == "mnist":
         return train, test
     if name == "digits":
-        whole = Samples(torch.cat([train.x, test.x]), torch.cat([train.y, test.y]))
-        order = stream(seed, "matching", "digits").permutation(len(whole))
-        return whole.take(order[:1400]), whole.take(order[1400:])
+        samples = Samples(torch.cat([train.x, test.x]), torch.cat([train.y, test.y]))
+        order = stream(seed, "matching", "digits").permutation(len(samples))
+        return samples.take(order[:1400]), samples.take(order[1400:])
     firsts = np.stack([np.flatnonzero(train.y.numpy() == label)[:500] for label in range(10)])
     return train.take(np.sort(firsts[:, :400], None)), train.take(np.sort(firsts[:, 400:], None))
 
 
-# --- training apart ---------------------------------------------------------------------------------
+# --- local training ---------------------------------------------------------------------------------
 
 RATE, BATCH, DECAY = 0.01, 32, 1e-6
-START_DEVIATION, START_BIAS = 0.1, 0.1
+INIT_DEVIATION, INIT_BIAS = 0.1, 0.1
 
 
-def fresh(layout: str, seed: int) -> nn.Sequential:
-    """A ReLU network with the paper's starting values: weights N(0, 0.1²), biases 0.1."""
+def new_network(layout: str, seed: int) -> nn.Sequential:
+    """A ReLU network with the paper's initial values: weights N(0, 0.1²), biases 0.1."""
     module = mlp(layout, activation="relu", output="none")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, value in module.named_parameters():
             if name.endswith("bias"):
-                value.fill_(START_BIAS)
+                value.fill_(INIT_BIAS)
             else:
-                value.normal_(0, START_DEVIATION, generator=generator)
+                value.normal_(0, INIT_DEVIATION, generator=generator)
     return module
 
 
@@ -148,23 +150,23 @@ def train(
     """Train in place with Adam (amsgrad) in batches of 32.
 
     targets
-        Class probabilities to imitate instead of the labels (distillation).
+        Class probabilities to train on instead of the labels (distillation).
     proximal
-        FedProx's pull towards the starting values.
+        The weight of FedProx's penalty on the distance from the initial values.
     """
     parameters = list(module.parameters())
     start = [value.detach().clone() for value in parameters] if proximal else []
     optimizer = torch.optim.Adam(parameters, RATE, weight_decay=DECAY, amsgrad=True, fused=True)
     generator = torch.Generator().manual_seed(seed)
-    wanted = share.y if targets is None else targets
+    labels = share.y if targets is None else targets
     for _ in range(epochs):
         order = torch.randperm(len(share.y), generator=generator)
         for batch in order.split(BATCH):
-            loss = F.cross_entropy(module(share.x[batch]), wanted[batch])
+            loss = F.cross_entropy(module(share.x[batch]), labels[batch])
             if proximal:
                 loss = loss + proximal / 2 * sum(
-                    (value - first).square().sum()
-                    for value, first in zip(parameters, start, strict=True)
+                    (value - initial).square().sum()
+                    for value, initial in zip(parameters, start, strict=True)
                 )
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
@@ -173,25 +175,27 @@ def train(
 
 
 def chain_of(module: nn.Module, name: str = "the network") -> Chain:
-    """The network as arrays."""
+    """The network's layers as numpy arrays."""
     return Chain.read({key: value.numpy() for key, value in module.state_dict().items()}, name)
 
 
 # --- baselines: averages, ensembles, distillation, clusters -----------------------------------------
 
 DISTILLED_WIDTH = 500
-"""Cells per hidden part of a distilled network, as in the paper."""
+"""Cells per hidden layer of a distilled network, as in the paper."""
 
 
 def average(chains: Sequence[Chain], weights: np.ndarray) -> Chain:
-    """One-shot FedAvg: cell k with cell k, peers weighted by their samples."""
+    """One-shot FedAvg: average without matching, peers weighted by their numbers of samples."""
     share, states = weights / weights.sum(), [chain.state(np.float64) for chain in chains]
     means = {n: np.tensordot(share, np.stack([s[n] for s in states]), axes=1) for n in states[0]}
     return Chain.read(means)
 
 
-def answers(chains: Sequence[Chain], x: Tensor, counts: np.ndarray | None = None) -> Tensor:
-    """An ensemble's class probabilities; `counts` [peers, classes] weight a peer class by class."""
+def ensemble_outputs(
+    chains: Sequence[Chain], x: Tensor, counts: np.ndarray | None = None
+) -> Tensor:
+    """An ensemble's class probabilities; `counts` [peers, classes] weight each peer for each class."""
     each = torch.stack([torch.softmax(logits(chain, x), dim=1) for chain in chains])
     if counts is None:
         return each.mean(dim=0)
@@ -203,23 +207,26 @@ def answers(chains: Sequence[Chain], x: Tensor, counts: np.ndarray | None = None
 def distill(
     chains: Sequence[Chain], shares: Sequence[Samples], layout: str, *, epochs: int, seed: int
 ) -> Chain:
-    """A new network that learns the ensemble's answers on all peers' samples, pooled."""
+    """Train a new network on the ensemble's outputs for the samples of all peers."""
     pooled = Samples(torch.cat([s.x for s in shares]), torch.cat([s.y for s in shares]))
-    targets = answers(chains, pooled.x).to(pooled.x.dtype)
-    return chain_of(train(fresh(layout, seed), pooled, epochs=epochs, seed=seed, targets=targets))
+    targets = ensemble_outputs(chains, pooled.x).to(pooled.x.dtype)
+    return chain_of(
+        train(new_network(layout, seed), pooled, epochs=epochs, seed=seed, targets=targets)
+    )
 
 
 def dp_means(
     chains: Sequence[Chain], counts: np.ndarray, *, limit: int = 700, passes: int = 20
 ) -> Chain:
-    """Cluster all peers' cells without minding who they come from (one hidden part).
+    """Cluster the cells of all peers, ignoring which peer they belong to (one hidden layer).
 
-    A cell farther from every centre than the penalty makes a new one. The penalty is the distance at
-    which as many centres as a peer has cells, each taken as far from the others as possible, reach all
-    cells. Outputs are averaged by the peers' shares of each class, as in matching.
+    A cell whose distance from every centre exceeds the penalty becomes a new centre. To find the penalty,
+    choose as many centres as a peer has cells, each as far from the others as possible; the penalty is then
+    the largest distance of a cell from its nearest centre. Output weights are averaged by the peers' shares
+    of each class, as in matching.
     """
     if chains[0].hidden != 1:
-        raise ValueError("clusters of cells are defined for one hidden part")
+        raise ValueError("DP-means of cells is defined for networks with one hidden layer")
     first, last = chains[0].layers
     inputs, own = first.weight.shape[1], list(first.own)
     rows = np.concatenate([_rows(chain) for chain in chains])
@@ -237,25 +244,27 @@ def dp_means(
             centres = np.vstack([centres, rows[far]])
             distance = np.hstack([distance, _distances(rows, rows[far][None])])
         kept, new = np.unique(distance.argmin(axis=1), return_inverse=True)
-        settled = len(kept) == len(centres) and np.array_equal(new, label)
+        converged = len(kept) == len(centres) and np.array_equal(new, label)
         label = new
         members = np.equal.outer(np.arange(len(kept)), label).astype(float)
         centres = members @ rows / members.sum(axis=1, keepdims=True)
-        if settled:
+        if converged:
             break
     weight = shares[peer]
-    amount = members @ weight
-    out = members @ (rows[:, -weight.shape[1] :] * weight) / np.where(amount > 0, amount, 1)
+    weight_sums = members @ weight
+    out = (
+        members @ (rows[:, -weight.shape[1] :] * weight) / np.where(weight_sums > 0, weight_sums, 1)
+    )
     hidden = replace(
         first,
         weight=centres[:, :inputs],
         own={name: centres[:, inputs + index] for index, name in enumerate(own)},
     )
-    tops = {
+    output_biases = {
         name: np.einsum("jk,jk->k", shares, np.stack([c.layers[1].own[name] for c in chains]))
         for name in last.own
     }
-    return Chain((hidden, Layer(out.T, tops, last.weight_name)))
+    return Chain((hidden, Layer(out.T, output_biases, last.weight_name)))
 
 
 def _rows(chain: Chain) -> np.ndarray:
@@ -265,7 +274,7 @@ def _rows(chain: Chain) -> np.ndarray:
 
 
 def _farthest_first(rows: np.ndarray, count: int) -> float:
-    """Squared distance that `count` centres leave, each the point farthest from those before."""
+    """The largest squared distance from `count` centres, each the point farthest from those before it."""
     nearest = _distances(rows, rows.mean(axis=0, keepdims=True))[:, 0]
     for _ in range(count):
         chosen = rows[int(nearest.argmax())]
@@ -286,7 +295,7 @@ PROXIMAL = 0.01
 
 @dataclass(frozen=True)
 class Outcome:
-    """Accuracy on the common test samples; hidden cells and parameters of what answers."""
+    """Accuracy on the common test samples; hidden cells and parameters of the network or ensemble."""
 
     accuracy: float
     cells: int
@@ -294,40 +303,40 @@ class Outcome:
 
 
 class Peers:
-    """A setting's peers. Networks are trained when a method first asks for them, and kept."""
+    """A setting's peers. Their networks are trained when a method first uses them, and cached."""
 
     def __init__(self, setting: Setting):
         self.setting = setting
         self._networks: dict[tuple[str, int, float], list[Chain]] = {}
 
     @cached_property
-    def dealt(self) -> Dealt:
-        """Who has which samples."""
-        return deal(self.setting)
+    def split(self) -> DataSplit:
+        """The samples of each peer, and the test samples."""
+        return split_data(self.setting)
 
     @property
     def own(self) -> list[Chain]:
-        """Networks trained from starts of their own."""
+        """The peers' networks, trained from different initial values."""
         return self.networks("own", self.setting.width)
 
     def keep(self, chains: list[Chain]) -> None:
-        """Take these for the peers' own networks."""
+        """Replace the peers' own networks by these."""
         self._networks["own", self.setting.width, 0.0] = chains
 
     def networks(self, start: str, width: int | None = None, proximal: float = 0.0) -> list[Chain]:
-        """Everybody's network, trained from a start of its `own` or a `shared` one.
+        """All peers' networks, trained from initial values of their `own`, or `shared` by all peers.
 
-        width: the one that FedAvg is given, if left out.
-        proximal: how strongly they are pulled back to the start (FedProx).
+        width: of the hidden layers; by default that of FedAvg.
+        proximal: the weight of FedProx's penalty on the distance from the initial values.
         """
         setting = self.setting
         width = width or setting.average_width or setting.width
         key = (start, width, proximal)
         if key not in self._networks:
             self._networks[key] = []
-            for peer, share in enumerate(self.dealt.shares):
-                begin = self.seed("start", "all" if start == "shared" else peer)
-                module = fresh(setting.layout(width), begin)
+            for peer, share in enumerate(self.split.shares):
+                init_seed = self.seed("start", "all" if start == "shared" else peer)
+                module = new_network(setting.layout(width), init_seed)
                 order = self.seed("order", peer)
                 train(module, share, epochs=setting.epochs, seed=order, proximal=proximal)
                 self._networks[key].append(chain_of(module, f"peer {peer}"))
@@ -338,34 +347,35 @@ class Peers:
         return int(stream(self.setting.seed, "matching", *names).integers(2**31))
 
     def outcome(self, outputs: Tensor, cells: int, parameters: int) -> Outcome:
-        """Score answers to the test samples."""
-        return Outcome(accuracy(outputs, self.dealt.test.y), cells, parameters)
+        """The outcome of a network or ensemble with these outputs for the test samples."""
+        return Outcome(accuracy(outputs, self.split.test.y), cells, parameters)
 
     def score(self, chain: Chain) -> Outcome:
-        """Score a network."""
-        return self.outcome(logits(chain, self.dealt.test.x), sum(chain.widths[1:-1]), chain.size)
+        """Test a network."""
+        return self.outcome(logits(chain, self.split.test.x), sum(chain.widths[1:-1]), chain.size)
 
     def fused(self, options: MatchOptions) -> Outcome:
-        """Match and score. The order of sweeps is the same for all options: comparisons are paired."""
-        seed, counts = self.seed("sweeps"), self.dealt.counts
-        found = fuse(self.own, options, counts=counts, bias_mean=START_BIAS, seed=seed)
-        return self.score(found.chain)
+        """Fuse and test the own networks; for paired results, all options have the same order of sweeps."""
+        seed, counts = self.seed("sweeps"), self.split.counts
+        fusion = fuse(self.own, options, counts=counts, bias_mean=INIT_BIAS, seed=seed)
+        return self.score(fusion.chain)
 
     def ensemble(self, counts: np.ndarray | None) -> Outcome:
-        """Score the ensemble, weighted by class if `counts` are given."""
-        outputs = answers(self.own, self.dealt.test.x, counts)
+        """Test the ensemble of the own networks, weighted by class if `counts` are given."""
+        outputs = ensemble_outputs(self.own, self.split.test.x, counts)
         cells = sum(sum(chain.widths[1:-1]) for chain in self.own)
         return self.outcome(outputs, cells, sum(chain.size for chain in self.own))
 
 
 def _local(peers: Peers) -> Outcome:
-    each = [peers.score(chain) for chain in peers.own]
-    return replace(each[0], accuracy=float(np.mean([one.accuracy for one in each])))
+    outcomes = [peers.score(chain) for chain in peers.own]
+    mean = float(np.mean([outcome.accuracy for outcome in outcomes]))
+    return replace(outcomes[0], accuracy=mean)
 
 
 def _averaged(start: str, proximal: float = 0.0) -> Callable[[Peers], Outcome]:
     def run(peers: Peers) -> Outcome:
-        samples = peers.dealt.counts.sum(axis=1)
+        samples = peers.split.counts.sum(axis=1)
         return peers.score(average(peers.networks(start, proximal=proximal), samples))
 
     return run
@@ -379,7 +389,7 @@ def _matched(**options: object) -> Callable[[Peers], Outcome]:
 def _distilled(peers: Peers) -> Outcome:
     setting = peers.setting
     layout, seed = setting.layout(DISTILLED_WIDTH), peers.seed("distil")
-    chain = distill(peers.own, peers.dealt.shares, layout, epochs=setting.epochs, seed=seed)
+    chain = distill(peers.own, peers.split.shares, layout, epochs=setting.epochs, seed=seed)
     return peers.score(chain)
 
 
@@ -398,84 +408,90 @@ METHODS: Mapping[str, Callable[[Peers], Outcome]] = MappingProxyType(
         "FedAvg, own starts": _averaged("own"),
         "FedAvg, shared start": _averaged("shared"),
         "FedProx, shared start": _averaged("shared", PROXIMAL),
-        "DP-means": lambda peers: peers.score(dp_means(peers.own, peers.dealt.counts)),
+        "DP-means": lambda peers: peers.score(dp_means(peers.own, peers.split.counts)),
         "PFNM": _matched(),
         "PFNM γ0=1e-5": _matched(mass=1e-5),
         "PFNM σ²=0.1": _matched(variance=0.1, limit=None),
         **{magi(value): _matched(kl=value) for value in LAMBDAS[1:]},
         **{magi(value, 0.1): _matched(kl=value, variance=0.1, limit=None) for value in LAMBDAS[1:]},
         "ensemble": lambda peers: peers.ensemble(None),
-        "weighted ensemble": lambda peers: peers.ensemble(peers.dealt.counts),
+        "weighted ensemble": lambda peers: peers.ensemble(peers.split.counts),
         "distillation": _distilled,
     }
 )
 
 
-# --- PFNM's streaming experiment: samples come in steps, a posterior is the next step's prior --------
+# --- PFNM's streaming experiment: samples arrive in steps, a posterior is the next step's prior ------
 
-NEW_CELLS = 1  # γ0 of the paper: cells of a peer's next network that start without a model
+NEW_CELLS = 1  # γ0 of the paper: cells of a peer's next network that are not copies of fused cells
 NOISE = 0.05
 
 
 def run_stream(setting: Setting, steps: int) -> dict[int, dict[str, Outcome]]:
-    """Outcomes by step and method. Ensembles go on training the networks that they have."""
+    """Outcomes by step and method. The ensembles' networks are trained further in every step."""
     if setting.layers != 1:
-        raise ValueError("the streaming experiment has one hidden part")
+        raise ValueError("the streaming experiment is defined for networks with one hidden layer")
     peers = Peers(setting)
-    dealt = peers.dealt
+    split = peers.split
     rng = stream(setting.seed, "matching", "stream")
-    pieces = [np.array_split(rng.permutation(len(share.y)), steps) for share in dealt.shares]
-    modules = [_start(setting, rng) for _ in dealt.shares]
-    kept = [_start(setting, rng) for _ in dealt.shares]
-    seen = np.zeros_like(dealt.counts)
+    indices_by_step = [
+        np.array_split(rng.permutation(len(share.y)), steps) for share in split.shares
+    ]
+    modules = [_initial(setting, rng) for _ in split.shares]
+    ensemble = [_initial(setting, rng) for _ in split.shares]
+    counts_so_far = np.zeros_like(split.counts)
     fused: Fusion | None = None
-    found: dict[int, dict[str, Outcome]] = {}
+    outcomes: dict[int, dict[str, Outcome]] = {}
     options = MatchOptions(sweeps=SWEEPS)
     for step in range(steps):
-        shares = [share.take(mine[step]) for share, mine in zip(dealt.shares, pieces, strict=True)]
+        shares = [
+            share.take(indices[step])
+            for share, indices in zip(split.shares, indices_by_step, strict=True)
+        ]
         counts = counts_of(shares)
-        seen += counts
+        counts_so_far += counts
         if fused is not None:
             modules = [_next(setting, fused, peer, rng) for peer in range(setting.peers)]
-        for module, other, share in zip(modules, kept, shares, strict=True):
+        for module, other, share in zip(modules, ensemble, shares, strict=True):
             seed = int(rng.integers(2**31))
             for each in (module, other):
                 if len(share.y):
                     train(each, share, epochs=setting.epochs, seed=seed)
         chains, seed = [chain_of(module) for module in modules], int(rng.integers(2**31))
         past = fused.past if fused else None
-        fused = fuse(chains, options, counts=counts, bias_mean=START_BIAS, past=past, seed=seed)
-        peers.keep([chain_of(module) for module in kept])
-        found[step + 1] = {
+        fused = fuse(chains, options, counts=counts, bias_mean=INIT_BIAS, past=past, seed=seed)
+        peers.keep([chain_of(module) for module in ensemble])
+        outcomes[step + 1] = {
             "PFNM streaming": peers.score(fused.chain),
             "ensemble": peers.ensemble(None),
-            "weighted ensemble": peers.ensemble(seen),
+            "weighted ensemble": peers.ensemble(counts_so_far),
             "local": _local(peers),
         }
-    return found
+    return outcomes
 
 
-def _start(setting: Setting, rng: np.random.Generator) -> nn.Sequential:
-    return fresh(setting.layout(), int(rng.integers(2**31)))
+def _initial(setting: Setting, rng: np.random.Generator) -> nn.Sequential:
+    return new_network(setting.layout(), int(rng.integers(2**31)))
 
 
 def _next(setting: Setting, fused: Fusion, peer: int, rng: np.random.Generator) -> nn.Sequential:
-    """A peer's next start: fused cells drawn by how often it used them, a new one, some noise."""
+    """A peer's next initial network: fused cells drawn by how often it used them, a new cell, some noise."""
     _, uses = fused.past.parts[0]
-    weights = uses[peer] + 1e-9  # those that it never used come last
+    weights = uses[peer] + 1e-9  # cells that the peer never used are hardly ever drawn
     count = setting.width - NEW_CELLS
     chosen = rng.choice(uses.shape[1], size=count, replace=False, p=weights / weights.sum())
     first, last = fused.chain.layers
 
-    def grown(values: np.ndarray) -> np.ndarray:
-        empty = np.zeros((NEW_CELLS, *values.shape[1:]))
-        return np.concatenate([values[chosen], empty])
+    def with_new_cells(values: np.ndarray) -> np.ndarray:
+        zeros = np.zeros((NEW_CELLS, *values.shape[1:]))
+        return np.concatenate([values[chosen], zeros])
 
     values = {
-        first.weight_name: grown(first.weight), **{n: grown(value) for n, value in first.own.items()},
-        last.weight_name: grown(last.weight.T).T, **last.own,
+        first.weight_name: with_new_cells(first.weight),
+        **{name: with_new_cells(value) for name, value in first.own.items()},
+        last.weight_name: with_new_cells(last.weight.T).T, **last.own,
     }  # fmt: skip
-    module = _start(setting, rng)
+    module = _initial(setting, rng)
     noisy = {name: value + NOISE * rng.normal(size=value.shape) for name, value in values.items()}
     module.load_state_dict({name: torch.from_numpy(v).float() for name, v in noisy.items()})
     return module

@@ -27,15 +27,15 @@ from gossamer.experiments.papers.matching_methods import (
     Outcome,
     Peers,
     Setting,
-    answers,
     average,
     chain_of,
-    deal,
     distill,
     dp_means,
-    fresh,
+    ensemble_outputs,
     magi,
+    new_network,
     run_stream,
+    split_data,
     train,
 )
 from gossamer.experiments.results import Results
@@ -55,16 +55,16 @@ def peers() -> Peers:
     return found
 
 
-def test_every_sample_is_dealt_once_and_the_seed_decides() -> None:
+def test_every_sample_has_one_peer_and_the_seed_decides() -> None:
     for alpha in (None, 0.2):
         setting = replace(SMALL, alpha=alpha, peers=7)
-        one, two = deal(setting), deal(setting)
+        one, two = split_data(setting), split_data(setting)
         assert sum(len(share.y) for share in one.shares) == 1400
         assert len(one.test.y) == 397
         assert all(torch.equal(a.x, b.x) for a, b in zip(one.shares, two.shares, strict=True))
-        other = deal(replace(setting, seed=1))
+        other = split_data(replace(setting, seed=1))
         assert not torch.equal(one.shares[0].y, other.shares[0].y)
-    even = deal(replace(SMALL, alpha=None, peers=7)).counts
+    even = split_data(replace(SMALL, alpha=None, peers=7)).counts
     assert (even.max(axis=0) - even.min(axis=0) <= 1).all()
 
 
@@ -74,8 +74,8 @@ def test_unknown_data_is_named() -> None:
 
 
 def test_the_answers_are_torchs(peers: Peers) -> None:
-    module = fresh("64=12=10", 3)
-    x = peers.dealt.test.x
+    module = new_network("64=12=10", 3)
+    x = peers.split.test.x
     assert torch.allclose(logits(chain_of(module), x).float(), module(x), atol=1e-5)
     two = torch.tensor([[0.1, 0.9], [0.8, 0.2]])
     assert accuracy(two, torch.tensor([1, 1])) == 0.5
@@ -93,16 +93,16 @@ def test_the_average_of_equal_networks_is_themselves(peers: Peers) -> None:
     assert np.allclose(pulled, 0.25 * own[0] + 0.75 * own[1])
 
 
-def test_a_weighted_ensemble_hears_only_who_saw_the_class(peers: Peers) -> None:
-    x = peers.dealt.test.x[:5]
+def test_a_weighted_ensemble_uses_only_peers_with_samples_of_the_class(peers: Peers) -> None:
+    x = peers.split.test.x[:5]
     counts = np.zeros((3, 10))
     counts[0, :5] = 1
     counts[2, 5:] = 1
-    found = answers(peers.own, x, counts)
+    found = ensemble_outputs(peers.own, x, counts)
     each = [torch.softmax(logits(chain, x), dim=1) for chain in peers.own]
     assert torch.allclose(found[:, :5], each[0][:, :5])
     assert torch.allclose(found[:, 5:], each[2][:, 5:])
-    assert torch.allclose(answers(peers.own, x), sum(each) / 3)  # type: ignore[arg-type]
+    assert torch.allclose(ensemble_outputs(peers.own, x), sum(each) / 3)  # type: ignore[arg-type]
 
 
 def test_clusters_of_copies_are_the_network_itself(peers: Peers) -> None:
@@ -110,20 +110,21 @@ def test_clusters_of_copies_are_the_network_itself(peers: Peers) -> None:
     chain = peers.own[0]
     counts = np.ones((3, 10))
     found = dp_means([chain] * 3, counts)
-    x = peers.dealt.test.x
+    x = peers.split.test.x
     assert found.widths == chain.widths
     assert torch.allclose(logits(found, x), logits(chain, x), atol=1e-6)
 
 
-def test_a_distilled_network_learns_from_the_answers_alone(peers: Peers) -> None:
+def test_a_distilled_network_learns_only_from_the_outputs(peers: Peers) -> None:
     """It imitates networks trained on labels that it never sees: here, wrong ones."""
-    shares = peers.dealt.shares
+    shares = peers.split.shares
     wrong = [replace_labels(share, 0) for share in shares]
     teacher = [
-        chain_of(train(fresh("64=12=10", j), s, epochs=3, seed=j)) for j, s in enumerate(wrong)
+        chain_of(train(new_network("64=12=10", j), s, epochs=3, seed=j))
+        for j, s in enumerate(wrong)
     ]
     student = distill(teacher, shares, "64=16=10", epochs=2, seed=0)
-    assert (logits(student, peers.dealt.test.x).argmax(dim=1) == 0).double().mean() > 0.9
+    assert (logits(student, peers.split.test.x).argmax(dim=1) == 0).double().mean() > 0.9
 
 
 def replace_labels(share: Any, label: int) -> Any:
@@ -146,7 +147,7 @@ def test_a_stream_gives_every_step_and_method() -> None:
     assert set(found[1]) == {"PFNM streaming", "ensemble", "weighted ensemble", "local"}
     sizes = [found[step]["PFNM streaming"].cells for step in found]
     assert sizes == sorted(sizes)  # atoms are never forgotten
-    with pytest.raises(ValueError, match="one hidden part"):
+    with pytest.raises(ValueError, match="one hidden layer"):
         run_stream(replace(SMALL, layers=2), 3)
 
 
