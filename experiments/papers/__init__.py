@@ -1,7 +1,7 @@
-"""Reproductions of the papers' experiments, and studies of our own: one table, from which all are found.
+"""The table of all studies: reproductions of the papers' experiments, and studies of our own.
 
-To add one, write a function `make(paper, quick, seeds)` that returns a `Study`, in a file of this folder, and
-a line here. The table loads neither torch nor the studies.
+To add a study, write a function `make(paper, quick, seeds)` that returns a `Study`, in a file of this folder,
+and add a line to the table. Importing the table imports neither torch nor the studies.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ NONE: frozenset[str] = frozenset()
 class Paper:
     """One experiment: `gossamer paper NAME`, or `gossamer study NAME`.
 
-    section: where it is in the papers, by their numbers here.
-    make: module:function of this package; takes the paper, whether it is to be quick, and the seeds, and
-        returns a `Study`.
+    section: the section or figure in the paper, with the paper's number in this project.
+    make: module:function of this package, called as `make(paper, quick, seeds)`; returns a `Study`.
     runs, quick_runs: seeds per point, at the paper's size and with --quick.
-    takes: the options that mean something to it.
+    takes: the command's options that this study supports.
     """
 
     name: str
@@ -40,7 +39,7 @@ class Paper:
     takes: frozenset[str] = ALL
 
     def study(self, *, quick: bool = False, runs: int | None = None) -> Study[Any]:
-        """Return its study, whose summary is headed by the title unless it has another; loads torch."""
+        """Make the study; its summary has the paper's title unless it sets another. Imports torch."""
         module, _, function = self.make.partition(":")
         make = getattr(import_module(f".{module}", __name__), function)
         study = make(self, quick, range(runs or (self.quick_runs if quick else self.runs)))

@@ -2,7 +2,8 @@
 
     y = −x² + 2x + 5 + noise,   noise ~ N(0, 5²)
 
-A client's own cubic is right where its samples are and anywhere else off; their mean is off everywhere.
+A client's own cubic fits well where its samples are, and badly elsewhere; the mean of the clients' cubics
+fits badly everywhere.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ EPOCHS = 5
 ROUNDS = 20
 RATE = 0.3
 OPTIONS = FedNPOptions(strength=10.0, spread=1.0, auxiliary_rate=0.2, dimensions=4, hidden=8)
-"""Chosen on seeds that the study does not use."""
+"""FedNP's options, tuned on seeds that the study does not use."""
 
 
 @dataclass(frozen=True)
 class Points:
-    """One client's samples, or everybody's."""
+    """The samples of one client, or of all clients."""
 
     x: Tensor
     y: Tensor
 
     @property
     def features(self) -> Tensor:
-        """x, x² and x³ of x in units of `SCALE`, so that one learning rate suits all three."""
+        """The powers 1 to 3 of x / `SCALE`; scaled so that one learning rate suits all three."""
         powers = torch.arange(1, POWERS + 1)
         return (self.x[:, None] / SCALE) ** powers
 
@@ -62,25 +63,25 @@ def truth(x: Tensor) -> Tensor:
 
 
 def draw(seed: int) -> list[Points]:
-    """The three clients' samples."""
-    found = []
+    """Draw the samples of the three clients."""
+    clients = []
     for index, ((low, high), size) in enumerate(zip(RANGES, SIZES, strict=True)):
         random = stream(seed, "parabola", index)
         x = torch.from_numpy(random.uniform(low, high, size)).float()
         noise = torch.from_numpy(random.normal(0, NOISE, size)).float()
-        found.append(Points(x, truth(x) + noise))
-    return found
+        clients.append(Points(x, truth(x) + noise))
+    return clients
 
 
 def pooled(clients: list[Points]) -> Points:
-    """All samples in one place, as no client has them."""
+    """The samples of all clients together."""
     return Points(torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients]))
 
 
 def cubic_learner(peer: str, own: Points, everything: Points, seed: int) -> SgdLearner:
-    """Least squares by RMSprop, in epochs of small batches: the paper's local training.
+    """A learner that fits a cubic by RMSprop on squared errors, in small batches, as in the paper.
 
-    It is tested on all clients' samples, as the paper's table 4 has it.
+    It is tested on the samples of all clients, as in the paper's table 4.
     """
     network = SlicedNetwork(
         nn.Sequential(nn.Linear(POWERS, 1)), {"global": f"{POWERS}-1"},
@@ -95,11 +96,11 @@ def cubic_learner(peer: str, own: Points, everything: Points, seed: int) -> SgdL
 
 
 def run(options: FedNPOptions | None, seed: int) -> Record:
-    """FedAvg if there are no options, else FedNP; weights are numbers of samples.
+    """Run FedAvg if `options` is None, otherwise FedNP; clients are weighted by their numbers of samples.
 
     Returns the mean squared error over all samples after each round (`by_round`) and at the end (`mse`), the
-    averaged cubic at `GRID` (`shared`), each client's before its last averaging (`own`), and FedNP's standard
-    deviation of the predicted cubic (`spread`).
+    averaged cubic at `GRID` (`shared`), each client's cubic before the last averaging (`own`), and the
+    standard deviation of the cubic that FedNP predicts (`spread`).
     """
     clients = draw(seed)
     everything = pooled(clients)
@@ -113,19 +114,19 @@ def run(options: FedNPOptions | None, seed: int) -> Record:
             learners[index].count_as(sizes[index])
     arena = Arena(learners, every=EPOCHS, weights=sizes, threads=1)
     errors, own = [], []
-    at = Points(GRID, GRID).features
+    grid_features = Points(GRID, GRID).features
     for _ in range(ROUNDS):
         arena.train()
         with torch.no_grad():
-            own = [learner.network(at)[:, 0].tolist() for learner in learners]
+            own = [learner.network(grid_features)[:, 0].tolist() for learner in learners]
         arena.average()
         errors.append(arena.test()[0].mean_loss)
     with torch.no_grad():
-        shared = learners[0].network(at)[:, 0].tolist()
+        shared = learners[0].network(grid_features)[:, 0].tolist()
     spread = None
     if options is not None:
         _, variance = learners[0].predicted()
-        design = torch.cat([at, torch.ones(len(at), 1)], dim=1)
+        design = torch.cat([grid_features, torch.ones(len(GRID), 1)], dim=1)
         spread = (design.square() @ variance).sqrt().tolist()
     return {
         "mse": errors[-1], "by_round": errors, "shared": shared, "own": own, "spread": spread,
@@ -133,7 +134,7 @@ def run(options: FedNPOptions | None, seed: int) -> Record:
 
 
 def least_squares(seed: int) -> float:
-    """The mean squared error of the best cubic for all samples: what no method can beat."""
+    """The mean squared error of the best cubic for all samples, which is a lower bound for all methods."""
     everything = pooled(draw(seed))
     design = torch.cat([everything.features, torch.ones(len(everything.x), 1)], dim=1).double()
     targets = everything.y.double()
@@ -153,7 +154,7 @@ BOUND = "pooled least squares"
 
 @dataclass(frozen=True)
 class Cell(StudyCell):
-    """One run: a method, or the bound, on one seed."""
+    """One run: a method, or the lower bound, with one seed; `line` is the name of the method."""
 
     seed: int
     options: FedNPOptions | None
@@ -161,27 +162,27 @@ class Cell(StudyCell):
 
 def toy(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     """Return the study: FedAvg, FedNP, and FedNP with z frozen."""
-    lines = {BOUND: None, **METHODS}
+    methods = {BOUND: None, **METHODS}
     return Study(
-        paper.name, [Cell(line, seed, lines[line]) for seed in seeds for line in lines],
+        paper.name, [Cell(name, seed, methods[name]) for seed in seeds for name in methods],
         EachCell(run_cell), table, lambda folder, records: draw_fits(folder / "figure", records),
         latest=lambda record: f"{record['method']}, seed {record['seed']}",
     )  # fmt: skip
 
 
 def run_cell(cell: Cell, job: Job) -> Record:
-    """Run a method, or find the bound."""
-    bound = cell.line == BOUND
-    found = {"mse": least_squares(cell.seed)} if bound else run(cell.options, cell.seed)
-    return {"seed": cell.seed, "method": cell.line, **found}
+    """Run a method, or compute the lower bound."""
+    is_bound = cell.line == BOUND
+    result = {"mse": least_squares(cell.seed)} if is_bound else run(cell.options, cell.seed)
+    return {"seed": cell.seed, "method": cell.line, **result}
 
 
 def table(records: Sequence[Record]) -> dict[str, Frame]:
-    """Return errors by method, and on how many seeds a method is below FedAvg."""
+    """Return errors by method, and for how many seeds a method's error is below FedAvg's."""
     by_seed = frame_of(records).pivot(index="seed", columns="method", values="mse")
     fedavg = by_seed.get("FedAvg")
     rows = []
-    for name in (one for one in (*METHODS, BOUND) if one in by_seed):
+    for name in (name for name in (*METHODS, BOUND) if name in by_seed):
         errors = by_seed[name].dropna()
         compared = fedavg is not None and name not in ("FedAvg", BOUND)
         rows.append(
@@ -206,8 +207,8 @@ def draw_fits(path: Path, records: Sequence[Record]) -> list[Path]:
         "004, eq (20), one draw of the data (seed 0): 30, 20 and 50 samples of three clients; noise of "
         f"deviation 5. Cubics in x/{SCALE:g}, RMSprop {RATE:g}, batches of {BATCH}, {EPOCHS} local epochs, "
         f"{ROUNDS} rounds, averages by samples (the paper: 1 epoch, 10 rounds, rate 0.01, its ranges of x "
-        "unknown). Thin: each client's cubic before the last averaging; thick: the averaged one, with its "
-        "mean squared error above, within three deviations of what the NPN predicts (ε = 1 sets their size)."
+        "unknown). Thin: each client's cubic before the last averaging; thick: the averaged cubic, with its "
+        "mean squared error above; band: three standard deviations predicted by the NPN (scaled by ε = 1)."
     )
     count = len(chosen)
     figure, (row,) = panels(1, count, caption, 3.6 * count, 3.4, sharey=True)
@@ -231,10 +232,8 @@ def _panel(axes: Axes, name: str, record: Record, points: list[Points]) -> None:
         axes.plot(grid, record["own"][index], color=COLOURS[index], linewidth=1)
     shared = np.array(record["shared"])
     if record["spread"] is not None:
-        reach = 3 * np.array(record["spread"])
-        axes.fill_between(
-            grid, shared - reach, shared + reach, color="black", alpha=0.1, linewidth=0
-        )
+        band = 3 * np.array(record["spread"])
+        axes.fill_between(grid, shared - band, shared + band, color="black", alpha=0.1, linewidth=0)
     axes.plot(grid, shared, color="black", linewidth=2.2, label="averaged")
     axes.plot(grid, truth(GRID).numpy(), color="black", linewidth=1, linestyle=":", label="truth")
     axes.set(title=f"{name}: {record['mse']:.1f}", xlabel="x", ylim=(-110, 40))

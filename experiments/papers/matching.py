@@ -319,7 +319,8 @@ def pfnm_figure4(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
         for panel, alpha in _SPLITS
         for layers in ((1, 2, 4, 6) if quick else (1, 2, 3, 4, 5, 6))
     ]
-    caption = f"10 peers; {f'{_DIGITS}; width 30' if quick else 'MNIST, width 50'}; {_LOCAL}. {_NOT_PUBLISHED}"
+    data_text = f"{_DIGITS}; width 30" if quick else "MNIST, width 50"
+    caption = f"10 peers; {data_text}; {_LOCAL}. {_NOT_PUBLISHED}"
     return matching_study(paper, cells, x_label="hidden layers", caption=caption)
 
 
