@@ -1,4 +1,4 @@
-"""Splitting and absorbing conserve sums and weights: exactly, with exact numbers."""
+"""Splitting and absorbing conserve sums and weights, exactly so with fractions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_split_conserves_exactly(value: np.ndarray, weight: int, data: st.DataOb
 
 
 @given(vectors, vectors, st.integers(2, 1 << 50), st.data())
-def test_what_the_wire_loses_stays(
+def test_the_compression_error_is_kept_by_the_sender(
     value: np.ndarray, sent: np.ndarray, weight: int, data: st.DataObject
 ) -> None:
     share = data.draw(st.integers(1, weight - 1))
@@ -44,7 +44,7 @@ def test_absorb_conserves_exactly(a: np.ndarray, b: np.ndarray, wa: int, wb: int
 
 @pytest.mark.parametrize("own", [np.float32, np.float64])
 @pytest.mark.parametrize("other", [np.float16, np.float32, np.float64])
-def test_absorb_keeps_the_own_dtype(own: type, other: type) -> None:
+def test_absorb_keeps_the_dtype_of_the_receiver(own: type, other: type) -> None:
     for weight in (0, ONE):
         mine = Mass(np.array([1, 2], dtype=own), weight)
         result = absorb(mine, Mass(np.array([3, 4], dtype=other), 3 * ONE))
@@ -76,7 +76,7 @@ def test_impossible_weights_are_refused() -> None:
         split(Mass(np.zeros(1), 4), 0)
 
 
-def test_portions_round_down_and_finiteness_knows_exact_numbers() -> None:
+def test_portions_round_down_and_fractions_are_finite() -> None:
     assert portion(7, 0.5) == 3
     assert portion(9, Fraction(1, 3)) == 3
     assert portion((1 << 60) + 1, 1.0) == (1 << 60) + 1
@@ -86,7 +86,7 @@ def test_portions_round_down_and_finiteness_knows_exact_numbers() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f4"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_one_value_that_is_not_finite_is_found_among_the_largest_there_are(
+def test_a_value_that_is_not_finite_is_found_among_the_largest_floats(
     dtype: str, bad: float
 ) -> None:
     values = np.full(1000, np.finfo(dtype).max, dtype)
