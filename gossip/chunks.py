@@ -1,13 +1,14 @@
-"""Long messages in several packets: split to the broker's limit, put together in bounded memory.
+"""Split long messages into chunks that fit the broker's packet limit, and reassemble them in bounded memory.
 
-Every packet starts with a 40-byte chunk header: magic, version, attempt, who sent it, which message,
-index, count, total length and a checksum of the whole. Chunks are of equal size (the last one may be
-shorter), so that each header alone says where its bytes belong: any order will do.
+Every packet starts with a 40-byte chunk header: magic, version, attempt, sender, message id, index, count,
+total length and a checksum of the message. Chunks are of equal size (the last one may be shorter), so that
+the position of a chunk follows from its own header: chunks may arrive in any order.
 
-A message that is sent again, unchanged, keeps its number, so that each attempt completes what the ones
-before have brought. The attempt tells a repetition, which wants an answer, from a duplicated packet.
+A message that is sent again, unchanged, keeps its id, so that chunks of all its attempts complete one
+another. The number of the attempt distinguishes a repetition, which must be answered, from a duplicated
+packet.
 
-A message that fits one packet pays nothing: what was received is handed on as a view.
+A message that fits in one packet is not copied: the receiver gets a view of the packet.
 """
 
 from __future__ import annotations
@@ -26,96 +27,102 @@ from .wire import MAX_MESSAGE_BYTES, Buffer, WireError
 MAGIC: Final = b"GSMC"
 VERSION: Final = 2
 TOPIC_ROOM: Final = 1024
-"""Bytes of a packet kept free for MQTT's own header, the topic and its properties."""
+"""Bytes of a packet left free for the MQTT header, the topic and properties."""
 DEFAULT_LIMIT: Final = 1024 * 1024 - TOPIC_ROOM
 MIN_BODY: Final = 64
-"""No chunk but the last may be smaller: bounds how many pieces a stranger can claim."""
+"""The smallest body of a chunk, except the last one, in bytes. It bounds the number of chunks that an
+untrusted sender can announce."""
 
 _HEADER = struct.Struct("<4sBB2xQQIIII")
 HEADER_BYTES: Final = _HEADER.size
-MIN_LIMIT: Final = HEADER_BYTES + 2 * MIN_BODY  # two halves of a little more than one body fit
-_REMEMBERED = 1024
-_ATTEMPTS = 256  # as many as one byte tells apart
-_HEAD = 4096  # bytes of a message by which it is known again, besides its checksum
+MIN_LIMIT: Final = (
+    HEADER_BYTES + 2 * MIN_BODY
+)  # so that both halves of a longer message have MIN_BODY
+_REMEMBERED_MESSAGES = 1024
+_MAX_ATTEMPTS = 256  # the attempt is one byte of the header
+_COMPARED_BYTES = 4096  # of a message, to recognise a repetition, besides length and checksum
 
 
 class Chunker:
-    """Cuts one sender's messages into payloads of at most `limit` bytes.
+    """Splits one sender's messages into payloads of at most `limit` bytes.
 
-    `sender` should name the peer and its session. Raise `limit` with the broker's packet limit:
-    fewer, larger packets cost less per byte; lower it when large packets hold up small ones.
+    sender: an id of the peer and its session.
+    limit: raise it with the broker's packet limit, as fewer, larger packets cost less per byte; lower it if
+        large packets delay small ones.
     """
 
     def __init__(
         self, sender: str, limit: int = DEFAULT_LIMIT, *, first_id: int | None = None
     ) -> None:
         if limit < MIN_LIMIT:
-            raise ValueError(f"chunks of {limit} bytes: at least {MIN_LIMIT} needed")
+            raise ValueError(f"chunks of {limit} bytes are too small: use at least {MIN_LIMIT}")
         self.limit = limit
         digest = hashlib.blake2b(sender.encode(), digest_size=8).digest()
         self._sender = int.from_bytes(digest, "little")
-        # A restarted peer keeps its session: a random start keeps its old chunks apart from new.
-        self._next = secrets.randbits(63) if first_id is None else first_id
+        # A restarted peer keeps its session: ids start at random so that they differ from those before.
+        self._next_id = secrets.randbits(63) if first_id is None else first_id
         self._sent: OrderedDict[tuple[Any, ...], tuple[int, int]] = OrderedDict()
-        """Number and attempt of the messages cut lately, by what is in them."""
+        """Id and attempt of recent messages, by length, checksum and first bytes; see `_number`."""
 
     def split(self, buffers: Sequence[Buffer]) -> Iterator[bytes]:
-        """Return the payloads of one message, each copied once from `buffers` when it is asked for.
+        """Return an iterator over the payloads of one message, which copies each from `buffers` when reached.
 
-        Do not write to the buffers before the last payload has been taken.
+        Do not write to the buffers before the iteration has ended.
         """
         views = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
         total = sum(len(view) for view in views)
         if total > MAX_MESSAGE_BYTES:
-            raise WireError("too-large", f"{total} bytes; the limit is {MAX_MESSAGE_BYTES}")
+            raise WireError(
+                "too-large", f"a message of {total} bytes; the limit is {MAX_MESSAGE_BYTES}"
+            )
         count = max(1, -(-total // (self.limit - HEADER_BYTES)))
         checksum = 0
-        if count > 1:  # one packet arrives whole or not at all: nothing to check, or to complete
+        if count > 1:  # a single packet arrives complete or not at all: it needs no checksum
             for view in views:
                 checksum = zlib.crc32(view, checksum)
         message_id, attempt = self._number(views, total, checksum, count)
-        return self._pieces(views, (message_id, attempt), total, checksum, count)
+        return self._chunks(views, (message_id, attempt), total, checksum, count)
 
     def _number(
         self, views: list[memoryview], total: int, checksum: int, count: int
     ) -> tuple[int, int]:
-        """Return a new number for a message, or the one that it had before, and the attempt."""
-        # The first buffer is a message's own header, which has a sequence: no two are alike in that.
-        known = (total, checksum, bytes(views[0][:_HEAD])) if count > 1 else ()
-        message_id, attempt = self._sent.pop(known, (0, _ATTEMPTS))
+        """Return the id and attempt of a message: a new id, or its former one if it is sent again."""
+        # The first buffer is the header of the message, with a sequence number that differs between messages.
+        content = (total, checksum, bytes(views[0][:_COMPARED_BYTES])) if count > 1 else ()
+        message_id, attempt = self._sent.pop(content, (0, _MAX_ATTEMPTS))
         attempt += 1
-        if attempt >= _ATTEMPTS:
-            message_id, attempt = self._next, 0
-            self._next = (self._next + 1) % 2**64
+        if attempt >= _MAX_ATTEMPTS:
+            message_id, attempt = self._next_id, 0
+            self._next_id = (self._next_id + 1) % 2**64
         if count > 1:
-            self._sent[known] = message_id, attempt
-            if len(self._sent) > _REMEMBERED:
+            self._sent[content] = message_id, attempt
+            if len(self._sent) > _REMEMBERED_MESSAGES:
                 self._sent.popitem(last=False)
         return message_id, attempt
 
-    def _pieces(
+    def _chunks(
         self,
         views: list[memoryview],
-        number: tuple[int, int],
+        id_and_attempt: tuple[int, int],
         total: int,
         checksum: int,
         count: int,
     ) -> Iterator[bytes]:
-        message_id, attempt = number
+        message_id, attempt = id_and_attempt
         size = _chunk_size(total, count)
         for index in range(count):
             head = _HEADER.pack(
                 MAGIC, VERSION, attempt, self._sender, message_id, index, count, total, checksum
             )
-            yield b"".join([head, *_cut(views, index * size, (index + 1) * size)])
+            yield b"".join([head, *_byte_range(views, index * size, (index + 1) * size)])
 
 
 def _chunk_size(total: int, count: int) -> int:
     return -(-total // count)
 
 
-def _cut(views: list[memoryview], start: int, stop: int) -> Iterator[memoryview]:
-    """Return the pieces of `views`, seen as one long buffer, between two offsets."""
+def _byte_range(views: list[memoryview], start: int, stop: int) -> Iterator[memoryview]:
+    """Yield views of the bytes from `start` to `stop` of the concatenated `views`."""
     offset = 0
     for view in views:
         low, high = max(start - offset, 0), min(stop - offset, len(view))
@@ -134,10 +141,11 @@ class _Partial:
     seen: bytearray
     missing: int
     attempt: int = 0
-    """The latest of which a chunk has come."""
+    """The latest attempt of which a chunk has arrived."""
 
     @property
     def cost(self) -> int:
+        """Bytes of memory."""
         return len(self.data) + len(self.seen)
 
 
@@ -155,12 +163,12 @@ class _Chunk:
 
 @dataclass(slots=True)
 class Reassembler:
-    """Puts chunks together, within bounds that no sender can exceed.
+    """Reassembles messages from chunks, within bounds that no sender can exceed.
 
-    When a bound is reached an unfinished message is given up and counted in `dropped` by cause: its sender
-    repeats it. It is a message of the sender that occupies the most, the one that waits the longest for
-    another chunk, so that a sender who floods us displaces its own messages and nobody else's. Raise the
-    bounds with the size of your models times the neighbours that may send at the same time.
+    When a bound is reached, an unfinished message is dropped and counted in `dropped` by cause; its sender
+    will repeat it. The message dropped is, of the sender that occupies the most memory, the one whose last
+    chunk arrived longest ago: a sender that floods us displaces only its own messages. Raise the bounds in
+    proportion to the size of your models and to the number of neighbours that may send at the same time.
     """
 
     max_message_bytes: int = 64 * 1024 * 1024
@@ -168,24 +176,24 @@ class Reassembler:
     max_total_bytes: int = 256 * 1024 * 1024
     max_unfinished: int = 64
     dropped: Counter[str] = field(default_factory=Counter)
-    """Unfinished messages given up, and duplicated chunks ignored, by cause."""
+    """The number of unfinished messages dropped and of duplicated chunks ignored, by cause."""
     _partials: OrderedDict[tuple[int, int], _Partial] = field(default_factory=OrderedDict)
     _finished: OrderedDict[tuple[int, int], int] = field(default_factory=OrderedDict)
 
     @property
     def held_bytes(self) -> int:
-        """How much memory unfinished messages take."""
+        """Bytes of memory that unfinished messages occupy."""
         return sum(partial.cost for partial in self._partials.values())
 
     @property
     def unfinished(self) -> int:
-        """How many messages wait for more chunks."""
+        """The number of messages of which chunks are missing."""
         return len(self._partials)
 
     def add(self, payload: Buffer) -> memoryview | None:
-        """Take one payload; return the whole message when this payload completes one.
+        """Add one payload; return the message if this payload completes it, else None.
 
-        Raises WireError for a payload that is not a chunk or belongs to no possible message.
+        Raises WireError for a payload that is not a chunk, or whose header is inconsistent.
         """
         chunk = _parse(payload, self.max_message_bytes)
         if chunk.count == 1:
@@ -204,7 +212,7 @@ class Reassembler:
         ):
             raise WireError("checksum", "a chunk contradicts the others of its message")
         partial.attempt = max(partial.attempt, chunk.attempt)
-        self._partials.move_to_end(key)  # what makes progress is the last to be given up
+        self._partials.move_to_end(key)  # messages that make progress are dropped last
         if partial.seen[chunk.index]:
             self.dropped["duplicate"] += 1
             return None
@@ -218,49 +226,50 @@ class Reassembler:
         cost = chunk.total + chunk.count
         limit = min(self.max_sender_bytes, self.max_total_bytes)
         if cost > limit:
-            raise WireError("too-large", f"a message of {chunk.total} bytes; room for {limit}")
-        mine = [other for other in self._partials if other[0] == chunk.sender]
-        mine_cost = sum(self._partials[other].cost for other in mine)
-        for other in mine:  # oldest first
-            if mine_cost + cost <= self.max_sender_bytes:
+            raise WireError("too-large", f"a message of {chunk.total} bytes; the limit is {limit}")
+        same_sender = [other for other in self._partials if other[0] == chunk.sender]
+        sender_cost = sum(self._partials[other].cost for other in same_sender)
+        for other in same_sender:  # oldest first
+            if sender_cost + cost <= self.max_sender_bytes:
                 break
-            mine_cost -= self._partials[other].cost
-            self._give_up(other, "sender-bytes")
+            sender_cost -= self._partials[other].cost
+            self._drop(other, "sender-bytes")
         while self._partials and self.held_bytes + cost > self.max_total_bytes:
-            held = Counter({chunk.sender: cost})
+            usage = Counter({chunk.sender: cost})
             for (sender, _), partial in self._partials.items():
-                held[sender] += partial.cost
-            self._give_up(self._oldest_of_largest(held, chunk.sender), "total-bytes")
+                usage[sender] += partial.cost
+            self._drop(self._oldest_of_largest(usage, chunk.sender), "total-bytes")
         while self._partials and len(self._partials) >= self.max_unfinished:
-            held = Counter([chunk.sender])
-            held.update(sender for sender, _ in self._partials)
-            self._give_up(self._oldest_of_largest(held, chunk.sender), "unfinished")
+            usage = Counter([chunk.sender])
+            usage.update(sender for sender, _ in self._partials)
+            self._drop(self._oldest_of_largest(usage, chunk.sender), "unfinished")
         partial = _Partial(
             chunk.checksum, chunk.count, bytearray(chunk.total), bytearray(chunk.count), chunk.count
         )
         self._partials[key] = partial
         return partial
 
-    def _oldest_of_largest(self, held: Counter[int], newest: int) -> tuple[int, int]:
-        """Return the oldest message of the sender that holds the most; of equals, `newest` goes first.
+    def _oldest_of_largest(self, usage: Counter[int], newest: int) -> tuple[int, int]:
+        """Return the key of the oldest message of the sender with the largest usage.
 
-        held: what every sender occupies, the message that `newest` is about to open included.
+        usage: bytes or messages by sender, including the message that is about to be opened.
+        newest: the sender of that message; it is chosen among senders of equal usage.
         """
-        most = max(held[sender] for sender, _ in self._partials)
-        equals = [key for key in self._partials if held[key[0]] == most]  # oldest first
-        return next((key for key in equals if key[0] == newest), equals[0])
+        most = max(usage[sender] for sender, _ in self._partials)
+        candidates = [key for key in self._partials if usage[key[0]] == most]  # oldest first
+        return next((key for key in candidates if key[0] == newest), candidates[0])
 
-    def _give_up(self, key: tuple[int, int], cause: str) -> None:
+    def _drop(self, key: tuple[int, int], cause: str) -> None:
         del self._partials[key]
         self.dropped[cause] += 1
 
     def _finish(self, key: tuple[int, int], partial: _Partial) -> memoryview:
         del self._partials[key]
         if zlib.crc32(partial.data) != partial.checksum:
-            raise WireError("checksum", "the chunks of a message do not add up to its checksum")
+            raise WireError("checksum", "the checksum of a reassembled message is wrong")
         self._finished.pop(key, None)
         self._finished[key] = partial.attempt
-        if len(self._finished) > max(_REMEMBERED, 2 * self.max_unfinished):
+        if len(self._finished) > max(_REMEMBERED_MESSAGES, 2 * self.max_unfinished):
             self._finished.popitem(last=False)
         return memoryview(partial.data).toreadonly()
 
@@ -270,19 +279,21 @@ def _parse(payload: Buffer, max_message_bytes: int) -> _Chunk:
     if len(view) < HEADER_BYTES:
         cause = "truncated" if bytes(view[:4]) == MAGIC else "garbage"
         raise WireError(cause, f"{len(view)} bytes are too few for a chunk")
-    magic, version, attempt, *of = _HEADER.unpack_from(view)
-    sender, message_id, index, count, total, checksum = of
+    magic, version, attempt, *fields = _HEADER.unpack_from(view)
+    sender, message_id, index, count, total, checksum = fields
     if magic != MAGIC:
-        raise WireError("garbage", f"a payload that starts with {magic!r}, not {MAGIC!r}")
+        raise WireError("garbage", f"not a chunk: it starts with {magic!r}, not {MAGIC!r}")
     if version != VERSION:
-        raise WireError("version", f"chunk version {version}; this peer speaks {VERSION}")
+        raise WireError("version", f"chunk version {version}; this peer supports version {VERSION}")
     if total > max_message_bytes:
-        raise WireError("too-large", f"a message of {total} bytes; limit {max_message_bytes}")
+        raise WireError(
+            "too-large", f"a message of {total} bytes; the limit is {max_message_bytes}"
+        )
     if not 0 <= index < count:
-        raise WireError("garbage", f"chunk {index} of {count}")
+        raise WireError("garbage", f"chunk index {index} of {count} chunks is out of range")
     size = _chunk_size(total, count)
     if count > 1 and (size < MIN_BODY or (count - 1) * size >= total):
-        raise WireError("garbage", f"{total} bytes cannot be {count} chunks")
+        raise WireError("garbage", f"a message of {total} bytes cannot have {count} chunks")
     body = view[HEADER_BYTES:]
     expected = min(size, total - index * size)
     if len(body) != expected:
