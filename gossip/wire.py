@@ -1,13 +1,13 @@
-"""The three messages that peers exchange to move mass, and their bytes.
+"""The three messages that peers exchange to transfer mass, and how they are encoded.
 
-A transfer is a bank transfer: the giver debits itself and sends a `Give`; the receiver credits it
+A transfer works like a bank transfer: the giver debits itself and sends a `Give`; the receiver credits it
 once and answers with an `Ack`; a giver that waited too long asks for its mass back with a `Recall`,
-which the receiver answers with an `Ack` too. Messages are plain data: no behaviour, no clock.
+which the receiver answers with an `Ack` too. Messages are plain data without behaviour.
 
-A *session* names one incarnation of a peer's ledger. It is drawn when the ledger is first created and
-survives a restart from a checkpoint; a peer that starts afresh has a new one.
+A *session* is the random id of one incarnation of a peer's ledger. It is drawn when the ledger is created and
+survives a restart from a checkpoint; a peer that starts without a checkpoint has a new session.
 
-As bytes a message is a small msgpack header, then the value as one raw little-endian buffer.
+An encoded message is a small msgpack header, followed by the value as one raw little-endian buffer.
 
 Layout of an encoded message (all integers little-endian):
 
@@ -17,12 +17,12 @@ Layout of an encoded message (all integers little-endian):
     2 bytes   length of the msgpack header
     header    a flat map of the message's fields, the schema hash and the value's dtype and length
     padding   zero bytes up to a multiple of 8, so that the value is aligned for numpy
-    value     raw values; absent in messages that carry none. With the dtype "packed", a compressed
-              value (compress/packed.py), which its receiver unpacks when it knows what to expect
+    value     raw numbers; absent in messages without a value. With the dtype "packed", a compressed value
+              (compress/packed.py), which `decode` leaves compressed: see `Gossiper.unpacked`
 
-Decoding executes nothing, allocates no more than it was handed, and leaves the value where it was
-received: the array is a read-only view. Whatever is wrong with the bytes, `decode` raises
-`WireError` and nothing else; its `cause` is a short slug that receivers count and log by.
+Decoding runs no code from the message, allocates no more memory than the message has, and does not copy the
+value: the array is a read-only view. For malformed bytes `decode` raises `WireError` and no other error; its
+`cause` is a short identifier by which receivers count and log them.
 """
 
 from __future__ import annotations
@@ -46,18 +46,20 @@ Tag: TypeAlias = tuple[int, int]
 """(round, exchange) of a synchronous schedule; asynchronous gossip has no tag."""
 
 Verdict: TypeAlias = Literal["credited", "void"]
-"""What became of a transfer at its receiver: credited, or never to be credited."""
+"""How a receiver has recorded a transfer: as credited, or as void, that is, never to be credited."""
 
 Answer: TypeAlias = Literal["credited", "void", "gone"]
-"""What a receiver says of it; "gone" is "void" to a session that was given up, which must begin anew."""
+"""The verdict in an `Ack`. "gone" means "void", and that the receiver has given up the giver's session: the
+giver must start a new session."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Give:
-    """Mass on its way: `weight` units at `value`. The sender has already debited itself.
+    """Mass that is being transferred: a value and its weight. The sender has already debited itself.
 
-    packed: the value as it travels, where it is compressed. One that has just arrived has no `value`
-        yet (an empty array): `Gossiper.unpacked` has what it takes.
+    packed: the compressed form of the value, if it is sent compressed. In a message that has just been
+    decoded
+        `value` is then an empty array, until `Gossiper.unpacked` decompresses it.
     """
 
     model: str
@@ -76,9 +78,9 @@ class Give:
 class Ack:
     """The receiver's answer to a `Give` or a `Recall`.
 
-    `sender` and `session` are those of the peer that answers; `receiver` and `giver_session` those
-    of the peer that gave, whose `sequence` it is: the last that the receiver knows, which is newer than
-    the one asked about if the giver's books are old.
+    `sender` and `session` are those of the peer that answers; `receiver` and `giver_session` those of the
+    giver. `sequence` is the giver's last sequence number in the ledger of the peer that answers; it is larger
+    than the one in the `Give` or `Recall` if the giver has restarted from an old checkpoint.
     """
 
     model: str
@@ -94,8 +96,8 @@ class Ack:
 class Recall:
     """The giver asks for the mass of an open transfer back.
 
-    The receiver answers "credited" if it was too late, else it promises never to credit that
-    sequence and answers "void".
+    The receiver answers "credited" if it has credited the transfer already; otherwise it records that this
+    sequence number must never be credited, and answers "void".
     """
 
     model: str
@@ -114,16 +116,16 @@ WireDtype: TypeAlias = Literal["float32", "float64", "float16"]
 SchemaEntry: TypeAlias = tuple[str, Sequence[int], str]
 """One field of a model: name, shape, dtype (`("layer1.weight", (300, 784), "float32")`)."""
 Cause: TypeAlias = Literal[
-    "garbage",  # not a message of ours at all, or a header that makes no sense
+    "garbage",  # not a Gossamer message, or one with an inconsistent header
     "truncated",  # shorter than its header says
     "trailing",  # longer than its header says
-    "version",  # a message of ours, of a version that this code does not speak
-    "unknown-kind",
+    "version",  # a Gossamer message of a version that this code does not support
+    "unknown-kind",  # neither Give nor Ack nor Recall
     "too-large",
     "non-finite",
     "overflow",  # the value does not fit the dtype chosen for the wire
-    "checksum",  # chunks that do not belong together, or were changed on the way
-    "schema",  # peers disagree on what the model is made of
+    "checksum",  # chunks of different messages, or chunks that were corrupted
+    "schema",  # the peers' models have different fields
 ]
 
 MAGIC: Final = b"GSMR"
@@ -133,7 +135,7 @@ MAX_HEADER_BYTES: Final = 2048
 MAX_NAME: Final = 64
 MAX_WEIGHT_BYTES: Final = 64
 PACKED: Final = "packed"
-_NOTHING: Final = np.empty(0, dtype=np.float32)
+_EMPTY: Final = np.empty(0, dtype=np.float32)
 
 _PREFIX = struct.Struct("<4sBBH")
 _ALIGN = 8
@@ -146,7 +148,7 @@ _WIDER: Final[list[WireDtype]] = ["float16", "float32", "float64"]
 
 
 class WireError(GossamerError, ValueError):
-    """Bytes that are not a usable message; `cause` is a slug to count by."""
+    """Bytes that are not a valid message; `cause` is a short identifier for counters."""
 
     def __init__(self, cause: Cause, message: str) -> None:
         super().__init__(message)
@@ -155,7 +157,7 @@ class WireError(GossamerError, ValueError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decoded:
-    """A message and what its envelope said about it."""
+    """A message, and the schema hash and dtype in its header."""
 
     message: Message
     schema: str
@@ -166,17 +168,17 @@ class Decoded:
 
 
 def schema_hash(entries: Iterable[SchemaEntry]) -> str:
-    """Return 16 hex characters that two peers share exactly when their models mean the same thing.
+    """Return a hash of 16 hex characters that is equal for two peers if their models have the same fields.
 
-    Covers names, shapes and dtypes in order; the device that holds them is nobody's business.
+    It covers the names, shapes and dtypes of the fields, and their order, but not the device that holds them.
     """
-    stable = [[name, [int(size) for size in shape], str(dtype)] for name, shape, dtype in entries]
-    text = json.dumps(stable, separators=(",", ":"), ensure_ascii=True)
+    fields = [[name, [int(size) for size in shape], str(dtype)] for name, shape, dtype in entries]
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def schema_difference(ours: Iterable[SchemaEntry], theirs: Iterable[SchemaEntry]) -> str | None:
-    """Return the first field on which two schemas differ, in words; None if they agree."""
+    """Return a text on the first field in which two schemas differ; None if they are equal."""
     mine, other = (
         [(name, tuple(int(size) for size in shape), str(dtype)) for name, shape, dtype in entries]
         for entries in (ours, theirs)
@@ -196,7 +198,7 @@ def schema_difference(ours: Iterable[SchemaEntry], theirs: Iterable[SchemaEntry]
 
 
 def require_schema(decoded: Decoded, expected: str) -> None:
-    """Raise WireError("schema") unless the message was made for the schema `expected`."""
+    """Raise WireError("schema") unless the message has the schema hash `expected`."""
     if decoded.schema != expected:
         message = decoded.message
         raise WireError(
@@ -210,10 +212,10 @@ def require_schema(decoded: Decoded, expected: str) -> None:
 
 
 def as_sent(value: np.ndarray[Any, Any], dtype: WireDtype = "float32") -> np.ndarray[Any, Any]:
-    """`value` as its receiver will see it: rounded to the wire's dtype, little-endian, contiguous.
+    """Return `value` as its receiver will read it: rounded to the wire's dtype, little-endian, contiguous.
 
-    A sender that debits itself by what `as_sent` returns loses nothing to rounding. Returns
-    `value` itself when there is nothing to convert.
+    A sender that debits itself by this result conserves mass in spite of the rounding. Returns `value` itself
+    if it needs no conversion.
     """
     if value.ndim != 1:
         raise ValueError(f"a message carries a 1-D value, not one of shape {value.shape}")
@@ -223,16 +225,16 @@ def as_sent(value: np.ndarray[Any, Any], dtype: WireDtype = "float32") -> np.nda
     if target.itemsize < value.dtype.itemsize and not is_finite(sent):
         raise WireError(
             "overflow",
-            f"a value does not fit {dtype} (or was not finite before); largest magnitude is "
+            f"a value does not fit {dtype}, or is not finite; the largest magnitude is "
             f"{np.abs(value).max():g}: use dtype {'float64' if dtype == 'float32' else 'float32'}",
         )
     return sent
 
 
 def wide_enough(value: np.ndarray[Any, Any], dtype: WireDtype) -> WireDtype:
-    """`dtype`, or the next wider one that holds every entry of a finite value.
+    """Return `dtype`, or the next wider one that can represent every entry of a finite value.
 
-    Each message says how its own value is written, so one that outgrew float16 travels in float32.
+    Each message carries its own dtype, so a value that is too large for float16 is sent as float32.
     """
     for name in _WIDER[_WIDER.index(dtype) :]:
         target = _wire_dtype(name)
@@ -244,11 +246,11 @@ def wide_enough(value: np.ndarray[Any, Any], dtype: WireDtype) -> WireDtype:
 
 
 def encode(message: Message, schema: str, dtype: WireDtype = "float32") -> list[Buffer]:
-    """Return the message as buffers to be sent one after the other.
+    """Return the message as buffers to be concatenated.
 
-    The value's buffer is a view of the array that the message holds (no copy, unless the dtype
-    changes): send or join the buffers before anyone writes to that array. float16 halves the
-    traffic and keeps 3 digits; float64 doubles it and is for tests and for exact averages.
+    The value's buffer is a view of the message's array (a copy only if the dtype changes): send or join the
+    buffers before that array is modified. float16 halves the traffic and keeps 3 digits; float64 doubles it
+    and is for tests and for exact averages.
     """
     to_session = message.giver_session if isinstance(message, Ack) else message.receiver_session
     kind = _KINDS[type(message)]
@@ -259,21 +261,21 @@ def encode(message: Message, schema: str, dtype: WireDtype = "float32") -> list[
     elif isinstance(message, Give):
         if message.packed is None:
             value = as_sent(message.value, dtype)
-            written, length = dtype, value.size
+            wire_dtype, length = dtype, value.size
             buffers.append(value.view(np.uint8).data)
         else:
-            written, length = PACKED, message.packed.length
+            wire_dtype, length = PACKED, message.packed.length
             buffers += message.packed.buffers()
         header["weight"] = _pack_weight(message.weight)
         header["tag"] = None if message.tag is None else list(message.tag)
-        header |= {"dtype": written, "length": length}
+        header |= {"dtype": wire_dtype, "length": length}
     header |= {
         "vector": message.model,
         "from": message.sender,
         "session": message.session,
         "to": message.receiver,
     }
-    _check_header(header)  # a message that peers would refuse is refused here, by its sender
+    _check_header(header)  # raises here for a message that every receiver would reject
     packed = bytes(msgpack.packb(header) or b"")
     padding = bytes(-(_PREFIX.size + len(packed)) % _ALIGN)
     return [_PREFIX.pack(MAGIC, VERSION, 0, len(packed)) + packed + padding, *buffers]
@@ -283,9 +285,9 @@ def encode(message: Message, schema: str, dtype: WireDtype = "float32") -> list[
 
 
 def decode(data: Buffer, max_bytes: int = MAX_MESSAGE_BYTES) -> Decoded:
-    """Return the message in `data`. Its value is a read-only view: `data` lives as long as the value does.
+    """Return the message in `data`. Its value is a read-only view, which keeps `data` in memory.
 
-    Raises WireError, whatever the bytes are. Lower `max_bytes` to what your largest model needs.
+    Raises WireError if `data` is not a valid message. Lower `max_bytes` to what your largest model needs.
     """
     view = memoryview(data).cast("B").toreadonly()
     if len(view) > max_bytes:
@@ -293,12 +295,12 @@ def decode(data: Buffer, max_bytes: int = MAX_MESSAGE_BYTES) -> Decoded:
     start, header = _read_header(view)
     kind = header.get("kind", "")
     if kind not in _FIELDS:
-        raise WireError("unknown-kind", f"unknown kind of message {kind!r}")
+        raise WireError("unknown-kind", f"unknown message type {kind!r}")
     _check_header(header)
     body = view[start:]
     if len(body) and kind != "give":
         raise WireError("trailing", f"{len(body)} bytes after a message that carries no value")
-    at = {
+    common_fields = {
         "model": header["vector"],
         "sender": header["from"],
         "session": header["session"],
@@ -307,17 +309,17 @@ def decode(data: Buffer, max_bytes: int = MAX_MESSAGE_BYTES) -> Decoded:
     }
     to_session = header["to_session"]
     if kind == "ack":
-        ack = Ack(**at, giver_session=to_session, verdict=header["verdict"])
+        ack = Ack(**common_fields, giver_session=to_session, verdict=header["verdict"])
         return Decoded(ack, header["schema"], None)
     if kind == "recall":
-        return Decoded(Recall(**at, receiver_session=to_session), header["schema"], None)
+        return Decoded(Recall(**common_fields, receiver_session=to_session), header["schema"], None)
     dtype, length = header["dtype"], header["length"]
     packed = _read_packed(body, length) if dtype == PACKED else None
     give = Give(
-        **at,
+        **common_fields,
         receiver_session=to_session,
         weight=int.from_bytes(header["weight"], "big"),
-        value=_NOTHING if packed is not None else _read_value(body, dtype, length),
+        value=_EMPTY if packed is not None else _read_value(body, dtype, length),
         tag=None if header["tag"] is None else (header["tag"][0], header["tag"][1]),
         packed=packed,
     )
@@ -330,15 +332,15 @@ def _read_header(view: memoryview) -> tuple[int, dict[str, Any]]:
         raise WireError(cause, f"{len(view)} bytes are too few for a message")
     magic, version, _, length = _PREFIX.unpack_from(view)
     if magic != MAGIC:
-        raise WireError("garbage", f"starts with {magic!r}, not {MAGIC!r}")
+        raise WireError("garbage", f"not a message: it starts with {magic!r}, not {MAGIC!r}")
     if version != VERSION:
-        raise WireError("version", f"wire version {version}; this peer speaks {VERSION}")
+        raise WireError("version", f"wire version {version}; this peer supports version {VERSION}")
     if length > MAX_HEADER_BYTES:
-        raise WireError("too-large", f"a header of {length} bytes; limit {MAX_HEADER_BYTES}")
+        raise WireError("too-large", f"a header of {length} bytes; the limit is {MAX_HEADER_BYTES}")
     end = _PREFIX.size + length
     start = end + -end % _ALIGN
     if len(view) < start:
-        raise WireError("truncated", f"{len(view)} bytes, but the header alone needs {start}")
+        raise WireError("truncated", f"{len(view)} bytes; the header needs {start}")
     try:
         header = msgpack.unpackb(
             view[_PREFIX.size : end],
@@ -348,12 +350,12 @@ def _read_header(view: memoryview) -> tuple[int, dict[str, Any]]:
             max_map_len=16,
             max_ext_len=0,
         )
-    except Exception as error:  # msgpack raises half a dozen unrelated types on bad input
+    except Exception as error:  # msgpack raises many unrelated types on invalid input
         raise WireError("garbage", f"unreadable header: {error}") from None
     if not isinstance(header, dict) or not all(isinstance(key, str) for key in header):
-        raise WireError("garbage", "the header is not a map of names")
+        raise WireError("garbage", "the header is not a map with strings as keys")
     if not isinstance(header.get("kind", ""), str):
-        raise WireError("garbage", "the header's kind is not a name")
+        raise WireError("garbage", "the header field 'kind' is not a string")
     return start, header
 
 
@@ -361,10 +363,10 @@ def _read_value(body: memoryview, dtype: str, length: int) -> np.ndarray[Any, An
     expected = length * _DTYPES[dtype].itemsize
     if len(body) != expected:
         cause = "truncated" if len(body) < expected else "trailing"
-        raise WireError(cause, f"{len(body)} bytes of value, but {length} {dtype} need {expected}")
+        raise WireError(cause, f"a value of {len(body)} bytes; {length} {dtype} need {expected}")
     value = np.frombuffer(body, dtype=_DTYPES[dtype])
     if not is_finite(value):
-        raise WireError("non-finite", "the value holds a NaN or an infinity")
+        raise WireError("non-finite", "the value contains a NaN or an infinity")
     return value
 
 
@@ -387,7 +389,7 @@ def _wire_dtype(dtype: str) -> np.dtype[Any]:
     return _DTYPES[dtype]
 
 
-# --- what a header may hold --------------------------------------------------------------------
+# --- checks of header fields --------------------------------------------------------------------
 
 
 def _is_name(value: object) -> bool:
@@ -431,8 +433,10 @@ _FIELDS: dict[str, dict[str, Callable[[object], bool]]] = {
 def _check_header(header: dict[str, Any]) -> None:
     fields = _FIELDS[header["kind"]]
     if header.keys() != fields.keys():
-        wrong = sorted(header.keys() ^ fields.keys())
-        raise WireError("garbage", f"header fields missing or unknown: {', '.join(wrong)[:200]}")
+        names = sorted(header.keys() ^ fields.keys())
+        raise WireError("garbage", f"header fields missing or unknown: {', '.join(names)[:200]}")
     for name, valid in fields.items():
         if not valid(header[name]):
-            raise WireError("garbage", f"header field {name!r} cannot be {in_short(header[name])}")
+            raise WireError(
+                "garbage", f"header field {name!r} cannot be {in_short(header[name])}"
+            )
