@@ -1,14 +1,14 @@
-"""What paho does slowly or wrong, done by a socket of ours that stands between paho and the real one.
+"""Wrappers of the socket that paho uses, where paho is slow or has bugs.
 
-`PacketSocket`: paho copies what is left of a packet before every write to the socket, grows a packet byte
-string by byte string as it is read, and cuts topic and payload off one after the other. For a megabyte of
-parameters that is most of what a message costs: sending and receiving it takes 0.6 ms of processor time, and
-1.3 with paho alone. So a large payload is written from where it lies and read into the place where it stays;
-all packets but messages at QoS 0 are handed on to paho.
+`PacketSocket`: paho copies the rest of a packet before every write to the socket, concatenates byte strings
+as it reads a packet, and copies again to separate topic and payload. For a megabyte of parameters these
+copies are most of the cost: sending and receiving it takes 0.6 ms of processor time with this class, and
+1.3 ms with paho only. Here a large payload is written from the caller's buffer, and read into the buffer
+that the receiver gets. All packets except messages at QoS 0 are passed on to paho.
 
-It frames websockets, too. As paho 2 stands, a frame that the socket takes in two goes loses its packet (the
-wrapper reports "0 bytes sent", and paho forgets what it was sending), masking is a Python loop over every
-byte (0.1 s and more per MB, in the event loop), and a packet is one frame, which servers refuse above 1 MB.
+The class also frames websockets, because in paho 2 a packet is lost if its frame needs two writes (the
+wrapper reports "0 bytes sent", and paho discards the packet), masking is a Python loop over every byte (0.1 s
+and more per MB, in the event loop), and each packet is one frame, which servers reject above 1 MB.
 
 `TidySocket`: paho does not close a socket whose handshake fails.
 """
@@ -30,46 +30,52 @@ from .base import Payload
 
 Deliver: TypeAlias = Callable[[str, bytes | memoryview, bool], None]
 """Called with topic, payload and whether it was retained, for every message at QoS 0. Only a large
-payload is a view: of memory that nobody else uses."""
+payload is a view, of memory that nothing else uses."""
 
-_FIRST_ID = 1 << 16  # of messages at QoS 0, which need none on the wire; paho's own are below
-_PUBLISH, _PUBACK = 0x30, 0x40
+_FIRST_ID = 1 << 16  # for messages at QoS 0, which have no id on the wire; paho's ids are smaller
+_PUBLISH, _PUBACK = 0x30, 0x40  # first byte of these MQTT packets
 _PINGRESP = b"\xd0\0"
-_TOO_LARGE, _UNSPECIFIED = 0x95, 0x80
-_SCRATCH = 64 * 1024  # what one read takes in while no large packet is open
-_READS = 64  # per turn of the event loop: other connections want theirs too
+_PACKET_TOO_LARGE, _UNSPECIFIED_ERROR = 0x95, 0x80  # MQTT 5 reason codes
+_READ_BYTES = (
+    64 * 1024
+)  # largest read unless a larger packet is incomplete; payloads above it are not copied
+_MAX_READS = 64  # per callback of the event loop, so that other connections are served too
 FRAME_BYTES = 256 * 1024
+"""Bytes of payload in one websocket frame."""
 
 
 class PacketSocket:
-    """The socket that a paho client reads from and writes to, made of the one that it has just opened.
+    """Replaces the socket that a paho client has just opened, and forwards to it.
 
-    `error` is what reading failed with, which paho only logs: a TLS alert says there why the broker hung up.
+    `error` is the exception that reading raised, which paho only logs: a TLS alert in it tells why the broker
+    closed the connection.
     """
 
     def __init__(self, client: paho.Client, deliver: Deliver, *, version5: bool) -> None:
         self._client, self._sock = cast(Any, client), cast(Any, client.socket())
-        # paho keeps no place for a socket of ours: its name for it is private.
+        # paho has no public way to replace its socket.
         self._client._sock = self
-        # The socket inside paho's wrapper for websockets, whose own way of writing loses packets.
-        self._inner = getattr(self._sock, "_socket", None)
+        # The socket inside paho's wrapper for websockets; None without websockets. We bypass the wrapper's
+        # `send`, which loses packets.
+        self._websocket_inner = getattr(self._sock, "_socket", None)
         self._deliver, self._version5 = deliver, version5
         self.error: OSError | None = None
         self.too_large: set[int] = set()
-        """Ids of messages that the broker refused for their size."""
-        self._over = False
+        """Ids of messages that the broker rejected as too large."""
+        self._closed = False
         self._ids = itertools.count(_FIRST_ID)
-        self._scratch = memoryview(bytearray(_SCRATCH))
-        self._rest = b""  # the beginning of a packet whose length is not known yet
-        self._head = b""  # of the packet that is not complete yet
+        self._read_buffer = memoryview(bytearray(_READ_BYTES))
+        self._partial_head = b""  # the beginning of a packet whose length is not known yet
+        self._head = b""  # fixed header of the incomplete packet in `_packet`
         self._packet: memoryview | None = None
-        self._filled = 0
-        self._for_paho = b""
-        self._told = time.monotonic()
-        self._frame, self._framed = memoryview(b""), 0
+        self._filled = 0  # bytes of `_packet` that have been read
+        self._for_paho = b""  # packets that paho has not read yet
+        self._last_pingresp = time.monotonic()
+        self._frame = memoryview(b"")  # rest of the websocket frame that is being written
+        self._frame_payload = 0  # bytes of payload in that frame
 
     def fileno(self) -> int:
-        """The file descriptor, for the event loop."""
+        """Return the file descriptor, for the event loop."""
         return self._sock.fileno()
 
     def close(self) -> None:
@@ -77,56 +83,56 @@ class PacketSocket:
         self._sock.close()
 
     def pending(self) -> int:
-        """Bytes that were read already: the event loop does not tell of these."""
+        """Return the number of bytes already read from the operating system: no event will announce them."""
         return len(self._for_paho) + (self._sock.pending() if hasattr(self._sock, "pending") else 0)
 
     def hang_up(self) -> None:
-        """Cut the connection without a word to the broker, and let paho find out at once."""
-        self._over = True
+        """Close the connection without sending a DISCONNECT, and make paho notice it at once."""
+        self._closed = True
         self._client.disconnect()
         self._client.loop_write()
 
     # --- writing --------------------------------------------------------------------------------
 
     def publish(self, topic: str, payload: Payload) -> paho.MQTTMessageInfo:
-        """Send at QoS 0, not retained, as paho's `publish` does; `payload` must not change until sent."""
+        """Send at QoS 0, not retained, like paho's `publish`; `payload` must not change until it is sent."""
         name = topic.encode()
         body = len(name).to_bytes(2, "big") + name + (b"\0" if self._version5 else b"")
         head = bytes((_PUBLISH,)) + _varint(len(body) + len(payload)) + body
         info = paho.MQTTMessageInfo(next(self._ids))
-        # paho's queue of what is to be written: put there directly, a payload is copied by nobody.
+        # We append to paho's private queue of outgoing packets, because its `publish` copies the payload.
         queue = getattr(self._client, "_out_packet", None)
-        if queue is None:  # another version of paho: slower, and otherwise the same
+        if queue is None:  # a version of paho without this queue: slower, with the same result
             return self._client.publish(topic, payload)
-        if len(payload) <= _SCRATCH:
+        if len(payload) <= _READ_BYTES:
             queue.append(_entry(_PUBLISH, head + payload, info))
         else:
-            # Two entries, one packet: nobody else writes in between, and what is not a PUBLISH is written
-            # without further ado.
+            # Two entries for one packet: nothing is written between them, and paho writes an entry with the
+            # command 0 without further processing.
             queue.append(_entry(0, head, None))
             queue.append(_entry(_PUBLISH, memoryview(payload), info))
         self._client.loop_write()
         return info
 
     def send(self, data: Any) -> int:
-        """Write what the socket takes, in frames over websockets; paho calls this."""
-        if self._over:
-            raise ConnectionAbortedError("hung up")
-        if self._inner is None:
+        """Write as much as the socket accepts, in frames over websockets; paho calls this."""
+        if self._closed:
+            raise ConnectionAbortedError("the connection was closed")
+        if self._websocket_inner is None:
             return self._sock.send(data)
         if not self._frame:
-            part = memoryview(data)[:FRAME_BYTES]
-            self._frame, self._framed = memoryview(frame(part)), len(part)
-        self._frame = self._frame[self._inner.send(self._frame) :]
+            payload = memoryview(data)[:FRAME_BYTES]
+            self._frame, self._frame_payload = memoryview(frame(payload)), len(payload)
+        self._frame = self._frame[self._websocket_inner.send(self._frame) :]
         if self._frame:
             raise BlockingIOError  # paho keeps the packet and calls again with the same bytes
-        return self._framed
+        return self._frame_payload
 
     # --- reading --------------------------------------------------------------------------------
 
     def recv(self, count: int) -> bytes:
-        """Take in what the socket has, and return what of it is paho's to handle; paho calls this."""
-        if not self._for_paho and not self._over:
+        """Read from the socket, and return bytes of those packets that paho handles; paho calls this."""
+        if not self._for_paho and not self._closed:
             try:
                 self._read()
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -139,55 +145,61 @@ class PacketSocket:
         return data
 
     def _read(self) -> None:
-        for _ in range(_READS):
-            target = self._scratch if self._packet is None else self._packet[self._filled :]
+        for _ in range(_MAX_READS):
+            target = self._read_buffer if self._packet is None else self._packet[self._filled :]
             count = self._read_into(target)
             if count == 0:
-                self._over = True
+                self._closed = True
                 return
-            if (now := time.monotonic()) - self._told >= 1.0:
-                # Whatever comes shows that the broker lives, as well as the answer to a ping, which may
-                # have to wait behind it for longer than paho does.
-                self._told = now
+            if (now := time.monotonic()) - self._last_pingresp >= 1.0:
+                # Any data proves that the broker is alive. The real answer to a ping may be queued behind a
+                # large message for longer than paho waits: so we give paho one of our own.
+                self._last_pingresp = now
                 self._for_paho += _PINGRESP
             if self._packet is None:
-                self._cut(count)
+                self._split(count)
             else:
                 self._fill(self._packet, count)
-            if count < len(target) and self._inner is None and not hasattr(self._sock, "pending"):
-                break  # the socket is empty: asking once more would only tell us so
+            if (
+                count < len(target)
+                and self._websocket_inner is None
+                and not hasattr(self._sock, "pending")
+            ):
+                break  # the socket is empty: another read would only raise BlockingIOError
         if not self._for_paho:
             raise BlockingIOError
 
     def _read_into(self, target: memoryview) -> int:
-        if self._inner is None:
+        if self._websocket_inner is None:
             return self._sock.recv_into(target)
         data = self._sock.recv(len(target))
         target[: len(data)] = data
         return len(data)
 
     def _fill(self, packet: memoryview, count: int) -> None:
-        """Count what was read into the open packet, and hand it on when it is complete."""
+        """Record that `count` bytes were read into the incomplete packet; handle it once it is complete."""
         self._filled += count
         if self._filled == len(packet):
             self._packet = None
             self._handle(self._head, packet)
 
-    def _cut(self, count: int) -> None:
-        """Cut what was read into packets; the last one may have just begun."""
-        data = self._scratch[:count]
-        if self._rest:
-            data, self._rest = memoryview(self._rest + bytes(data)), b""
+    def _split(self, count: int) -> None:
+        """Split the first `count` bytes of the read buffer into packets; the last one may be incomplete."""
+        data = self._read_buffer[:count]
+        if self._partial_head:
+            data, self._partial_head = memoryview(self._partial_head + bytes(data)), b""
         while data:
             length, start = _varint_at(data, 1)
-            # A topic's length is needed to place its payload, so wait for that too.
+            # The length of the topic is needed to align the payload, so wait for that too.
             if start == 0 or (length > 2 and len(data) < start + 2):
-                self._rest = bytes(data)
+                self._partial_head = bytes(data)
                 return
             head, body = bytes(data[:start]), data[start : start + length]
             if len(body) < length:
                 self._head, self._filled = head, len(body)
-                self._packet = _room(length, 2 + int.from_bytes(body[:2], "big") + self._version5)
+                self._packet = _aligned_buffer(
+                    length, 2 + int.from_bytes(body[:2], "big") + self._version5
+                )
                 self._packet[: len(body)] = body
                 return
             data = data[start + length :]
@@ -197,10 +209,11 @@ class PacketSocket:
         if head[0] & 0xF6 == _PUBLISH:  # at QoS 0
             self._message(packet, retain=bool(head[0] & 1))
             return
-        if self._version5 and head[0] == _PUBACK and packet[2:3] == bytes((_TOO_LARGE,)):
-            # mosquitto says so, though MQTT has no such answer to a message: paho would hang up on it.
+        if self._version5 and head[0] == _PUBACK and packet[2:3] == bytes((_PACKET_TOO_LARGE,)):
+            # mosquitto sends this code, which the standard does not allow in a PUBACK: paho would close the
+            # connection.
             self.too_large.add(int.from_bytes(packet[:2], "big"))
-            packet = memoryview(bytes((*packet[:2], _UNSPECIFIED, *packet[3:])))
+            packet = memoryview(bytes((*packet[:2], _UNSPECIFIED_ERROR, *packet[3:])))
         self._for_paho += head + packet
 
     def _message(self, packet: memoryview, *, retain: bool) -> None:
@@ -208,14 +221,14 @@ class PacketSocket:
         try:
             topic = str(packet[2:start], "utf-8")
         except UnicodeDecodeError:
-            raise _malformed("a topic that is not text") from None
+            raise _malformed("a topic that is not UTF-8") from None
         if self._version5:
             length, end = _varint_at(packet, start)
             start = end + length if end else len(packet) + 1
         if start > len(packet):
             raise _malformed("a topic or properties longer than their packet")
         payload = packet[start:]
-        self._deliver(topic, bytes(payload) if len(payload) <= _SCRATCH else payload, retain)
+        self._deliver(topic, bytes(payload) if len(payload) <= _READ_BYTES else payload, retain)
 
 
 def _malformed(what: str) -> OSError:
@@ -223,7 +236,7 @@ def _malformed(what: str) -> OSError:
 
 
 def _entry(command: int, data: Any, info: paho.MQTTMessageInfo | None) -> dict[str, Any]:
-    """An entry of paho's queue of what is to be written."""
+    """Return an entry of paho's queue of outgoing packets."""
     return {
         "command": command,
         "mid": 0 if info is None else info.mid,
@@ -235,43 +248,44 @@ def _entry(command: int, data: Any, info: paho.MQTTMessageInfo | None) -> dict[s
     }
 
 
-def _room(length: int, payload_at: int) -> memoryview:
-    """Room for a packet, placed so that what follows `payload_at` bytes is aligned for numpy."""
+def _aligned_buffer(length: int, payload_at: int) -> memoryview:
+    """Return a buffer of `length` bytes in which offset `payload_at`, the payload, is aligned for numpy."""
     shift = -payload_at % 8
     return np.empty(shift + length, np.uint8).data[shift:]
 
 
 def _varint_at(data: memoryview, start: int) -> tuple[int, int]:
-    """A length in MQTT's own notation, and where it ends: 0 if it is cut off."""
+    """Read MQTT's variable byte integer; return (value, offset of its end), or (0, 0) if incomplete."""
     value = 0
-    for place, byte in enumerate(data[start : start + 4]):
-        value |= (byte & 127) << (7 * place)
+    for index, byte in enumerate(data[start : start + 4]):
+        value |= (byte & 127) << (7 * index)
         if byte < 128:
-            return value, start + place + 1
+            return value, start + index + 1
     if len(data) >= start + 4:
-        raise _malformed("a length of five digits")
+        raise _malformed("a length of more than four bytes")
     return 0, 0
 
 
 def _varint(value: int) -> bytes:
-    digits = bytearray()
+    """Encode MQTT's variable byte integer."""
+    encoded = bytearray()
     while True:
         value, digit = divmod(value, 128)
-        digits.append(digit | (128 if value else 0))
+        encoded.append(digit | (128 if value else 0))
         if not value:
-            return bytes(digits)
+            return bytes(encoded)
 
 
 def frame(data: memoryview) -> bytearray:
-    """`data` as one masked binary frame of a websocket (RFC 6455, 5.2)."""
+    """Return `data` as one masked binary frame of a websocket (RFC 6455, 5.2)."""
     size, key = len(data), os.urandom(4)
-    masked = 0x80
+    final_binary, masked = 0x82, 0x80  # FIN bit and opcode 2; MASK bit
     if size < 126:
-        out = bytearray((0x82, masked | size))
+        out = bytearray((final_binary, masked | size))
     elif size < 1 << 16:
-        out = bytearray(struct.pack("!BBH", 0x82, masked | 126, size))
+        out = bytearray(struct.pack("!BBH", final_binary, masked | 126, size))
     else:
-        out = bytearray(struct.pack("!BBQ", 0x82, masked | 127, size))
+        out = bytearray(struct.pack("!BBQ", final_binary, masked | 127, size))
     out += key
     mask = np.tile(np.frombuffer(key, np.uint8), size // 4 + 1)[:size]
     out += np.bitwise_xor(np.frombuffer(data, np.uint8), mask).data
@@ -279,7 +293,7 @@ def frame(data: memoryview) -> bytearray:
 
 
 class TidySocket(ssl.SSLSocket):
-    """Closes itself when its handshake, or that of websockets, fails; paho forgets to."""
+    """Closes itself if the handshake of TLS or of websockets fails, which paho does not do."""
 
     def do_handshake(self, block: bool = False) -> None:
         try:
@@ -294,6 +308,6 @@ class TidySocket(ssl.SSLSocket):
         try:
             return super().recv(buflen, flags)
         except OSError:
-            if self.gettimeout():  # paho lets a socket block only until it is connected
+            if self.gettimeout():  # still in the handshake: paho then makes the socket non-blocking
                 self.close()
             raise

@@ -1,4 +1,4 @@
-"""Packets between paho and the socket: the same bytes, the same messages, however they are cut."""
+"""PacketSocket reads and writes the same packets as paho, however the stream of bytes is split."""
 
 from itertools import pairwise
 
@@ -17,10 +17,10 @@ LARGE = 200_000
 
 
 class Socket:
-    """Takes and gives bytes in the pieces it is told to."""
+    """A socket from which `pieces` are read, and which accepts at most `accepts` bytes per write."""
 
-    def __init__(self, pieces=(), takes=1 << 30):
-        self.pieces, self.takes, self.written = list(pieces), takes, bytearray()
+    def __init__(self, pieces=(), accepts=1 << 30):
+        self.pieces, self.accepts, self.written = list(pieces), accepts, bytearray()
 
     def recv_into(self, target):
         if not self.pieces:
@@ -36,7 +36,7 @@ class Socket:
         pass
 
     def send(self, data):
-        data = bytes(data)[: self.takes]
+        data = bytes(data)[: self.accepts]
         self.written += data
         return len(data)
 
@@ -56,7 +56,7 @@ def attached(sock, *, version5=False):
 
 
 def message(topic, payload, *, retain=False, version5=False, properties=None):
-    """What paho itself would send, or a broker."""
+    """Return a PUBLISH packet as paho or a broker would send it."""
     sock = Socket()
     client = client_on(sock, version5)
     client._send_publish(
@@ -89,7 +89,7 @@ def read_all(client, sock):
     places=st.lists(st.integers(0, 1 << 20), max_size=12),
     version5=st.booleans(),
 )
-def test_messages_arrive_whole_however_the_stream_is_cut(messages, places, version5):
+def test_messages_are_the_same_however_the_stream_is_split(messages, places, version5):
     rng = np.random.default_rng(1)
     sent = [(topic, rng.bytes(size), retain) for topic, size, retain in messages]
     stream = b"".join(
@@ -168,10 +168,10 @@ def test_the_end_of_the_stream_is_a_loss():
 
 @pytest.mark.parametrize("version5", [False, True])
 @pytest.mark.parametrize("size", [0, 1, 200, LARGE])
-@pytest.mark.parametrize("takes", [100_000, 1 << 30])
-def test_what_is_written_is_what_paho_would_write(version5, size, takes):
+@pytest.mark.parametrize("accepts", [100_000, 1 << 30])
+def test_what_is_written_is_what_paho_would_write(version5, size, accepts):
     payload = np.random.default_rng(0).bytes(size)
-    sock = Socket(takes=takes)
+    sock = Socket(accepts=accepts)
     client, packets, _ = attached(sock, version5=version5)
     info = packets.publish("swarm/inbox", payload)
     while client.want_write():
@@ -194,8 +194,8 @@ def test_frames_unmask_to_what_was_sent(size):
     assert bytes(byte ^ key[index % 4] for index, byte in enumerate(body)) == data
 
 
-def test_a_frame_that_is_written_in_several_goes_keeps_its_packet():
-    raw = Socket(takes=100)
+def test_a_frame_that_needs_several_writes_keeps_its_packet():
+    raw = Socket(accepts=100)
 
     class Wrapper(Socket):
         """As paho wraps a socket for websockets."""
