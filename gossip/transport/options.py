@@ -1,4 +1,4 @@
-"""Where a broker is, how to be sure that it is the right one, and how to connect to it."""
+"""The address of a broker, the files for TLS, and the settings of a connection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SCHEMES: dict[str, tuple[int, bool, Literal["tcp", "websockets"]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A broker's URL, taken apart. The password never shows in `repr` or `str`."""
+    """The parts of a broker's URL. `repr` and `str` do not show the password."""
 
     host: str
     port: int
@@ -36,23 +36,27 @@ class Address:
     def parse(cls, url: str, password: str | None = None) -> Address:
         """Read `mqtt[s]://` or `ws[s]://` `[user[:password]@]host[:port][/path]`.
 
-        password: of the user that the URL names, if it is not in the URL.
+        password: of the user in the URL, if the URL does not contain it.
         """
         parts = urlsplit(url)
         if parts.scheme not in _SCHEMES:
             known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
-            raise TransportError("url", f"a broker's URL starts with one of {known}: {_hide(url)}")
+            raise TransportError(
+                "url", f"a broker's URL starts with one of {known}: {_hide_user(url)}"
+            )
         port, tls, transport = _SCHEMES[parts.scheme]
         try:
             port = parts.port or port
         except ValueError:
-            raise TransportError("url", f"not a port number in {_hide(url)}") from None
+            raise TransportError("url", f"the port is not a number in {_hide_user(url)}") from None
         if not parts.hostname:
-            raise TransportError("url", f"no host in {_hide(url)}")
+            raise TransportError("url", f"no host in {_hide_user(url)}")
         if transport == "tcp" and parts.path not in ("", "/"):
-            raise TransportError("url", f"{parts.scheme}:// takes no path: {_hide(url)}")
+            raise TransportError("url", f"{parts.scheme}:// URLs have no path: {_hide_user(url)}")
         if password is not None and not parts.username:
-            raise TransportError("url", f"a password needs a user name, NAME@host: {_hide(url)}")
+            raise TransportError(
+                "url", f"a password needs a user name, NAME@host: {_hide_user(url)}"
+            )
         return cls(
             host=parts.hostname,
             port=port,
@@ -72,9 +76,10 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Files for TLS. Without `ca` the system's authorities are trusted.
+    """Files for TLS.
 
-    `certificate` and `key` are ours, for brokers that ask clients for one.
+    ca: certificate of the CA that signed the broker's; by default the CAs of the system are trusted.
+    certificate, key: our own, for brokers that require client certificates.
     """
 
     ca: Path | None = None
@@ -82,7 +87,7 @@ class TlsFiles:
     key: Path | None = None
 
     def context(self) -> ssl.SSLContext:
-        """A context that verifies the broker's certificate and name. Reads files: may block."""
+        """Return a context that verifies the broker's certificate and host name. Blocks: it reads files."""
         for what, path in (("CA", self.ca), ("certificate", self.certificate), ("key", self.key)):
             if path is not None and not Path(path).is_file():
                 raise TransportError("certificate", f"the {what} file {path} does not exist")
@@ -98,7 +103,8 @@ class TlsFiles:
         return context
 
 
-def _hide(url: str) -> str:
+def _hide_user(url: str) -> str:
+    """Replace user name and password in a URL, for error messages."""
     head, at, tail = url.rpartition("@")
     return f"{head.partition('://')[0]}://…@{tail}" if at else url
 
@@ -106,15 +112,15 @@ def _hide(url: str) -> str:
 # --- settings -----------------------------------------------------------------------------------------
 
 SMALLEST_PACKET = 512
-"""Packets are made no smaller than this: with the longest topic and a seal, little less would do."""
+"""Bytes of the smallest packet limit: the longest topic and encryption need almost as much."""
 LARGEST_PACKET = 16 * 1024 * 1024
-"""Peers take in no larger ones."""
+"""Bytes of the largest packet limit: peers drop larger messages."""
 LONGEST_KEEPALIVE = 65535
-"""Seconds: MQTT has two bytes for them."""
+"""Seconds of the longest keepalive: MQTT encodes it in two bytes."""
 
 
 def check_packet(size: int) -> None:
-    """Raise ValueError unless packets may be made of this size."""
+    """Raise ValueError unless `size` is a valid packet limit."""
     if not SMALLEST_PACKET <= size <= LARGEST_PACKET:
         raise ValueError(
             f"packets have {SMALLEST_PACKET} to {LARGEST_PACKET} bytes, not {size}: give the broker's "
@@ -123,43 +129,46 @@ def check_packet(size: int) -> None:
 
 
 def check_keepalive(seconds: int) -> None:
-    """Raise ValueError unless a connection can be tested after so many seconds."""
+    """Raise ValueError unless `seconds` is a keepalive that MQTT can encode."""
     if not 1 <= seconds <= LONGEST_KEEPALIVE:
         raise ValueError(f"a keepalive has 1 to {LONGEST_KEEPALIVE} seconds, not {seconds}")
 
 
 class LinkSettings(SettingsTable):
-    """The link to the broker, as far as a config or a device's file has a say in it."""
+    """The settings of the connection to the broker that can be set in a config or in a device's file."""
 
     connect_timeout: Positive = 15.0
-    """Seconds that the first connection may fail before that is an error. Raise it when broker and peers
-    start together."""
+    """Seconds for which the first connection is retried before its failure is an error. Raise it if broker
+    and peers are started together."""
     keepalive: Annotated[int, checked(check_keepalive)] = 30
-    """Seconds of silence before the link is tested, 1 to 65535; a dead link, or a broker that answers but
-    delivers nothing, is noticed after up to twice that. Lower it on links that die silently, raise it to save
-    a device's battery."""
+    """Seconds without traffic after which the connection is tested, 1 to 65535; a broken connection, or a
+    broker that answers but delivers nothing, is detected after up to twice that. Lower it on networks that
+    drop connections silently, raise it to save a device's battery."""
     max_packet: Annotated[int, checked(check_packet)] = LARGEST_PACKET
-    """Bytes of the largest packet to send, 512 to 16777216; less if the broker says so (MQTT 5). Should the
-    broker close the connection on smaller ones, or drop them without a word, chunks are halved until it does
-    not: see `PacketLimit`. Lower it to the broker's limit, where you know it, to spare the search."""
+    """Bytes of the largest packet to send, 512 to 16777216; less if the broker announces a lower limit
+    (MQTT 5). If the broker closes the connection on smaller packets, or silently drops them, chunks are
+    halved until they get through: see `PacketLimit`. Lower it to the broker's limit, if you know it, to
+    avoid that search."""
 
 
 class MqttOptions(LinkSettings):
     """All settings of a connection."""
 
     version: Literal["3.1.1", "5"] = "3.1.1"
-    """The protocol's version. 5 reports why a broker cut us off and how large a packet may be; 3.1.1 is what
-    nats-server and old brokers speak."""
+    """The version of MQTT. In 5 a broker reports why it disconnects us and how large a packet may be;
+    nats-server and old brokers support only 3.1.1."""
     first_delay: float = 0.2
-    """Seconds of the first wait between attempts to reconnect; each wait is shortened by up to half at
-    random, so that a swarm does not return all at once."""
+    """Seconds of the first delay between attempts to reconnect, which doubles with each attempt; each delay
+    is shortened by up to half at random, so that the peers of a swarm do not reconnect at the same time."""
     longest_delay: float = 15.0
-    """Seconds of the longest such wait."""
+    """Seconds of the longest delay between attempts to reconnect."""
     max_inbound_messages: int = 16 * 1024
-    """Bound of the messages that wait to be read; see `Inbox`."""
+    """Bound of the number of unread messages; see `Inbox`."""
     max_inbound_bytes: int = 64 * 1024 * 1024
-    """Bound of their bytes."""
+    """Bound of the bytes of unread messages."""
     max_inbound_payload: int = LARGEST_PACKET
-    """Larger payloads are dropped, and refused beforehand in MQTT 5."""
+    """Bytes of the largest payload to receive; larger ones are dropped. In MQTT 5 the limit is announced to
+    the broker."""
     max_outbound_bytes: int = 64 * 1024 * 1024
-    """Bound of what waits to be written; gossip beyond it is dropped and counted."""
+    """Bound of the bytes that are not yet written to the socket; further messages at QoS 0 are dropped and
+    counted."""
