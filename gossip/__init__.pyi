@@ -57,7 +57,7 @@ from .topics import ROOT as ROOT
 from .topics import TopicError as TopicError
 from .topics import check_name as check_name
 from .topics import inbox as inbox
-from .topics import is_state as is_state
+from .topics import is_retained_topic as is_retained_topic
 from .topics import matches as matches
 from .transport import LARGEST_PACKET as LARGEST_PACKET
 from .transport import LONGEST_KEEPALIVE as LONGEST_KEEPALIVE

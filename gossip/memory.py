@@ -1,12 +1,13 @@
-"""Networks in memory, faults included: one that carries messages between gossipers, a broker for whole peers.
+"""Simulated networks with faults: `MemoryNetwork` between gossipers, `MemoryBroker` between complete peers.
 
-Everything follows from the seed: the same messages sent at the same times have the same outcome.
+All randomness comes from the seed: the same messages sent at the same times have the same outcome.
 
     broker = MemoryBroker(FaultPlan(loss=0.1, duplicate=0.1), seed=1)
     async with MemoryTransport(broker, "ann-1") as ann, MemoryTransport(broker, "bob-1") as bob:
         ...
 
-A broker's time is the event loop's own turns: a delay of 3 is three turns, however long they take.
+A broker measures time in iterations of the event loop: a delay of 3 is three iterations, however long each
+takes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 
 from .gossiper import Gossiper
-from .topics import is_state, matches
+from .topics import is_retained_topic, matches
 from .transport.base import HEADER_BYTES, Payload, Received, Transport, TransportError, Will
 from .wire import Message
 
@@ -30,9 +31,9 @@ M = TypeVar("M", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """From `start` until `end` nothing passes between the peers of `side` and the others.
+    """From `start` until `end` all messages between the peers in `side` and the other peers are lost.
 
-    Peers are named as their network names them: by strings here, by numbers in the arena.
+    side: names of peers, strings here and integers in the arena.
     """
 
     start: float
@@ -46,13 +47,14 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """What a network does to messages; probabilities are per message.
+    """The faults of a network; probabilities are per message.
 
     loss, duplicate: probabilities of losing a message, and of delivering it a second time.
-    delay: (least, most) time on the way, drawn uniformly, in the unit of the network's clock: seconds, or
-        turns of the event loop for a `MemoryBroker`.
-    reorder: probability of being held up by one to two times the largest delay, and overtaken.
-    partitions: when which peers are cut off from the others; a `MemoryBroker` has none.
+    delay: (least, most) time until delivery, drawn uniformly, in the unit of the network's clock: seconds, or
+        iterations of the event loop for a `MemoryBroker`.
+    reorder: probability that a message is delayed by another one to two times the largest delay, so that
+        later messages may overtake it.
+    partitions: network partitions; a `MemoryBroker` ignores them.
     """
 
     loss: float = 0.0
@@ -71,9 +73,9 @@ class FaultPlan:
     def outcome(
         self, rng: np.random.Generator, counters: Counter[str], tick: float
     ) -> list[tuple[float, bool]]:
-        """Draw what becomes of one message: for each copy that arrives its delay, and if it is overtaken.
+        """Draw the fate of one message: (delay, whether it is reordered) of each copy that is delivered.
 
-        tick: the least time by which a message is held up.
+        tick: a reordered message is delayed by at least this time more than the others.
         """
         if rng.random() < self.loss:
             counters["lost"] += 1
@@ -83,22 +85,22 @@ class FaultPlan:
             counters["duplicated"] += 1
             copies = 2
         least, most = self.delay
-        drawn: list[tuple[float, bool]] = []
+        deliveries: list[tuple[float, bool]] = []
         for _ in range(copies):
-            delay, overtaken = rng.uniform(least, most), bool(rng.random() < self.reorder)
-            if overtaken:
+            delay, reordered = rng.uniform(least, most), bool(rng.random() < self.reorder)
+            if reordered:
                 counters["reordered"] += 1
                 delay += max(most, tick) * (1 + rng.random())
-            drawn.append((delay, overtaken))
-        return drawn
+            deliveries.append((delay, reordered))
+        return deliveries
 
 
 class MemoryNetwork(Generic[M]):
-    """Carries messages between peers. `counters` says what became of them.
+    """Carries messages between gossipers. `counters` counts them by their fate.
 
     seed: an int or a numpy Generator.
-    faults: what to do to messages, which arrive after 0.01 s and in order if left out; may be replaced at
-        any time. Messages keep their order per link unless reordered.
+    faults: by default messages are delivered after 0.01 s and in order; may be replaced at any time. Messages
+        from one peer to another keep their order unless a fault reorders them.
     """
 
     def __init__(
@@ -108,25 +110,26 @@ class MemoryNetwork(Generic[M]):
         self.counters: Counter[str] = Counter()
         self._rng = np.random.default_rng(seed)
         self._queue: list[tuple[float, int, M]] = []
-        self._last: dict[tuple[str, str], float] = {}
-        self._number = 0
+        self._last_arrival: dict[tuple[str, str], float] = {}
+        self._sent_count = 0
 
     def send(self, message: M, now: float) -> None:
-        """Put a message on its way, or lose it, as the faults have it."""
+        """Send a message at the time `now`, subject to the faults."""
         self.counters["sent"] += 1
-        link = (message.sender, message.receiver)
-        if any(each.separates(*link, now) for each in self.faults.partitions):
+        edge = (message.sender, message.receiver)
+        if any(partition.separates(*edge, now) for partition in self.faults.partitions):
             self.counters["partitioned"] += 1
             return
-        for delay, overtaken in self.faults.outcome(self._rng, self.counters, 0.01):
+        for delay, reordered in self.faults.outcome(self._rng, self.counters, 0.01):
             arrival = now + delay
-            if not overtaken:
-                arrival = self._last[link] = max(arrival, self._last.get(link, 0.0))
-            self._number += 1  # ties keep the order of sending
-            heapq.heappush(self._queue, (arrival, self._number, message))
+            if not reordered:
+                arrival = max(arrival, self._last_arrival.get(edge, 0.0))
+                self._last_arrival[edge] = arrival
+            self._sent_count += 1  # messages that arrive at the same time keep the order of sending
+            heapq.heappush(self._queue, (arrival, self._sent_count, message))
 
     def deliver(self, now: float) -> list[M]:
-        """Return the messages that have arrived by now, in order of arrival."""
+        """Remove and return the messages that have arrived by the time `now`, in order of arrival."""
         due: list[M] = []
         while self._queue and self._queue[0][0] <= now:
             due.append(heapq.heappop(self._queue)[2])
@@ -139,14 +142,14 @@ def introduce(
 ) -> None:
     """Tell every gossiper that the others are online, for the models that both have.
 
-    edges: directed (from, to) pairs along which mass may be pushed; by default all.
+    edges: directed (from, to) pairs of peers along which mass may be pushed; all pairs by default.
     """
-    everyone = list(gossipers)
-    for a in everyone:
-        for b in everyone:
+    all_gossipers = list(gossipers)
+    for a in all_gossipers:
+        for b in all_gossipers:
             if a is not b:
-                along = edges is None or (a.peer, b.peer) in edges
-                a.peer_online(b.peer, b.session, b.models if along else ())
+                may_push = edges is None or (a.peer, b.peer) in edges
+                a.peer_online(b.peer, b.session, b.models if may_push else ())
 
 
 def run(
@@ -158,9 +161,9 @@ def run(
     step: float = 0.01,
     until: Callable[[], bool] | None = None,
 ) -> float:
-    """Drive gossipers over a network for some virtual seconds, or until a condition holds.
+    """Run gossipers over a network for some virtual seconds, or until a condition holds.
 
-    Returns the virtual time at the end. Messages to peers that are not in `gossipers` vanish.
+    Returns the virtual time at the end. Messages to peers that are not in `gossipers` are dropped.
     """
     ticks = round(seconds / step)
     now = start
@@ -182,16 +185,16 @@ def run(
 
 # --- a broker, and its clients -----------------------------------------------------------------------
 
-_HOLD_UP = 4
-"""Loop turns by which a reordered message is held up at least."""
+_REORDER_DELAY = 4
+"""Iterations of the event loop by which a reordered message is delayed at least."""
 
 
 class MemoryBroker:
-    """Topics, retained messages, last wills and faults, without a network.
+    """An MQTT broker inside the process: topics, retained messages, last wills and faults.
 
-    `stop()` forgets retained messages and cuts every connection, as a broker without persistence
-    does; `start()` lets the transports come back. `faults` happen to QoS 0 messages, per delivery: cards and
-    status always arrive. `retained`: by topic, what later subscribers will hear.
+    `stop()` deletes retained messages and closes all connections, as a broker without persistence does;
+    `start()` accepts connections again. `faults` apply to each delivery of a message at QoS 0: cards and
+    status always arrive. `retained`: the retained message of each topic.
     """
 
     def __init__(
@@ -207,17 +210,18 @@ class MemoryBroker:
         self._random = np.random.default_rng(seed)
         self._clients: dict[str, MemoryTransport] = {}
         self.retained: dict[str, bytes] = {}
-        self._held: list[tuple[int, str, Received]] = []
-        self._turn = 0
-        self._ticking = False
+        self._delayed: list[tuple[int, str, Received]] = []
+        """Iteration of the event loop in which a message is due, its receiver, and the message."""
+        self._iteration = 0
+        self._tick_scheduled = False
         self._running = True
 
     def stop(self) -> None:
-        """Cut every connection and forget everything."""
+        """Close all connections, and delete retained and delayed messages."""
         self._running = False
         clients, self._clients = self._clients, {}
         self.retained.clear()
-        self._held.clear()
+        self._delayed.clear()
         for client in clients.values():
             client.lose("broker stopped")
 
@@ -227,32 +231,32 @@ class MemoryBroker:
         for client in clients:
             await client.reconnect()
 
-    # --- what transports call ------------------------------------------------------------------
+    # --- called by transports ------------------------------------------------------------------
 
     def connect(self, client: MemoryTransport) -> None:
-        """Let a client in; one with the same id is kicked off, as MQTT demands."""
+        """Connect a client; disconnect another one with the same id, as MQTT demands."""
         if not self._running:
             raise TransportError("refused", "the memory broker is stopped: start() it first")
-        other = self._clients.pop(client.client_id, None)
+        replaced = self._clients.pop(client.client_id, None)
         self._clients[client.client_id] = client
-        if other is not None:
-            other.fail("taken-over", f"another client connected as {client.client_id!r}")
+        if replaced is not None:
+            replaced.fail("taken-over", f"another client connected as {client.client_id!r}")
 
     def disconnect(self, client: MemoryTransport, will: Will | None) -> None:
-        """Let a client go; its will is published if there is one to publish."""
+        """Disconnect a client and publish `will`, if given."""
         if self._clients.get(client.client_id) is client:
             del self._clients[client.client_id]
             if will is not None:
                 self.publish(client.client_id, will.topic, will.payload, will.retain)
 
     def replay(self, client: MemoryTransport, pattern: str) -> None:
-        """Hand a new subscriber what is retained."""
+        """Send a new subscriber the retained messages that match its pattern."""
         for topic, payload in self.retained.items():
             if matches(pattern, topic):
                 self._deliver(client.client_id, Received(topic, payload, True))
 
     def publish(self, sender: str, topic: str, payload: bytes, retain: bool) -> None:
-        """Send to every subscriber, each delivery with its own luck."""
+        """Deliver a message to all subscribers; faults are drawn for each delivery."""
         if retain:
             if payload:
                 self.retained[topic] = payload
@@ -262,32 +266,32 @@ class MemoryBroker:
         for name, client in self._clients.items():
             if not client.wants(topic):
                 continue
-            if is_state(topic):
+            if is_retained_topic(topic):
                 self._deliver(name, message)
             else:
-                self._gossip(name, message)
+                self._deliver_with_faults(name, message)
 
-    def _gossip(self, receiver: str, message: Received) -> None:
-        for delay, _ in self.faults.outcome(self._random, self.counters, _HOLD_UP):
-            if turns := round(delay):
-                self._held.append((self._turn + turns, receiver, message))
+    def _deliver_with_faults(self, receiver: str, message: Received) -> None:
+        for delay, _ in self.faults.outcome(self._random, self.counters, _REORDER_DELAY):
+            if iterations := round(delay):
+                self._delayed.append((self._iteration + iterations, receiver, message))
                 self._tick_soon()
             else:
                 self._deliver(receiver, message)
 
     def _tick_soon(self) -> None:
-        if not self._ticking:
-            self._ticking = True
+        if not self._tick_scheduled:
+            self._tick_scheduled = True
             asyncio.get_running_loop().call_soon(self._tick)
 
     def _tick(self) -> None:
-        self._ticking = False
-        self._turn += 1
-        due = [item for item in self._held if item[0] <= self._turn]
-        self._held = [item for item in self._held if item[0] > self._turn]
+        self._tick_scheduled = False
+        self._iteration += 1
+        due = [item for item in self._delayed if item[0] <= self._iteration]
+        self._delayed = [item for item in self._delayed if item[0] > self._iteration]
         for _, receiver, message in sorted(due, key=lambda item: item[0]):
             self._deliver(receiver, message)
-        if self._held:
+        if self._delayed:
             self._tick_soon()
 
     def _deliver(self, receiver: str, message: Received) -> None:
@@ -297,7 +301,7 @@ class MemoryBroker:
 
 
 class MemoryTransport(Transport):
-    """A client of a MemoryBroker; see `Transport` for what it does and its options."""
+    """A client of a MemoryBroker; see `Transport` for its methods and options."""
 
     def __init__(self, broker: MemoryBroker, client_id: str, **options: Any) -> None:
         super().__init__(client_id, **options)
@@ -319,7 +323,7 @@ class MemoryTransport(Transport):
         self._leave(self.will)
 
     async def reconnect(self) -> None:
-        """Connect, subscribe again, and run the hook."""
+        """Connect, repeat all subscriptions, and run the on_connect hook."""
         self._set("connecting")
         self._broker.connect(self)
         self._set("connected")
@@ -344,18 +348,18 @@ class MemoryTransport(Transport):
     async def _subscribe(self, pattern: str) -> None:
         self._broker.replay(self, pattern)
 
-    # --- what the broker calls -----------------------------------------------------------------
+    # --- called by the broker -----------------------------------------------------------------
 
     def receive(self, message: Received) -> None:
-        """Take a delivery."""
+        """Queue a message for the consumer."""
         self._inbox.offer(message)
 
     def lose(self, cause: str) -> None:
-        """The connection is gone, for now."""
+        """Mark the connection as lost; `reconnect` opens it again."""
         self._set("lost", cause)
 
     def fail(self, cause: str, text: str) -> None:
-        """The connection is gone for good."""
+        """Mark the transport as failed: it cannot be connected again."""
         self._end(TransportError(cause, text))
 
     def _leave(self, will: Will | None) -> None:

@@ -125,11 +125,11 @@ def parse(topic: str) -> Topic:
     raise TopicError(f"not a gossamer topic: {topic[:200]!r}")
 
 
-def is_state(topic: str) -> bool:
-    """Return whether a topic holds state (cards, status, deaths, revocations): transports never drop that.
+def is_retained_topic(topic: str) -> bool:
+    """Return whether messages on a topic are retained (cards, status, deaths, revocations).
 
-    Everything else may be dropped under pressure: the ledger repeats gossip, and metrics are
-    telemetry.
+    Transports never drop these. All other messages may be dropped when a queue is full: the ledger repeats
+    transfers, and metrics are telemetry.
     """
     return topic.endswith(("/card", "/status", "/death", "/owner/revocations"))
 

@@ -1,13 +1,13 @@
-"""What every transport can do: publish to topics, subscribe to patterns, hand over what arrives.
+"""The interface of all transports: publish to topics, subscribe to patterns, iterate over messages.
 
     async with transport:
-        await transport.subscribe(topics.inboxes(swarm, me))
+        await transport.subscribe(topics.inboxes(swarm, peer))
         async for topic, payload, retain in transport.messages():
             ...
 
-Delivery is that of MQTT. Cards and status travel at QoS 1 and are never dropped by a transport.
-Everything else travels at QoS 0 and may be dropped, on the way or by a full queue at either end;
-drops are counted in `counters`, never raised: the ledger repeats what matters.
+Messages are delivered as in MQTT. Cards and status are sent at QoS 1 and are never dropped by a transport.
+All other messages are sent at QoS 0 and may be dropped, by the network or by a full queue at either end;
+drops are counted in `counters` and raise no error: the ledger repeats transfers until they are acknowledged.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from gossamer.errors import GossamerError
 
-from ..topics import is_state, matches
+from ..topics import is_retained_topic, matches
 
 YIELD_INTERVAL = 0.01
-"""Seconds for which messages are handed out, and dealt with, before the event loop gets its turn. One in
-every turn would not keep up with a broker, which sends hundreds of small packets in that time."""
+"""Seconds for which the consumer is given messages before other tasks of the event loop may run. One message
+per iteration of the loop would be too slow: a broker sends hundreds of small packets in this time."""
 HEADER_BYTES = 16
 """Bytes of an MQTT packet besides topic and payload: header, lengths, packet id, properties."""
 
 Payload: TypeAlias = bytes | bytearray
 Hook: TypeAlias = Callable[[], Awaitable[None]]
-"""Awaited after every (re)connection, subscriptions in place: publish the birth here."""
+"""Awaited after every connection and reconnection, once all subscriptions are made: the place to publish a
+birth message."""
 State: TypeAlias = Literal["new", "connecting", "connected", "lost", "failed", "closed"]
 StateCallback: TypeAlias = Callable[["Connection"], None]
 
 
 class TransportError(GossamerError):
-    """A transport that cannot go on; `cause` is a slug, the message one clear line."""
+    """A failure of a transport; `cause` is a short identifier such as "too-large"."""
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)
@@ -45,9 +46,9 @@ class TransportError(GossamerError):
 
 
 class Received(NamedTuple):
-    """One message as it arrived. `retain` says that it was stored before we subscribed.
+    """One message as it arrived. `retain`: the broker had stored it before we subscribed.
 
-    A large payload is a view of memory that is the receiver's own: it can be read in place.
+    A large payload is a view of memory that only this message uses: it need not be copied.
     """
 
     topic: str
@@ -57,7 +58,7 @@ class Received(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Will:
-    """What the broker publishes for us if we vanish without a goodbye."""
+    """The message that the broker publishes for us if the connection ends without a DISCONNECT."""
 
     topic: str
     payload: bytes
@@ -67,10 +68,10 @@ class Will:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Where a transport stands. `cause` says why it was lost or failed.
+    """The state of a transport's connection. `cause`: why it was lost or failed, as text.
 
-    `since` is the event loop's time at which the attempt began that this connection came of: whatever
-    was heard earlier came over another one.
+    `since` is the event loop's time at which the latest attempt to connect began: any message received
+    earlier came over another connection.
     """
 
     state: State
@@ -79,20 +80,20 @@ class Connection:
 
 
 def default_qos(topic: str) -> int:
-    """1 for cards and status, which must arrive; 0 for what is repeated anyway."""
-    return 1 if is_state(topic) else 0
+    """Return 1 for retained topics (cards, status), which must arrive; 0 for messages that are repeated."""
+    return 1 if is_retained_topic(topic) else 0
 
 
 class Transport(ABC):
     """A client of a broker.
 
-    client_id: how the broker knows us: the peer's id and session.
-    will: what the broker publishes if we vanish.
+    client_id: our MQTT client id: the peer's id and session.
+    will: the message that the broker publishes if the connection ends without a DISCONNECT.
     on_connect: see `Hook`. on_state: called with every change of `connection`.
-    max_inbound_messages, max_inbound_bytes: bounds of what waits to be read; see `Inbox`.
+    max_inbound_messages, max_inbound_bytes: bounds of the queue of unread messages; see `Inbox`.
 
-    `connection` says whether we are connected, and why not; `counters` what was dropped, by cause: see
-    `Inbox` and the implementations for the names.
+    `connection` is the state of the connection, and the cause if it is lost; `counters` has the number of
+    dropped messages by cause: see `Inbox` and the subclasses for the names.
     """
 
     def __init__(
@@ -111,8 +112,8 @@ class Transport(ABC):
         self._on_connect, self._on_state = on_connect, on_state
         self._patterns: list[str] = []
         self._inbox = Inbox(self.counters, max_inbound_messages, max_inbound_bytes)
-        self._settled = asyncio.Event()
-        """Set unless a connection is being waited for."""
+        self._outcome_known = asyncio.Event()
+        """Set while connected, failed or closed; cleared while an attempt to connect is under way."""
         self._error: TransportError | None = None
 
     @abstractmethod
@@ -123,21 +124,21 @@ class Transport(ABC):
 
     @abstractmethod
     async def abort(self) -> None:
-        """Vanish as if the power was cut: no goodbye, so that the last will is published."""
+        """Close without a DISCONNECT, as after a power failure, so that the last will is published."""
 
     @abstractmethod
     def max_payload(self, topic: str) -> int:
-        """The largest payload that one publish to `topic` can carry: cut chunks to this size."""
+        """Return the bytes of the largest payload that one publish to `topic` can carry."""
 
     async def publish(
         self, topic: str, payload: Payload, *, retain: bool = False, qos: int | None = None
     ) -> bool:
-        """Send. True when handed to the broker; False when dropped (and counted).
+        """Send a message. Return True if it was passed to the broker; False if it was dropped (and counted).
 
-        `qos` defaults to 1 for cards and status, else 0. QoS 0 is dropped while there is no
-        connection or the outbound bound is reached; QoS 1 waits and repeats until the broker has
-        it, so put a timeout around it if you cannot wait. Raises TransportError once the transport
-        has failed for good, or if the payload is larger than `max_payload`.
+        `qos` defaults to 1 for cards and status, else 0. A message at QoS 0 is dropped while there is no
+        connection or the outbound queue is full; one at QoS 1 is repeated until the broker acknowledges it:
+        use a timeout if you cannot wait. Raises TransportError once the transport has failed and will not
+        reconnect, or if the payload is larger than `max_payload`.
         """
         qos = default_qos(topic) if qos is None else qos
         while True:
@@ -150,35 +151,35 @@ class Transport(ABC):
                 self.counters["outbound-offline"] += 1
                 return False
             else:
-                await self._settled.wait()
+                await self._outcome_known.wait()
                 await asyncio.sleep(0)
 
     @abstractmethod
     async def _send(self, topic: str, payload: Payload, retain: bool, qos: int) -> bool:
-        """Send over the present connection; False, and counted, if that failed."""
+        """Send over the current connection; if that fails, count it and return False."""
 
     async def subscribe(self, pattern: str) -> None:
-        """Receive what matches `pattern`, from now on and after every reconnection."""
+        """Subscribe to topics that match `pattern`, now and after every reconnection."""
         self._raise_if_over()
         if pattern not in self._patterns:
             self._patterns.append(pattern)
-        if self._online:  # else the next connection subscribes
+        if self._online:  # otherwise the next connection subscribes to all patterns
             await self._subscribe(pattern)
 
     @abstractmethod
     async def _subscribe(self, pattern: str) -> None:
-        """Subscribe on the present connection; if it is lost meanwhile, the next one does."""
+        """Subscribe on the current connection; if it is lost before the answer, the next one subscribes."""
 
     @property
     def _online(self) -> bool:
         return self.connection.state == "connected"
 
     def wants(self, topic: str) -> bool:
-        """Whether a subscription covers the topic."""
+        """Return whether one of our subscriptions covers the topic."""
         return any(matches(pattern, topic) for pattern in self._patterns)
 
     def messages(self) -> AsyncIterator[Received]:
-        """What arrives, for one consumer. Ends when closed; raises if the transport failed."""
+        """Iterate over arriving messages, for one consumer; raises if the transport has failed."""
         return self._inbox.messages()
 
     def _raise_if_over(self) -> None:
@@ -188,8 +189,8 @@ class Transport(ABC):
             raise TransportError("closed", "this transport is not open")
 
     def _set(self, state: State, cause: str = "") -> None:
-        waiting = state in ("connecting", "lost")
-        (self._settled.clear if waiting else self._settled.set)()
+        connecting = state in ("connecting", "lost")
+        (self._outcome_known.clear if connecting else self._outcome_known.set)()
         now = asyncio.get_running_loop().time()
         since = now if state == "connecting" else self.connection.since
         self.connection = Connection(state, cause, since)
@@ -197,7 +198,7 @@ class Transport(ABC):
             self._on_state(self.connection)
 
     def _end(self, error: TransportError | None = None) -> None:
-        """Be over, for good: closed, or failed with an error that every call raises from now on."""
+        """End as closed or, given an error, as failed: every later call raises that error."""
         self._error = error
         self._set("closed" if error is None else "failed", "" if error is None else str(error))
         self._inbox.close(error)
@@ -206,10 +207,10 @@ class Transport(ABC):
 class Inbox:
     """The bounded queue between a transport and its one consumer.
 
-    Beyond `max_messages` or `max_bytes` what arrives is dropped and counted as `inbound-full`,
-    cards and status excepted: of those, an older unread one on the same topic is replaced
-    (`inbound-superseded`), so that memory is bounded by the number of peers. Raise the bounds if
-    drops are counted while your peer has memory to spare; lower them on small devices.
+    Messages beyond `max_messages` or `max_bytes` are dropped and counted as `inbound-full`. Cards and status
+    are exempt: such a message replaces an older unread one on the same topic (`inbound-superseded`), so that
+    memory is bounded by the number of peers. Raise the bounds if drops are counted while your peer has memory
+    to spare; lower them on small devices.
     """
 
     def __init__(
@@ -234,18 +235,18 @@ class Inbox:
 
     @property
     def held_bytes(self) -> int:
-        """Payload bytes that wait to be read."""
+        """Payload bytes of all unread messages."""
         return self._bytes
 
     def offer(self, message: Received) -> bool:
-        """Queue a message, or drop it; False if it was dropped. Never blocks."""
+        """Queue a message; return False if it was dropped instead. Does not block."""
         if self._closed:
             return False
         full = (
             len(self._queue) >= self._max_messages
             or self._bytes + len(message.payload) > self._max_bytes
         )
-        if full and not is_state(message.topic):
+        if full and not is_retained_topic(message.topic):
             self._counters["inbound-full"] += 1
             return False
         if full:
@@ -264,22 +265,22 @@ class Inbox:
                 return
 
     def close(self, error: TransportError | None = None) -> None:
-        """Let the consumer read what is queued, then end, or raise `error`."""
+        """End the iteration, with `error` if given, once the consumer has read all queued messages."""
         if not self._closed:
             self._closed, self._error = True, error
             self._ready.set()
 
     async def messages(self) -> AsyncIterator[Received]:
-        """What was queued, in the order of arrival."""
+        """Iterate over the queued messages in the order of arrival."""
         now = asyncio.get_running_loop().time
         while True:
-            until = now() + self._yield_interval
+            yield_at = now() + self._yield_interval
             while self._queue:
                 self._bytes -= len(self._queue[0].payload)
-                yield self._queue.popleft()  # without a name, which would hold on to it
-                if now() >= until:
+                yield self._queue.popleft()  # a local variable would keep the message in memory
+                if now() >= yield_at:
                     await asyncio.sleep(0)  # a full inbox must not starve the other tasks
-                    until = now() + self._yield_interval
+                    yield_at = now() + self._yield_interval
             if self._closed:
                 if self._error is not None:
                     raise self._error

@@ -1,7 +1,8 @@
-"""One connection to an MQTT broker, from its opening to its loss. `mqtt.py` makes a new one each time.
+"""One connection to an MQTT broker, from its opening to its loss. `mqtt.py` makes a new one to reconnect.
 
-aiomqtt does the work. What it does not tell is taken from the paho client inside it: the broker's packet
-limit, the reason it gave for a disconnection, and that it hung up before answering.
+aiomqtt does the work. Three things that it does not report are read from the paho client inside it: the
+broker's packet limit, the reason code of a disconnection, and that the broker closed the connection before
+it answered our CONNECT.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ from .paho_socket import Deliver, PacketSocket
 
 _log = logging.getLogger(__name__)
 _paho_log = logging.getLogger(f"{__name__}.paho")
-_paho_log.setLevel(
-    logging.CRITICAL
-)  # what matters of it ends in a TransportError; lower it to debug
-_GOODBYE = 2.0  # seconds that a polite disconnection may take before we hang up
+# Failures that matter are raised as TransportErrors; set this logger to DEBUG to see all that paho logs.
+_paho_log.setLevel(logging.CRITICAL)
+_DISCONNECT_TIMEOUT = 2.0  # seconds that a DISCONNECT may take before the socket is closed
 
 
-class Link:
-    """A connection that is opened once, used, lost or closed, and thrown away.
+class BrokerConnection:
+    """An MQTT connection that is opened once and never reopened: after its loss a new object is made.
 
-    timeout: seconds that it may take to open it, and to subscribe.
+    receive: called with every message that arrives.
+    timeout: seconds after which an attempt to connect or to subscribe has failed.
+    `lost` is a future that is done once the connection is lost or closed; see `why_lost`.
     """
 
     def __init__(
@@ -51,14 +53,16 @@ class Link:
     ) -> None:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.max_packet: int | None = None
-        """The largest packet that the broker takes, if it says so (MQTT 5)."""
-        self.patience = 2.0 * options.keepalive
-        """Seconds after which an answer is not to be expected any more."""
+        """Bytes of the largest packet that the broker accepts, if it announced a limit (MQTT 5)."""
+        self.answer_timeout = 2.0 * options.keepalive
+        """Seconds after which the broker is taken to have failed if it still owes an answer."""
         self._address, self._receive = address, receive
         self._version5 = options.version == "5"
-        self._unsent: dict[int, asyncio.Future[bool]] = {}
-        self._reason: Any = None
-        self._given_up: TransportError | None = None
+        self._pending_publishes: dict[int, asyncio.Future[bool]] = {}
+        """By packet id: messages not yet written to the socket or, at QoS 1, not yet acknowledged."""
+        self._reason_code: Any = None
+        self._closed_for: TransportError | None = None
+        """Why we closed the connection ourselves; see `give_up`."""
         self._answered = False
         """Whether the broker has answered our CONNECT."""
         self._opened = False
@@ -71,7 +75,7 @@ class Link:
             address.port,
             username=address.username,
             password=address.password,
-            identifier=client_id.replace(".", "~"),  # nats-server takes no dot; no name has a "~"
+            identifier=client_id.replace(".", "~"),  # nats-server forbids dots; our ids have no "~"
             protocol=aiomqtt.ProtocolVersion.V5 if self._version5 else aiomqtt.ProtocolVersion.V311,
             clean_session=None if self._version5 else True,
             properties=properties,
@@ -81,29 +85,31 @@ class Link:
             timeout=timeout,
             tls_context=tls,
             will=will and aiomqtt.Will(will.topic, will.payload, will.qos, will.retain),
-            max_inflight_messages=8,  # QoS 1 is for small cards and status
+            max_inflight_messages=8,  # at QoS 1, which only small messages use
             logger=_paho_log,
         )
-        # The only way to what aiomqtt does not tell, and to `PacketSocket`.
+        # aiomqtt has no public access to its paho client, which is needed for the reason codes, the packet
+        # limit and `PacketSocket`.
         self._paho: paho.Client = self._client._client
         self._paho.connect_timeout = min(5.0, timeout)
         self._socket: PacketSocket | None = None
-        self._listen()
+        self._install_callbacks()
 
-    def _listen(self) -> None:
-        """Put callbacks of ours before aiomqtt's, or in their place."""
-        loop, here, client = asyncio.get_running_loop(), threading.get_ident(), self._paho
-        connected, disconnected = cast(Any, client.on_connect), cast(Any, client.on_disconnect)
-        opened = cast(Any, client.on_socket_open)
+    def _install_callbacks(self) -> None:
+        """Wrap or replace aiomqtt's paho callbacks."""
+        loop, loop_thread, client = asyncio.get_running_loop(), threading.get_ident(), self._paho
+        aiomqtt_on_connect = cast(Any, client.on_connect)
+        aiomqtt_on_disconnect = cast(Any, client.on_disconnect)
+        aiomqtt_on_socket_open = cast(Any, client.on_socket_open)
 
         def on_socket_open(_client: Any, data: Any, _sock: Any) -> None:
-            # Called by the thread that connects.
+            # Runs in the executor thread in which aiomqtt connects.
             self._socket = PacketSocket(client, self._receive, version5=self._version5)
-            opened(client, data, self._socket)
+            aiomqtt_on_socket_open(client, data, self._socket)
             loop.call_soon_threadsafe(loop.add_reader, self._socket.fileno(), read)
 
         def read() -> None:
-            # aiomqtt's own would keep what is raised to itself, and the connection open.
+            # aiomqtt's read callback swallows exceptions and leaves the connection open.
             try:
                 client.loop_read()
                 while self._socket is not None and client.socket() and self._socket.pending():
@@ -119,46 +125,46 @@ class Link:
                 _log.debug("%s: cannot write: %r", self._address, error)
                 self.hang_up()
 
-        def watch(sock: Any) -> None:
+        def add_writer_if_needed(sock: Any) -> None:
             if client.socket() is sock and client.want_write():
                 loop.add_writer(sock.fileno(), write)
 
         def on_socket_register_write(_client: Any, _data: Any, sock: Any) -> None:
-            # aiomqtt always does this later. By then all may be written, and the socket be closed or
-            # its number be another's.
-            if threading.get_ident() == here:
+            # aiomqtt always defers add_writer: by then nothing may be left to write, the socket may be
+            # closed, or its descriptor may have been reused.
+            if threading.get_ident() == loop_thread:
                 loop.add_writer(sock.fileno(), write)
             else:
-                loop.call_soon_threadsafe(watch, sock)
+                loop.call_soon_threadsafe(add_writer_if_needed, sock)
 
         def on_connect(_client: Any, data: Any, flags: Any, code: Any, properties: Any) -> None:
             self._answered = True
             if code.is_failure:
-                self._reason = code
+                self._reason_code = code
             self.max_packet = getattr(properties, "MaximumPacketSize", None)
-            connected(client, data, flags, code, properties)
+            aiomqtt_on_connect(client, data, flags, code, properties)
 
         def on_disconnect(_client: Any, data: Any, flags: Any, code: Any, properties: Any) -> None:
-            self._reason = self._reason or code
-            if not code.is_failure:  # aiomqtt has no other use for it than to end a polite goodbye
-                disconnected(client, data, flags, code, properties)
+            self._reason_code = self._reason_code or code
+            if not code.is_failure:  # aiomqtt needs this callback only after a DISCONNECT of ours
+                aiomqtt_on_disconnect(client, data, flags, code, properties)
             loop.call_soon_threadsafe(self._lose)
 
         def on_publish(_client: Any, _data: Any, mid: int, _code: Any, _properties: Any) -> None:
-            waiting = self._unsent.pop(mid, None)
-            if waiting is None or waiting.done():
+            outcome = self._pending_publishes.pop(mid, None)
+            if outcome is None or outcome.done():
                 return
             if self._socket is not None and mid in self._socket.too_large:
                 self._socket.too_large.discard(mid)
-                waiting.set_exception(
+                outcome.set_exception(
                     TransportError(
                         "too-large",
-                        f"{self._address} refused a message for its size: raise the broker's packet limit "
+                        f"{self._address} refused a message as too large: raise the broker's packet limit "
                         "(mosquitto: message_size_limit)",
                     )
                 )
             else:
-                waiting.set_result(True)
+                outcome.set_result(True)
 
         def on_message(_client: Any, _data: Any, message: paho.MQTTMessage) -> None:
             self._receive(message.topic, bytes(message.payload), message.retain)
@@ -169,22 +175,25 @@ class Link:
         client.on_publish, client.on_message = on_publish, on_message
 
     def _lose(self) -> None:
+        """Mark the connection as lost, and all pending messages as not sent."""
         if not self.lost.done():
             self.lost.set_result(None)
-        for waiting in self._unsent.values():
-            if not waiting.done():
-                waiting.set_result(False)
-        self._unsent.clear()
+        for outcome in self._pending_publishes.values():
+            if not outcome.done():
+                outcome.set_result(False)
+        self._pending_publishes.clear()
 
     async def open(self) -> None:
-        """Connect, or raise a TransportError that says why not."""
+        """Connect, or raise a TransportError with the cause of the failure."""
         connecting = asyncio.ensure_future(self._client.__aenter__())
         try:
             await asyncio.wait((connecting, self.lost), return_when=asyncio.FIRST_COMPLETED)
-            if self._answered:  # aiomqtt has the answer, and is about to return or to raise it
+            if (
+                self._answered
+            ):  # aiomqtt has the CONNACK and is about to return, or to raise an error
                 await asyncio.wait((connecting,))
             if not connecting.done():  # aiomqtt would wait for its timeout
-                raise aiomqtt.MqttError("the broker hung up before it answered")
+                raise aiomqtt.MqttError("the broker closed the connection before it answered")
             await connecting
             self._opened = True
         except BaseException as error:
@@ -200,29 +209,30 @@ class Link:
             raise
 
     def _explain(self, error: BaseException) -> TransportError:
-        # In TLS 1.3 a broker rejects our certificate after the handshake: the first read tells.
+        # In TLS 1.3 a broker rejects our certificate only after the handshake, by an alert that the first
+        # read raises.
         alert = None if self._socket is None else self._socket.error
         root = alert if isinstance(alert, ssl.SSLError) else error
-        return explain(root, self._address, getattr(self._reason, "value", None))
+        return explain(root, self._address, getattr(self._reason_code, "value", None))
 
     def why_lost(self) -> TransportError:
-        """The reason of a loss, as far as anybody said."""
-        if self._given_up is not None:
-            return self._given_up
+        """Return the cause of the loss, as far as it is known."""
+        if self._closed_for is not None:
+            return self._closed_for
         return self._explain(aiomqtt.MqttError("connection lost"))
 
     def give_up(self, cause: str, text: str) -> None:
-        """Hang up on a broker that is there but does not do its part; `why_lost` then says what."""
+        """Close the connection to a broker that misbehaves; `why_lost` then returns this cause and text."""
         if not self.lost.done():
-            self._given_up = TransportError(cause, f"{self._address} {text}")
+            self._closed_for = TransportError(cause, f"{self._address} {text}")
             self.hang_up()
 
     def congested(self) -> bool:
-        """Whether bytes wait to be written, so that an answer cannot be expected yet."""
+        """Return whether bytes are still to be written, so that an answer cannot be expected yet."""
         return self._paho.want_write()
 
-    async def alive(self, work: Awaitable[Any]) -> bool:
-        """Run `work` while the connection lives; False if it was lost, or given up, before the end."""
+    async def run_until_lost(self, work: Awaitable[Any]) -> bool:
+        """Run `work`, but cancel it if the connection is lost or given up; True if `work` completed."""
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait((task, self.lost), return_when=asyncio.FIRST_COMPLETED)
@@ -235,17 +245,17 @@ class Link:
         try:
             task.result()
         except aiomqtt.MqttError as error:
-            # Without an answer nobody knows what the broker thinks we subscribed to: start over.
+            # Without a SUBACK we cannot tell which subscriptions the broker has: start over.
             self.give_up("no-answer", f"did not answer a subscription: {error}")
             return False
         return True
 
     async def publish(self, topic: str, payload: Payload, qos: int, retain: bool) -> bool:
-        """Send; True when written to the socket (QoS 0) or acknowledged (QoS 1), False if lost.
+        """Send; True when written to the socket (QoS 0) or acknowledged (QoS 1), False if not.
 
-        TransportError if the broker says that it is too large (MQTT 5, QoS 1).
-        A broker that owes an acknowledgement for twice the keepalive is given up. (aiomqtt's own
-        `publish` makes two tasks for every message; one future will do.)
+        Raises TransportError if the broker answers that the message is too large (MQTT 5, QoS 1). If an
+        acknowledgement does not come within `answer_timeout` after all bytes were written, the connection is
+        closed. (aiomqtt's own `publish` makes two tasks for every message; this one makes one future.)
         """
         if self.lost.done() or self._socket is None:
             return False
@@ -257,19 +267,19 @@ class Link:
             return False
         if info.is_published():
             return True
-        waiting = self._unsent[info.mid] = asyncio.get_running_loop().create_future()
+        outcome = self._pending_publishes[info.mid] = asyncio.get_running_loop().create_future()
         try:
-            while qos and not waiting.done():
-                await asyncio.wait((waiting,), timeout=self.patience)
-                if not waiting.done() and not self.congested():
+            while qos and not outcome.done():
+                await asyncio.wait((outcome,), timeout=self.answer_timeout)
+                if not outcome.done() and not self.congested():
                     self.give_up("no-answer", "did not acknowledge a message")
                     return False
-            return await waiting
+            return await outcome
         finally:
-            self._unsent.pop(info.mid, None)
+            self._pending_publishes.pop(info.mid, None)
 
     async def subscribe(self, patterns: Sequence[str]) -> None:
-        """Subscribe to all patterns in one packet, at QoS 1, so that cards and status keep theirs."""
+        """Subscribe to all patterns in one packet, at QoS 1: cards and status are not downgraded to QoS 0."""
         codes = await self._client.subscribe([(pattern, 1) for pattern in patterns])
         for pattern, code in zip(patterns, codes, strict=False):
             if getattr(code, "is_failure", False):
@@ -278,89 +288,104 @@ class Link:
                 )
 
     def hang_up(self) -> None:
-        """Cut the connection without a word."""
+        """Close the socket without a DISCONNECT, so that the broker publishes our last will."""
         if self._socket is not None and self._paho.socket() is not None:
             self._socket.hang_up()
         self._lose()
 
     async def close(self) -> None:
-        """Say goodbye if anybody listens, else hang up."""
+        """Disconnect cleanly if still connected, else close the socket."""
         try:
             if not self.lost.done() and self._opened:
                 with contextlib.suppress(aiomqtt.MqttError, TimeoutError):
-                    await asyncio.wait_for(self._client.__aexit__(None, None, None), _GOODBYE)
+                    await asyncio.wait_for(
+                        self._client.__aexit__(None, None, None), _DISCONNECT_TIMEOUT
+                    )
         finally:
             self.hang_up()
 
 
-# --- what went wrong ----------------------------------------------------------------------------------
+# --- causes of failures ----------------------------------------------------------------------------------
 
 ALWAYS_FATAL = frozenset({"taken-over"})
-"""Causes that waiting does not cure: no retry, before or after the first connection."""
+"""Causes for which there is no retry, neither before nor after the first connection."""
 REFUSALS = frozenset({"password", "not-authorised", "certificate", "tls"})
-"""Causes for which a broker does not take us, or we do not take it."""
+"""The broker rejected our credentials, or we rejected its certificate."""
 FATAL_AT_FIRST = REFUSALS | {"unknown-host", "protocol"}
-"""Causes that are the user's mistake at the start, but may be a passing fault later: a broker that took
-us before may have been started with the wrong rules, or before its certificate was renewed."""
+"""Causes that end the first attempt to connect: the user's settings are wrong. After a first connection they
+are retried: a broker that accepted us before may be restarted with wrong rules or an expired certificate."""
 
-_PASSWORD = ("password", "{at} refused {who}: check name and password")
-_CODES = {  # the reason that a broker gives, as MQTT 5 numbers them
-    132: ("protocol", "{at} does not speak MQTT 5: use 3.1.1"),
-    134: _PASSWORD,  # brokers do not agree on which of the two a wrong password is
-    135: _PASSWORD,
-    141: ("silent", "{at} gives no sign of life"),
-    142: ("taken-over", "another client with our id connected to {at}"),
-    149: ("too-large", "{at} cut us off: a packet was too large for it"),
+_PASSWORD = ("password", "{at} refused {who}: {credentials}")
+_REASON_CODES = {  # reason codes of MQTT 5, to which paho also translates those of 3.1.1
+    # Unsupported Protocol Version
+    132: ("protocol", "{at} does not support MQTT 5: use 3.1.1"),
+    134: _PASSWORD,  # Bad User Name or Password
+    135: _PASSWORD,  # Not authorized; some brokers answer a wrong password with this code
+    # Keep Alive timeout; paho uses this code for its own ping timeout
+    141: ("silent", "{at} did not answer our keepalive ping"),
+    142: ("taken-over", "another client with our id connected to {at}"),  # Session taken over
+    # Packet too large
+    149: ("too-large", "{at} closed the connection: a packet was too large for it"),
 }
-_UNTRUSTED = "is not trusted: give its authority's file as CA"
-_CERTIFICATES = {  # why OpenSSL does not take one
-    9: "is not valid yet: check this machine's clock",
-    10: "has expired: renew it",
-    18: "is not trusted: it signed itself; give its authority's file as CA",
-    19: _UNTRUSTED,
-    20: _UNTRUSTED,
-    21: _UNTRUSTED,
+_UNTRUSTED = "is not trusted: set `ca` to the certificate of the CA that signed it"
+_VERIFY_CODES = {  # OpenSSL's reasons to reject a certificate, without their prefix X509_V_ERR_
+    9: "is not valid yet: check this machine's clock",  # CERT_NOT_YET_VALID
+    10: "has expired: renew it",  # CERT_HAS_EXPIRED
+    # DEPTH_ZERO_SELF_SIGNED_CERT
+    18: "is self-signed and not trusted: set `ca` to this certificate if you trust it",
+    19: _UNTRUSTED,  # SELF_SIGNED_CERT_IN_CHAIN
+    20: _UNTRUSTED,  # UNABLE_TO_GET_ISSUER_CERT_LOCALLY
+    21: _UNTRUSTED,  # UNABLE_TO_VERIFY_LEAF_SIGNATURE
+    # HOSTNAME_MISMATCH
     62: "is for another host name than {host!r}: use a name that it covers",
+    # IP_ADDRESS_MISMATCH
     64: "is for another address than {host!r}: use a name that it covers",
 }
 
 
 def explain(error: BaseException, address: Address, code: int | None = None) -> TransportError:
-    """What a failed or lost connection means, in one line that says what to do.
+    """Return a TransportError that says why a connection failed or was lost, and what to do about it.
 
-    code: the reason that the broker gave.
+    code: the MQTT 5 reason code of the broker, if it sent one.
     """
-    # aiomqtt raises `from None` but Python still keeps what it was handling: the real cause.
+    # aiomqtt raises its errors `from None`, but `__context__` still holds the exception that caused them.
     root = error
     while isinstance(root, aiomqtt.MqttError):
         inner = root.__cause__ or root.__context__
         if inner is None or isinstance(inner, KeyError):
-            break
+            break  # a KeyError is from a look-up inside the libraries, not from the network
         root = inner
     why: object = root
     if isinstance(root, ssl.SSLCertVerificationError):
         why = root.verify_message
-        reason = _CERTIFICATES.get(root.verify_code, "is not acceptable: {why}")
+        reason = _VERIFY_CODES.get(root.verify_code, "is not acceptable: {why}")
         cause, text = "certificate", "the certificate of {at} " + reason
     elif isinstance(root, ssl.SSLError):
         alert = str(root).lower().replace("_", " ")
         if "certificate required" in alert:
-            cause, text = "certificate", "{at} asks for a client certificate: give one"
+            cause, text = (
+                "certificate",
+                "{at} requires a client certificate: set `certificate` and `key`",
+            )
         elif "alert" in alert:
             cause, text = "certificate", "{at} refused our certificate: {why}"
         else:
             why = root.reason or root
-            cause, text = "tls", "no TLS with {at}: {why}: is that a TLS port?"
+            cause, text = "tls", "TLS with {at} failed: {why}: is that a TLS port?"
     elif isinstance(root, socket.gaierror):
         cause, text = "unknown-host", "unknown host {host!r}: check the URL"
     elif isinstance(root, ConnectionRefusedError):
         cause, text = "refused", "nothing listens at {at}: is the broker running?"
     elif isinstance(root, ConnectionResetError):
-        cause, text = "hung-up", "{at} hung up while we connected: is that {port} port?"
+        cause, text = "hung-up", "{at} closed the connection during connect: is that {port} port?"
     else:
-        cause, text = _CODES.get(code or 0, ("unreachable", "no connection to {at}: {why}"))
-    who = f"user {address.username!r}" if address.username else "a client without a password"
+        cause, text = _REASON_CODES.get(code or 0, ("unreachable", "no connection to {at}: {why}"))
+    if address.username:
+        who, credentials = f"user {address.username!r}", "check name and password"
+    else:
+        who, credentials = "an anonymous connection", "give a user name and password"
     port = "a TLS" if address.tls else "an MQTT"
-    return TransportError(
-        cause, text.format(at=address, host=address.host, why=why, who=who, port=port)
+    text = text.format(
+        at=address, host=address.host, why=why, who=who, credentials=credentials, port=port
     )
+    return TransportError(cause, text)

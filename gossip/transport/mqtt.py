@@ -1,11 +1,11 @@
-"""The MQTT transport: aiomqtt underneath; reconnects, subscribes again, and bounds every queue.
+"""The MQTT transport, on top of aiomqtt: it reconnects, subscribes again, and bounds every queue.
 
-One task owns the connection. It connects, subscribes, runs the birth hook, waits for the loss,
-backs off and starts over, until it is told to close or meets an error that waiting does not cure:
-then every call, and the iteration over messages, raises one TransportError that says why.
+One task owns the connection. It connects, subscribes, runs the on_connect hook, waits until the connection
+is lost, backs off and starts over, until the transport is closed or an error occurs for which there is no
+retry: then every call, and the iteration over messages, raises one TransportError with the cause.
 
-aiomqtt drives paho through the loop's own readers and writers: no thread but for connecting, which
-blocks in name resolution and TLS.
+aiomqtt drives paho through the event loop's readers and writers. Only connecting uses a thread, as name
+resolution and the TLS handshake block.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..topics import is_gossip, is_state
+from ..topics import is_gossip, is_retained_topic
 from .base import (
     HEADER_BYTES,
     Hook,
@@ -31,28 +31,31 @@ from .base import (
     TransportError,
     Will,
 )
-from .connection import ALWAYS_FATAL, FATAL_AT_FIRST, REFUSALS, Link
+from .connection import ALWAYS_FATAL, FATAL_AT_FIRST, REFUSALS, BrokerConnection
 from .options import SMALLEST_PACKET, Address, MqttOptions, TlsFiles
 
 _log = logging.getLogger(__name__)
 
 REPEAT_SUBSCRIPTIONS = (1.0, 9.0)
-"""Seconds after which topics of state are subscribed to once more, so that a broker repeats what it retains.
-nats-server 2.15 delivers a message first and retains it a little later: a client that subscribes in between
-hears neither (measured: 40 clients that subscribe and publish within 0.1 s miss up to 18 of 1,600 cards)."""
+"""Seconds to wait before each repeated subscription to retained topics, which makes the broker send the
+retained messages again. nats-server 2.15 delivers a message first and retains it a little later: a client
+that subscribes in between receives it neither way (measured: 40 clients that subscribe and publish within
+0.1 s miss up to 18 of 1,600 cards)."""
 
 
 class MqttTransport(Transport):
-    """A client of an MQTT broker; see `Transport` for what it does.
+    """A client of an MQTT broker; see `Transport` for its methods and the other arguments.
 
-    password: of the user that the URL names, if it is not in the URL.
-    echo: a topic that one of the subscriptions covers. Now and then the transport publishes there, to
-        hear itself: see `Echo`. What arrives on it is not handed on.
-    echo_every: seconds in which it must hear itself; the keepalive by default.
+    password: of the user in the URL, if the URL does not contain it.
+    echo: a topic that one of the subscriptions covers. The transport publishes there from time to time, to
+        test whether the broker delivers: see `Echo`. Messages on it are not passed to the consumer.
+    echo_timeout: seconds within which something must be delivered after an echo message was published; the
+        keepalive by default.
     attempt_timeout: seconds that one attempt to connect may take; `connect_timeout` by default.
+    seed: of the random part of the delays between attempts to reconnect.
 
     `counters` names: inbound-full, inbound-superseded, inbound-too-large, inbound-unsolicited,
-    outbound-offline, outbound-full, outbound-lost, reconnects, deaf, packets-halved.
+    outbound-offline, outbound-full, outbound-lost, reconnects, no-delivery, packets-halved.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class MqttTransport(Transport):
         on_connect: Hook | None = None,
         on_state: StateCallback | None = None,
         echo: str | None = None,
-        echo_every: float | None = None,
+        echo_timeout: float | None = None,
         attempt_timeout: float | None = None,
         seed: int | np.random.Generator | None = None,
     ) -> None:
@@ -84,30 +87,32 @@ class MqttTransport(Transport):
         self._tls_context: ssl.SSLContext | None = None
         self._random = np.random.default_rng(seed)
         self._new_pattern = asyncio.Event()
-        self._last_state: dict[str, int | None] = {}
-        """Per topic of state on this connection: the hash of its retained message, None after a live one."""
-        self._echo = Echo(echo, self.options.keepalive if echo_every is None else echo_every)
+        self._last_retained: dict[str, int | None] = {}
+        """By retained topic, on this connection: the hash of its retained message; None after a live one."""
+        self._echo = Echo(echo, self.options.keepalive if echo_timeout is None else echo_timeout)
         self._attempt_timeout = (
             self.options.connect_timeout if attempt_timeout is None else attempt_timeout
         )
         self.echo_topic = echo
         self.packet_limit = PacketLimit(str(self.address), self.options.max_packet, self.counters)
-        self._link: Link | None = None
+        self._broker_connection: BrokerConnection | None = None
         self._outbound_bytes = 0
-        self._runner: asyncio.Task[None] | None = None
+        self._connection_task: asyncio.Task[None] | None = None
         self._closing = False
 
-    # --- life ----------------------------------------------------------------------------------
+    # --- connecting ----------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        if self._runner is not None:
-            raise RuntimeError("a transport is entered once: make a new one")
+        if self._connection_task is not None:
+            raise RuntimeError("a transport can be entered only once: make a new one")
         if self.address.tls:
             self._tls_context = await asyncio.to_thread(self._tls_files.context)
-        first = asyncio.get_running_loop().create_future()
-        self._runner = asyncio.create_task(self._run(first), name=f"mqtt {self.client_id}")
+        first_connection = asyncio.get_running_loop().create_future()
+        self._connection_task = asyncio.create_task(
+            self._run(first_connection), name=f"mqtt {self.client_id}"
+        )
         try:
-            await asyncio.shield(first)
+            await asyncio.shield(first_connection)
         except BaseException:
             await self.__aexit__()
             raise
@@ -115,31 +120,33 @@ class MqttTransport(Transport):
 
     async def __aexit__(self, *exc: Any) -> None:
         self._closing = True
-        if self._runner is not None:
-            self._runner.cancel()
-            await asyncio.wait((self._runner,))
+        if self._connection_task is not None:
+            self._connection_task.cancel()
+            await asyncio.wait((self._connection_task,))
 
     async def abort(self) -> None:
         """See `Transport.abort`."""
-        if self._link is not None:
-            self._link.hang_up()
+        if self._broker_connection is not None:
+            self._broker_connection.hang_up()
         await self.__aexit__()
 
-    async def _run(self, first: asyncio.Future[None]) -> None:
+    async def _run(self, first_connection: asyncio.Future[None]) -> None:
         error: TransportError | None = None
         try:
-            error = await self._stay_connected(first)
+            error = await self._stay_connected(first_connection)
         except asyncio.CancelledError:
             if not self._closing:
                 raise
         finally:
             self._end(error)
-            if not first.done():
-                first.set_exception(error or TransportError("closed", "closed while connecting"))
-                first.exception()  # retrieved: nobody may be waiting for it any more
+            if not first_connection.done():
+                closed = TransportError("closed", "closed while connecting")
+                first_connection.set_exception(error or closed)
+                # Stops asyncio from logging "exception was never retrieved" if no caller awaits it.
+                first_connection.exception()
 
-    async def _stay_connected(self, first: asyncio.Future[None]) -> TransportError:
-        """Connect, and again after every loss; returns the error that waiting does not cure."""
+    async def _stay_connected(self, first_connection: asyncio.Future[None]) -> TransportError:
+        """Connect, and reconnect after every loss; return the first error for which there is no retry."""
         loop, options = asyncio.get_running_loop(), self.options
         deadline = loop.time() + options.connect_timeout
         failures = 0
@@ -147,127 +154,138 @@ class MqttTransport(Transport):
             started = loop.time()
             self._set("connecting")
             try:
-                lost = await self._live(first)
-            except TransportError as failure:
-                lost = failure
-                if failure.cause == "too-large":  # the birth, which will be no smaller next time
-                    return failure
-            except Exception as failure:  # a hook's own mistake: report it, do not loop on it
-                error = TransportError("hook", f"the on_connect hook failed: {failure!r}")
-                error.__cause__ = failure
-                return error
-            at_first = not first.done()
-            if lost.cause in ALWAYS_FATAL or (
-                at_first and (lost.cause in FATAL_AT_FIRST or loop.time() >= deadline)
+                failure = await self._run_connection(first_connection)
+            except TransportError as error:
+                failure = error
+                if (
+                    error.cause == "too-large"
+                ):  # a message that the on_connect hook would send again
+                    return error
+            except Exception as error:  # a bug in the hook: report it, do not retry
+                hook_error = TransportError("hook", f"the on_connect hook failed: {error!r}")
+                hook_error.__cause__ = error
+                return hook_error
+            connected_before = first_connection.done()
+            if failure.cause in ALWAYS_FATAL or (
+                not connected_before
+                and (failure.cause in FATAL_AT_FIRST or loop.time() >= deadline)
             ):
-                return lost
-            try:
-                halved = self.packet_limit.lost(lost.cause)
-            except TransportError as failure:
                 return failure
-            self._set("lost", str(lost))
-            level = logging.WARNING if lost.cause in REFUSALS else logging.INFO
-            _log.log(level, "%s: %s; trying again", self.client_id, lost)
+            try:
+                halved = self.packet_limit.connection_lost(failure.cause)
+            except TransportError as error:
+                return error
+            self._set("lost", str(failure))
+            level = logging.WARNING if failure.cause in REFUSALS else logging.INFO
+            _log.log(level, "%s: %s; trying again", self.client_id, failure)
             if halved or loop.time() - started > options.longest_delay:
                 failures = 0
             delay = min(options.longest_delay, options.first_delay * 2.0 ** min(failures, 30))
             delay *= self._random.uniform(0.5, 1.0)
-            if at_first:
+            if not connected_before:
                 delay = min(delay, max(0.0, deadline - loop.time()))
             failures += 1
             await asyncio.sleep(delay)
 
-    async def _live(self, first: asyncio.Future[None]) -> TransportError:
-        """One connection, from its start to its loss; returns why it was lost."""
-        link = Link(
+    async def _run_connection(self, first_connection: asyncio.Future[None]) -> TransportError:
+        """Open one connection and serve it until it is lost; return the cause of the loss."""
+        connection = BrokerConnection(
             self.address, self.client_id, self.receive, self.options,
             timeout=self._attempt_timeout, will=self.will, tls=self._tls_context,
         )  # fmt: skip
-        await link.open()
-        self._last_state.clear()
+        await connection.open()
+        self._last_retained.clear()
         tasks: list[asyncio.Future[None]] = []
         try:
-            if self._patterns and not await link.alive(link.subscribe(self._patterns)):
-                return link.why_lost()
-            self.packet_limit.connected(link.max_packet)
-            self._link = link
-            if first.done():
+            if self._patterns and not await connection.run_until_lost(
+                connection.subscribe(self._patterns)
+            ):
+                return connection.why_lost()
+            self.packet_limit.connected(connection.max_packet)
+            self._broker_connection = connection
+            if first_connection.done():
                 self.counters["reconnects"] += 1
             self._set("connected")
-            if self._on_connect is not None and not await link.alive(self._on_connect()):
-                return link.why_lost()
-            if not first.done():
-                first.set_result(None)
-            duties = (
-                self._echo.listen(link, self.wants),
-                self.packet_limit.probe(link, self.echo_topic, self.wants),
-                self._repeat_subscriptions(link),
+            if self._on_connect is not None and not await connection.run_until_lost(
+                self._on_connect()
+            ):
+                return connection.why_lost()
+            if not first_connection.done():
+                first_connection.set_result(None)
+            checks = (
+                self._echo.watch(connection, self.wants),
+                self.packet_limit.probe(connection, self.echo_topic, self.wants),
+                self._repeat_subscriptions(connection),
             )
-            tasks += [asyncio.ensure_future(duty) for duty in duties]
-            await asyncio.wait((*tasks, link.lost), return_when=asyncio.FIRST_COMPLETED)
+            tasks += [asyncio.ensure_future(check) for check in checks]
+            await asyncio.wait((*tasks, connection.lost), return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 if task.done():
-                    task.result()  # raises: a packet that cannot be cut does not get through
-            if not link.lost.done():
-                self.counters["deaf"] += 1
-                link.give_up("deaf", "takes what we say, but we hear nothing, not even ourselves")
-            return link.why_lost()
+                    task.result()  # raises if a packet that cannot be split does not get through
+            if not connection.lost.done():
+                self.counters["no-delivery"] += 1
+                connection.give_up(
+                    "no-delivery", "accepts our messages but delivers none, not even our own"
+                )
+            return connection.why_lost()
         finally:
-            self._link = None
-            self._settled.clear()
+            self._broker_connection = None
+            self._outcome_known.clear()
             for task in tasks:
                 task.cancel()
-            await link.close()
+            await connection.close()
 
-    async def _repeat_subscriptions(self, link: Link) -> None:
-        """Hear what the broker was about to retain while we subscribed; see REPEAT_SUBSCRIPTIONS."""
+    async def _repeat_subscriptions(self, connection: BrokerConnection) -> None:
+        """Subscribe again to retained topics, after each new subscription; see REPEAT_SUBSCRIPTIONS."""
         while True:
             for delay in REPEAT_SUBSCRIPTIONS:
                 await asyncio.sleep(delay)
-                if patterns := [pattern for pattern in self._patterns if is_state(pattern)]:
-                    await link.alive(link.subscribe(patterns))
+                if patterns := [
+                    pattern for pattern in self._patterns if is_retained_topic(pattern)
+                ]:
+                    await connection.run_until_lost(connection.subscribe(patterns))
             await self._new_pattern.wait()
             self._new_pattern.clear()
 
     def _is_repeated(self, topic: str, payload: bytes, retain: bool) -> bool:
-        """Return True for a retained state that was heard already, or that a live message has replaced."""
+        """Return True for a retained message that was received before, or that a live one has replaced."""
         if not retain:
-            self._last_state[topic] = None
+            self._last_retained[topic] = None
             return False
-        known = self._last_state.get(topic, 0) in (None, hash(payload))
-        if not known:
-            self._last_state[topic] = hash(payload)
-        return known
+        repeated = self._last_retained.get(topic, 0) in (None, hash(payload))
+        if not repeated:
+            self._last_retained[topic] = hash(payload)
+        return repeated
 
     # --- traffic -------------------------------------------------------------------------------
 
     def max_payload(self, topic: str) -> int:
-        """See `Transport.max_payload`. In MQTT 5 the broker's own limit counts, if it names one;
-        else it becomes less when large packets do not get through: ask each time."""
+        """See `Transport.max_payload`. The result may shrink while running: call this before each message.
+        A limit announced by the broker (MQTT 5) also applies."""
         return self.packet_limit.size - len(topic.encode()) - HEADER_BYTES
 
     @property
     def _online(self) -> bool:
-        return self._link is not None
+        return self._broker_connection is not None
 
     async def _send(self, topic: str, payload: Payload, retain: bool, qos: int) -> bool:
-        link, options = self._link, self.options
-        assert link is not None
+        connection, options = self._broker_connection, self.options
+        assert connection is not None
         size = len(payload) + len(topic.encode()) + HEADER_BYTES
         if not self.packet_limit.allows(size):
             raise TransportError(
                 "too-large",
-                f"{len(payload)} bytes to {topic}; {self.address} takes {self.max_payload(topic)}: raise the "
-                "broker's packet limit (mosquitto: max_packet_size), or cut the message into chunks",
+                f"{len(payload)} bytes to {topic}; {self.address} accepts {self.max_payload(topic)}: raise "
+                "the broker's packet limit (mosquitto: max_packet_size), or split the message into chunks",
             )
-        waiting = self._outbound_bytes
-        if qos == 0 and waiting and waiting + len(payload) > options.max_outbound_bytes:
+        queued = self._outbound_bytes
+        if qos == 0 and queued and queued + len(payload) > options.max_outbound_bytes:
             self.counters["outbound-full"] += 1
             return False
         self._outbound_bytes += len(payload)
-        self.packet_limit.sending(size, whole=not is_gossip(topic))
+        self.packet_limit.sending(size, unsplittable=not is_gossip(topic))
         try:
-            sent = await link.publish(topic, payload, qos, retain)
+            sent = await connection.publish(topic, payload, qos, retain)
         finally:
             self._outbound_bytes -= len(payload)
         if not sent:
@@ -275,26 +293,27 @@ class MqttTransport(Transport):
             if qos:
                 await asyncio.sleep(options.first_delay / 10)
         elif qos and self.echo_topic is None:
-            self.packet_limit.came_back(size)  # as far as anybody can tell who does not hear itself
+            # Without an echo topic, an acknowledgement is the only sign that a packet got through.
+            self.packet_limit.got_through(size)
         return sent
 
     async def _subscribe(self, pattern: str) -> None:
-        link = self._link
-        assert link is not None
-        if is_state(pattern):
+        connection = self._broker_connection
+        assert connection is not None
+        if is_retained_topic(pattern):
             self._new_pattern.set()
-        await link.alive(link.subscribe([pattern]))
+        await connection.run_until_lost(connection.subscribe([pattern]))
 
     def receive(self, topic: str, payload: bytes | memoryview, retain: bool) -> None:
-        """Take what the broker sent (called by the link)."""
+        """Check a message from the broker and queue it for the consumer; `BrokerConnection` calls this."""
         if not self.wants(topic):
-            # No broker is trusted to send only what was asked for.
+            # A broker is not trusted to send only messages that match our subscriptions.
             self.counters["inbound-unsolicited"] += 1
             return
-        if self._echo.heard(topic):
-            self.packet_limit.heard(len(payload))
+        if self._echo.received(topic):
+            self.packet_limit.echo_received(len(payload))
             return
-        if len(payload) > self.options.max_inbound_payload and not is_state(topic):
+        if len(payload) > self.options.max_inbound_payload and not is_retained_topic(topic):
             self.counters["inbound-too-large"] += 1
             _log.warning(
                 "%s dropped a message: inbound-too-large: %d bytes on %s, the limit is %d",
@@ -303,7 +322,7 @@ class MqttTransport(Transport):
             return
         if not is_gossip(topic):
             payload = bytes(payload)
-            if is_state(topic) and self._is_repeated(topic, payload, retain):
+            if is_retained_topic(topic) and self._is_repeated(topic, payload, retain):
                 return
         self._inbox.offer(Received(topic, payload, retain))
 
@@ -313,207 +332,230 @@ class MqttTransport(Transport):
             raise TransportError("closed", "this transport is not open")
 
 
-# --- what a transport says to itself -----------------------------------------------------------------
-# To notice a broker that delivers nothing, or no large packets. Both need a topic that a subscription of our
-# own covers: only what comes back shows that the others' messages would too.
+# --- self-tests of a connection ----------------------------------------------------------------------
+# They detect a broker that delivers nothing, or no large packets. Both publish to an echo topic that one of
+# our own subscriptions covers: a message that the broker delivers back to us shows that it delivers other
+# messages.
 
-LARGEST = 256 * 1024 * 1024
-"""Bytes of the largest packet that MQTT itself allows."""
-FLOOR = SMALLEST_PACKET
+MQTT_MAX_PACKET = 256 * 1024 * 1024
+"""Bytes of the largest packet that the MQTT standard allows."""
 MIN_PROBED_PACKET = 256
-"""Packets up to this size, such as a status, are never blamed for anything."""
-CUTS = 3
-"""Times in a row that a packet must not get through before it is blamed: links fail for other reasons too."""
-LAST_CUTS = 6
-"""The same, before we give up on a packet that cannot be made smaller."""
-_SLACK = 256  # a header that grows by a few bytes is no reason to try again
-_PAUSE = 0.1  # seconds before a packet that did not come back is tried again; longer each time
-_END = b"\0"  # what follows a packet that is tried; an echo's own calls are empty
-_STEPS = 10  # counted, not measured: a process that was frozen has not listened meanwhile
+"""Bytes up to which a packet, such as a status, is never taken for the reason of a lost connection."""
+FAILURES_TO_HALVE = 3
+"""Times in a row that a packet must fail to get through before packets are halved: connections are also lost
+for other reasons."""
+FAILURES_TO_GIVE_UP = 6
+"""Times in a row that a packet that cannot be made smaller must fail before the transport fails."""
+_PROBE_MARGIN = (
+    256  # extra bytes of a probe, so that a packet a few bytes larger needs no new probe
+)
+_PROBE_PAUSE = 0.1  # seconds before a failed probe is repeated, times the failures in a row
+_END_OF_PROBE = b"\0"  # payload of the small message after a probe; those of `Echo` are empty
+# The echo timeout is counted in this many short sleeps, so that time in which the process was suspended does
+# not count.
+_STEPS = 10
 
 
 class Echo:
-    """Says something to itself every half keepalive, and notices when nothing at all comes back.
+    """Publishes a message to itself every half timeout, and detects a connection that delivers nothing.
 
-    A connection can be up, its pings answered and its messages acknowledged, while the broker has forgotten
-    what we subscribed to.
+    A connection can be up, with pings answered and messages acknowledged, although the broker has lost our
+    subscriptions.
 
-    topic: where; None never listens. Anything that arrives counts as hearing, so that a broker that is
-    slow because it is busy is not taken for a deaf one.
+    topic: the echo topic, which only this client uses; None disables the test.
+    timeout: seconds without any delivery after which the test has failed. Any message that arrives counts,
+        not only the echo, so that a broker that is slow under load passes the test.
     """
 
-    def __init__(self, topic: str | None, keepalive: float) -> None:
+    def __init__(self, topic: str | None, timeout: float) -> None:
         self._topic = topic
-        self._interval = keepalive / 2
-        self._patience = float(keepalive)
-        self._heard = False
+        self._interval = timeout / 2
+        self._timeout = float(timeout)
+        self._any_received = False
 
-    def heard(self, topic: str) -> bool:
-        """Note that something arrived; True if it was our own call."""
-        self._heard = True
+    def received(self, topic: str) -> bool:
+        """Record that a message arrived; return True if it is on the echo topic."""
+        self._any_received = True
         return topic == self._topic
 
-    async def listen(self, link: Link, covered: Callable[[str], bool]) -> None:
-        """Return once a connection is deaf; ends never on a good one.
+    async def watch(self, connection: BrokerConnection, covered: Callable[[str], bool]) -> None:
+        """Return once the connection delivers nothing; does not return while it delivers.
 
-        covered: whether we are subscribed to a topic, by now.
+        covered: returns whether one of our subscriptions covers a topic at this moment.
         """
         while True:
             await asyncio.sleep(self._interval)
             if self._topic is None or not covered(self._topic):
                 continue
-            self._heard = False
-            call = asyncio.ensure_future(link.publish(self._topic, b"", 1, False))
+            self._any_received = False
+            echo = asyncio.ensure_future(connection.publish(self._topic, b"", 1, False))
             try:
-                silence = 0
-                while silence < _STEPS and not self._heard:
-                    await asyncio.sleep(self._patience / _STEPS)
-                    silence += not link.congested()
+                silent_steps = 0
+                while silent_steps < _STEPS and not self._any_received:
+                    await asyncio.sleep(self._timeout / _STEPS)
+                    silent_steps += not connection.congested()
             finally:
-                call.cancel()
-            if not self._heard:
+                echo.cancel()
+            if not self._any_received:
                 return
 
 
 class PacketLimit:
-    """The largest packet to send over a transport's connections, which come one after the other.
+    """Estimates the largest packet that a broker accepts, over all connections of a transport.
 
-    MQTT 5 lets a broker name its limit. One that speaks 3.1.1 hangs up on a larger packet without a word, and
-    would hang up again on every repetition; others drop it without a word (mosquitto: message_size_limit). So
-    whenever a packet is larger than all before, we send ourselves one of that size, and a small one after it.
-    If the connection is closed before the large one is back, or the small one comes back alone, several times
-    in a row, then packets must become smaller: whoever cuts messages into chunks asks for the size anew each
-    time.
+    In MQTT 5 a broker can announce its limit. In 3.1.1 a broker closes the connection on a larger packet
+    without giving a reason, and would do so again each time the packet is repeated; other brokers silently
+    drop it (mosquitto: message_size_limit). Therefore, whenever a packet is larger than all before, we
+    probe: we publish a message of that size to the echo topic, and a small one after it. If, several times
+    in a row, the connection is closed before the large message is delivered, or only the small one is
+    delivered, then the estimate is halved. Code that splits messages into chunks must read the limit before
+    each message.
 
-    broker: its address, for messages.
-    ceiling: the limit to begin with; a broker may name a lower one.
-    counters: where to count how often packets became smaller.
+    broker: its address, for error messages.
+    ceiling: the limit to begin with, in bytes; a broker may announce a lower one.
+    counters: `packets-halved` is incremented here.
     """
 
     def __init__(self, broker: str, ceiling: int, counters: Counter[str] | None = None) -> None:
         self._broker = broker
         self._counters = Counter() if counters is None else counters
-        self._ceiling = self._guess = ceiling
-        self._named: int | None = None
-        self._sent, self._whole = 0, False
-        """The largest packet that went out on this connection, and whether it is one that cannot be cut."""
-        self.proven = MIN_PROBED_PACKET
-        """The largest packet that came back on this connection."""
-        self._failures, self._blamed = 0, LARGEST
-        """How often in a row one did not, and the smallest that this may be due to."""
-        self._searching = self._warned = False
-        self._unsure, self._ended = asyncio.Event(), asyncio.Event()
-        self._echoed = 0
+        self._ceiling = self._estimate = ceiling
+        self._announced: int | None = None
+        self._largest_sent, self._unsplittable = 0, False
+        """Bytes of the largest packet sent on this connection, and whether it cannot be split into chunks."""
+        self.largest_delivered = MIN_PROBED_PACKET
+        """Bytes of the largest packet that is known to have got through on this connection."""
+        self._failures, self._smallest_failed = 0, MQTT_MAX_PACKET
+        """How many packets in a row did not get through, and the bytes of the smallest of them."""
+        self._halving = self._warned = False
+        """Whether the estimate was halved and no packet near it has got through yet; whether we warned."""
+        self._probe_due, self._end_received = asyncio.Event(), asyncio.Event()
+        self._largest_echo = 0
 
     @property
     def size(self) -> int:
-        """Bytes of the largest packet that a chunk should make."""
-        return self._guess if self._named is None else min(self._named, self._guess)
+        """Bytes that the packet of one chunk may have."""
+        return self._estimate if self._announced is None else min(self._announced, self._estimate)
 
     def allows(self, size: int) -> bool:
-        """Whether to try a packet at all. A guess forbids nothing, as not all packets can be cut."""
-        return size <= (self._ceiling if self._named is None else min(self._named, self._ceiling))
+        """Return whether a packet may be sent.
 
-    def connected(self, named: int | None) -> None:
-        """A new connection; `named` is the limit that the broker told us, if any."""
-        self._named = named
-        # It may be another broker, or the same with another limit.
-        self._sent, self.proven = 0, MIN_PROBED_PACKET
-        self._unsure.clear()
+        Only known limits apply: packets that cannot be split are tried even above our estimate.
+        """
+        return size <= (
+            self._ceiling if self._announced is None else min(self._announced, self._ceiling)
+        )
 
-    def sending(self, size: int, *, whole: bool) -> None:
-        """Note a packet. whole: it cannot be cut into chunks."""
-        if size > self._sent:
-            self._sent, self._whole = size, whole
-        if self._sent > self.proven:
-            self._unsure.set()
+    def connected(self, announced: int | None) -> None:
+        """Begin a new connection; `announced` is the limit that the broker announced, if any."""
+        self._announced = announced
+        # It may be another broker, or the same broker with another limit: nothing is known to get through.
+        self._largest_sent, self.largest_delivered = 0, MIN_PROBED_PACKET
+        self._probe_due.clear()
 
-    def came_back(self, size: int) -> None:
-        """Note a packet that got through."""
-        self.proven = max(self.proven, size)
-        if size >= self._blamed:
-            self._failures, self._blamed = 0, LARGEST
-        if size > self._guess // 4:
-            self._searching = False
+    def sending(self, size: int, *, unsplittable: bool) -> None:
+        """Record that a packet is sent. unsplittable: it cannot be split into chunks."""
+        if size > self._largest_sent:
+            self._largest_sent, self._unsplittable = size, unsplittable
+        if self._largest_sent > self.largest_delivered:
+            self._probe_due.set()
 
-    def heard(self, payload: int) -> None:
-        """Note what we heard of ourselves, in bytes."""
-        if payload == len(_END):
-            self._ended.set()
+    def got_through(self, size: int) -> None:
+        """Record that a packet got through."""
+        self.largest_delivered = max(self.largest_delivered, size)
+        if size >= self._smallest_failed:
+            self._failures, self._smallest_failed = 0, MQTT_MAX_PACKET
+        if size > self._estimate // 4:
+            self._halving = False
+
+    def echo_received(self, size: int) -> None:
+        """Record a message on the echo topic. size: bytes of its payload."""
+        if size == len(_END_OF_PROBE):
+            self._end_received.set()
         else:
-            self._echoed = max(self._echoed, payload)
+            self._largest_echo = max(self._largest_echo, size)
 
     async def probe(
-        self, link: Link, topic: str | None, covered: Callable[[str], bool] = lambda _: False
+        self,
+        connection: BrokerConnection,
+        topic: str | None,
+        covered: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """Try whether packets larger than all before get through, for as long as the connection lives.
+        """Test whether packets larger than all before get through, until cancelled.
 
-        topic: where we hear ourselves. covered: whether we are subscribed to it, by now. TransportError if a
-        packet never gets through and cannot be cut.
+        topic: the echo topic; None disables the test.
+        covered: returns whether one of our subscriptions covers a topic at this moment.
+        Raises TransportError if a packet that cannot be split does not get through.
         """
         while True:
-            await self._unsure.wait()
-            self._unsure.clear()
-            size, whole = self._sent, self._whole
-            if topic is None or not covered(topic) or size <= self.proven:
+            await self._probe_due.wait()
+            self._probe_due.clear()
+            size, unsplittable = self._largest_sent, self._unsplittable
+            if topic is None or not covered(topic) or size <= self.largest_delivered:
                 continue
-            tried = max(size, min(size + _SLACK, self.size))
-            payload = tried - len(topic.encode()) - HEADER_BYTES
-            self._echoed = 0
-            self._ended.clear()
-            await link.publish(topic, bytes(payload), 0, False)
-            await link.publish(topic, _END, 0, False)
+            probe_size = max(size, min(size + _PROBE_MARGIN, self.size))
+            payload = probe_size - len(topic.encode()) - HEADER_BYTES
+            self._largest_echo = 0
+            self._end_received.clear()
+            await connection.publish(topic, bytes(payload), 0, False)
+            await connection.publish(topic, _END_OF_PROBE, 0, False)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), link.patience)
-            if self._echoed >= payload:
-                self.came_back(tried)
-            elif self._ended.is_set():
-                what = "drops packets of {size} bytes without a word"
-                if self._failed(size, whole, what, "message_size_limit"):
-                    self._sent = 0
+                await asyncio.wait_for(self._end_received.wait(), connection.answer_timeout)
+            if self._largest_echo >= payload:
+                self.got_through(probe_size)
+            elif self._end_received.is_set():
+                what = "drops packets of {size} bytes without an error"
+                if self._failed(size, unsplittable, what, "message_size_limit"):
+                    self._largest_sent = 0
                 else:
-                    await asyncio.sleep(_PAUSE * self._failures)
-                    self._unsure.set()
+                    await asyncio.sleep(_PROBE_PAUSE * self._failures)
+                    self._probe_due.set()
 
-    def lost(self, cause: str) -> bool:
-        """A connection is over, or did not come about; True if packets are smaller from now on.
+    def connection_lost(self, cause: str) -> bool:
+        """Record that a connection was lost or could not be opened; return True if the limit was halved.
 
-        cause: of the TransportError. Raises another one when nothing is left to try.
+        cause: of the TransportError that ended the connection. Raises another TransportError if a packet that
+        cannot be made smaller has failed too often.
         """
-        size, self._sent = self._sent, 0
-        if size <= self.proven or self._named is not None:
-            return False  # nothing was under way that might be too large
+        size, self._largest_sent = self._largest_sent, 0
+        if size <= self.largest_delivered or self._announced is not None:
+            return False  # no packet was on its way that may be too large
+        # A connection that the broker closed without a reason has the cause "unreachable".
         if cause not in ("unreachable", "too-large"):
-            return False  # it was not the broker that hung up
+            return False
         what = "closed the connection on packets of {size} bytes"
-        told = cause == "too-large"
-        return self._failed(size, self._whole, what, "max_packet_size", at_once=told)
+        certain = cause == "too-large"
+        return self._failed(size, self._unsplittable, what, "max_packet_size", certain=certain)
 
     def _failed(
-        self, size: int, whole: bool, what: str, option: str, *, at_once: bool = False
+        self, size: int, unsplittable: bool, what: str, option: str, *, certain: bool = False
     ) -> bool:
-        """Note that a packet did not get through; True if packets are smaller from now on."""
+        """Record that a packet did not get through; return True if the limit was halved.
+
+        what, option: what the broker does, and mosquitto's option that causes it, for the message.
+        certain: the broker gave the size as the reason.
+        """
         self._failures += 1
-        self._blamed = min(self._blamed, size)
+        self._smallest_failed = min(self._smallest_failed, size)
         what = what.format(size=size)
-        if whole or size <= FLOOR:
-            if self._failures < LAST_CUTS:
+        if unsplittable or size <= SMALLEST_PACKET:
+            if self._failures < FAILURES_TO_GIVE_UP:
                 return False
             raise TransportError(
                 "too-large",
-                f"{self._broker} {what}, {self._failures} times in a row, and this one cannot be cut "
+                f"{self._broker} {what}, {self._failures} times in a row, and this packet cannot be made "
                 f"smaller: raise the broker's packet limit (mosquitto: {option})",
             )
-        if self._failures < CUTS and not self._searching and not at_once:
+        if self._failures < FAILURES_TO_HALVE and not self._halving and not certain:
             return False
-        self._guess = max(FLOOR, min(size, self.size) // 2)
+        self._estimate = max(SMALLEST_PACKET, min(size, self.size) // 2)
         _log.log(
             logging.INFO if self._warned else logging.WARNING,
-            "%s %s: they are cut to %d from now on; raise the broker's packet limit (mosquitto: %s) to spare "
-            "this",
-            self._broker, what, self._guess, option,
+            "%s %s: packets are limited to %d bytes from now on; to avoid this, raise the broker's packet "
+            "limit (mosquitto: %s)",
+            self._broker, what, self._estimate, option,
         )  # fmt: skip
-        self._searching = self._warned = True
+        self._halving = self._warned = True
         self._counters["packets-halved"] += 1
-        self._failures, self._blamed = 0, LARGEST
+        self._failures, self._smallest_failed = 0, MQTT_MAX_PACKET
         return True

@@ -1,4 +1,4 @@
-"""The inbox hands out what waits in stretches: many messages in one turn of the loop, but not all."""
+"""The inbox yields many messages per iteration of the event loop, but lets other tasks run in between."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gossamer.gossip.transport import YIELD_INTERVAL, Inbox, Received
 COUNT = 2000
 
 
-def turns_while_reading(run, interval: float) -> int:
-    """Turns that another task of the loop gets while a full inbox is read."""
+def callbacks_while_reading(run, interval: float) -> int:
+    """Return how often another callback of the event loop runs while a full inbox is read."""
 
     async def scenario() -> int:
         inbox = Inbox(Counter(), COUNT, yield_interval=interval)
@@ -20,11 +20,11 @@ def turns_while_reading(run, interval: float) -> int:
         for number in range(COUNT):
             assert inbox.offer(Received(topic, number.to_bytes(4, "big"), False))
         inbox.close()
-        turns, reading = -1, True
+        callbacks, reading = -1, True
 
         def other() -> None:
-            nonlocal turns
-            turns += 1
+            nonlocal callbacks
+            callbacks += 1
             if reading:
                 asyncio.get_running_loop().call_soon(other)
 
@@ -33,18 +33,18 @@ def turns_while_reading(run, interval: float) -> int:
         reading = False
         assert read == list(range(COUNT))
         assert inbox.held_bytes == 0
-        return turns
+        return callbacks
 
     return run(scenario())
 
 
-def test_a_turn_of_the_loop_hands_out_many(run) -> None:
-    assert turns_while_reading(run, 1e9) == 0
+def test_many_messages_are_read_in_one_iteration_of_the_loop(run) -> None:
+    assert callbacks_while_reading(run, 1e9) == 0
 
 
-def test_a_full_inbox_does_not_starve_the_others(run) -> None:
-    assert turns_while_reading(run, 0.0) >= COUNT - 1
+def test_a_full_inbox_does_not_starve_other_tasks(run) -> None:
+    assert callbacks_while_reading(run, 0.0) >= COUNT - 1
 
 
-def test_stretches_are_short_but_longer_than_a_message() -> None:
+def test_the_yield_interval_is_short_but_longer_than_a_message_takes() -> None:
     assert 1e-3 <= YIELD_INTERVAL <= 20e-3

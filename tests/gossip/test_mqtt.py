@@ -1,4 +1,4 @@
-"""MQTT beyond the contract: addresses, fatal errors, takeover, limits, and a loop that is free."""
+"""MqttTransport beyond the contract of all transports: URLs, fatal errors, takeover, size limits."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ IMPATIENT = MqttOptions(connect_timeout=0.3, first_delay=0.05)
 
 
 ATTEMPT = 120.0
-"""Seconds for one attempt of an impatient transport, which makes no more after a while: a slow machine must
-not give up before it knows what is wrong."""
+"""Seconds for one attempt to connect, with a short connect_timeout: on a slow machine an attempt must not
+time out before it has the cause of the failure."""
 
 
 def failure(run, url: str, **options) -> TransportError:
-    """The error of a connection that must not succeed; it must be one line."""
+    """Return the error of a connection that must fail; its message must be one line."""
 
     async def scenario():
         async with MqttTransport(url, "nobody", **options):
@@ -46,7 +46,7 @@ def failure(run, url: str, **options) -> TransportError:
 # --- addresses ---------------------------------------------------------------------------------
 
 
-def test_urls_are_taken_apart():
+def test_urls_are_parsed():
     address = Address.parse("mqtts://ann:p%40ss@broker.lan")
     assert (address.host, address.port, address.tls) == ("broker.lan", 8883, True)
     assert (address.username, address.password) == ("ann", "p@ss")
@@ -86,7 +86,7 @@ def test_nobody_listens(run, silent_port):
     assert error.cause == "refused"
 
 
-def test_listener_that_is_no_broker_hangs_up(run):
+def test_a_server_that_is_no_broker_closes_the_connection(run):
     async def scenario():
         async def rude(reader, writer):
             await reader.read(1)
@@ -95,7 +95,7 @@ def test_listener_that_is_no_broker_hangs_up(run):
         server = await asyncio.start_server(rude, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         async with server:
-            with pytest.raises(TransportError, match="hung up"):
+            with pytest.raises(TransportError, match="closed the connection"):
                 async with MqttTransport(
                     f"mqtt://127.0.0.1:{port}", "a", options=IMPATIENT, attempt_timeout=ATTEMPT
                 ):
@@ -104,8 +104,8 @@ def test_listener_that_is_no_broker_hangs_up(run):
     run(scenario())
 
 
-def test_a_refusal_may_come_before_the_thread_that_connects_is_back(run, monkeypatch, caplog):
-    """Nothing may be printed after the error, such as an exception that nobody fetched."""
+def test_a_refusal_may_be_read_before_the_connecting_thread_has_returned(run, monkeypatch, caplog):
+    """asyncio must not log an exception that was never retrieved after the error."""
     connect = paho.Client.connect
 
     def slow(self, *args, **options):
@@ -210,10 +210,12 @@ def test_tls_to_a_plain_port_and_missing_files(run, mosquitto):
 
 @pytest.mark.parametrize("version", ["3.1.1", "5"])
 def test_a_broker_that_refuses_us_for_a_while_is_waited_for(run, mosquitto, caplog, version):
-    """It took us before: somebody has started it with the wrong rules, and will notice."""
+    """A broker that accepted us before may have been restarted with wrong rules, which will be corrected."""
 
     def refusals():
-        lines = [r for r in caplog.records if "check name and password; trying again" in r.message]
+        lines = [
+            r for r in caplog.records if "give a user name and password; trying again" in r.message
+        ]
         assert all(line.levelno == logging.WARNING for line in lines)
         return len(lines)
 
@@ -242,7 +244,7 @@ def test_a_broker_that_refuses_us_for_a_while_is_waited_for(run, mosquitto, capl
 # --- MQTT 5 --------------------------------------------------------------------------------------
 
 
-def test_being_taken_over_is_told_in_mqtt_5(run):
+def test_a_takeover_is_reported_in_mqtt_5(run):
     # mosquitto 2.0.11 hangs up without the reason that MQTT 5 has for it: play a broker that tells.
     async def scenario():
         connected = asyncio.Event()

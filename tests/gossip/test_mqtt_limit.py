@@ -1,4 +1,4 @@
-"""Brokers that hang up on large packets, or drop them: packets become smaller, or one error says why."""
+"""Brokers that disconnect on large packets, or drop them: packets become smaller, or one error says why."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ import pytest
 from waiting import turns, until
 
 from gossamer.gossip.transport import MqttOptions, MqttTransport, TransportError
-from gossamer.gossip.transport.mqtt import CUTS, LAST_CUTS, MIN_PROBED_PACKET, PacketLimit
+from gossamer.gossip.transport.mqtt import (
+    FAILURES_TO_GIVE_UP,
+    FAILURES_TO_HALVE,
+    MIN_PROBED_PACKET,
+    PacketLimit,
+)
 from gossamer.peer import Broker, BrokerSettings, free_port
 
 BROKER = "mqtt://broker"
@@ -18,88 +23,96 @@ INBOX, CARD, ECHO = "x/inbox/v", "x/peer/a/card", "x/inbox/@echo"
 LIMIT = 20_000
 
 
-def cut(limit: PacketLimit, size: int, *, cause: str = "unreachable", whole: bool = False) -> bool:
-    """One connection that ends after a packet of this size."""
+def lose(
+    limit: PacketLimit, size: int, *, cause: str = "unreachable", unsplittable: bool = False
+) -> bool:
+    """Lose one connection after a packet of this size; return whether the limit was halved."""
     limit.connected(None)
-    limit.sending(size, whole=whole)
-    return limit.lost(cause)
+    limit.sending(size, unsplittable=unsplittable)
+    return limit.connection_lost(cause)
 
 
 # --- counting --------------------------------------------------------------------------------------
 
 
-def test_packets_are_halved_after_three_cuts_in_a_row():
+def test_packets_are_halved_after_three_lost_connections_in_a_row():
     limit = PacketLimit(BROKER, 1 << 20)
-    assert [cut(limit, 100_000) for _ in range(CUTS)] == [False] * (CUTS - 1) + [True]
+    assert [lose(limit, 100_000) for _ in range(FAILURES_TO_HALVE)] == [False] * (
+        FAILURES_TO_HALVE - 1
+    ) + [True]
     assert limit.size == 50_000
-    assert limit.allows(100_000), "what cannot be cut is still tried"
+    assert limit.allows(100_000), "a packet that cannot be split is still tried"
 
 
-def test_a_packet_that_got_through_is_not_blamed():
+def test_a_packet_that_got_through_does_not_halve_the_limit():
     limit = PacketLimit(BROKER, 1 << 20)
-    for _ in range(10 * CUTS):
+    for _ in range(10 * FAILURES_TO_HALVE):
         limit.connected(None)
-        limit.sending(100_000, whole=False)
-        limit.came_back(100_000)
-        limit.sending(90_000, whole=False)
-        assert not limit.lost("unreachable")
+        limit.sending(100_000, unsplittable=False)
+        limit.got_through(100_000)
+        limit.sending(90_000, unsplittable=False)
+        assert not limit.connection_lost("unreachable")
     for _ in range(10):
-        assert not any(cut(limit, 100_000) for _ in range(CUTS - 1))
-        limit.came_back(100_000)  # so the cuts before were not in a row
+        assert not any(lose(limit, 100_000) for _ in range(FAILURES_TO_HALVE - 1))
+        limit.got_through(100_000)  # so the losses before were not in a row
     assert limit.size == 1 << 20
 
 
 def test_small_packets_that_get_through_do_not_clear_a_large_one():
     limit = PacketLimit(BROKER, 1 << 20)
-    for number in range(CUTS):
+    for number in range(FAILURES_TO_HALVE):
         limit.connected(None)
-        limit.came_back(3000)  # the card, after every reconnection
-        limit.sending(100_000, whole=False)
-        assert limit.lost("unreachable") == (number == CUTS - 1)
+        limit.got_through(3000)  # the card, after every reconnection
+        limit.sending(100_000, unsplittable=False)
+        assert limit.connection_lost("unreachable") == (number == FAILURES_TO_HALVE - 1)
 
 
-@pytest.mark.parametrize("cause", ["deaf", "no-answer", "silent", "refused"])
-def test_only_a_broker_that_hangs_up_counts(cause):
+@pytest.mark.parametrize("cause", ["no-delivery", "no-answer", "silent", "refused"])
+def test_only_connections_that_the_broker_closed_count(cause):
     limit = PacketLimit(BROKER, 1 << 20)
-    assert not any(cut(limit, 100_000, cause=cause) for _ in range(10 * LAST_CUTS))
-    assert not limit.lost("unreachable"), "an attempt that failed is not blamed on an older packet"
-    assert not any(cut(limit, MIN_PROBED_PACKET) for _ in range(10 * LAST_CUTS))
+    assert not any(lose(limit, 100_000, cause=cause) for _ in range(10 * FAILURES_TO_GIVE_UP))
+    assert not limit.connection_lost("unreachable"), (
+        "an attempt that failed is not blamed on an older packet"
+    )
+    assert not any(lose(limit, MIN_PROBED_PACKET) for _ in range(10 * FAILURES_TO_GIVE_UP))
     assert limit.size == 1 << 20
 
 
 def test_a_search_halves_at_once_and_ends_with_a_packet_that_gets_through():
     limit = PacketLimit(BROKER, 1 << 20)
-    while not cut(limit, 64_000):
+    while not lose(limit, 64_000):
         pass
-    assert cut(limit, 32_000)
-    assert cut(limit, 16_000)
-    limit.came_back(7900)
-    assert not cut(limit, 7900)
+    assert lose(limit, 32_000)
+    assert lose(limit, 16_000)
+    limit.got_through(7900)
+    assert not lose(limit, 7900)
     assert limit.size == 8000
 
 
-def test_a_broker_that_says_too_large_is_believed_at_once():
+def test_the_limit_is_halved_at_once_if_the_broker_answers_too_large():
     limit = PacketLimit(BROKER, 1 << 20)
-    assert cut(limit, 64_000, cause="too-large")
+    assert lose(limit, 64_000, cause="too-large")
     assert limit.size == 32_000
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_what_cannot_be_smaller_is_one_error(whole):
+@pytest.mark.parametrize("unsplittable", [True, False])
+def test_a_packet_that_cannot_be_smaller_is_one_error(unsplittable):
     limit = PacketLimit(BROKER, 1 << 20)
-    assert not any(cut(limit, 500, whole=whole) for _ in range(LAST_CUTS - 1))
+    assert not any(
+        lose(limit, 500, unsplittable=unsplittable) for _ in range(FAILURES_TO_GIVE_UP - 1)
+    )
     with pytest.raises(TransportError, match=f"{BROKER} closed .* 500 bytes.*max_packet_size") as e:
-        cut(limit, 500, whole=whole)
+        lose(limit, 500, unsplittable=unsplittable)
     assert e.value.cause == "too-large"
-    assert limit.size == 1 << 20, "it says nothing about larger ones"
+    assert limit.size == 1 << 20, "the failure of a small packet proves nothing about larger ones"
 
 
-def test_a_named_limit_is_kept_between_connections_and_never_doubted():
+def test_an_announced_limit_is_kept_between_connections_and_never_halved():
     limit = PacketLimit(BROKER, 1 << 20)
     limit.connected(5000)
-    for _ in range(10 * LAST_CUTS):
-        limit.sending(5000, whole=False)
-        assert not limit.lost("unreachable")
+    for _ in range(10 * FAILURES_TO_GIVE_UP):
+        limit.sending(5000, unsplittable=False)
+        assert not limit.connection_lost("unreachable")
         assert limit.size == 5000
     assert not limit.allows(5001)
     limit.connected(None)
@@ -110,7 +123,7 @@ def test_a_named_limit_is_kept_between_connections_and_never_doubted():
 
 
 class Strict:
-    """Speaks just enough MQTT 3.1.1; hangs up on packets above its limit, as soon as it sees their length."""
+    """A minimal MQTT 3.1.1 broker that closes the connection on packets longer than its limit."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.connections = limit, 0
@@ -147,7 +160,7 @@ class Strict:
         writer.close()
 
     def _answer(self, head: bytes, body: bytes, writer: asyncio.StreamWriter) -> None:
-        first, whole = head[0], head + body
+        first, packet = head[0], head + body
         kind = first >> 4
         if kind == 1:
             writer.write(b"\x20\x02\x00\x00")
@@ -159,20 +172,20 @@ class Strict:
             if first & 0b0110:
                 writer.write(b"\x40\x02" + body[end : end + 2])
             else:
-                writer.write(whole)  # whoever sends it is subscribed to it
+                writer.write(packet)  # every client is subscribed to its own topics
 
 
 QUICK = MqttOptions(first_delay=0.01, longest_delay=0.05, connect_timeout=120.0)
 
 
 async def push(transport: MqttTransport) -> None:
-    """Send a chunk, as large as the transport says, whenever there is a connection."""
+    """Publish chunks of the largest allowed size, up to 300,000 bytes, until cancelled."""
     while True:
         await transport.publish(INBOX, bytes(min(300_000, transport.max_payload(INBOX))))
         await turns(20)
 
 
-def test_chunks_shrink_until_the_broker_takes_them(run, caplog):
+def test_chunks_shrink_until_the_broker_accepts_them(run, caplog):
     caplog.set_level(logging.WARNING)
 
     async def scenario():
@@ -185,7 +198,7 @@ def test_chunks_shrink_until_the_broker_takes_them(run, caplog):
             pushing.cancel()
             assert LIMIT / 2 - 100 < a.max_payload(INBOX) < LIMIT
             assert a.counters["packets-halved"] == 4  # 300, 150, 75, 37.5, 18.75 thousand
-            assert a.counters["reconnects"] == CUTS + 3
+            assert a.counters["reconnects"] == FAILURES_TO_HALVE + 3
 
     run(scenario())
     assert [record.getMessage().count("max_packet_size") for record in caplog.records] == [1]
@@ -201,13 +214,13 @@ def test_a_card_that_is_too_large_ends_in_one_error(run):
             assert error.value.cause == "too-large"
             for part in (broker.url, str(LIMIT)[:2], "max_packet_size"):
                 assert part in str(error.value)
-            assert broker.connections == LAST_CUTS
+            assert broker.connections == FAILURES_TO_GIVE_UP
 
     run(scenario())
 
 
-def test_a_failing_link_is_not_taken_for_a_strict_broker(run):
-    """A large packet is followed by one to ourselves: a loss after that came back proves nothing."""
+def test_lost_connections_after_a_delivered_probe_do_not_halve_the_limit(run):
+    """After the probe of a large packet was delivered, a lost connection is not due to its size."""
 
     async def scenario():
         async with (
@@ -216,11 +229,11 @@ def test_a_failing_link_is_not_taken_for_a_strict_broker(run):
         ):
             await a.subscribe("x/inbox/+")
             most = a.max_payload(INBOX)
-            for number in range(2 * CUTS):
+            for number in range(2 * FAILURES_TO_HALVE):
                 await until(lambda count=number: a.counters["reconnects"] == count)
                 await until(lambda: a.connection.state == "connected")
                 assert await a.publish(INBOX, bytes(100_000))
-                await until(lambda: a.packet_limit.proven >= 100_000)
+                await until(lambda: a.packet_limit.largest_delivered >= 100_000)
                 broker.cut()
             assert a.max_payload(INBOX) == most
             assert a.counters["packets-halved"] == 0
@@ -245,13 +258,13 @@ def test_mosquitto_with_a_low_limit_takes_what_we_send(run, mosquitto, version):
             pushing.cancel()
             assert LIMIT / 2 - 100 < len(arrived.payload) < LIMIT
             told = version == "5"
-            assert a.counters["reconnects"] == (0 if told else CUTS + 3)
+            assert a.counters["reconnects"] == (0 if told else FAILURES_TO_HALVE + 3)
             assert a.counters["packets-halved"] == (0 if told else 4)
 
     run(scenario())
 
 
-def test_mosquitto_5_that_returns_with_a_lower_limit_is_heeded(run, mosquitto):
+def test_a_lower_limit_after_a_restart_of_mosquitto_applies_in_mqtt_5(run, mosquitto):
     async def scenario():
         port = free_port()
         births = 0
@@ -293,7 +306,7 @@ def test_chunks_shrink_until_they_are_not_dropped(run, mosquitto, caplog, versio
             await a.subscribe("x/inbox/+")
             pushing = asyncio.create_task(push(a))
             arrived = await anext(a.messages())
-            await until(lambda: a.packet_limit.proven > LIMIT / 2)
+            await until(lambda: a.packet_limit.largest_delivered > LIMIT / 2)
             pushing.cancel()
             assert LIMIT / 2 - 1000 < len(arrived.payload) <= LIMIT
             assert a.counters["packets-halved"] == 4  # 300, 150, 75, 37.5, 18.75 thousand
@@ -329,7 +342,7 @@ def test_a_card_that_is_dropped_ends_in_one_error(run, mosquitto, version):
 
 
 @pytest.mark.parametrize("kind", ["mosquitto", "nats"])
-def test_what_comes_back_is_not_tried_again(run, mosquitto, kind):
+def test_a_delivered_packet_is_not_probed_again(run, mosquitto, kind):
     async def scenario():
         async with (
             Broker(kind=kind) as broker,
@@ -338,10 +351,10 @@ def test_what_comes_back_is_not_tried_again(run, mosquitto, kind):
         ):
             await a.subscribe("x/inbox/+")
             await b.subscribe("x/inbox/+")
-            whole = a.max_payload(INBOX)
+            most = a.max_payload(INBOX)
             for _ in range(3):
                 assert await a.publish(INBOX, bytes(100_000))
-            await until(lambda: a.packet_limit.proven > 100_000)
+            await until(lambda: a.packet_limit.largest_delivered > 100_000)
             assert await a.publish(INBOX, bytes(100_010))
             assert await a.publish("x/inbox/end", b"")
             sizes = {}
@@ -351,7 +364,7 @@ def test_what_comes_back_is_not_tried_again(run, mosquitto, kind):
                     break
             assert sizes[INBOX] == [100_000] * 3 + [100_010]
             assert sum(size > 1 for size in sizes[ECHO]) == 1
-            assert a.max_payload(INBOX) == whole
+            assert a.max_payload(INBOX) == most
 
     run(scenario())
 
@@ -360,9 +373,9 @@ def test_what_comes_back_is_not_tried_again(run, mosquitto, kind):
 
 
 class Forgetful:
-    """A link that brings back what is no larger than its limit, and the rest when it feels like it."""
+    """A connection that delivers probes up to `most` bytes, but loses the first `lost` of them."""
 
-    patience = 5.0
+    answer_timeout = 5.0
 
     def __init__(self, limit: PacketLimit, most: int, lost: int = 0) -> None:
         self._limit, self._most, self.lost, self.tried = limit, most, lost, 0
@@ -372,16 +385,18 @@ class Forgetful:
             self.tried += 1
             if len(payload) > self._most or self.tried <= self.lost:
                 return True
-        self._limit.heard(len(payload))
+        self._limit.echo_received(len(payload))
         return True
 
 
-def tried(run, link: Forgetful, limit: PacketLimit, size: int, *, whole: bool) -> None:
+def tried(run, link: Forgetful, limit: PacketLimit, size: int, *, unsplittable: bool) -> None:
     async def scenario():
         limit.connected(None)
-        limit.sending(size, whole=whole)
+        limit.sending(size, unsplittable=unsplittable)
         asking = asyncio.ensure_future(limit.probe(link, ECHO, lambda _: True))  # type: ignore[arg-type]
-        done = asyncio.ensure_future(until(lambda: limit.proven >= size or limit.size < 1 << 20))
+        done = asyncio.ensure_future(
+            until(lambda: limit.largest_delivered >= size or limit.size < 1 << 20)
+        )
         await asyncio.wait((asking, done), return_when=asyncio.FIRST_COMPLETED)
         done.cancel()
         asking.cancel()
@@ -391,37 +406,39 @@ def tried(run, link: Forgetful, limit: PacketLimit, size: int, *, whole: bool) -
     run(scenario())
 
 
-def test_a_packet_that_is_lost_now_and_then_is_not_blamed(run):
+def test_a_packet_that_is_lost_sometimes_does_not_halve_the_limit(run):
     limit = PacketLimit("mqtt://broker", 1 << 20)
-    link = Forgetful(limit, 1 << 20, lost=CUTS - 1)
-    tried(run, link, limit, 100_000, whole=False)
+    link = Forgetful(limit, 1 << 20, lost=FAILURES_TO_HALVE - 1)
+    tried(run, link, limit, 100_000, unsplittable=False)
     assert limit.size == 1 << 20
-    assert link.tried == CUTS
+    assert link.tried == FAILURES_TO_HALVE
 
 
-def test_packets_that_never_come_back_are_halved(run):
+def test_packets_that_are_never_delivered_are_halved(run):
     limit = PacketLimit("mqtt://broker", 1 << 20)
     link = Forgetful(limit, 50_000)
-    tried(run, link, limit, 100_000, whole=False)
+    tried(run, link, limit, 100_000, unsplittable=False)
     assert limit.size == 50_000
-    assert link.tried == CUTS
+    assert link.tried == FAILURES_TO_HALVE
 
 
-@pytest.mark.parametrize(("size", "whole"), [(100_000, True), (400, False)])
-def test_what_never_comes_back_and_cannot_be_smaller_is_one_error(run, size, whole):
+@pytest.mark.parametrize(("size", "unsplittable"), [(100_000, True), (400, False)])
+def test_a_packet_that_is_never_delivered_and_cannot_be_smaller_is_one_error(
+    run, size, unsplittable
+):
     limit = PacketLimit("mqtt://broker", 1 << 20)
     link = Forgetful(limit, 300)
-    with pytest.raises(TransportError, match=f"{size} bytes.*cannot be cut smaller"):
-        tried(run, link, limit, size, whole=whole)
-    assert link.tried == LAST_CUTS
+    with pytest.raises(TransportError, match=f"{size} bytes.*cannot be made smaller"):
+        tried(run, link, limit, size, unsplittable=unsplittable)
+    assert link.tried == FAILURES_TO_GIVE_UP
     assert limit.size == 1 << 20
 
 
-def test_what_came_back_from_one_broker_is_tried_anew_with_the_next(run):
-    """It was restarted with a lower limit, say, and names none."""
+def test_packets_are_probed_again_on_the_next_connection(run):
+    """The broker may have been restarted with a lower limit, which it does not announce."""
     limit = PacketLimit("broker", 1 << 20)
     limit.connected(None)
-    limit.came_back(1 << 20)
+    limit.got_through(1 << 20)
     link = Forgetful(limit, 1 << 20)
-    tried(run, link, limit, 300_000, whole=False)
+    tried(run, link, limit, 300_000, unsplittable=False)
     assert link.tried == 1

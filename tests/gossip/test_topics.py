@@ -28,7 +28,7 @@ def test_parse_undoes_str_and_patterns_match(swarm, peer, vector):
         assert topics.parse(str(topic)) == topic
         assert topics.matches(topics.every(swarm, topic.kind), str(topic))
         assert topics.matches(topics.inboxes(swarm, peer), str(topic)) == (topic.kind == "inbox")
-        assert topics.is_state(str(topic)) == (topic.kind in ("card", "status"))
+        assert topics.is_retained_topic(str(topic)) == (topic.kind in ("card", "status"))
 
 
 @given(st.text(max_size=80))

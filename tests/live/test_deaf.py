@@ -1,4 +1,4 @@
-"""Brokers that are there but do not do their part: a transport notices, and starts over."""
+"""Brokers that answer only some packets: a transport detects this, and connects again."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ CONNECT, PUBLISH, SUBSCRIBE, PING, DISCONNECT = 1, 3, 8, 12, 14
 class HalfBroker:
     """Speaks just enough MQTT; each connection in turn leaves out what `faults` says.
 
-    deaf: acknowledges everything, delivers nothing. no-suback, no-puback: says nothing. good: delivers
-    to the sender what it sends.
+    no-delivery: acknowledges every message and delivers none. no-suback, no-puback: does not send these
+    answers. good: delivers every message to its sender.
     """
 
     def __init__(self, *faults: str) -> None:
@@ -71,31 +71,31 @@ class HalfBroker:
 
 
 def listener(broker: HalfBroker) -> MqttTransport:
-    """A transport that calls to itself every now and then; it counts turns of the loop, not seconds."""
-    return MqttTransport(broker.url, "a", options=QUICK, echo=ECHO, echo_every=0.3)
+    """Return a transport that publishes to its echo topic and tests whether the broker delivers that."""
+    return MqttTransport(broker.url, "a", options=QUICK, echo=ECHO, echo_timeout=0.3)
 
 
-def test_who_does_not_hear_itself_starts_over(run, caplog):
+def test_a_transport_that_receives_no_echo_connects_again(run, caplog):
     caplog.set_level(logging.INFO)
 
     async def scenario():
         async with (
-            HalfBroker("deaf", "good") as broker,
+            HalfBroker("no-delivery", "good") as broker,
             listener(broker) as a,
         ):
             await a.subscribe("deaf/a/inbox/+")
             began = a.connection.since
             await until(lambda: ("good", ECHO) in broker.published)
-            assert ("deaf", ECHO) in broker.published
+            assert ("no-delivery", ECHO) in broker.published
             assert a.connection.since > began  # another connection
-            assert a.counters["deaf"] == 1
+            assert a.counters["no-delivery"] == 1
             assert a.counters["reconnects"] == 1
 
     run(scenario())
-    assert "we hear nothing, not even ourselves; trying again" in caplog.text
+    assert "delivers none, not even our own; trying again" in caplog.text
 
 
-def test_who_hears_itself_stays_and_hands_nothing_on(run):
+def test_a_transport_that_receives_its_echo_stays_and_does_not_pass_it_on(run):
     async def scenario():
         async with (
             HalfBroker("good") as broker,
@@ -105,24 +105,24 @@ def test_who_hears_itself_stays_and_hands_nothing_on(run):
             await until(lambda: broker.published.count(("good", ECHO)) >= 4)
             await a.publish("deaf/a/inbox/model", b"news")
             assert (await anext(a.messages())).payload == b"news"
-            assert a.counters["deaf"] == 0
+            assert a.counters["no-delivery"] == 0
             assert broker.connections == 1
 
     run(scenario())
 
 
 def test_an_echo_that_nobody_subscribed_to_is_not_waited_for(run):
-    """Another that did subscribe, and was opened later, has been found deaf by then."""
+    """A second transport, opened later, which did subscribe, has failed the test by then."""
 
     async def scenario():
         async with (
-            HalfBroker("deaf") as broker,
+            HalfBroker("no-delivery") as broker,
             listener(broker) as a,
-            HalfBroker("deaf") as control,
+            HalfBroker("no-delivery") as control,
             listener(control) as b,
         ):
             await b.subscribe("deaf/a/inbox/+")
-            await until(lambda: b.counters["deaf"] == 1)
+            await until(lambda: b.counters["no-delivery"] == 1)
             assert broker.connections == 1
             assert broker.published == []
             assert a.connection.state == "connected"
@@ -138,7 +138,7 @@ def test_a_subscription_without_an_answer_starts_over(run, caplog):
             HalfBroker("no-suback", "good") as broker,
             MqttTransport(broker.url, "a", options=QUICK) as a,
         ):
-            a._link._client.timeout = 0.2  # of this connection alone
+            a._broker_connection._client.timeout = 0.2  # of this connection alone
             await a.subscribe("deaf/#")
             await a.publish("deaf/status", b"state")
             await until(lambda: broker.connections == 2)
@@ -158,7 +158,7 @@ def test_a_message_without_an_acknowledgement_is_said_again(run, caplog):
             HalfBroker("no-puback", "good") as broker,
             MqttTransport(broker.url, "a", options=QUICK) as a,
         ):
-            a._link.patience = 0.2  # of this connection alone
+            a._broker_connection.answer_timeout = 0.2  # of this connection alone
             assert await a.publish("deaf/status", b"state")
             assert [topic for _, topic in broker.published] == ["deaf/status"] * 2
             assert a.counters["outbound-lost"] == 1
@@ -184,8 +184,8 @@ def test_closing_waits_for_no_answer(run, fault):
             a = MqttTransport(broker.url, "a", options=patient, on_connect=birth)
             async with a:
                 await a.subscribe("deaf/inbox")
-                assert a._link is not None
-                a._link.hang_up()
+                assert a._broker_connection is not None
+                a._broker_connection.hang_up()
                 await until(lambda: broker.connections == 2)
                 if fault == "no-puback":
                     await started.wait()

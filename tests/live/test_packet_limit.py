@@ -64,6 +64,6 @@ def test_a_broker_too_small_for_a_card_ends_peers_with_one_line(
     config = small_config(2, 2, mode="rounds")
     with Broker(BrokerSettings(max_packet=340), kind="mosquitto") as broker:
         spec = plan(config, tmp_path, BrokerAddress(broker.url))
-        with pytest.raises(PeerError, match=r"cannot be cut smaller: .*max_packet_size") as error:
+        with pytest.raises(PeerError, match=r"cannot be made smaller: .*max_packet_size") as error:
             asyncio.run(LocalSwarm(spec).run())
     assert broker.url in str(error.value)

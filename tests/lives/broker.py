@@ -25,7 +25,7 @@ from gossamer.gossip import (
     TransportError,
     Will,
     default_qos,
-    is_state,
+    is_retained_topic,
     matches,
 )
 
@@ -287,7 +287,7 @@ class SimBroker:
         def deliver() -> None:
             wire.client.receive(message)
 
-        if is_state(message.topic):
+        if is_retained_topic(message.topic):
             wire.down.send(deliver)
             return
         network, rng = self.network, self.rng
@@ -369,7 +369,7 @@ class SimTransport(Transport):
                 self.counters["outbound-offline"] += 1
                 return False
             else:
-                await self._settled.wait()
+                await self._outcome_known.wait()
                 await asyncio.sleep(0)
         return False
 

@@ -171,7 +171,7 @@ def test_mqtt_5_on_nats_is_an_error_that_says_so(run):
         async with Broker(kind="nats") as broker, MqttTransport(broker.url, "a", options=options):
             pass
 
-    with pytest.raises(TransportError, match=r"does not speak MQTT 5: use 3\.1\.1") as error:
+    with pytest.raises(TransportError, match=r"does not support MQTT 5: use 3\.1\.1") as error:
         run(scenario())
     assert error.value.cause == "protocol"
 

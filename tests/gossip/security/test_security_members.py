@@ -702,6 +702,6 @@ def test_without_security_a_notice_is_believed_as_it_is():
 
 def test_a_death_is_state_that_no_transport_drops():
     topic = topics.death(SWARM, "anna")
-    assert topics.is_state(topic)
+    assert topics.is_retained_topic(topic)
     assert topics.parse(topic).kind == "death"
     assert topics.matches(topics.every(SWARM, "death"), topic)
