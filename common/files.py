@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all."""
+"""Atomic writes, so that a file is never seen half written, and locks between processes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ else:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, sync: bool = False) -> Iterator[Path]:
-    """Yield the name of a file to write in the place of `path`, which it becomes when the block ends.
+def atomic_path(path: Path, *, sync: bool = False) -> Iterator[Path]:
+    """Yield the path of a temporary file to write; it replaces `path` when the block ends.
 
-    The rename is atomic; if the block fails, `path` is as it was. sync: force the bytes and the rename to
-    the disk, which also makes disks that only notice then that they are full say so.
+    The rename is atomic; if the block fails, `path` is unchanged. sync: flush the bytes and the rename to the
+    disk with fsync, which also raises the errors of disks that report only then that they are full.
     """
     part = path.with_name(path.name + ".part")
     try:
@@ -35,12 +35,12 @@ def replacing(path: Path, *, sync: bool = False) -> Iterator[Path]:
             _force(path.parent, os.O_RDONLY)
     finally:
         with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)  # half a file on a full disk helps nobody
+            part.unlink(missing_ok=True)  # do not leave a partial file on a full disk
 
 
-def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> Path:
-    """Write a file with these rights, whole or not at all; return its path."""
-    with replacing(path) as part:
+def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> Path:
+    """Write a file with these permissions, completely or not at all; return its path."""
+    with atomic_path(path) as part:
         part.unlink(missing_ok=True)
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(handle, "wb") as out:

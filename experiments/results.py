@@ -359,13 +359,13 @@ def read_records(path: Path) -> Iterator[Record]:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Iterator[Path]:
     """Yield the path of a temporary file to write, which replaces `path` when the block ends.
 
     If the block raises, `path` is left unchanged. Raises ConfigError if the file cannot be written.
     """
     try:
-        with files.replacing(path, sync=True) as temporary:
+        with files.atomic_path(path, sync=True) as temporary:
             yield temporary
     except (OSError, SafetensorError) as error:
         raise cannot_write(path, error) from None
@@ -373,7 +373,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file atomically."""
-    with replacing(path) as temporary:
+    with atomic_path(path) as temporary:
         temporary.write_bytes(data)
 
 

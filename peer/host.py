@@ -1,8 +1,10 @@
 """A process that runs one or several peers: `python -m gossamer.peer SPEC.json`.
 
-SIGTERM, SIGINT and SIGHUP make its peers hand over their mass and leave. So does, with `--with-parent`,
-the end of standard input: a supervisor that was killed cannot ask them. Exit codes: see
-exits.ExitCode; the reason is the last line on stderr.
+Names with "host" in this module mean this process, not a machine.
+
+SIGTERM, SIGINT and SIGHUP make the peers hand over their mass and leave. With `--with-parent`, end of file on
+standard input does the same, so that peers also leave when their supervisor is killed. Exit codes: see
+exits.ExitCode; the reason of a failure is the last line on stderr.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from safetensors import SafetensorError
 
 from gossamer.entry import call_entry
 from gossamer.errors import GossamerError
-from gossamer.files import replacing, write_whole
+from gossamer.files import atomic_path, write_atomically
 
 from ..gossip import (
     Hook,
@@ -46,46 +48,47 @@ from .settings import Limits, Settings
 _log = logging.getLogger(__name__)
 
 WITH_PARENT = "--with-parent"
-"""Ends a process with the one that holds its standard input. Not for peers that a person or an init
-system starts: their standard input may be closed from the start."""
+"""Option of the command line: the peers leave at end of file on standard input. Do not use it for peers
+that a person or an init system starts: their standard input may be closed from the start."""
 
 ECHO = "@echo"
-"""The inbox in which a peer listens for itself; no vector has this name."""
+"""The inbox for the transport's own echo messages; no partial model can have this name."""
 
 
 class BrokerAddress(MqttOptions):
-    """How to reach a broker: its address, who we are to it, and the options of the connection."""
+    """The URL of a broker, our credentials, and the options of the connection."""
 
     url: str
-    """Where it is: an address that starts with mqtt://, mqtts://, ws:// or wss://."""
+    """The URL of the broker, which starts with mqtt://, mqtts://, ws:// or wss://."""
     ca: str | None = None
-    """The authority that signed the broker's certificate, a file."""
+    """File with the certificate of the CA that signed the broker's certificate."""
     certificate: str | None = None
-    """Our own certificate, if the broker asks for one, a file."""
+    """File with our own certificate, if the broker requires one."""
     key: str | None = None
-    """The key of our own certificate, a file."""
+    """File with the private key of our own certificate."""
     password: str | None = Field(default=None, repr=False)
-    """Of the user that the URL names, if it is not in the URL."""
+    """Password of the user in the URL, if the URL does not contain it."""
 
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__(**{"url": url, **options})
 
     def with_defaults(self, link: LinkSettings) -> BrokerAddress:
-        """Return a copy that takes from `link` what is stated there and not here."""
-        stated = link.model_fields_set & LinkSettings.model_fields.keys()
-        return self.updated(**{key: getattr(link, key) for key in stated - self.model_fields_set})
+        """Return a copy with the settings that were set explicitly in `link` but not in this object."""
+        from_link = link.model_fields_set & LinkSettings.model_fields.keys()
+        missing = from_link - self.model_fields_set
+        return self.updated(**{key: getattr(link, key) for key in missing})
 
 
 @dataclass(frozen=True)
 class PeerSpec:
-    """One peer of a process: its name, how to build its learner, and what it starts from.
+    """One peer of a process: its name, its learner, its settings and its initial parameters.
 
-    name: also the start of its files' names; with trust, the label of its key.
-    entry: names a function that is called with `arguments` and returns a Learner.
-    samples: how much the peer counts with weights = "samples".
-    seed: of its random choices, as of whom to push to; another one on every peer.
-    network: a safetensors file whose values the learner's network starts from: one trained before, if
-        `settings.trained`.
+    name: the peer's name, also the prefix of its files' names; with trust, the label of its key.
+    entry: `module:function`; the function is called with `arguments` and returns a Learner.
+    samples: its weight in the average, used only if settings.weights is "samples".
+    seed: of its random choices, such as the neighbours to push to; give each peer a different one.
+    network: a safetensors file with initial parameters; set settings.trained if they come from earlier
+        training.
     """
 
     name: str
@@ -99,7 +102,10 @@ class PeerSpec:
 
 @dataclass(frozen=True)
 class HostSpec:
-    """A process: its peers, its broker, its folder."""
+    """What a process runs: its peers, their broker, and the folder of their results.
+
+    threads: number of torch's threads, shared by all peers of the process.
+    """
 
     broker: BrokerAddress
     folder: str
@@ -107,24 +113,24 @@ class HostSpec:
     threads: int = 1
 
     def write(self, path: Path) -> None:
-        """Write it as JSON that only this user can read: the broker's password may be in it."""
+        """Write the spec as JSON that only this user can read: it may contain the broker's password."""
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(handle, "wb") as out:
-            os.fchmod(out.fileno(), 0o600)  # whatever the rights of a file that was there
+            os.fchmod(out.fileno(), 0o600)  # also if the file existed with other permissions
             out.write(TypeAdapter(HostSpec).dump_json(self, indent=1))
 
     @classmethod
     def read(cls, path: Path) -> HostSpec:
-        """Read what `write` wrote."""
+        """Read a spec that `write` wrote."""
         return TypeAdapter(cls).validate_json(path.read_bytes())
 
 
 def mqtt_connect(broker: BrokerAddress) -> Connect:
-    """Transports for peers of one broker. Each listens for itself in an inbox of its own."""
+    """Return a function that makes a transport to this broker for a peer, with an echo topic of its own."""
 
     def connect(client_id: str, will: Will, on_connect: Hook) -> Transport:
-        where = topics.parse(will.topic)
-        echo = topics.inbox(where.swarm, where.peer, ECHO)
+        status_topic = topics.parse(will.topic)
+        echo = topics.inbox(status_topic.swarm, status_topic.peer, ECHO)
         return mqtt_transport(broker, client_id, will=will, on_connect=on_connect, echo=echo)
 
     return connect
@@ -138,7 +144,7 @@ def mqtt_transport(
     on_connect: Hook | None = None,
     echo: str | None = None,
 ) -> MqttTransport:
-    """A connection to a broker, not opened yet; see MqttTransport."""
+    """Return a transport to this broker, not connected yet; see MqttTransport."""
     tls = None
     if broker.ca or broker.certificate:
         tls = TlsFiles(_path(broker.ca), _path(broker.certificate), _path(broker.key))
@@ -157,13 +163,15 @@ async def run_peer(
     machine: Machine | None = None,
     limits: Limits | None = None,
 ) -> Report:
-    """Run one peer and leave its network, metrics and report in the folder.
+    """Run one peer, and save its network, metrics and report in the folder.
 
-    One that has finished there already does not begin anew: whoever restarts processes that were killed
-    may have been a moment too late.
+    If there is a report of a finished peer, return it: a supervisor may restart a peer that was killed just
+    after it finished.
+
+    leaving: an event; once it is set, the peer hands over its mass and leaves.
     """
     if (finished := finished_report(folder, spec.name)) is not None:
-        _log.info("peer %s has finished its %d rounds already", spec.name, finished.rounds)
+        _log.info("peer %s has already finished its %d rounds", spec.name, finished.rounds)
         return finished
     learner = await asyncio.to_thread(call_entry, spec.entry, spec.arguments)
     if not isinstance(learner, Learner):
@@ -178,13 +186,13 @@ async def run_peer(
             samples=spec.samples, seed=spec.seed, on_record=metrics.write,
             machine=machine, limits=limits,
             checkpoint=folder / f"{spec.name}.checkpoint" if spec.settings.checkpoint else None,
-            on_report=lambda report: _leave_behind(folder, spec.name, learner, report),
+            on_report=lambda report: _save_results(folder, spec.name, learner, report),
         )  # fmt: skip
-        watch = asyncio.create_task(_leave_when(leaving, peer), name=f"{spec.name} watch")
+        leave_task = asyncio.create_task(_leave_when(leaving, peer), name=f"{spec.name} leave")
         try:
             return await peer.run()
         finally:
-            watch.cancel()
+            leave_task.cancel()
 
 
 def finished_report(folder: Path, name: str) -> Report | None:
@@ -198,22 +206,22 @@ def finished_report(folder: Path, name: str) -> Report | None:
     return report if report.ended == "finished" else None
 
 
-def _leave_behind(folder: Path, name: str, learner: Learner, report: Report) -> None:
-    """Write what a peer takes home; reports of its former sessions keep files of their own."""
+def _save_results(folder: Path, name: str, learner: Learner, report: Report) -> None:
+    """Write a peer's network and report; reports of its former sessions are kept under other names."""
     try:
-        with replacing(folder / f"{name}.safetensors") as part:
+        with atomic_path(folder / f"{name}.safetensors") as part:
             learner.network.save(part)
         _keep_former_report(folder / f"{name}.report.json", report.session)
-        write_whole(folder / f"{name}.report.json", json.dumps(asdict(report)))
+        write_atomically(folder / f"{name}.report.json", json.dumps(asdict(report)))
     except (OSError, SafetensorError) as error:
         raise PeerError(
-            f"peer {name}: cannot write what it learnt to {folder}: {error}; make room, and start it again: "
-            "its checkpoint, if it has one, is kept"
+            f"peer {name}: cannot save its network and report in {folder}: {error}; free disk space or check "
+            "permissions, and start it again: its checkpoint, if it has one, is kept"
         ) from None
 
 
 def _keep_former_report(path: Path, session: str) -> None:
-    """Move the report of another session aside, under the name of that session."""
+    """Rename a report of another session, so that it is not overwritten: its name then has that session."""
     try:
         former = json.loads(path.read_text("utf-8"))["session"]
     except (OSError, ValueError, LookupError, TypeError):
@@ -229,10 +237,11 @@ async def run_host(
     machine: Machine | None = None,
     limits: Limits | None = None,
 ) -> list[Report]:
-    """Run all peers of a process side by side; the first that fails ends the others.
+    """Run all peers of a process concurrently; if one fails, the others are cancelled.
 
-    parent: a descriptor that a supervisor holds open, usually standard input; when it ends, all leave.
-    machine, limits: of its peers; see Peer.
+    parent: a file descriptor that a supervisor holds open, usually standard input; at end of file all peers
+        leave.
+    machine, limits: passed to each Peer.
     """
     leaving = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -254,7 +263,7 @@ async def run_host(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the process that a spec file describes."""
+    """Run the peers of a spec file, until they finish or are told to leave; return the exit code."""
     spec = HostSpec.read(Path(arguments[0]))
     Path(spec.folder).mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(spec.threads)
@@ -266,9 +275,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_guarded(spec: HostSpec, **options: Any) -> int:
-    """Run a process's peers; what ends one is one line on stderr and an exit code.
+    """Call `run_host` and return the exit code; a GossamerError is printed as one line on stderr.
 
-    options: of `run_host`.
+    options: of `run_host`. Other exceptions are bugs: they propagate with their traceback.
     """
     try:
         asyncio.run(run_host(spec, **options))
@@ -282,19 +291,19 @@ def run_guarded(spec: HostSpec, **options: Any) -> int:
 
 
 def _follow_parent(descriptor: int, leaving: asyncio.Event) -> None:
-    """Leave when nobody holds the other end of this descriptor any more."""
+    """Set `leaving` at end of file on this descriptor: the supervisor has closed it or has died."""
     loop = asyncio.get_running_loop()
 
-    def look() -> None:
+    def on_readable() -> None:
         try:
-            ended = not os.read(descriptor, 1024)
+            end_of_file = not os.read(descriptor, 1024)
         except OSError:
-            ended = True
-        if ended:
+            end_of_file = True
+        if end_of_file:
             loop.remove_reader(descriptor)
             leaving.set()
 
-    loop.add_reader(descriptor, look)
+    loop.add_reader(descriptor, on_readable)
 
 
 async def _leave_when(leaving: asyncio.Event, peer: Peer) -> None:

@@ -32,7 +32,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from gossamer.files import FileLock, replacing
+from gossamer.files import FileLock, atomic_path
 
 from .exits import NotSaved, PeerError
 from .settings import Limits, Settings
@@ -203,7 +203,7 @@ def save_checkpoint(path: Path, tree: dict[str, Any], *, sync: bool = False) -> 
     """
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(_pack(tree, tensors))
-    with replacing(path, sync=sync) as part:
+    with atomic_path(path, sync=sync) as part:
         metadata = {"format": FORMAT, "tree": text, "checksum": _checksum(text, tensors)}
         save_file(tensors, part, metadata)
 

@@ -10,7 +10,7 @@ from importlib.metadata import version
 import pytest
 
 import gossamer
-from gossamer.files import replacing, write_whole
+from gossamer.files import atomic_path, write_atomically
 from gossamer.logs import is_milestone
 from gossamer.names import hint
 
@@ -41,21 +41,21 @@ def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path, sync) -> None:
     path.write_text("before")
 
     def fail() -> None:
-        with replacing(path, sync=sync) as part:
+        with atomic_path(path, sync=sync) as part:
             part.write_text("half of")
             raise FileNotFoundError
 
     with pytest.raises(FileNotFoundError):
         fail()
     assert path.read_text() == "before"
-    with replacing(path, sync=sync) as part:
+    with atomic_path(path, sync=sync) as part:
         part.write_text("after")
     assert path.read_text() == "after"
     assert [each.name for each in tmp_path.iterdir()] == ["a"]
 
 
 def test_rights_hold_from_the_first_byte(tmp_path) -> None:
-    path = write_whole(tmp_path / "key", "secret", 0o600)
+    path = write_atomically(tmp_path / "key", "secret", 0o600)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.read_text() == "secret"
 

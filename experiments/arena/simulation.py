@@ -36,7 +36,7 @@ from ..cli import console
 from ..config.needs import warn_unused_keys
 from ..config.tables import Churn, Config, ConfigError, Time
 from ..live.layout import PUSHES, check_compression, graph_of, require_push, shared_models
-from ..results import RecordFile, Results, read_records, replacing, write_csv, write_json
+from ..results import RecordFile, Results, atomic_path, read_records, write_csv, write_json
 from .arena import Arena, Round
 from .events import EventSimulator, VirtualTime, Wire
 from .lockstep import Gossip, Mixing, Server
@@ -527,7 +527,7 @@ def save_networks(members: Sequence[Member], out: Path) -> list[Path]:
     files = []
     for member in members:
         files.append(out / f"peer-{member.name}.safetensors")
-        with replacing(files[-1]) as temporary:
+        with atomic_path(files[-1]) as temporary:
             member.network.save(temporary)
     return files
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from ...models import ModelError
 from ..errors import ConfigError
-from ..results import find_run, replacing
+from ..results import atomic_path, find_run
 from . import console
 from .console import YesOrNo, command, load_torch
 
@@ -305,7 +305,7 @@ def write_network(path: Path, chain: Chain, dtype: type, metadata: dict[str, str
     from ...models import LAYER_ORDER
 
     state = {name: np.ascontiguousarray(value) for name, value in chain.state(dtype).items()}
-    with replacing(path) as part:
+    with atomic_path(path) as part:
         save_file(state, part, {**metadata, LAYER_ORDER: json.dumps(list(state))})
 
 

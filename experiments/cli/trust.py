@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from gossamer.files import write_whole
+from gossamer.files import write_atomically
 
 from ..errors import ConfigError
 from ..results import require_folder
@@ -134,7 +134,9 @@ def revoke_command(
         raise ConfigError("revoke: nothing to revoke: give --peer or --paper")
     data = new.sign(key, swarm)
     try:
-        write_whole(path, data)  # before it is published: a number must never be used for two lists
+        write_atomically(
+            path, data
+        )  # before it is published: a number must never be used for two lists
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
     console.say(f"list {new.number}: {len(new.peers)} peers, {len(new.invitations)} invitations")

@@ -36,7 +36,7 @@ from ..build import Swarm, make_learner
 from ..config.tables import Config, Data, Gossip, Model, Network, Size, TaskEntry, Training
 from ..live.layout import plan
 from ..live.run import Outcome, broker_for, run_live
-from ..results import Record, cannot_write, make_folder, read_records, replacing
+from ..results import Record, atomic_path, cannot_write, make_folder, read_records
 from ..study import EachCell, Frame, Job, Study, StudyCell, as_text, frame_of
 from . import Paper
 
@@ -109,7 +109,7 @@ def train_before(out: Path, durations: Durations) -> list[Path]:
         member.network.flat.copy_(other.network.flat)
         member.learner.train(durations.newcomers_pretraining)
     for member, file in zip(members, files, strict=True):
-        with replacing(file) as temporary:
+        with atomic_path(file) as temporary:
             member.network.save(temporary)
     return files
 

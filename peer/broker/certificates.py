@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from gossamer.files import write_whole
+from gossamer.files import write_atomically
 
 from .config import BrokerError, write_private
 
@@ -254,7 +254,7 @@ def _make(
     certificate = builder.sign(signer, hashes.SHA256())
     # The certificate first: next to one of ours, a key that is missing or old may be replaced.
     files = Identity.in_folder(folder, file)
-    write_whole(files.certificate, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+    write_atomically(files.certificate, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     secret = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,

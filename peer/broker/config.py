@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from gossamer.errors import GossamerError
-from gossamer.files import write_whole
+from gossamer.files import write_atomically
 
 from ...gossip import ROOT, check_name
 from ...gossip.security import revocation_topic
@@ -92,7 +92,7 @@ class BrokerSettings:
 
 def write_private(path: Path, content: str | bytes) -> Path:
     """Write a file that only its owner can read, whole or not at all; return its path."""
-    return write_whole(path, content, 0o600)
+    return write_atomically(path, content, 0o600)
 
 
 def broker_kind(text: str | None) -> BrokerKind | None:

@@ -18,9 +18,9 @@ from gossamer.experiments.config.tables import ConfigError
 from gossamer.experiments.results import (
     RecordFile,
     Results,
+    atomic_path,
     find_run,
     read_records,
-    replacing,
     write_bytes,
     write_csv,
     write_json,
@@ -142,7 +142,7 @@ def test_safetensors_errors_are_reported_like_os_errors(tmp_path: Path) -> None:
     with (
         largest_file(100),
         pytest.raises(ConfigError, match="limit on file sizes"),
-        replacing(path) as part,
+        atomic_path(path) as part,
     ):
         save_file({"a": torch.zeros(1000)}, part)
     assert list(tmp_path.iterdir()) == []

@@ -64,7 +64,7 @@ def test_without_room_for_its_network_a_peer_keeps_its_checkpoint(start, tmp_pat
     in_the_way = tmp_path / "a.safetensors.part"
     in_the_way.mkdir()
     assert start() == 2
-    assert "cannot write what it learnt" in only_line(capsys)
+    assert "cannot save its network and report" in only_line(capsys)
     in_the_way.rmdir()
     assert (tmp_path / "a.checkpoint").exists()
     assert start() == 0

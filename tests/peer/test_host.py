@@ -1,4 +1,4 @@
-"""A peer's process: its spec, what it leaves behind, how it is told to go, and its exit codes."""
+"""A process of peers: its spec, the results that it saves, the signals to leave, and its exit codes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def peer_spec(name: str, entry: str = "learner_kit:make_learner", **settings) ->
 
 
 def start(path: Path) -> subprocess.Popen[str]:
-    """The process that a spec file describes; its entry points are in this folder."""
+    """Start a process from a spec file; the entry points are in this folder."""
     command = [sys.executable, "-m", "gossamer.peer", str(path)]
     return subprocess.Popen(command, cwd=HERE, stderr=subprocess.PIPE, text=True)
 
@@ -80,7 +80,7 @@ def test_an_entry_point_that_returns_no_learner_is_named(run, tmp_path):
         run(run_peer(spec, connect, tmp_path, asyncio.Event()))
 
 
-def test_what_no_restart_would_cure_is_one_line_and_exit_code_2(
+def test_a_failure_that_a_restart_would_repeat_is_one_line_and_exit_code_2(
     tmp_path, monkeypatch, capsys, silent_port
 ):
     monkeypatch.chdir(HERE)
@@ -92,7 +92,7 @@ def test_what_no_restart_would_cure_is_one_line_and_exit_code_2(
     assert url in line
 
 
-def test_an_entry_that_fails_ends_the_host_with_one_line(
+def test_an_entry_that_fails_ends_the_process_with_one_line(
     tmp_path, empty_broker, monkeypatch, capsys
 ):
     monkeypatch.chdir(HERE)
@@ -115,7 +115,7 @@ def test_a_mistake_of_the_learner_is_a_crash_with_its_traceback(
     assert caught.group_contains(ZeroDivisionError)
 
 
-def test_connections_of_peers_listen_for_themselves(run):
+def test_each_peer_has_an_echo_topic_of_its_own(run):
     async def made():
         connect = mqtt_connect(BrokerAddress("mqtt://127.0.0.1"))
         return connect("a-1", Will("gossamer/v1/garden/peer/a/status", b""), _nothing)
@@ -127,7 +127,7 @@ def test_connections_of_peers_listen_for_themselves(run):
 
 @pytest.mark.timeout(600)  # torch is loaded twice, on whatever machine this is
 def test_told_to_stop_with_the_broker_gone_a_process_ends_and_says_so(tmp_path):
-    """Two processes on one checkpoint, too: the second has no business there."""
+    """A second process with the same checkpoint ends at once, with an error."""
     with Broker(kind="nats") as broker:
         peer = peer_spec("a", rounds=10**9, leave_timeout=2.0, test_every=10**9)
         path = tmp_path / "host.json"
