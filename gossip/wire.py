@@ -437,6 +437,4 @@ def _check_header(header: dict[str, Any]) -> None:
         raise WireError("garbage", f"header fields missing or unknown: {', '.join(names)[:200]}")
     for name, valid in fields.items():
         if not valid(header[name]):
-            raise WireError(
-                "garbage", f"header field {name!r} cannot be {in_short(header[name])}"
-            )
+            raise WireError("garbage", f"header field {name!r} cannot be {in_short(header[name])}")
