@@ -41,7 +41,7 @@ class Link:
         key: The key of our own certificate.
         mqtt: Protocol version: 3.1.1 (default) or 5.
         max_packet: Bytes of the largest packet that the broker takes; found out if left out.
-        keepalive: Seconds of silence before the link to the broker is tested.
+        keepalive: Seconds of silence before the connection to the broker is tested.
     """
 
     ca: Path | None = None
