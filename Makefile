@@ -22,7 +22,7 @@ test-live: $(READY)
 
 test-lives: $(READY)
 	@echo "== simulated lives: whole peers in virtual time, 300 histories"
-	$(BIN)/python -m pytest -m lives tests/lives
+	$(BIN)/python -m pytest -m lives tests/lives -n auto
 
 lint: $(READY)
 	@echo "== ruff, then pyright"

@@ -13,7 +13,7 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 import aiomqtt
@@ -63,6 +63,7 @@ class BrokerConnection:
         self._reason_code: Any = None
         self._closed_for: TransportError | None = None
         """Why we closed the connection ourselves; see `give_up`."""
+        self._pinging: asyncio.Task[None] | None = None
         self._answered = False
         """Whether the broker has answered our CONNECT."""
         self._opened = False
@@ -100,13 +101,27 @@ class BrokerConnection:
         loop, loop_thread, client = asyncio.get_running_loop(), threading.get_ident(), self._paho
         aiomqtt_on_connect = cast(Any, client.on_connect)
         aiomqtt_on_disconnect = cast(Any, client.on_disconnect)
-        aiomqtt_on_socket_open = cast(Any, client.on_socket_open)
 
-        def on_socket_open(_client: Any, data: Any, _sock: Any) -> None:
-            # Runs in the executor thread in which aiomqtt connects.
+        def on_socket_open(_client: Any, _data: Any, _sock: Any) -> None:
+            # Runs in the executor thread in which aiomqtt connects, and which closes the socket if it cannot
+            # send its CONNECT. So the socket is watched only if it is still open when the loop comes to it;
+            # aiomqtt watches a descriptor that may be closed by then, or another socket's.
             self._socket = PacketSocket(client, self._receive, version5=self._version5)
-            aiomqtt_on_socket_open(client, data, self._socket)
-            loop.call_soon_threadsafe(loop.add_reader, self._socket.fileno(), read)
+            loop.call_soon_threadsafe(watch, self._socket)
+
+        def watch(sock: PacketSocket) -> None:
+            if client.socket() is sock and is_added(loop.add_reader, sock, read):
+                self._pinging = loop.create_task(self._ping())
+            else:
+                self._lose()
+
+        def is_added(add: Callable[..., None], sock: Any, callback: Callable[[], None]) -> bool:
+            """Watch the socket, and return whether it is open."""
+            try:
+                add(sock.fileno(), callback)
+            except (OSError, ValueError):
+                return False
+            return True
 
         def read() -> None:
             # aiomqtt's read callback swallows exceptions and leaves the connection open.
@@ -127,13 +142,13 @@ class BrokerConnection:
 
         def add_writer_if_needed(sock: Any) -> None:
             if client.socket() is sock and client.want_write():
-                loop.add_writer(sock.fileno(), write)
+                is_added(loop.add_writer, sock, write)
 
         def on_socket_register_write(_client: Any, _data: Any, sock: Any) -> None:
             # aiomqtt always defers add_writer: by then nothing may be left to write, the socket may be
             # closed, or its descriptor may have been reused.
             if threading.get_ident() == loop_thread:
-                loop.add_writer(sock.fileno(), write)
+                is_added(loop.add_writer, sock, write)
             else:
                 loop.call_soon_threadsafe(add_writer_if_needed, sock)
 
@@ -178,10 +193,17 @@ class BrokerConnection:
         """Mark the connection as lost, and all pending messages as not sent."""
         if not self.lost.done():
             self.lost.set_result(None)
+        if self._pinging is not None:
+            self._pinging.cancel()
         for outcome in self._pending_publishes.values():
             if not outcome.done():
                 outcome.set_result(False)
         self._pending_publishes.clear()
+
+    async def _ping(self) -> None:
+        """Let paho send its keepalive pings, and notice when one is not answered."""
+        while self._paho.loop_misc() == paho.MQTT_ERR_SUCCESS:  # noqa: ASYNC110
+            await asyncio.sleep(1)
 
     async def open(self) -> None:
         """Connect, or raise a TransportError with the cause of the failure."""

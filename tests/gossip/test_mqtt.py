@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import threading
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,41 @@ def test_a_server_that_is_no_broker_closes_the_connection(run):
                     pass
 
     run(scenario())
+
+
+def test_a_socket_may_be_closed_before_the_event_loop_watches_it(run, monkeypatch, caplog):
+    """The connecting thread closes the socket if it cannot send: the event loop may be busy just then."""
+    connect = paho.Client.connect
+
+    async def scenario():
+        loop = asyncio.get_running_loop()
+
+        def closing(self, *args, **options):
+            busy, closed = threading.Event(), threading.Event()
+
+            def block_the_loop():
+                busy.set()
+                closed.wait(60)
+
+            loop.call_soon_threadsafe(block_the_loop)
+            busy.wait(60)
+            try:
+                code = connect(self, *args, **options)
+                self.socket().close()
+            finally:
+                closed.set()
+            return code
+
+        monkeypatch.setattr(paho.Client, "connect", closing)
+        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        url = f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server:
+            with pytest.raises(TransportError):
+                async with MqttTransport(url, "a", options=IMPATIENT, attempt_timeout=ATTEMPT):
+                    pass
+
+    run(scenario())
+    assert [r.getMessage() for r in caplog.records if r.name == "asyncio"] == []
 
 
 def test_a_refusal_may_be_read_before_the_connecting_thread_has_returned(run, monkeypatch, caplog):

@@ -12,6 +12,8 @@ from gossamer.gossip import ONE
 from .broker import Network
 from .history import Event, Member, Plan, Stage
 
+pytestmark = pytest.mark.lives
+
 MODELS = {
     "ann": ("global", "red"),
     "ben": ("global", "red"),

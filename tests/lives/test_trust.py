@@ -10,6 +10,8 @@ from .broker import Network
 from .history import DEVICE_NAMES, Event, History, Member, Plan, Stage
 from .mutants import MUTANTS
 
+pytestmark = pytest.mark.lives
+
 TRAINED = 40.0
 """What elders' values have become after thousands of rounds, from the 0.5 that everybody starts with."""
 ELDERS = tuple(
