@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -112,6 +112,9 @@ class Gossip:
     kind: Literal["push-sum", "plain"] = "push-sum"
     rule: Rule | None = None
     exchanges: int = 1
+    _matrices: dict[tuple[int, tuple[int, ...]], csr_array] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         # By attribute, not by isinstance, so that networkx and scipy are not imported here.
@@ -124,7 +127,6 @@ class Gossip:
             raise ModelError(f"unknown gossip {self.kind!r}: there are push-sum, plain")
         if self.exchanges < 1:
             raise ModelError(f"{self.exchanges} exchanges: an averaging needs at least one")
-        object.__setattr__(self, "_cache", {})
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -178,8 +180,7 @@ class Gossip:
         """The matrix of one exchange among the members; cached if the schedule has a period."""
         from ...topology import check_stochastic, mixing_matrix
 
-        schedule = self.schedule
-        cache: dict[tuple[int, tuple[int, ...]], csr_array] = self._cache  # type: ignore[attr-defined]
+        schedule, cache = self.schedule, self._matrices
         key = (exchange % schedule.period if schedule.period else -1, tuple(members))
         if key in cache:
             return cache[key]

@@ -110,13 +110,13 @@ class BrokerConnection:
             loop.call_soon_threadsafe(watch, self._socket)
 
         def watch(sock: PacketSocket) -> None:
-            if client.socket() is sock and is_added(loop.add_reader, sock, read):
+            if client.socket() is sock and add_if_open(loop.add_reader, sock, read):
                 self._pinging = loop.create_task(self._ping())
             else:
                 self._lose()
 
-        def is_added(add: Callable[..., None], sock: Any, callback: Callable[[], None]) -> bool:
-            """Watch the socket, and return whether it is open."""
+        def add_if_open(add: Callable[..., None], sock: Any, callback: Callable[[], None]) -> bool:
+            """Register a callback for the socket; return False if the socket is closed already."""
             try:
                 add(sock.fileno(), callback)
             except (OSError, ValueError):
@@ -142,13 +142,13 @@ class BrokerConnection:
 
         def add_writer_if_needed(sock: Any) -> None:
             if client.socket() is sock and client.want_write():
-                is_added(loop.add_writer, sock, write)
+                add_if_open(loop.add_writer, sock, write)
 
         def on_socket_register_write(_client: Any, _data: Any, sock: Any) -> None:
             # aiomqtt always defers add_writer: by then nothing may be left to write, the socket may be
             # closed, or its descriptor may have been reused.
             if threading.get_ident() == loop_thread:
-                is_added(loop.add_writer, sock, write)
+                add_if_open(loop.add_writer, sock, write)
             else:
                 loop.call_soon_threadsafe(add_writer_if_needed, sock)
 
