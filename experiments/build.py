@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..gossip.compress import CompressError
+from ..gossip.compress import parse as parse_compressor
 from ..models import (
     AssociativeLearner,
     AssociativeNetwork,
@@ -28,11 +30,12 @@ from ..models import (
     SlicedNetwork,
     SliceSpec,
     Start,
+    implementers,
     mlp,
     sparse_vectors,
     stream,
 )
-from ..peer import MatchedStore, Matching, load_trained
+from ..peer import MatchedStore, Matching, blocks, load_trained, schema_entries
 from .config.tables import (
     Config,
     Model,
@@ -496,3 +499,58 @@ def make_learner(config: str, index: int, source: str = "config") -> Learner:
 def _swarm(config: str, source: str) -> Swarm:
     """Return a config's swarm, cached so that peers in the same process load their data once."""
     return Swarm(parse_config(json.loads(config)), source)
+
+
+def shared_models(members: list[Member]) -> dict[str, list[int]]:
+    """Return the partial models that more than one peer implements, each with the indices of its peers."""
+    peers_of_model = implementers([member.network for member in members])
+    return {model: peers for model, peers in peers_of_model.items() if len(peers) > 1}
+
+
+def require_push(config: Config, source: str, peers: str, hint: str) -> None:
+    """Raise unless gossip.rule = "push", the only rule for peers that send messages.
+
+    peers: which peers these are, for the message, as in "live peers". hint: what to do instead.
+    """
+    if config.gossip.rule != "push":
+        raise ConfigError(
+            f"{source}: key 'gossip.rule': {peers} support only the rule 'push', not "
+            f"{config.gossip.rule!r}; leave the key out, or {hint}"
+        )
+
+
+def check_compression(
+    config: Config, members: list[Member], peers_of_model: dict[str, list[int]], source: str
+) -> None:
+    """Raise if gossip.compress or gossip.drift does not fit the shared models or the other settings.
+
+    Checked here so that the user sees one error instead of one from every peer.
+    """
+    gossip = config.gossip
+    if gossip.drift is not None and gossip.mode != "async":
+        raise ConfigError(
+            f"{source}: key 'gossip.drift': in {gossip.mode} mode peers wait for every push, so no push can "
+            'be skipped; use mode = "async"'
+        )
+    drift_by_model = gossip.drift if isinstance(gossip.drift, Mapping) else {}
+    unknown = sorted(set(drift_by_model) - set(peers_of_model))
+    if unknown:
+        raise ConfigError(
+            f"{source}: key 'gossip.drift': no peers share a model {unknown[0]!r}; shared models: "
+            f"{', '.join(peers_of_model) or 'none'}"
+        )
+    if gossip.compress is None:
+        return
+    if gossip.dtype != "float32" or config.trust.private:
+        other = "trust.private" if config.trust.private else "gossip.dtype"
+        raise ConfigError(
+            f"{source}: key 'gossip.compress': cannot be combined with {other}; leave one of them out"
+        )
+    compressor = parse_compressor(gossip.compress)
+    for model, peers in peers_of_model.items():
+        try:
+            compressor.fit(blocks(schema_entries(members[peers[0]].network, model)))
+        except CompressError as error:
+            raise ConfigError(
+                f"{source}: key 'gossip.compress': model {model!r}: {error}"
+            ) from None

@@ -31,11 +31,11 @@ from ...models import AssociativeNetwork, Layout, Metrics, ModelError
 from ...models.stack import Needs, estimate, free_memory
 from ...peer import MatchedStore, blocks, schema_entries
 from ...topology import Event, TopologyError, draw_events, read_events
-from ..build import Member, Swarm, members_in_order
+from ..build import Member, Swarm, check_compression, members_in_order, require_push, shared_models
 from ..cli import console
 from ..config.needs import warn_unused_keys
 from ..config.tables import Churn, Config, ConfigError, Time
-from ..live.layout import PUSHES, check_compression, graph_of, require_push, shared_models
+from ..graphs.swarm import PUSHES, graph_of
 from ..results import RecordFile, Results, atomic_path, read_records, write_csv, write_json
 from .arena import Arena, Round
 from .events import EventSimulator, VirtualTime, Wire
@@ -385,7 +385,7 @@ def _graph(config: Config, members: list[Member], source: str) -> nx.Graph:
     """The graph of peers that may push to each other; complete if the config has no topology."""
     if config.topology is None:
         return nx.complete_graph(config.peers)
-    graph = graph_of(config, members, source)
+    graph = graph_of(config, shared_models(members), source)
     if graph is None:
         raise ConfigError(
             f"{source}: key 'topology': a graph that changes in steps is not supported in virtual time; name "

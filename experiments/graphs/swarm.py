@@ -320,8 +320,7 @@ def load_graph(
 
 
 def _from_config(path: Path) -> SwarmGraph:
-    from ..build import Swarm  # torch: only for those who bring a config
-    from ..live.layout import shared_models
+    from ..build import Swarm, shared_models  # torch: only for those who bring a config
 
     config = load_config(path)
     models = shared_models(Swarm(config, str(path)).members())
@@ -345,3 +344,15 @@ def groups_of(found: SwarmGraph, key: str | None = None) -> dict[int, str]:
     if not any(models.values()):
         return {}
     return {peer: " + ".join(own) or "no group" for peer, own in models.items()}
+
+
+def graph_of(config: Config, models: Members, source: str = "config") -> nx.Graph | None:
+    """Return the config's topology; None if it has none. Raises if a shared model is not connected on it.
+
+    Prints links that were added to keep models connected. Also None for a topology that changes over time.
+    """
+    topology = swarm_graph(config, models, source)
+    if topology is None:
+        return None
+    print_graph_notes(topology)
+    return None if topology.changing else topology.graph

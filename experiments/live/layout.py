@@ -21,10 +21,7 @@ import networkx as nx
 from pydantic import Field
 
 from ...gossip import Count, GossipSettings, LinkSettings
-from ...gossip.compress import CompressError
-from ...gossip.compress import parse as parse_compressor
 from ...gossip.security import Identity, TrustError, invite, public_text, save_invitation
-from ...models import implementers
 from ...peer import (
     BrokerAddress,
     CredentialSettings,
@@ -35,11 +32,9 @@ from ...peer import (
     ScheduleSettings,
     Settings,
     SwarmSpec,
-    blocks,
-    schema_entries,
 )
 from ...peer import label as label_of
-from ..build import Member, Swarm, trained_file
+from ..build import Member, Swarm, check_compression, require_push, shared_models, trained_file
 from ..cli import console
 from ..cli.live import broker_password
 from ..config.needs import warn_unused_keys
@@ -220,24 +215,6 @@ def swarm_name(config: Config) -> str:
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in config.name)[:64]
 
 
-def shared_models(members: list[Member]) -> dict[str, list[int]]:
-    """Return the partial models that more than one peer implements, each with the indices of its peers."""
-    peers_of_model = implementers([member.network for member in members])
-    return {model: peers for model, peers in peers_of_model.items() if len(peers) > 1}
-
-
-def graph_of(config: Config, members: list[Member], source: str = "config") -> nx.Graph | None:
-    """Return the config's topology; None if it has none. Raises if a shared model is not connected on it.
-
-    Prints links that were added to keep models connected. Also None for a topology that changes over time.
-    """
-    topology = swarm_graph(config, shared_models(members), source)
-    if topology is None:
-        return None
-    print_graph_notes(topology)
-    return None if topology.changing else topology.graph
-
-
 def _neighbours_by_step(
     topology: SwarmGraph | None, names: tuple[str, ...], index: int
 ) -> tuple[tuple[str, ...], ...]:
@@ -264,55 +241,6 @@ def _check_private(config: Config, peers_of_model: dict[str, list[int]], source:
             f"{source}: key 'trust.private': "
             'masks need trust = "swarm" and gossip.mode = "rounds" or "server"'
         )
-
-
-def require_push(config: Config, source: str, peers: str, hint: str) -> None:
-    """Raise unless gossip.rule = "push", the only rule for peers that send messages.
-
-    peers: which peers these are, for the message, as in "live peers". hint: what to do instead.
-    """
-    if config.gossip.rule != "push":
-        raise ConfigError(
-            f"{source}: key 'gossip.rule': {peers} support only the rule 'push', not "
-            f"{config.gossip.rule!r}; leave the key out, or {hint}"
-        )
-
-
-def check_compression(
-    config: Config, members: list[Member], peers_of_model: dict[str, list[int]], source: str
-) -> None:
-    """Raise if gossip.compress or gossip.drift does not fit the shared models or the other settings.
-
-    Checked here so that the user sees one error instead of one from every peer.
-    """
-    gossip = config.gossip
-    if gossip.drift is not None and gossip.mode != "async":
-        raise ConfigError(
-            f"{source}: key 'gossip.drift': in {gossip.mode} mode peers wait for every push, so no push can "
-            'be skipped; use mode = "async"'
-        )
-    drift_by_model = gossip.drift if isinstance(gossip.drift, Mapping) else {}
-    unknown = sorted(set(drift_by_model) - set(peers_of_model))
-    if unknown:
-        raise ConfigError(
-            f"{source}: key 'gossip.drift': no peers share a model {unknown[0]!r}; shared models: "
-            f"{', '.join(peers_of_model) or 'none'}"
-        )
-    if gossip.compress is None:
-        return
-    if gossip.dtype != "float32" or config.trust.private:
-        other = "trust.private" if config.trust.private else "gossip.dtype"
-        raise ConfigError(
-            f"{source}: key 'gossip.compress': cannot be combined with {other}; leave one of them out"
-        )
-    compressor = parse_compressor(gossip.compress)
-    for model, peers in peers_of_model.items():
-        try:
-            compressor.fit(blocks(schema_entries(members[peers[0]].network, model)))
-        except CompressError as error:
-            raise ConfigError(
-                f"{source}: key 'gossip.compress': model {model!r}: {error}"
-            ) from None
 
 
 def _exchanges(config: Config, topology: SwarmGraph | None) -> int:

@@ -31,12 +31,12 @@ from ...peer import (
     label,
     stop_signals,
 )
-from ..build import Member, Swarm
+from ..build import Member, Swarm, shared_models
 from ..cli import console
 from ..cli.live import broker_password
 from ..config.tables import Config, ConfigError, parse_config, without_networks
 from ..results import cannot_write, make_folder, read_records, write_json
-from .layout import plan, shared_models
+from .layout import plan
 
 Record = dict[str, Any]
 

@@ -15,9 +15,11 @@ from cli_kit import Run, runs
 from gossamer.experiments import Arena, Swarm, load_config, parse_config
 from gossamer.experiments.arena import Gossip, LearningSimulation
 from gossamer.experiments.arena.simulation import Simulation
+from gossamer.experiments.build import shared_models
 from gossamer.experiments.config.tables import Config, ConfigError
 from gossamer.experiments.graphs import load_graph, mixing_of, swarm_graph
-from gossamer.experiments.live.layout import graph_of, plan, shared_models
+from gossamer.experiments.graphs.swarm import graph_of
+from gossamer.experiments.live.layout import plan
 from gossamer.experiments.study.sweep import outcome, stackable
 from gossamer.models import ModelError, SgdLearner, SlicedNetwork, average, mlp
 from gossamer.peer import BrokerAddress, HostSpec
@@ -96,13 +98,13 @@ TORN = {
 def test_torn_models_are_refused_by_name_or_bridged(capsys: pytest.CaptureFixture[str]) -> None:
     members = Swarm(config(**TORN)).members()
     with pytest.raises(ConfigError) as refused:
-        graph_of(config(**TORN), members, "swarm.toml")
+        graph_of(config(**TORN), shared_models(members), "swarm.toml")
     assert "swarm.toml: key 'topology'" in str(refused.value)
     assert "odd: 3 components: {1}; {3}; {5}" in str(refused.value)
     assert "bridge = true" in str(refused.value)
     assert "\n" not in str(refused.value)
 
-    whole = graph_of(config(**TORN, bridge=True), members)
+    whole = graph_of(config(**TORN, bridge=True), shared_models(members))
     assert whole is not None
     assert nx.is_connected(whole.subgraph([1, 3, 5]))
     assert whole.number_of_edges() == 6 + 2
@@ -115,7 +117,7 @@ def test_torn_models_are_refused_by_name_or_bridged(capsys: pytest.CaptureFixtur
 
 def test_live_peers_get_the_bridged_neighbours(tmp_path: Path) -> None:
     spec = plan(config(**TORN, bridge=True), tmp_path, NOWHERE)
-    whole = graph_of(config(**TORN, bridge=True), Swarm(config(**TORN)).members())
+    whole = graph_of(config(**TORN, bridge=True), shared_models(Swarm(config(**TORN)).members()))
     assert whole is not None
     for peer in spec.peers:
         expected = {str(other) for other in whole[int(peer.name)]}
