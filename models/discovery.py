@@ -89,7 +89,7 @@ def discover(
             dims = [_channel_dim(module, x, dim) for x, dim in zip(inputs, given, strict=True)]
             anatomy = find_parts(module, inputs, dims, parts or {})
             if check:
-                prove(module, anatomy, inputs, dims)
+                check_by_permutation(module, anatomy, inputs, dims)
         else:
             try_example(module, example)
     given = {name: tuple(value.shape) for name, value in module.named_parameters()}
@@ -268,7 +268,7 @@ def in_one_cell(name: str, value: Tensor, cell: int = 0) -> ParameterMap:
 # --- proof: parts are right if permuting their cells changes nothing, on numbers -----------------
 
 
-def prove(
+def check_by_permutation(
     module: nn.Module, anatomy: Anatomy, example: tuple[Tensor, ...], dims: Sequence[int | None]
 ) -> None:
     """Raise, naming the part, if permuting the cells of a part changes what `module` computes.

@@ -1,14 +1,14 @@
-"""Finding the parts of any torch module: channels are followed from layer to layer, then made into cells.
+"""Find the parts of any torch module by tracing its channels from layer to layer.
 
-Every channel that some layer reads or writes gets a number. Channels that must move together are tied;
-what is tied in the end is one cell. A tensor's axis is a list of channel numbers.
+Every input and output channel of every layer gets an id. Channels that can only be permuted together are
+tied; all channels that are tied to each other form one cell. An axis of a tensor is an array of channel ids.
 
-Torch-pruning records which layers meet through skips, concatenations, splits and reshapes, and how
-channel numbers map on the way. It guesses where a channel axis went, so what it says is not trusted:
-numbers that do not fit are refused here, by name, and `prove` checks the result on numbers. Attention
-and recurrent layers, which it cannot follow, are replaced in a copy by Linear layers whose cells are heads or
-hidden units; the ledger says where those cells stand in the real tensors. Cells that stand on the same axes
-equally often are one part.
+Torch-pruning records which layers are connected through skips, concatenations, splits and reshapes, and how
+channel indices map along each connection. It guesses where a reshape moves the channel axis, so its mappings
+are checked: indices out of range raise an error that names the layer, and `check_by_permutation` compares
+outputs numerically. Torch-pruning cannot trace attention and recurrent layers. In a copy of the module they
+are replaced by Linear layers whose channels are heads or hidden units, and the channel table records on which
+axes of the original tensors they lie. Cells that lie on the same axes, equally often, form one part.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from .discovery import BATCH_NORMS, BY_HAND, CONVOLUTIONS, TRANSPOSED, input_nam
 from .errors import ModelError
 
 FIXED = 0
-"""The channel that never moves: whatever is tied to it carries no cell (positions, vocabularies)."""
+"""The id of the channel that is never permuted. Axes tied to it have no cells (positions, vocabularies)."""
 _PER_CHANNEL = (
     ((*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), "num_features"),
     (nn.LayerNorm, "normalized_shape"),
     (nn.GroupNorm, "num_channels"),
     (nn.PReLU, "num_parameters"),
 )
-"""Layers that treat channels one by one, and their attributes that say how many there are."""
+"""Layer types that process each channel separately, and the attribute that holds their number of channels."""
 
 
 def find_parts(
@@ -48,214 +48,226 @@ def find_parts(
     dims: Sequence[int | None],
     by_hand: Mapping[str, Sequence[str]],
 ) -> Anatomy:
-    """The anatomy of a module: trace, then assemble.
+    """Return the anatomy of a module: trace its channels, then group them into parts.
 
-    `dims` says which dimension of each example input holds channels, None where none does; `by_hand` are
-    the `parts` of `discover`.
+    `dims` holds the channel dimension of each example input, None for inputs without channels; `by_hand` is
+    the argument `parts` of `discover`.
     """
-    ledger = Ledger()
-    _enter_by_hand(module, by_hand, ledger)
-    state = torch.random.get_rng_state()  # stand-ins draw weights: leave no trace
+    table = ChannelTable()
+    _assign_by_hand(module, by_hand, table)
+    # Substitute layers draw random initial weights: the caller's random state must not change.
+    random_state = torch.random.get_rng_state()
     try:
-        leaving = _trace(module, inputs, dims, ledger)
+        network_outputs = _trace(module, inputs, dims, table)
     finally:
-        torch.random.set_rng_state(state)
-    return _assemble(module, ledger, leaving)
+        torch.random.set_rng_state(random_state)
+    return _build_anatomy(module, table, network_outputs)
 
 
 @dataclass(frozen=True)
 class Channels:
-    """The channels on one side of a layer; `name` is what a part made of them will be called."""
+    """The input or output channels of a layer; their ids are consecutive. A part of them gets `name`."""
 
     name: str
-    first: int
+    first_id: int
     count: int
-    made: bool
-    """Whether a layer makes them (or they are the input), rather than only reads them."""
-    given: bool = False
-    """Whether they are an input of the whole network."""
+    produced: bool
+    """True for outputs of a layer and inputs of the network; False for channels that a layer only reads."""
+    is_network_input: bool = False
 
     @property
     def ids(self) -> np.ndarray:
-        """Their numbers."""
-        return np.arange(self.first, self.first + self.count)
+        """The ids of the channels."""
+        return np.arange(self.first_id, self.first_id + self.count)
 
 
-class Ends(NamedTuple):
-    """What a layer reads and what it makes; the same channels for a layer that works on each alone."""
+class LayerChannels(NamedTuple):
+    """The input and output channels of a layer; identical for layers that process each channel separately."""
 
-    reads: Channels
-    makes: Channels
+    inputs: Channels
+    outputs: Channels
 
 
 @dataclass
-class Ledger:
-    """Channels, ties between them, and the axes of tensors they stand on."""
+class ChannelTable:
+    """All channels of a module, the ties between them, and the channel ids on every axis of its tensors."""
 
-    spaces: list[Channels] = field(default_factory=list)
+    all_channels: list[Channels] = field(default_factory=list)
     axes: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
-    names: dict[int, str] = field(default_factory=dict)
-    """Names of the traced module's tensors by their `id`: tied weights have one name."""
-    _by_hand: set[tuple[str, int]] = field(default_factory=set)
-    _dropped: list[int] = field(default_factory=list)
+    """Channel ids by (tensor name, axis)."""
+    tensor_names: dict[int, str] = field(default_factory=dict)
+    """Names of the traced module's tensors by their `id()`: weights shared by two layers have one name."""
+    _axes_by_hand: set[tuple[str, int]] = field(default_factory=set)
+    _untraced_ids: list[int] = field(default_factory=list)
     _ties: list[np.ndarray] = field(default_factory=list)
-    _total: int = 1  # number 0 is FIXED
+    _next_id: int = 1  # id 0 is FIXED
 
-    def channels(
-        self, name: str, count: int, *, made: bool = True, given: bool = False
+    def add_channels(
+        self, name: str, count: int, *, produced: bool = True, is_network_input: bool = False
     ) -> Channels:
-        """Number the channels of one side of a layer."""
-        space = Channels(name, self._total, count, made, given)
-        self._total += count
-        self.spaces.append(space)
-        return space
+        """Give ids to the input or output channels of a layer."""
+        channels = Channels(name, self._next_id, count, produced, is_network_input)
+        self._next_id += count
+        self.all_channels.append(channels)
+        return channels
 
-    def tie(self, some: np.ndarray, others: np.ndarray | int) -> None:
-        """Let channels be one cell, pair by pair."""
-        some = np.asarray(some, np.int64).reshape(-1)
-        others = np.broadcast_to(np.asarray(others, np.int64).reshape(-1), some.shape)
-        self._ties.append(np.stack([some, others]))
+    def tie(self, ids: np.ndarray, other_ids: np.ndarray | int) -> None:
+        """Tie `ids[k]` to `other_ids[k]`: tied channels belong to the same cell."""
+        ids = np.asarray(ids, np.int64).reshape(-1)
+        other_ids = np.broadcast_to(np.asarray(other_ids, np.int64).reshape(-1), ids.shape)
+        self._ties.append(np.stack([ids, other_ids]))
 
-    def gather(self, ids: np.ndarray, groups: int) -> np.ndarray:
-        """Let each group of channels be one cell; returns the first channel of every group."""
+    def tie_groups(self, ids: np.ndarray, groups: int) -> np.ndarray:
+        """Tie the channels of each group into one cell; returns the first channel id of every group."""
         grouped = ids.reshape(groups, -1)
         self.tie(grouped, np.repeat(grouped[:, 0], grouped.shape[1]))
         return grouped[:, 0]
 
-    def place(self, tensor: Tensor | str | None, axis: int, ids: np.ndarray) -> None:
-        """Say which channel each index of a tensor's axis stands for.
+    def assign(self, tensor: Tensor | str | None, axis: int, ids: np.ndarray) -> None:
+        """Record the channel id of every index of a tensor's axis.
 
-        Tied weights are placed twice; None, a bias that a layer does not have, is passed over.
+        An axis of a weight shared by two layers is assigned twice, which ties the two layers' channels.
+        None (a layer without bias) is ignored.
         """
         if tensor is None:
             return
-        if isinstance(tensor, Tensor) and id(tensor) not in self.names:
+        if isinstance(tensor, Tensor) and id(tensor) not in self.tensor_names:
             raise ModelError(
                 f"a layer's tensor of shape {tuple(tensor.shape)} is computed from other parameters "
-                "(weight norm, a parametrization), which cannot be traced; take that away, or give the "
-                "module an anatomy() method"
+                "(weight norm, a parametrization), which cannot be traced; remove the parametrization, or "
+                "give the module an anatomy() method"
             )
-        key = (tensor if isinstance(tensor, str) else self.names[id(tensor)], axis)
-        if key in self._by_hand:
-            self._dropped.append(int(np.min(ids)))
+        key = (tensor if isinstance(tensor, str) else self.tensor_names[id(tensor)], axis)
+        if key in self._axes_by_hand:
+            self._untraced_ids.append(int(np.min(ids)))
         elif key in self.axes:
             self.tie(self.axes[key], ids)
         else:
             self.axes[key] = np.asarray(ids, np.int64)
 
-    def place_by_hand(self, tensor: str, axis: int, ids: np.ndarray) -> None:
-        """The same, said by a user: what the trace finds for this axis does not count."""
-        self.place(tensor, axis, ids)
-        self._by_hand.add((tensor, axis))
+    def assign_by_hand(self, tensor: str, axis: int, ids: np.ndarray) -> None:
+        """Record the channel ids that a user gave for an axis; later `assign` calls for it have no effect."""
+        self.assign(tensor, axis, ids)
+        self._axes_by_hand.add((tensor, axis))
 
-    def place_linear(self, layer: Any, reads: np.ndarray, makes: np.ndarray) -> None:
-        """Place a dense layer's weight and bias."""
-        self.place(layer.weight, 0, makes)
-        self.place(layer.weight, 1, reads)
-        self.place(layer.bias, 0, makes)
+    def assign_linear(self, layer: Any, input_ids: np.ndarray, output_ids: np.ndarray) -> None:
+        """Assign the axes of a dense layer's weight and bias."""
+        self.assign(layer.weight, 0, output_ids)
+        self.assign(layer.weight, 1, input_ids)
+        self.assign(layer.bias, 0, output_ids)
 
-    def dropped(self, space: Channels) -> bool:
-        """Whether a user named an axis that these channels stand on, so that they are not traced."""
-        return any(space.first <= one < space.first + space.count for one in self._dropped)
+    def is_untraced(self, channels: Channels) -> bool:
+        """Return whether the user assigned an axis of these channels by hand, so that they are not traced."""
+        first = channels.first_id
+        return any(first <= one < first + channels.count for one in self._untraced_ids)
 
-    def cells(self) -> np.ndarray:
-        """For every channel the number of its cell; 0 for those that never move."""
+    def cell_numbers(self) -> np.ndarray:
+        """Return the cell number of every channel id; 0 for channels that are never permuted."""
         pairs = np.concatenate([np.zeros((2, 1), np.int64), *self._ties], axis=1)
-        graph = coo_array((np.ones(pairs.shape[1], np.int8), pairs), shape=(self._total,) * 2)
+        graph = coo_array((np.ones(pairs.shape[1], np.int8), pairs), shape=(self._next_id,) * 2)
         component = connected_components(graph, directed=False)[1]
-        # Cells are numbered by their first channel; the component of FIXED comes first, as 0.
-        _, first = np.unique(component, return_index=True)
-        rank = np.empty(len(first), np.int64)
-        rank[np.argsort(first)] = np.arange(len(first))
-        return rank[component]
+        # Cells are numbered in the order of their lowest channel id, so the cell of FIXED is number 0.
+        _, lowest_id = np.unique(component, return_index=True)
+        number = np.empty(len(lowest_id), np.int64)
+        number[np.argsort(lowest_id)] = np.arange(len(lowest_id))
+        return number[component]
 
 
 # --- layers -------------------------------------------------------------------------------------
 
 
-def _enter(ledger: Ledger, name: str, layer: nn.Module) -> dict[nn.Module, Ends]:
-    """Enter a layer into the ledger; returns it, or its stand-ins; nothing for one without channels."""
+def _register(table: ChannelTable, name: str, layer: nn.Module) -> dict[nn.Module, LayerChannels]:
+    """Add a layer's channels to the table.
+
+    Returns the channels by layer: of the layer itself, or of the layers that replace it in the trace (see
+    `_substitute`). The result is empty for a layer without channels of its own.
+    """
     if isinstance(layer, nn.LSTM | nn.GRU | nn.RNN):
-        return _recurrent(ledger, name, layer)
+        return _recurrent(table, name, layer)
     if isinstance(layer, nn.MultiheadAttention):
-        return _attention(ledger, name, layer)
+        return _attention(table, name, layer)
     if _is_packed_attention(layer):
-        return _packed_attention(ledger, name, layer)
+        return _packed_attention(table, name, layer)
     if isinstance(layer, CONVOLUTIONS):
-        return {layer: _convolution(ledger, name, layer)}
+        return {layer: _convolution(table, name, layer)}
     if isinstance(layer, nn.Linear):
-        reads = ledger.channels(f"{name}.in", layer.in_features, made=False)
-        makes = ledger.channels(name, layer.out_features)
-        ledger.place_linear(layer, reads.ids, makes.ids)
-        return {layer: Ends(reads, makes)}
+        inputs = table.add_channels(f"{name}.in", layer.in_features, produced=False)
+        outputs = table.add_channels(name, layer.out_features)
+        table.assign_linear(layer, inputs.ids, outputs.ids)
+        return {layer: LayerChannels(inputs, outputs)}
     if isinstance(layer, nn.Embedding):
-        makes = ledger.channels(name, layer.embedding_dim)
-        # Which row a token reads is data, so rows cannot change places.
-        ledger.place(layer.weight, 0, np.full(layer.num_embeddings, FIXED))
-        ledger.place(layer.weight, 1, makes.ids)
-        return {layer: Ends(makes, makes)}
-    size = next((size for kinds, size in _PER_CHANNEL if isinstance(layer, kinds)), None)
-    if size is None or (isinstance(layer, nn.PReLU) and layer.num_parameters == 1):
+        outputs = table.add_channels(name, layer.embedding_dim)
+        # A token is the index of a row, so rows cannot be permuted.
+        table.assign(layer.weight, 0, np.full(layer.num_embeddings, FIXED))
+        table.assign(layer.weight, 1, outputs.ids)
+        return {layer: LayerChannels(outputs, outputs)}
+    attribute = next((name for types, name in _PER_CHANNEL if isinstance(layer, types)), None)
+    if attribute is None or (isinstance(layer, nn.PReLU) and layer.num_parameters == 1):
         return {}
-    count = int(np.ravel(getattr(layer, size))[0])
-    both = ledger.channels(name, count, made=False)
+    count = int(np.ravel(getattr(layer, attribute))[0])
+    both = table.add_channels(name, count, produced=False)
     for tensor in (*layer.parameters(recurse=False), *layer.buffers(recurse=False)):
         if tensor.ndim and tensor.shape[0] == count:
-            ledger.place(tensor, 0, both.ids)
+            table.assign(tensor, 0, both.ids)
     if isinstance(layer, nn.GroupNorm) and layer.num_groups > 1:
-        ledger.gather(both.ids, layer.num_groups)
-    return {layer: Ends(both, both)}
+        table.tie_groups(both.ids, layer.num_groups)
+    return {layer: LayerChannels(both, both)}
 
 
-def _convolution(ledger: Ledger, name: str, layer: Any) -> Ends:
-    reads = ledger.channels(f"{name}.in", layer.in_channels, made=False)
-    makes = ledger.channels(name, layer.out_channels)
-    source, target = (0, 1) if isinstance(layer, TRANSPOSED) else (1, 0)
+def _convolution(table: ChannelTable, name: str, layer: Any) -> LayerChannels:
+    inputs = table.add_channels(f"{name}.in", layer.in_channels, produced=False)
+    outputs = table.add_channels(name, layer.out_channels)
+    input_axis, output_axis = (0, 1) if isinstance(layer, TRANSPOSED) else (1, 0)
     if layer.groups == 1:
-        ledger.place(layer.weight, source, reads.ids)
-        ledger.place(layer.weight, target, makes.ids)
+        table.assign(layer.weight, input_axis, inputs.ids)
+        table.assign(layer.weight, output_axis, outputs.ids)
     else:
-        # Groups change places as wholes: what a group reads and what it makes is one cell. A
-        # depthwise convolution is the case of groups of one channel.
-        inside = ledger.gather(reads.ids, layer.groups)
-        ledger.tie(ledger.gather(makes.ids, layer.groups), inside)
-        ledger.place(layer.weight, 0, (reads if source == 0 else makes).ids)
-    ledger.place(layer.bias, 0, makes.ids)
-    return Ends(reads, makes)
+        # Only whole groups can be permuted: the inputs and outputs of a group are one cell. In a
+        # depthwise convolution every group has one channel.
+        input_groups = table.tie_groups(inputs.ids, layer.groups)
+        table.tie(table.tie_groups(outputs.ids, layer.groups), input_groups)
+        table.assign(layer.weight, 0, (inputs if input_axis == 0 else outputs).ids)
+    table.assign(layer.bias, 0, outputs.ids)
+    return LayerChannels(inputs, outputs)
 
 
-# --- layers that a tracer of channels cannot follow ---------------------------------------------
+# --- layers that torch-pruning cannot trace, and the Linear layers that replace them -------------
 
 
-def _replace(module: nn.Module, forward: Callable[..., Any], layers: Sequence[nn.Module]) -> None:
+def _substitute(
+    module: nn.Module, forward: Callable[..., Any], layers: Sequence[nn.Module]
+) -> None:
+    """Replace a module's computation, in the traced copy, by `forward`, which uses only `layers`."""
     like = next(module.parameters())
     for index, layer in enumerate(layers):
-        module.add_module(f"stand_in_{index}", layer.to(like))
+        module.add_module(f"substitute_{index}", layer.to(like))
     module.forward = forward
 
 
-def _recurrent(ledger: Ledger, name: str, module: nn.RNNBase) -> dict[nn.Module, Ends]:
+def _recurrent(
+    table: ChannelTable, name: str, module: nn.RNNBase
+) -> dict[nn.Module, LayerChannels]:
     if module.proj_size:
         raise ModelError(
-            f"layer {name!r}: an LSTM with proj_size has two kinds of cells; leave proj_size out, or "
-            "name its parts by hand"
+            f"layer {name!r}: an LSTM with proj_size has hidden units and projected outputs, which "
+            "cannot be sliced together; set proj_size to 0, or name its parts by hand"
         )
-    cells, ways = module.hidden_size, 2 if module.bidirectional else 1
+    units, directions = module.hidden_size, 2 if module.bidirectional else 1
     gates = {"LSTM": 4, "GRU": 3}.get(module.mode, 1)
-    layers: dict[nn.Module, Ends] = {}
+    layers: dict[nn.Module, LayerChannels] = {}
     for level in range(module.num_layers):
-        reading = module.input_size if level == 0 else ways * cells
-        reads = ledger.channels(f"{name}.in{level}", reading, made=False)
+        input_size = module.input_size if level == 0 else directions * units
+        inputs = table.add_channels(f"{name}.in{level}", input_size, produced=False)
         label = name if module.num_layers == 1 else f"{name}.{level}"
-        makes = ledger.channels(label, ways * cells)
-        for way in range(ways):
-            own = makes.ids[way * cells : (way + 1) * cells]
-            suffix = f"_l{level}{'_reverse' if way else ''}"
-            for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
-                ledger.place(getattr(module, kind + suffix, None), 0, np.tile(own, gates))
-            ledger.place(getattr(module, f"weight_ih{suffix}"), 1, reads.ids)
-            ledger.place(getattr(module, f"weight_hh{suffix}"), 1, own)
-        layers[nn.Linear(reading, ways * cells)] = Ends(reads, makes)
+        outputs = table.add_channels(label, directions * units)
+        for direction in range(directions):
+            unit_ids = outputs.ids[direction * units : (direction + 1) * units]
+            suffix = f"_l{level}{'_reverse' if direction else ''}"
+            for prefix in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+                table.assign(getattr(module, prefix + suffix, None), 0, np.tile(unit_ids, gates))
+            table.assign(getattr(module, f"weight_ih{suffix}"), 1, inputs.ids)
+            table.assign(getattr(module, f"weight_hh{suffix}"), 1, unit_ids)
+        layers[nn.Linear(input_size, directions * units)] = LayerChannels(inputs, outputs)
     chain = list(layers)
 
     def forward(x: Tensor, *_: Any, **__: Any) -> Any:
@@ -263,53 +275,62 @@ def _recurrent(ledger: Ledger, name: str, module: nn.RNNBase) -> dict[nn.Module,
             x = layer(x)
         time = 1 if module.batch_first else 0
         state = x.mean(time)[None] if x.ndim == 3 else x[-1:]
-        if ways == 2 or module.num_layers > 1:
-            state = state.detach()  # states of all levels and ways in one: not followed
+        if directions == 2 or module.num_layers > 1:
+            # torch concatenates the states of all layers and directions: their channels are not traced.
+            state = state.detach()
         return x, (state, state) if isinstance(module, nn.LSTM) else state
 
-    _replace(module, forward, chain)
+    _substitute(module, forward, chain)
     return layers
 
 
-def _attention(ledger: Ledger, name: str, module: nn.MultiheadAttention) -> dict[nn.Module, Ends]:
-    """Queries, keys and values by head; within a head the dimensions keep their places."""
+def _attention(
+    table: ChannelTable, name: str, module: nn.MultiheadAttention
+) -> dict[nn.Module, LayerChannels]:
+    """Register an attention layer whose cells are heads; dimensions within a head are not permuted."""
     heads, width = module.num_heads, module.embed_dim
-    inner = ledger.channels(f"{name}.heads", heads)
-    by_head = np.repeat(inner.ids, width // heads)
-    reads = [
-        ledger.channels(f"{name}.{what}", size, made=False)
-        for what, size in (("query", width), ("key", module.kdim), ("value", module.vdim))
+    head_channels = table.add_channels(f"{name}.heads", heads)
+    head_ids = np.repeat(head_channels.ids, width // heads)
+    inputs = [
+        table.add_channels(f"{name}.{role}", size, produced=False)
+        for role, size in (("query", width), ("key", module.kdim), ("value", module.vdim))
     ]
     if module.in_proj_weight is not None:
-        for other in reads[1:]:
-            ledger.tie(reads[0].ids, other.ids)
-        ledger.place(module.in_proj_weight, 0, np.tile(by_head, 3))
-        ledger.place(module.in_proj_weight, 1, reads[0].ids)
+        for other in inputs[1:]:
+            table.tie(inputs[0].ids, other.ids)
+        table.assign(module.in_proj_weight, 0, np.tile(head_ids, 3))
+        table.assign(module.in_proj_weight, 1, inputs[0].ids)
     else:
         weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-        for weight, read in zip(weights, reads, strict=True):
-            ledger.place(weight, 0, by_head)
-            ledger.place(weight, 1, read.ids)
-    ledger.place(module.in_proj_bias, 0, np.tile(by_head, 3))
+        for weight, source in zip(weights, inputs, strict=True):
+            table.assign(weight, 0, head_ids)
+            table.assign(weight, 1, source.ids)
+    table.assign(module.in_proj_bias, 0, np.tile(head_ids, 3))
     for extra in (module.bias_k, module.bias_v):
-        ledger.place(extra, 2, by_head)
-    makes = ledger.channels(name, width)
-    ledger.place_linear(module.out_proj, by_head, makes.ids)
-    middle = [nn.Linear(read.count, heads) for read in reads]
+        table.assign(extra, 2, head_ids)
+    outputs = table.add_channels(name, width)
+    table.assign_linear(module.out_proj, head_ids, outputs.ids)
+    to_heads = [nn.Linear(source.count, heads) for source in inputs]
     out = nn.Linear(heads, width)
 
     def forward(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Any:
         time = 0 if query.ndim == 2 or not module.batch_first else 1
-        seen = middle[1](key) + middle[2](value)
-        return out(middle[0](query) + seen.mean(time, keepdim=True)), None
+        attended = to_heads[1](key) + to_heads[2](value)
+        return out(to_heads[0](query) + attended.mean(time, keepdim=True)), None
 
-    _replace(module, forward, [*middle, out])
-    layers = {layer: Ends(read, inner) for layer, read in zip(middle, reads, strict=True)}
-    return {**layers, out: Ends(inner, makes)}
+    _substitute(module, forward, [*to_heads, out])
+    layers = {
+        layer: LayerChannels(source, head_channels)
+        for layer, source in zip(to_heads, inputs, strict=True)
+    }
+    return {**layers, out: LayerChannels(head_channels, outputs)}
 
 
 def _is_packed_attention(module: nn.Module) -> bool:
-    """The usual shape in vision libraries: one Linear for queries, keys and values, one to leave."""
+    """Return whether a module has the form usual in vision libraries.
+
+    That is one Linear layer `qkv` for queries, keys and values together, and one output layer `proj`.
+    """
     qkv, proj = getattr(module, "qkv", None), getattr(module, "proj", None)
     heads = getattr(module, "num_heads", None)
     return (
@@ -321,86 +342,91 @@ def _is_packed_attention(module: nn.Module) -> bool:
     )
 
 
-def _packed_attention(ledger: Ledger, name: str, module: Any) -> dict[nn.Module, Ends]:
+def _packed_attention(
+    table: ChannelTable, name: str, module: Any
+) -> dict[nn.Module, LayerChannels]:
     heads, qkv, proj = module.num_heads, module.qkv, module.proj
-    reads = ledger.channels(f"{name}.in", qkv.in_features, made=False)
-    inner = ledger.channels(f"{name}.heads", heads)
-    by_head = np.repeat(inner.ids, proj.in_features // heads)
-    ledger.place_linear(qkv, reads.ids, np.tile(by_head, 3))
+    inputs = table.add_channels(f"{name}.in", qkv.in_features, produced=False)
+    head_channels = table.add_channels(f"{name}.heads", heads)
+    head_ids = np.repeat(head_channels.ids, proj.in_features // heads)
+    table.assign_linear(qkv, inputs.ids, np.tile(head_ids, 3))
     for key, tensor in module.named_parameters(recurse=False):
-        # Biases that are added to the scores have one column for every head.
+        # A bias that is added to the attention scores has one column for every head.
         if tensor.ndim == 2 and tensor.shape[1] == heads and "bias" in key:
-            ledger.place(tensor, 1, inner.ids)
+            table.assign(tensor, 1, head_channels.ids)
         elif tensor.shape == (proj.in_features,) and key in ("q_bias", "k_bias", "v_bias"):
-            ledger.place(tensor, 0, by_head)
-    makes = ledger.channels(name, proj.out_features)
-    ledger.place_linear(proj, by_head, makes.ids)
-    enter, leave = nn.Linear(qkv.in_features, heads), nn.Linear(heads, proj.out_features)
-    _replace(module, lambda x, *_, **__: leave(enter(x)), [enter, leave])
-    return {enter: Ends(reads, inner), leave: Ends(inner, makes)}
+            table.assign(tensor, 0, head_ids)
+    outputs = table.add_channels(name, proj.out_features)
+    table.assign_linear(proj, head_ids, outputs.ids)
+    to_heads, out = nn.Linear(qkv.in_features, heads), nn.Linear(heads, proj.out_features)
+    _substitute(module, lambda x, *_, **__: out(to_heads(x)), [to_heads, out])
+    return {
+        to_heads: LayerChannels(inputs, head_channels),
+        out: LayerChannels(head_channels, outputs),
+    }
 
 
 # --- the trace ----------------------------------------------------------------------------------
 
 
-class _Whole(nn.Module):
-    """The module, with a layer before each of its inputs that stands for the input's channels."""
+class _WithInputLayers(nn.Module):
+    """A module behind one extra layer per input: torch-pruning traces from layers, not from inputs."""
 
-    def __init__(self, module: nn.Module, inputs: Sequence[nn.Module]):
+    def __init__(self, module: nn.Module, input_layers: Sequence[nn.Module]):
         super().__init__()
-        self.body, self.inputs = module, nn.ModuleList(inputs)
+        self.module, self.input_layers = module, nn.ModuleList(input_layers)
 
-    def forward(self, *given: Tensor) -> Any:
-        return self.body(*(layer(x) for layer, x in zip(self.inputs, given, strict=True)))
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.module(*(f(x) for f, x in zip(self.input_layers, inputs, strict=True)))
 
 
 def _trace(
-    module: nn.Module, example: tuple[Tensor, ...], dims: Sequence[int | None], ledger: Ledger
+    module: nn.Module, example: tuple[Tensor, ...], dims: Sequence[int | None], table: ChannelTable
 ) -> list[Channels]:
-    """Fill the ledger with the channels of `module`; returns those that leave it as outputs."""
-    # Imported here: it costs seconds, and peers whose parts are known need not pay them.
+    """Fill the table with the channels of `module`; returns the channels of the network's outputs."""
+    # Imported here because the import takes seconds, and only peers that trace a module need it.
     from torch_pruning import DependencyGraph
 
-    body = copy.deepcopy(module).eval().requires_grad_(True)
-    ledger.names = {id(value): name for name, value in named_tensors(body).items()}
-    ends: dict[Any, Ends] = {}
-    inputs: list[nn.Module] = []
+    traced_copy = copy.deepcopy(module).eval().requires_grad_(True)
+    table.tensor_names = {id(value): name for name, value in named_tensors(traced_copy).items()}
+    channels_of: dict[Any, LayerChannels] = {}
+    input_layers: list[nn.Module] = []
     for index, (x, dim) in enumerate(zip(example, dims, strict=True)):
-        inputs.append(_input_layer(x, dim))
+        input_layers.append(_input_layer(x, dim))
         if dim is not None:
-            made = ledger.channels(input_name(index), x.shape[dim], given=True)
-            ends[inputs[-1]] = Ends(made, made)
-    replaced: list[nn.Module] = []  # which the trace must not see
-    for name, layer in list(body.named_modules()):
+            both = table.add_channels(input_name(index), x.shape[dim], is_network_input=True)
+            channels_of[input_layers[-1]] = LayerChannels(both, both)
+    replaced: list[nn.Module] = []  # torch-pruning must ignore these
+    for name, layer in list(traced_copy.named_modules()):
         if layer not in replaced:
-            entered = _enter(ledger, name or "output", layer)
-            ends.update(entered)
-            if entered and layer not in entered:
-                replaced += [one for one in layer.modules() if one not in entered]
-    whole = _Whole(body, inputs).eval()
-    _check_runs(whole, example)
+            added = _register(table, name or "output", layer)
+            channels_of.update(added)
+            if added and layer not in added:
+                replaced += [one for one in layer.modules() if one not in added]
+    network = _WithInputLayers(traced_copy, input_layers).eval()
+    _check_runs(network, example)
     graph: Any = DependencyGraph()
     try:
-        with _layer_by_layer(), torch.enable_grad():
-            graph.build_dependency(whole, example, ignored_layers=replaced, verbose=False)
-    except Exception as error:  # whatever a tracer of autograd graphs stumbles over
+        with _without_fused_attention(), torch.enable_grad():
+            graph.build_dependency(network, example, ignored_layers=replaced, verbose=False)
+    except Exception as error:  # torch-pruning documents no types of errors
         raise ModelError(
             f"{type(module).__name__} cannot be traced ({type(error).__name__}: {error}); {BY_HAND}"
         ) from error
     for node in list(graph.module2node.values()):
-        if isinstance(node.module, nn.Parameter) and node.module not in ends:
-            name, size = ledger.names[id(node.module)], node.module.shape[node.pruning_dim]
-            both = ledger.channels(name, size, made=False)
-            ledger.place(name, node.pruning_dim, both.ids)
-            ends[node.module] = Ends(both, both)
-    for layer, end in ends.items():
-        if end.makes.made and layer in graph.module2node and not ledger.dropped(end.makes):
-            _follow(graph, layer, ends, ledger)
-    return _last(graph, ends)
+        if isinstance(node.module, nn.Parameter) and node.module not in channels_of:
+            name, size = table.tensor_names[id(node.module)], node.module.shape[node.pruning_dim]
+            both = table.add_channels(name, size, produced=False)
+            table.assign(name, node.pruning_dim, both.ids)
+            channels_of[node.module] = LayerChannels(both, both)
+    for layer, (_, outputs) in channels_of.items():
+        if outputs.produced and layer in graph.module2node and not table.is_untraced(outputs):
+            _tie_downstream(graph, layer, channels_of, table)
+    return _output_channels(graph, channels_of)
 
 
 def _input_layer(x: Tensor, dim: int | None) -> nn.Module:
-    """A layer of as many channels as the input has, that torch-pruning knows."""
+    """Return a layer of a type that torch-pruning supports, with as many channels as the input has."""
     if dim is None:
         return nn.Identity()
     count = x.shape[dim]
@@ -410,193 +436,207 @@ def _input_layer(x: Tensor, dim: int | None) -> nn.Module:
 
 
 class _Index(NamedTuple):
-    """A channel here and the one it comes from, as torch-pruning's mappings of indices take them."""
+    """A channel's index at the current layer and at the layer where the trace began.
+
+    The field names are those that torch-pruning's index mappings read.
+    """
 
     idx: int
     root_idx: int
 
 
-def _follow(graph: Any, layer: nn.Module, ends: dict[Any, Ends], ledger: Ledger) -> None:
-    """Tie what a layer makes to every channel that it meets, through all index mappings."""
-    root = ends[layer].makes
+def _tie_downstream(
+    graph: Any, layer: nn.Module, channels_of: dict[Any, LayerChannels], table: ChannelTable
+) -> None:
+    """Tie a layer's output channels to all channels connected to them in torch-pruning's graph."""
+    root = channels_of[layer].outputs
     pruner = graph.get_pruner_of_module(layer)
-    start = [_Index(i, i) for i in range(root.count)]
-    stack = [(graph.module2node[layer], pruner.prune_out_channels, start)]
-    seen: set[tuple[Any, ...]] = set()
+    identity = [_Index(i, i) for i in range(root.count)]
+    stack = [(graph.module2node[layer], pruner.prune_out_channels, identity)]
+    visited: set[tuple[Any, ...]] = set()
     while stack:
         node, handler, indices = stack.pop()
         for dependency in node.dependencies:
             if not dependency.is_triggered_by(handler):
                 continue
-            moved = indices
+            mapped = indices
             for mapping in dependency.index_mapping:
                 if mapping is not None:
-                    moved = mapping(moved)
-            key = (id(dependency.target), dependency.handler, tuple(sorted(moved)))
-            if not moved or key in seen:
+                    mapped = mapping(mapped)
+            key = (id(dependency.target), dependency.handler, tuple(sorted(mapped)))
+            if not mapped or key in visited:
                 continue
-            seen.add(key)
-            met = ends.get(dependency.target.module)
-            if met is not None:
-                reads = graph.is_in_channel_pruning_fn(dependency.handler)
-                makes = graph.is_out_channel_pruning_fn(dependency.handler)
-                side = met.reads if reads and not makes else met.makes
-                if ledger.dropped(side):
+            visited.add(key)
+            target = channels_of.get(dependency.target.module)
+            if target is not None:
+                prunes_inputs = graph.is_in_channel_pruning_fn(dependency.handler)
+                prunes_outputs = graph.is_out_channel_pruning_fn(dependency.handler)
+                side = target.inputs if prunes_inputs and not prunes_outputs else target.outputs
+                if table.is_untraced(side):
                     continue
-                here, there = np.array([(index.idx, index.root_idx) for index in moved]).T
-                if here.max() >= side.count or here.min() < 0:
+                at_target, at_root = np.array([(index.idx, index.root_idx) for index in mapped]).T
+                if at_target.max() >= side.count or at_target.min() < 0:
                     raise ModelError(
                         f"channels of {root.name!r} ({root.count} of them) reach {side.name!r}, which has "
-                        f"only {side.count}: a reshape or a transposition on the way cannot be followed; "
+                        f"only {side.count}: a reshape or transposition between them cannot be traced; "
                         f"{BY_HAND}"
                     )
-                ledger.tie(side.first + here, root.first + there)
-            stack.append((dependency.target, dependency.handler, moved))
+                table.tie(side.first_id + at_target, root.first_id + at_root)
+            stack.append((dependency.target, dependency.handler, mapped))
 
 
-def _last(graph: Any, ends: dict[Any, Ends]) -> list[Channels]:
-    """The last makers on the ways to the outputs: operations without channels may follow them."""
-    makers: list[Channels] = []
+def _output_channels(graph: Any, channels_of: dict[Any, LayerChannels]) -> list[Channels]:
+    """Return the output channels of the last layers; operations without channels may come after them."""
+    outputs: list[Channels] = []
     stack = [node for node in graph.module2node.values() if not node.outputs]
-    seen: set[int] = set()
+    visited: set[int] = set()
     while stack:
         node = stack.pop()
-        if id(node) in seen:
+        if id(node) in visited:
             continue
-        seen.add(id(node))
-        end = ends.get(node.module)
-        if end is not None and end.makes.made:
-            makers.append(end.makes)
+        visited.add(id(node))
+        channels = channels_of.get(node.module)
+        if channels is not None and channels.outputs.produced:
+            outputs.append(channels.outputs)
         else:
             stack += node.inputs
-    return makers
+    return outputs
 
 
 @contextmanager
-def _layer_by_layer() -> Iterator[None]:
-    """Let torch's own attention run layer by layer, as the trace needs it."""
-    before = torch.backends.mha.get_fastpath_enabled()
+def _without_fused_attention() -> Iterator[None]:
+    """Disable torch's fused attention kernel: the trace must see every layer run."""
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+        torch.backends.mha.set_fastpath_enabled(was_enabled)
 
 
-_READING = {
+_VALUE_READS = {
     "__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "item", "tolist",
     "is_nonzero", "nonzero", "argwhere", "equal", "allclose",
 }  # fmt: skip
-"""Functions of torch by which Python learns what a tensor holds."""
+"""Torch functions that turn a tensor's values into Python values, on which control flow can depend."""
 
 
-class _Watch(TorchFunctionMode):
-    """Knows which module is computing, and notes who asks for a tensor's value."""
+class _ValueReadDetector(TorchFunctionMode):
+    """Records the first module that turns a tensor's values into Python values."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.inside = ["the network"]
-        self.asked = ""
+        # Names of the modules whose forward is running, innermost last.
+        self.running = ["the network"]
+        self.value_read = ""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if not self.asked and (name in _READING or (name == "where" and len(args) == 1)):
-            self.asked = f"{self.inside[-1]} asks for a value ({name.strip('_')})"
+        if not self.value_read and (name in _VALUE_READS or (name == "where" and len(args) == 1)):
+            self.value_read = f"{self.running[-1]} reads a tensor's value ({name.strip('_')})"
         return func(*args, **(kwargs or {}))
 
 
-def _check_runs(whole: _Whole, example: tuple[Tensor, ...]) -> None:
-    """Run once under watch, so that errors can name the place."""
-    watch = _Watch()
-    hooks = []
-    for name, layer in whole.body.named_modules():
+def _check_runs(network: _WithInputLayers, example: tuple[Tensor, ...]) -> None:
+    """Run the network once on the example; raise, naming the module, if it fails or reads values."""
+    detector = _ValueReadDetector()
+    running, hooks = detector.running, []
+    for name, layer in network.module.named_modules():
         label = f"{name!r} ({type(layer).__name__})" if name else type(layer).__name__
-        enter = layer.register_forward_pre_hook(lambda *_, label=label: watch.inside.append(label))
-        leave = layer.register_forward_hook(lambda *_: watch.inside.pop() and None)
-        hooks += [enter, leave]
+        hooks += [
+            layer.register_forward_pre_hook(lambda *_, label=label: running.append(label)),
+            layer.register_forward_hook(lambda *_: running.pop() and None),
+        ]
     try:
-        with _layer_by_layer(), torch.no_grad(), watch:
-            whole(*example)
-    except Exception as error:  # whatever the user's module raises
+        with _without_fused_attention(), torch.no_grad(), detector:
+            network(*example)
+    except Exception as error:  # the user's module may raise anything
         raise ModelError(
             f"the example input does not run through the network: {type(error).__name__} in "
-            f"{watch.inside[-1]}: {error}"
+            f"{running[-1]}: {error}"
         ) from error
     finally:
         for hook in hooks:
             hook.remove()
-    if watch.asked:
+    if detector.value_read:
         raise ModelError(
-            f"{watch.asked} while it computes: control flow that depends on data cannot be traced, "
-            "another input may take another way; give the module an anatomy() method, which says by hand "
-            "which cells each parameter touches"
+            f"{detector.value_read} in its forward pass: control flow that depends on data cannot be "
+            "traced, because another input may take another branch; give the module an anatomy() method, "
+            "which says by hand which cells each parameter touches"
         )
 
 
 # --- from channels to parts ----------------------------------------------------------------------
 
 
-def _enter_by_hand(module: nn.Module, parts: Mapping[str, Sequence[str]], ledger: Ledger) -> None:
+def _assign_by_hand(
+    module: nn.Module, parts: Mapping[str, Sequence[str]], table: ChannelTable
+) -> None:
+    """Assign the axes that the user listed by part; axes listed under the empty name have no cells."""
     shapes = {name: tuple(value.shape) for name, value in named_tensors(module).items()}
     for part, entries in parts.items():
-        found: dict[tuple[str, int], int] = {}
+        sizes: dict[tuple[str, int], int] = {}
         for entry in [entries] if isinstance(entries, str) else entries:
             pattern, _, axis = entry.rpartition(":")
             matching = [name for name in shapes if fnmatchcase(name, pattern)]
             if not matching or not axis.isdecimal():
                 raise ModelError(
-                    f"part {part!r}: {entry!r} names no axis; write 'parameter:axis', as in "
+                    f"part {part!r}: {entry!r} names no axis of a parameter; write 'parameter:axis', as in "
                     f"'{next(iter(shapes), 'weight')}:0'"
                 )
             for name in matching:
                 if int(axis) >= len(shapes[name]):
                     raise ModelError(
-                        f"part {part!r}: {name!r} has {len(shapes[name])} axes, so none is {axis}"
+                        f"part {part!r}: {name!r} has {len(shapes[name])} axes, so there is no axis {axis} "
+                        "(axes are counted from 0)"
                     )
-                found[name, int(axis)] = shapes[name][int(axis)]
+                sizes[name, int(axis)] = shapes[name][int(axis)]
         if not part:
-            for (name, axis), size in found.items():
-                ledger.place_by_hand(name, axis, np.full(size, FIXED))
+            for (name, axis), size in sizes.items():
+                table.assign_by_hand(name, axis, np.full(size, FIXED))
             continue
-        if len(set(found.values())) != 1:
-            sizes = ", ".join(f"{name}:{axis} has {n}" for (name, axis), n in found.items())
-            raise ModelError(f"part {part!r}: its axes must have as many cells each, but {sizes}")
-        space = ledger.channels(part, next(iter(found.values())))
-        for name, axis in found:
-            if (name, axis) in ledger.axes:
-                raise ModelError(f"{name}:{axis} was given to part {part!r} and to another one")
-            ledger.place_by_hand(name, axis, space.ids)
+        if len(set(sizes.values())) != 1:
+            lengths = ", ".join(f"{name}:{axis} has {n}" for (name, axis), n in sizes.items())
+            raise ModelError(f"part {part!r}: its axes must have the same length, but {lengths}")
+        channels = table.add_channels(part, next(iter(sizes.values())))
+        for name, axis in sizes:
+            if (name, axis) in table.axes:
+                raise ModelError(f"{name}:{axis} was given to part {part!r} and to another part")
+            table.assign_by_hand(name, axis, channels.ids)
 
 
-def _assemble(module: nn.Module, ledger: Ledger, leaving: Sequence[Channels]) -> Anatomy:
-    cell_of = _settled(ledger)
-    groups = _parts(ledger, cell_of, leaving)
+def _build_anatomy(
+    module: nn.Module, table: ChannelTable, network_outputs: Sequence[Channels]
+) -> Anatomy:
+    cell_of = _final_cell_numbers(table)
+    groups = _cells_by_part(table, cell_of, network_outputs)
     parts = [Part(name, len(cells)) for name, cells, _ in groups]
-    order = np.concatenate([np.empty(0, np.int64), *(cells for _, cells, _ in groups)])
-    number = np.full(int(cell_of.max()) + 1, -1, np.int64)
-    number[order] = np.arange(len(order))
+    # An anatomy numbers cells part by part.
+    part_order = np.concatenate([np.empty(0, np.int64), *(cells for _, cells, _ in groups)])
+    renumbered = np.full(int(cell_of.max()) + 1, -1, np.int64)
+    renumbered[part_order] = np.arange(len(part_order))
 
-    def axes(name: str, shape: tuple[int, ...]) -> tuple[np.ndarray | None, ...]:
-        found: list[np.ndarray | None] = []
+    def cells_on_axes(name: str, shape: tuple[int, ...]) -> tuple[np.ndarray | None, ...]:
+        axes: list[np.ndarray | None] = []
         for axis, size in enumerate(shape):
-            ids = ledger.axes.get((name, axis))
+            ids = table.axes.get((name, axis))
             if ids is not None and len(ids) != size:
                 raise ModelError(f"axis {axis} of {name!r} has {size} indices, not {len(ids)}")
-            moves = ids is not None and (cell_of[ids] != FIXED).all()
-            found.append(number[cell_of[ids]] if moves else None)
-        return tuple(found)
+            has_cells = ids is not None and (cell_of[ids] != FIXED).all()
+            axes.append(renumbered[cell_of[ids]] if has_cells else None)
+        return tuple(axes)
 
     parameters: list[ParameterMap] = []
     for name, value in module.named_parameters():
         shape = tuple(value.shape)
-        found, cell = axes(name, shape), None
-        if all(axis is None for axis in found):
-            # A parameter that no cell touches (a temperature) is a part of one cell of its own.
+        axes, cell = cells_on_axes(name, shape), None
+        if all(axis is None for axis in axes):
+            # A parameter without cells on any axis (a temperature) becomes a part of one cell.
             cell = sum(part.cells for part in parts)
             parts.append(Part(name, 1))
-        parameters.append(ParameterMap(name, shape, found, cell))
+        parameters.append(ParameterMap(name, shape, axes, cell))
     statistics = [
-        ParameterMap(name, tuple(value.shape), axes(name, tuple(value.shape)))
+        ParameterMap(name, tuple(value.shape), cells_on_axes(name, tuple(value.shape)))
         for name, value in module.named_buffers()
         if value.is_floating_point()
     ]
@@ -605,58 +645,65 @@ def _assemble(module: nn.Module, ledger: Ledger, leaving: Sequence[Channels]) ->
     return Anatomy(tuple(parts), tuple(parameters), tuple(buffers), ends)
 
 
-def _settled(ledger: Ledger) -> np.ndarray:
-    """Cells of channels, after what nothing makes and what stands beside it was fixed."""
-    spaces = ledger.spaces
-    made = np.repeat([False, *(one.made for one in spaces)], [1, *(one.count for one in spaces)])
-    cell_of = ledger.cells()
-    has_maker = np.zeros(int(cell_of.max()) + 1, bool)
-    has_maker[cell_of[made]] = True
-    for space in ledger.spaces:
-        reached = has_maker[cell_of[space.ids]]
-        if not reached.any() or ledger.dropped(space):
-            ledger.tie(space.ids, FIXED)
-        elif not reached.all():
+def _final_cell_numbers(table: ChannelTable) -> np.ndarray:
+    """Return the cell number of every channel id, after fixing channels that no layer produces.
+
+    Axes on which some channels are fixed are then fixed entirely.
+    """
+    counts = [one.count for one in table.all_channels]
+    produced = np.repeat([False, *(one.produced for one in table.all_channels)], [1, *counts])
+    cell_of = table.cell_numbers()
+    has_producer = np.zeros(int(cell_of.max()) + 1, bool)
+    has_producer[cell_of[produced]] = True
+    for channels in table.all_channels:
+        traced = has_producer[cell_of[channels.ids]]
+        if not traced.any() or table.is_untraced(channels):
+            table.tie(channels.ids, FIXED)
+        elif not traced.all():
             raise ModelError(
-                f"only {int(reached.sum())} of the {space.count} channels of {space.name!r} could be "
-                f"traced to what makes them; {BY_HAND}"
+                f"only {int(traced.sum())} of the {channels.count} channels of {channels.name!r} could be "
+                f"traced to the layer that produces them; {BY_HAND}"
             )
-    # An axis moves as a whole or not at all.
     while True:
-        cell_of = ledger.cells()
+        cell_of = table.cell_numbers()
         mixed = [
             ids
-            for ids in ledger.axes.values()
+            for ids in table.axes.values()
             if (cell_of[ids] == FIXED).any() and (cell_of[ids] != FIXED).any()
         ]
         if not mixed:
             return cell_of
         for ids in mixed:
-            ledger.tie(ids, FIXED)
+            table.tie(ids, FIXED)
 
 
-def _parts(
-    ledger: Ledger, cell_of: np.ndarray, leaving: Sequence[Channels]
+def _cells_by_part(
+    table: ChannelTable, cell_of: np.ndarray, network_outputs: Sequence[Channels]
 ) -> list[tuple[str, np.ndarray, bool]]:
-    """Every part's name, its cells, and whether it is an input or output; outputs come last."""
-    standing: dict[int, list[tuple[int, int]]] = {}
-    for index, ids in enumerate(ledger.axes.values()):
+    """Return each part's name, its cells, and whether it is a network input or output; outputs come last.
+
+    Cells of one part have the same producer and lie on the same axes, equally often.
+    """
+    axes_of_cell: dict[int, list[tuple[int, int]]] = {}
+    for axis, ids in enumerate(table.axes.values()):
         cells, counts = np.unique(cell_of[ids], return_counts=True)
         for cell, count in zip(cells.tolist(), counts.tolist(), strict=True):
-            standing.setdefault(cell, []).append((index, count))
-    standing.pop(FIXED, None)
-    maker = np.full(int(cell_of.max()) + 1, -1, np.int64)
-    for index in reversed(range(len(ledger.spaces))):
-        if ledger.spaces[index].made:
-            maker[cell_of[ledger.spaces[index].ids]] = index
-    leaves = set(np.concatenate([np.empty(0, int), *(cell_of[one.ids] for one in leaving)]))
+            axes_of_cell.setdefault(cell, []).append((axis, count))
+    axes_of_cell.pop(FIXED, None)
+    producer = np.full(int(cell_of.max()) + 1, -1, np.int64)
+    for index in reversed(range(len(table.all_channels))):
+        if table.all_channels[index].produced:
+            producer[cell_of[table.all_channels[index].ids]] = index
+    output_cells = set(
+        np.concatenate([np.empty(0, int), *(cell_of[one.ids] for one in network_outputs)])
+    )
     groups: dict[tuple[object, ...], list[int]] = {}
-    for cell, places in sorted(standing.items()):
-        groups.setdefault((cell in leaves, int(maker[cell]), *places), []).append(cell)
-    found: list[tuple[str, np.ndarray, bool]] = []
+    for cell, axes in sorted(axes_of_cell.items()):
+        groups.setdefault((cell in output_cells, int(producer[cell]), *axes), []).append(cell)
+    parts: list[tuple[str, np.ndarray, bool]] = []
     for (is_output, *_), cells in sorted(groups.items(), key=lambda item: (item[0][0], item[1][0])):
-        space = ledger.spaces[maker[cells[0]]]
-        count = sum(other.split("#")[0] == space.name for other, _, _ in found)
-        name = f"{space.name}#{count + 1}" if count else space.name
-        found.append((name, np.array(cells), bool(is_output) or space.given))
-    return found
+        channels = table.all_channels[producer[cells[0]]]
+        count = sum(other.split("#")[0] == channels.name for other, _, _ in parts)
+        name = f"{channels.name}#{count + 1}" if count else channels.name
+        parts.append((name, np.array(cells), bool(is_output) or channels.is_network_input))
+    return parts

@@ -14,7 +14,7 @@ from gossamer.models import (
     discover,
     permute,
 )
-from gossamer.models.discovery import prove
+from gossamer.models.discovery import check_by_permutation
 
 
 class Recurrent(nn.Module):
@@ -174,7 +174,7 @@ class Noisy(nn.Module):
     ("module", "example", "options", "message"),
     [
         (Halves(), torch.randn(2, 4), {}, r"only 4 of the 8 channels of 'b.in' could be traced"),
-        (Decides(), torch.randn(2, 4), {}, r"Decides asks for a value .*depends on data.*by hand"),
+        (Decides(), torch.randn(2, 4), {}, r"Decides reads a tensor.*depends on data.*by hand"),
         (Noisy(), torch.randn(2, 4), {}, r"Noisy does not compute the same on every call"),
         (Noisy(), torch.randn(2, 5), {}, r"RuntimeError in 'a' \(Linear\)"),
         (Noisy(), [1.0], {}, r"example input as a tensor"),
@@ -215,7 +215,7 @@ def test_a_wrong_anatomy_is_found_out_by_name():
     )
     wrong = Anatomy((*right.parts, Part("gain", 1)), maps, ends=right.ends)
     with pytest.raises(ModelError, match=r"part '0' \(4 cells\) was traced wrongly.*0.weight:0"):
-        prove(module, wrong, (torch.randn(2, 3),), (1,))
+        check_by_permutation(module, wrong, (torch.randn(2, 3),), (1,))
 
 
 def test_other_dtypes_several_outputs_and_frozen_parameters_are_followed():
