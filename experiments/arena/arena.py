@@ -14,15 +14,15 @@ import torch
 from ...models import Learner, Metrics, ModelError, PeerCounting
 from ...models.stack import (
     Group,
-    Needs,
+    MemoryNeeds,
     Task,
     Workers,
-    combine,
+    available_cores,
+    combine_needs,
     form_group,
     free_memory,
     group_learners,
-    needs_of,
-    processors,
+    memory_needs,
 )
 from ...peer import MatchedStore
 from .lockstep import Averager, ExactMean, Mixing
@@ -135,12 +135,12 @@ class Arena:
             if isinstance(learner, PeerCounting):  # in an arena, every peer sees all the others
                 learner.peers_seen = lambda: count
         self._every, self._test_every = every, test_every
-        self._threads = threads or processors()
+        self._threads = threads or available_cores()
         self._device = _device(device)
-        kinds = group_learners(self._learners)
+        specs = group_learners(self._learners)
         home = self._learners[0].network.flat.device
         where = self._device or home
-        self._needs = needs_of(kinds, self._learners, self._threads, moved=where != home)
+        self._needs = memory_needs(specs, self._learners, self._threads, other_device=where != home)
         self._wired: WiredAverager | None = None
         if wire is not None:
             if device is not None:
@@ -150,10 +150,10 @@ class Arena:
             self._wired = WiredAverager(
                 self._learners, mixing or ExactMean(), weights, wire, stores or ()
             )
-            self._needs = combine([self._needs, self._wired.needs()])
-        self._needs.refuse_beyond(memory if memory is not None else free_memory(where))
+            self._needs = combine_needs([self._needs, self._wired.needs()])
+        self._needs.check_fits(memory if memory is not None else free_memory(where))
         self._groups: list[Group] = [
-            form_group(kind, self._learners, self._device) for kind in kinds
+            form_group(spec, self._learners, self._device) for spec in specs
         ]
         self._group_and_row = {
             index: (group, row) for group in self._groups for row, index in enumerate(group.indices)
@@ -185,7 +185,7 @@ class Arena:
             f"{f', {rest} one by one' if rest else ''}; {self._needs})"
         )
 
-    def needs(self) -> Needs:
+    def needs(self) -> MemoryNeeds:
         """The memory that this arena needs, item by item."""
         return self._needs
 

@@ -37,7 +37,7 @@ from ...gossip import (
 )
 from ...gossip.compress import ROOM, SENT_KEPT, CompressError, Links, Shapes, Traffic, parse
 from ...models import Learner, ModelError, Weighted, check_weights, implementers
-from ...models.stack import Needs, Term
+from ...models.stack import MemoryItem, MemoryNeeds
 from ...peer import MatchedStore, NetworkStore, blocks, schema_entries
 from .lockstep import Gossip, Mixing, Server
 from .network import CHANGE, CREDIT, PUSH, SETTLE, TRAIN, Clock, Timetable, World, share_rule
@@ -536,7 +536,7 @@ class WiredAverager:
                 self.lockstep.exchange(model, self._targets(self._mixing, model))
             self._exchanges += 1
 
-    def needs(self) -> Needs:
+    def needs(self) -> MemoryNeeds:
         """The memory for the references that both ends of every compressed link keep."""
         total = 0
         for model, peers in self._members.items() if self._wire.compress is not None else ():
@@ -547,7 +547,7 @@ class WiredAverager:
                 links = union.number_of_edges() * (1 if union.is_directed() else 2)
             # An upper bound: both ends of a link share the arrays that are equal.
             total += min(len(peers) * ROOM, SENT_KEPT * links * 4 * self._sizes[model])
-        return Needs((Term("references of compressed links", total),))
+        return MemoryNeeds((MemoryItem("references of compressed links", total),))
 
     def _targets(self, mixing: Gossip, model: str) -> Mapping[int, Sequence[int]]:
         """The peers to which each peer pushes in the next exchange; cached if the schedule has a period."""

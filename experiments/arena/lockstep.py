@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...models import ModelError, SlicedNetwork, check_schema, check_weights, implementers
-from ...models.stack import BLOCK_BYTES, Alone, Stack, as_rows
+from ...models.stack import BLOCK_BYTES, SingleNetwork, Stack, row_index
 from ...peer import MatchedStore
 
 if TYPE_CHECKING:  # scipy is slow to import, and needed only with a graph
@@ -232,7 +232,7 @@ class Averager:
     def __init__(
         self,
         networks: Sequence[SlicedNetwork],
-        rows: Sequence[tuple[Stack | Alone, int]],
+        rows: Sequence[tuple[Stack | SingleNetwork, int]],
         mixing: Mixing,
         weights: Sequence[float] | None,
         stores: Sequence[MatchedStore] = (),
@@ -321,7 +321,7 @@ class _StackedModel:
         model: str,
         members: list[int],
         networks: Sequence[SlicedNetwork],
-        rows: Sequence[tuple[Stack | Alone, int]],
+        rows: Sequence[tuple[Stack | SingleNetwork, int]],
         digests: dict[int, bytes],
     ):
         self.model, self.members = model, members
@@ -331,7 +331,7 @@ class _StackedModel:
         width = max(16, min(size, WIDEST_BLOCK, BLOCK_BYTES // (4 * len(members))))
         self._blocks = [(at, min(at + width, size)) for at in range(0, size, width)]
         by_coordinates: dict[
-            object, tuple[Stack | Alone, slice | np.ndarray, list[int], list[int]]
+            object, tuple[Stack | SingleNetwork, slice | np.ndarray, list[int], list[int]]
         ] = {}
         for slot, (member, network) in enumerate(zip(members, self._networks, strict=True)):
             check_schema(model, first, network)
@@ -395,7 +395,7 @@ class _Piece:
 
     def __init__(
         self,
-        stack: Stack | Alone,
+        stack: Stack | SingleNetwork,
         where: slice | np.ndarray,
         rows: list[int],
         slots: list[int],
@@ -403,7 +403,7 @@ class _Piece:
     ):
         device = stack.values.device
         self.stack = stack
-        self._rows, self._slots = as_rows(rows, device), as_rows(slots, device)
+        self._rows, self._slots = row_index(rows, device), row_index(slots, device)
         tiled = tiles(where)
         self._tiles = {} if tiled is None else {block: span(tiled, *block) for block in blocks}
         self._index = None if tiled is not None else torch.as_tensor(where, device=device)

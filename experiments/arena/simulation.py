@@ -28,7 +28,7 @@ import torch
 from ...gossip import ONE, Array, DictStore, Partition
 from ...gossip.compress import Shapes, Traffic
 from ...models import AssociativeNetwork, Layout, Metrics, ModelError
-from ...models.stack import Needs, estimate, free_memory
+from ...models.stack import MemoryNeeds, estimate_memory, free_memory
 from ...peer import MatchedStore, blocks, schema_entries
 from ...topology import Event, TopologyError, draw_events, read_events
 from ..build import Member, Swarm, check_compression, members_in_order, require_push, shared_models
@@ -67,7 +67,7 @@ class Simulation:
         if say:
             warn_unused_keys(config, "lockstep", source)
         try:
-            expected_needs(config).refuse_beyond(free_memory(torch.device("cpu")))
+            expected_needs(config).check_fits(free_memory(torch.device("cpu")))
         except ModelError as error:
             raise ConfigError(f"{source}: key 'peers': {error}") from None
         members, stores = members_in_order(Swarm(config, source))
@@ -101,7 +101,7 @@ class Simulation:
         yield from (arena or self.arena()).run(self.config.rounds)
 
 
-def expected_needs(config: Config) -> Needs:
+def expected_needs(config: Config) -> MemoryNeeds:
     """A lower bound of the memory that a config's swarm needs, computed without loading data."""
     layout = config.network.layout
     try:
@@ -121,7 +121,7 @@ def expected_needs(config: Config) -> Needs:
     # A slice that is not the whole network has an index for every coordinate; peers with equal slices
     # share it.
     shares_everything = [model.layout for model in config.models] == [layout.replace("=", "-")]
-    return estimate(
+    return estimate_memory(
         peers=peers,
         parameters=parameters,
         slots={"sgd": 0, "momentum": 1, "adam": 2}[config.training.optimizer],

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from ...models import SgdLearner, SlicedNetwork
-from ...models.stack import amount
+from ...models.stack import format_bytes
 from ...topology import build, mixing_matrix
 from ..arena import Arena, ExactMean, Gossip, Mixing, peak_memory
 from ..cli import console
@@ -259,8 +259,8 @@ class Size:
     def __str__(self) -> str:
         return (
             f"{self.peers:,} peers of {KINDS[self.kind].name}: built in {self.build:.1f} s, "
-            f"{self.round:.3g} s a round ({self.average:.2g} s averaging), peak {amount(self.peak)} "
-            f"(arena's estimate {amount(self.needs)}), accuracy {self.accuracy:.3f}"
+            f"{self.round:.3g} s a round ({self.average:.2g} s averaging), peak {format_bytes(self.peak)} "
+            f"(arena's estimate {format_bytes(self.needs)}), accuracy {self.accuracy:.3f}"
         )
 
 
@@ -279,7 +279,7 @@ def scale() -> list[Row]:
                     size = in_own_process(measure, kind, peers)
                     file.write(asdict(size))
                     console.warn(str(size))
-                    name, note = f"{peers:,} × {work.layout}", f"peak {amount(size.peak)}"
+                    name, note = f"{peers:,} × {work.layout}", f"peak {format_bytes(size.peak)}"
                     rows.append(Row(name, "s a round", size.round, note=note))
         console.print_written(draw(folder))
     return rows

@@ -1,10 +1,10 @@
-"""Training many networks of one architecture at once: their parameters are the rows of one tensor.
+"""Train many networks of one architecture at once: their parameters are the rows of one tensor, a stack.
 
-    groups = [form_group(kind, learners, device=None) for kind in group_learners(learners)]
+    groups = [form_group(spec, learners, device=None) for spec in group_learners(learners)]
     for task in groups[0].train(rows=range(len(groups[0].indices)), repeats=1):
-        task()      # tasks are independent: `Workers(threads).run(tasks)` runs them side by side
+        task()      # tasks are independent: `Workers(threads).run(tasks)` runs them in parallel
 
-Results are those of a loop over the learners, to rounding.
+The results equal those of a loop over the learners, up to rounding.
 """
 
 import lazy_loader

@@ -1,15 +1,15 @@
-"""How training is cut into tasks, the threads that run them, and the memory that it will need.
+"""How stacked training is split into tasks, the threads that run them, and the memory it needs.
 
-All choices were measured, on two cores with 512 KB of L2 each and 32 MB of L3; `gossamer bench arena` shows
-what they are worth. None of them depends on the number of threads, so neither does any result.
+All constants were measured on two cores with 512 KB of L2 cache each and 32 MB of L3 cache; `gossamer bench
+arena` measures their effect. None depends on the number of threads, so results do not either.
 
-- Every product runs on one thread, and peers run side by side. Torch's threads inside a product split
-  it too finely for networks of this size, and collapse when another process holds a core.
-- Peer-major: a task is all that some peers train between two averagings, so that their weights stay in
-  cache. Step-major, every step of every peer, reads the whole stack from memory once per step.
-- Large networks go few at a time, in place; with large batches one at a time, for then their products
-  take so long that calls do not count. Small ones go many at a time, packed: a product takes less than
-  calling it does.
+- Every matrix product runs on one thread, and different peers run in parallel. Splitting one product among
+  torch's threads does not pay for networks of this size, and is very slow when another process uses a core.
+- A task trains some peers for all steps between two averagings, so that their weights stay in cache. Doing
+  one step of every peer, then the next, would read the whole stack from memory at every step.
+- Large networks are trained a few per task, in place; with large batches one per task, because then the cost
+  of calling torch is negligible. Small networks are trained many per task, with their layers copied to
+  contiguous memory ("packed"), because calling torch takes longer than their products.
 """
 
 from __future__ import annotations
@@ -30,53 +30,53 @@ import torch
 from .. import ModelError
 
 LARGE_NETWORK = 32_768
-"""Parameters from which a network is large: its own products keep a core busy, and packing it is not free."""
+"""Parameters from which a network counts as large: its products keep a core busy, and packing costs time."""
 LARGE_PER_TASK = 4
-"""Large networks that share the cost of calls…"""
+"""Large networks per task, which share the cost of calling torch."""
 LARGE_STEP = 65_536
-"""… unless one step of one of them fills so many values that the cost of calls is nothing to it."""
+"""Activations of one step from which a large network gets its own task: calls cost little beside products."""
 LARGE_IMAGES = 4096
-"""Values that one step of a convolutional network reads, from which peers are faster one by one: stacked,
-their convolutions become one with groups, which is 1.5 to 3.5 times as fast below and slower above."""
+"""Input values of one step from which peers with convolutions are trained one by one. Stacked, their
+convolutions become one grouped convolution: 1.5 to 3.5 times as fast below this size, and slower above."""
 TASK_BYTES = 2 << 20
-"""Parameters and one step's activations of the peers in a task: more falls out of the cache."""
+"""Limit of a task's parameters and activations of one step: more does not fit into the cache."""
 TASKS = 4
-"""Tasks that a small swarm is cut into at least, so that there is something to run side by side, and a
-large one into multiples of, so that threads end together…"""
+"""A small swarm is split into this many tasks, to use several threads, and a large one into a multiple of it,
+so that all threads finish at about the same time. MIN_PER_TASK takes precedence."""
 MIN_PER_TASK = 8
-"""… unless that leaves fewer peers than this in a task, when calls would cost more than products."""
+"""Peers per task at least: with fewer, calling torch would take longer than the products."""
 DEFERRED_ROWS = 100
-"""Samples, over the steps that are deferred together; see engines.py."""
+"""Samples in all the steps whose update of the first layer is deferred together: see engines.py."""
 TEST_ROWS = 8192
-"""Test samples, over all peers of a task, that go through the network at once."""
+"""Test samples, summed over the peers of a task, in one forward pass."""
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 def peers_per_task(peers: int, parameters: int, activations: int) -> int:
-    """Return how many peers train together; `activations`: values that one step of one peer fills."""
+    """Return how many peers one task trains; `activations`: values computed in one step of one peer."""
     if parameters >= LARGE_NETWORK:
         return 1 if activations >= LARGE_STEP else LARGE_PER_TASK
-    fit = TASK_BYTES // (4 * max(parameters + activations, 1))
-    size = max(1, min(fit, max(ceil(peers / TASKS), MIN_PER_TASK)))
+    fitting = TASK_BYTES // (4 * max(parameters + activations, 1))
+    size = max(1, min(fitting, max(ceil(peers / TASKS), MIN_PER_TASK)))
     if size * TASKS >= peers:
         return size
     return ceil(peers / (TASKS * ceil(peers / (TASKS * size))))
 
 
 def deferred_steps(parameters: int, cells: int, inputs: int, batch: int) -> int:
-    """Return how many steps of plain descent share one product of the first layer, `cells` × `inputs`.
+    """Return how many steps of plain SGD share one product with the first layer's `cells` × `inputs` weights.
 
-    Worth it where the first layer is most of a large network. More steps cost more products of inputs
-    with each other, fewer read the weights more often.
+    That is faster if the first layer holds most weights of a large network. More steps at once need more
+    products of inputs with each other; fewer steps read the weights from memory more often.
     """
     if parameters < LARGE_NETWORK or 2 * cells * inputs < parameters:
         return 1
     return max(1, min(DEFERRED_ROWS, inputs // 4) // batch)
 
 
-def processors() -> int:
-    """Return how many cores this process may use; one in a worker process, whose siblings use the others."""
+def available_cores() -> int:
+    """Return how many cores this process may use: one in a worker process, as other workers use the rest."""
     if multiprocessing.parent_process() is not None:
         return 1
     if hasattr(os, "sched_getaffinity"):
@@ -85,44 +85,47 @@ def processors() -> int:
 
 
 class Workers:
-    """Runs tasks on `threads` threads, with one torch thread inside each.
+    """Runs tasks on `threads` threads, each of which uses one torch thread.
 
-    Torch's setting belongs to a thread, but the last one set is also what new threads begin with: it
-    is put back, so that a program's other threads find what they expect.
+    `torch.set_num_threads` acts on the calling thread, but the last value set is also the default of new
+    threads: it is restored, so that the program's other threads are not affected.
     """
 
     def __init__(self, threads: int):
-        before = torch.get_num_threads()
+        default_threads = torch.get_num_threads()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="gossamer arena")
         barrier = threading.Barrier(threads)
 
         def prepare() -> None:
             torch.set_num_threads(1)
-            barrier.wait()  # or one quick thread would prepare twice, and another never
+            barrier.wait()  # so that every thread runs this function exactly once
 
         for future in [self._pool.submit(prepare) for _ in range(threads)]:
             future.result()
-        torch.set_num_threads(before)
+        torch.set_num_threads(default_threads)
 
-    def run(self, tasks: Sequence[Callable[[], Answer]]) -> list[Answer]:
-        """Return answers in the order of the tasks. The first error is raised when what runs has ended."""
-        waiting: list[Future[Answer]] = [self._pool.submit(task) for task in tasks]
+    def run(self, tasks: Sequence[Callable[[], Result]]) -> list[Result]:
+        """Return results in the order of the tasks.
+
+        If a task raises, tasks that have not begun are cancelled; the error is raised when the others end.
+        """
+        futures: list[Future[Result]] = [self._pool.submit(task) for task in tasks]
         try:
-            return [future.result() for future in waiting]
+            return [future.result() for future in futures]
         finally:
-            for future in waiting:
+            for future in futures:
                 future.cancel()
-            wait(waiting)
+            wait(futures)
 
 
-WORK = "work space"
+WORK_SPACE = "work space"
 BLOCK_BYTES = 1 << 20
-"""One block of averaging, peers × coordinates: read, mixed and written back while in cache."""
+"""Size of a block (peers × coordinates) in averaging: it is read, mixed and written back while in cache."""
 
 
 @dataclass(frozen=True)
-class Term:
-    """One kind of memory. `held`: bytes of it that are taken already, by the learners themselves."""
+class MemoryItem:
+    """What some memory is used for. `held`: bytes of it that the learners have already allocated."""
 
     name: str
     bytes: int
@@ -130,46 +133,46 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Needs:
-    """All that a swarm needs; `str()` of it is one line."""
+class MemoryNeeds:
+    """The memory that a swarm needs, item by item; `str()` of it is one line."""
 
-    terms: tuple[Term, ...]
+    items: tuple[MemoryItem, ...]
 
     @property
     def total(self) -> int:
-        """Bytes of all terms."""
-        return sum(term.bytes for term in self.terms)
+        """Bytes of all items."""
+        return sum(item.bytes for item in self.items)
 
     @property
-    def more(self) -> int:
-        """Bytes that are not taken yet."""
-        return sum(max(term.bytes - term.held, 0) for term in self.terms)
+    def to_allocate(self) -> int:
+        """Bytes that are not allocated yet."""
+        return sum(max(item.bytes - item.held, 0) for item in self.items)
 
     @property
-    def largest(self) -> Term:
-        """The term with the most bytes."""
-        return max(self.terms, key=lambda term: term.bytes)
+    def largest(self) -> MemoryItem:
+        """The item with the most bytes."""
+        return max(self.items, key=lambda item: item.bytes)
 
     def __str__(self) -> str:
-        parts = [
-            f"{term.name} {amount(term.bytes)}"
-            for term in sorted(self.terms, key=lambda term: -term.bytes)
-            if term.bytes
+        texts = [
+            f"{item.name} {format_bytes(item.bytes)}"
+            for item in sorted(self.items, key=lambda item: -item.bytes)
+            if item.bytes
         ]
-        return f"memory: {amount(self.total)} ({', '.join(parts)})"
+        return f"memory: {format_bytes(self.total)} ({', '.join(texts)})"
 
-    def refuse_beyond(self, room: int | None) -> None:
-        """Raise, naming the largest term, if what is still needed does not fit into `room` bytes."""
-        if room is None or self.more <= room:
+    def check_fits(self, free: int | None) -> None:
+        """Raise, naming the largest item, if more than `free` bytes must still be allocated."""
+        if free is None or self.to_allocate <= free:
             return
         raise ModelError(
-            f"this swarm needs {amount(self.more)} more memory and {amount(room)} are free; the largest "
-            f"term is {self.largest.name} with {amount(self.largest.bytes)}: take fewer peers, a smaller "
-            "network or fewer samples"
+            f"this swarm needs {format_bytes(self.to_allocate)} more memory and {format_bytes(free)} are "
+            f"free; the largest item is {self.largest.name} with {format_bytes(self.largest.bytes)}: take "
+            "fewer peers, a smaller network or fewer samples"
         )
 
 
-def amount(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Return a number of bytes with a unit: 1.5 kB, 2.5 GB."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000:
@@ -178,7 +181,7 @@ def amount(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-def estimate(
+def estimate_memory(
     *,
     peers: int,
     parameters: int,
@@ -190,53 +193,55 @@ def estimate(
     step_values: int = 0,
     element: int = 4,
     held: bool = False,
-) -> Needs:
-    """Return the needs of one group of alike peers, before any of them is built.
+) -> MemoryNeeds:
+    """Return the memory needs of one group of peers, also before any of them is built.
 
-    slots: values that the optimizer keeps per parameter (momentum 1, Adam 2). sample_bytes,
-    test_bytes: of all peers together. index_bytes: of the coordinates of partial models that do not
-    follow each other without a gap. step_values: activations of one step of one peer. held: whether
-    the learners exist, with values and samples of their own.
+    slots: values that the optimizer stores per parameter (momentum 1, Adam 2). sample_bytes, test_bytes: of
+    all peers together. index_bytes: of the arrays of coordinates of partial models whose coordinates are not
+    contiguous. step_values: activations of one step of one peer. element: bytes per value. held: whether the
+    learners already exist, with parameters and samples in memory.
     """
-    values = peers * parameters * element
-    together = peers_per_task(peers, parameters, step_values)
-    task = together * (3 * parameters + 2 * step_values) * element
-    work = threads * (task + 3 * BLOCK_BYTES)
-    own = {
-        f"parameters of {peers:,} peers": values,
+    parameter_bytes = peers * parameters * element
+    task_peers = peers_per_task(peers, parameters, step_values)
+    task_bytes = task_peers * (3 * parameters + 2 * step_values) * element
+    work_bytes = threads * (task_bytes + 3 * BLOCK_BYTES)
+    of_learners = {
+        f"parameters of {peers:,} peers": parameter_bytes,
         "training samples": sample_bytes,
         "test samples": test_bytes,
         "coordinates of partial models": index_bytes,
     }
-    terms = [Term(name, size, size if held else 0) for name, size in own.items()]
-    return Needs((*terms, Term("optimizer state", slots * values), Term(WORK, work)))
+    items = [MemoryItem(name, size, size if held else 0) for name, size in of_learners.items()]
+    items.append(MemoryItem("optimizer state", slots * parameter_bytes))
+    return MemoryNeeds((*items, MemoryItem(WORK_SPACE, work_bytes)))
 
 
-def combine(needs: Iterable[Needs]) -> Needs:
-    """Return the needs of several groups; work space is used by one after the other."""
-    terms: dict[str, Term] = {}
-    for term in (term for need in needs for term in need.terms):
-        old = terms.get(term.name, Term(term.name, 0))
-        most = max(old.bytes, term.bytes) if term.name == WORK else old.bytes + term.bytes
-        terms[term.name] = Term(term.name, most, old.held + term.held)
-    return Needs(tuple(terms.values()))
+def combine_needs(needs: Iterable[MemoryNeeds]) -> MemoryNeeds:
+    """Return the needs of several groups together; groups use the work space one after the other."""
+    items: dict[str, MemoryItem] = {}
+    for item in (item for need in needs for item in need.items):
+        old = items.get(item.name, MemoryItem(item.name, 0))
+        is_work = item.name == WORK_SPACE
+        size = max(old.bytes, item.bytes) if is_work else old.bytes + item.bytes
+        items[item.name] = MemoryItem(item.name, size, old.held + item.held)
+    return MemoryNeeds(tuple(items.values()))
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes that can still be taken on a device."""
+    """Return the bytes that can still be allocated on a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(min(psutil.virtual_memory().available, _control_group()))
+    return int(min(psutil.virtual_memory().available, _container_memory()))
 
 
-def _control_group() -> float:
-    """What a container is still allowed to take; page cache, which can be dropped, counts as free."""
+def _container_memory() -> float:
+    """Return the bytes that the container's cgroup may still allocate, droppable page cache included."""
     folder = Path("/sys/fs/cgroup")
     try:
-        most = (folder / "memory.max").read_text("utf-8").strip()
+        limit = (folder / "memory.max").read_text("utf-8").strip()
         used = int((folder / "memory.current").read_text("utf-8"))
         lines = (folder / "memory.stat").read_text("utf-8").splitlines()
         cached = sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
     except (OSError, ValueError):
         return inf
-    return inf if most == "max" else max(int(most) - used + cached, 0)
+    return inf if limit == "max" else max(int(limit) - used + cached, 0)

@@ -276,7 +276,7 @@ def test_arenas_refuse_wires_that_they_cannot_have() -> None:
         Arena(learners, mixing=Gossip(graph), wire=Wire("float16", "int8"))
     many = walkers(config(peers=60, data={"samples": 10, "test": 60}))
     everybody = Gossip(nx.complete_graph(60))
-    with pytest.raises(ModelError, match="largest term is references of compressed links"):
+    with pytest.raises(ModelError, match="largest item is references of compressed links"):
         Arena(many, mixing=everybody, wire=wire, memory=12_000_000)
     Arena(many, mixing=everybody, memory=12_000_000)
 

@@ -8,11 +8,11 @@ import torch
 from gossamer.experiments.arena import Arena, peak_memory
 from gossamer.models import Learner, ModelError, SgdLearner, SlicedNetwork, mlp
 from gossamer.models.stack import (
-    Needs,
-    Term,
-    amount,
-    combine,
-    estimate,
+    MemoryItem,
+    MemoryNeeds,
+    combine_needs,
+    estimate_memory,
+    format_bytes,
     free_memory,
 )
 
@@ -34,31 +34,31 @@ def learners(peers: int = 4, adam: bool = False) -> list[Learner]:
 def test_every_term_is_counted() -> None:
     needs = Arena(learners(adam=True), threads=2).needs()
     size = 6 * 8 + 8 + 8 * 4 + 4
-    terms = {term.name: term for term in needs.terms}
-    assert terms["parameters of 4 peers"].bytes == 4 * size * 4
-    assert terms["optimizer state"].bytes == 2 * 4 * size * 4
-    assert terms["training samples"].bytes == 4 * 50 * (6 * 4 + 8)
-    assert terms["test samples"].bytes == 50 * (6 * 4 + 8)  # all peers share one set
-    assert terms["coordinates of partial models"].bytes > 0
-    assert terms["work space"].bytes > 0
-    assert needs.total == sum(term.bytes for term in needs.terms)
+    items = {item.name: item for item in needs.items}
+    assert items["parameters of 4 peers"].bytes == 4 * size * 4
+    assert items["optimizer state"].bytes == 2 * 4 * size * 4
+    assert items["training samples"].bytes == 4 * 50 * (6 * 4 + 8)
+    assert items["test samples"].bytes == 50 * (6 * 4 + 8)  # all peers share one set
+    assert items["coordinates of partial models"].bytes > 0
+    assert items["work space"].bytes > 0
+    assert needs.total == sum(item.bytes for item in needs.items)
     assert "optimizer state" in str(needs)
 
 
 def test_what_learners_hold_already_is_not_asked_for_again() -> None:
     needs = Arena(learners(adam=True)).needs()
-    fresh = {term.name for term in needs.terms if term.bytes > term.held}
+    fresh = {item.name for item in needs.items if item.bytes > item.held}
     assert fresh == {"optimizer state", "work space"}
 
 
-def test_what_does_not_fit_is_refused_by_its_largest_term() -> None:
-    needs = estimate(peers=1_000_000, parameters=266_610, sample_bytes=10**9)
+def test_what_does_not_fit_is_refused_by_its_largest_item() -> None:
+    needs = estimate_memory(peers=1_000_000, parameters=266_610, sample_bytes=10**9)
     with pytest.raises(
         ModelError, match=r"1\.07 TB .* parameters of 1,000,000 peers with 1\.07 TB"
     ):
-        needs.refuse_beyond(16 * 10**9)
-    needs.refuse_beyond(2 * 10**12)
-    needs.refuse_beyond(None)
+        needs.check_fits(16 * 10**9)
+    needs.check_fits(2 * 10**12)
+    needs.check_fits(None)
 
 
 def test_an_arena_without_room_is_refused_before_it_touches_its_learners() -> None:
@@ -70,17 +70,17 @@ def test_an_arena_without_room_is_refused_before_it_touches_its_learners() -> No
 
 
 def test_groups_share_the_work_space() -> None:
-    both = combine(
+    both = combine_needs(
         [
-            Needs((Term("samples", 5, 5), Term("work space", 7))),
-            Needs((Term("samples", 6), Term("work space", 3))),
+            MemoryNeeds((MemoryItem("samples", 5, 5), MemoryItem("work space", 7))),
+            MemoryNeeds((MemoryItem("samples", 6), MemoryItem("work space", 3))),
         ]
     )
-    assert {term.name: (term.bytes, term.held) for term in both.terms} == {
+    assert {item.name: (item.bytes, item.held) for item in both.items} == {
         "samples": (11, 5),
         "work space": (7, 0),
     }
-    assert both.more == 6 + 7
+    assert both.to_allocate == 6 + 7
 
 
 def test_stacking_keeps_one_copy_of_each_sample() -> None:
@@ -97,7 +97,7 @@ def test_stacking_keeps_one_copy_of_each_sample() -> None:
     ("count", "text"), [(999, "999 bytes"), (1500, "1.5 kB"), (2.5e9, "2.5 GB"), (3e12, "3 TB")]
 )
 def test_amounts_are_readable(count: float, text: str) -> None:
-    assert amount(count) == text
+    assert format_bytes(count) == text
 
 
 def test_this_machine_says_what_it_has() -> None:

@@ -30,7 +30,7 @@ def learners(momentum: float) -> list[Learner]:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_groups_do_what_their_learners_would(momentum: float) -> None:
     mine, plain = learners(momentum), learners(momentum)
-    groups = [form_group(kind, mine, None) for kind in group_learners(mine)]
+    groups = [form_group(spec, mine, None) for spec in group_learners(mine)]
     assert [list(group.indices) for group in groups] == [[0, 1, 3], [2]]
     workers = Workers(2)
     for group in groups:
