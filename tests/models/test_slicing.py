@@ -271,7 +271,7 @@ def test_an_axis_may_repeat_cells_and_have_axes_without_cells():
             None,
             r"model 'b' depends on 'a', which this peer does not implement",
         ),
-        ({"c": "4-4"}, {"b": ["a"]}, None, r"unknown model 'c': the dependency order knows a, b"),
+        ({"c": "4-4"}, {"b": ["a"]}, None, r"unknown model 'c': the dependency order names a, b"),
         (
             {"a": [[0, 1, 2, 3], [0, 0]]},
             None,
@@ -306,7 +306,7 @@ def test_a_dependency_must_be_a_list():
         ModelGraph({"a": "b"})
 
 
-def test_asking_for_an_unknown_owner_names_those_there_are():
+def test_an_unknown_model_is_refused_with_the_names_of_those_that_average():
     slicing = Slicing(discover(mlp("2=2")), {"a": "2-2"})
-    with pytest.raises(ModelError, match=r"'b' owns nothing here; owners are a"):
+    with pytest.raises(ModelError, match=r"model 'b' averages nothing here; models that do are a"):
         slicing.coordinates("b")

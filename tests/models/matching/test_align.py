@@ -188,7 +188,7 @@ def test_cells_that_stand_several_times_on_an_axis_move_whole() -> None:
             lambda n: align(n, {"everyone": torch.zeros(3)}),
             "peers of other widths need a common width",
         ),
-        (lambda n: align(n, {"nobody": torch.zeros(3)}), "'nobody' owns nothing here"),
+        (lambda n: align(n, {"nobody": torch.zeros(3)}), "'nobody' averages nothing here"),
         (lambda n: align(n, {}), "shares nothing with peer 'a'"),
         (lambda n: align(n, n, by="magic"), "there are weights, activations"),
         (lambda n: align(n, n, by="activations"), "needs inputs"),
