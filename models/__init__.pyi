@@ -11,13 +11,13 @@ from .discovery import discover as discover
 from .discovery import discover_for as discover_for
 from .errors import ModelError as ModelError
 from .learner import GradientTerm as GradientTerm
+from .learner import IsCorrect as IsCorrect
 from .learner import Learner as Learner
 from .learner import Loss as Loss
 from .learner import Metrics as Metrics
 from .learner import PeerCounting as PeerCounting
 from .learner import PlainSgd as PlainSgd
 from .learner import Proximal as Proximal
-from .learner import Right as Right
 from .learner import SgdLearner as SgdLearner
 from .learner import Weighted as Weighted
 from .learner import adding_to_gradient as adding_to_gradient

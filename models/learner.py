@@ -92,7 +92,7 @@ class PeerCounting(Protocol):
 
 # A loss takes outputs [n, classes] and labels [n] and returns one number per sample.
 Loss = Callable[[Tensor, Tensor], Tensor]
-Right = Callable[[Tensor, Tensor], Tensor]
+IsCorrect = Callable[[Tensor, Tensor], Tensor]
 """Of outputs and labels, whether each sample is right."""
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -274,7 +274,7 @@ class SgdLearner:
         rate: float = 0.1,
         optimizer: OptimizerFactory | None = None,
         loss: str | Loss = "cross-entropy",
-        right: Right | None = None,
+        right: IsCorrect | None = None,
         seed: int = 0,
     ):
         if local_samples < 1 or batch < 1:

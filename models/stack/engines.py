@@ -1,24 +1,26 @@
-"""What runs some peers of a stack through their network, and scores what comes out.
+"""Engines, which train and evaluate several peers' networks at once, and the scoring of their outputs.
 
-Chains of Linear layers are batched matrix products, forward and backward. Large networks are worked on in
-place, in their rows of the stack, with products that fill the processor by themselves; small ones are first
-packed layer by layer, because batched products of small matrices want each layer contiguous. Any other module
-runs under torch's vmap.
+Chains of Linear layers are computed as batched matrix products, forward and backward. Large networks are
+trained in place, in their rows of the stack. Small ones are first packed (copied layer by layer), because
+batched products of small matrices are fast only if each layer is contiguous. Any other module runs under
+torch's vmap.
 
-The kernel, the innermost loop of chains, is run by torch's own interpreter: its functions are plain Python in
-the subset that TorchScript reads. Scripted, all that some peers train between two averagings is one call that
-neither waits for Python's interpreter nor keeps other threads from it; without TorchScript (it is deprecated,
-and may go) the same functions run as they are, slower.
+The functions of the kernel, the training loop of chains, are written in the subset of Python that
+TorchScript compiles. Compiled, all steps of some peers between two averagings are one call that does not
+hold Python's global interpreter lock. Without TorchScript (it is deprecated) the same functions run as
+ordinary Python, more slowly.
 
-Deferred steps. Plain descent adds −rate · slopeᵀ · input to the first weights W in every step. What later
-steps see of W is W·x before all of them, less rate · (x·x') · slope for every earlier input x' and the
-slope it got. Inputs are known beforehand: so one product with W serves several steps, a small one with
-the inputs' own products corrects it step by step, and W is written once. The result is the same to
-rounding, and W, which does not fit into a core's own cache, is read and written once for all of them.
+Deferred steps. Let W be the first layer's weights, x the inputs of a step, and δ the gradient of the loss
+with respect to W·x. Plain SGD adds −rate · δᵀ · x to W in every step. So a later step's W·x equals W·x
+with the old W, minus rate · (x·x') · δ' for every earlier input x' with gradient δ'. As all inputs are known
+in advance, one product with the old W serves several steps, products of inputs with inputs correct it step
+by step, and W is updated once. The result is the same up to rounding, and W, which does not fit into a
+core's cache, is read and written once instead of once per step.
 
-A layer is [weight, bias, activation, slope]: places in `values`, −1 for none; activations are 0 none,
-1 sigmoid, 2 tanh, 3 ReLU, 4 PReLU. A loss is 0 for the squared error, 1 for cross-entropy.
-Tensors are [peers, samples, cells], or [samples, cells] for one peer; vectors have one row.
+A layer is [weight, bias, activation, PReLU slope]. Weight, bias and slope are indices into `values`, −1 for
+none; activations are 0 none, 1 sigmoid, 2 tanh, 3 ReLU, 4 PReLU. A loss is 0 for squared error, 1 for
+cross-entropy. (TorchScript functions cannot read named constants of a module.) Tensors are [peers, samples,
+cells], or [samples, cells] for one peer; biases and slopes have one row.
 """
 
 from __future__ import annotations
@@ -36,18 +38,18 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from .. import Loss, Metrics, Right, SlicedNetwork, cross_entropy, squared_error
+from .. import IsCorrect, Loss, Metrics, SlicedNetwork, cross_entropy, squared_error
 from ..learner import Plain, UpdateRule
 from . import plan
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What some peers train before the next averaging.
+    """The training of some peers before the next averaging.
 
-    pool: samples of all peers. index, labels: [peers, samples] for these peers, in their order.
-    ends: where each step ends in that order. mean: whether a step descends by the mean of its losses or
-    by their sum. taken: steps that were taken before.
+    pool: inputs of all peers. index, labels: [peers, samples], the rows of `pool` that these peers train on,
+    in order, and their labels. ends: the end of each step in that order. mean: whether a step minimises the
+    mean of its samples' losses, or their sum. steps_taken: steps that the optimizers have taken before.
     """
 
     pool: Tensor
@@ -56,22 +58,25 @@ class TrainingJob:
     ends: list[int]
     rule: UpdateRule
     mean: bool
-    taken: int
+    steps_taken: int
 
     def steps(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Of every step: its number, from 1, and [peers, batch] of `index` and of `labels`."""
-        for number, (first, last) in enumerate(pairwise((0, *self.ends)), start=self.taken + 1):
-            yield number, self.index[:, first:last], self.labels[:, first:last]
+        """Yield for every step its number, from 1, and its [peers, batch] of `index` and of `labels`."""
+        numbered = enumerate(pairwise((0, *self.ends)), start=self.steps_taken + 1)
+        for number, (begin, end) in numbered:
+            yield number, self.index[:, begin:end], self.labels[:, begin:end]
 
 
-# Engines run networks of one architecture; `rows` are some peers' rows of a stack, `activations` the values
-# that one sample fills on its way through the network and back. `train` works in place and returns the
-# outputs seen on the way, in either form that `score` reads; `outputs` returns [peers, samples, classes].
+# An engine runs networks of one architecture. `rows` are some peers' rows of a stack; `activations` is the
+# number of values that one sample needs in a forward and backward pass. `train` changes the rows in place
+# and returns the outputs of all steps, in either form that `score` accepts; `outputs` returns [peers,
+# samples, classes].
 
 # --- the kernel -----------------------------------------------------------------------------------
 
 
 def _script(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function with TorchScript if possible; otherwise return it as it is."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -84,34 +89,35 @@ def _script(function: Callable[..., Any]) -> Callable[..., Any]:
 def draw_orders(
     orders: list[Tensor], generators: list[Generator], samples: list[int], count: int
 ) -> tuple[Tensor, list[Tensor]]:
-    """Do what `SgdLearner.draw` does, for many learners: [learners, count], and the orders that are left.
+    """Draw like `SgdLearner.draw` for many learners.
 
-    Scripted, it does not hold the interpreter's lock: with 1024 small learners on two threads a round is
-    about a fifth shorter than with a loop over `SgdLearner.draw`.
+    Returns the drawn sample indices, [learners, count], and for each learner the rest of its order. Compiled
+    by TorchScript, it does not hold the interpreter lock: with 1024 small learners on two threads a round
+    takes about a fifth less time than with a loop over `SgdLearner.draw`.
     """
-    chosen: list[Tensor] = []
-    left: list[Tensor] = []
+    drawn: list[Tensor] = []
+    remaining: list[Tensor] = []
     for learner, order in enumerate(orders):
         if order.size(0) < count:
             epochs = [order]
             for _ in range((count - order.size(0) + samples[learner] - 1) // samples[learner]):
                 epochs.append(torch.randperm(samples[learner], generator=generators[learner]))
             order = torch.cat(epochs)
-        chosen.append(order[:count])
-        left.append(order[count:])
-    return torch.stack(chosen), left
+        drawn.append(order[:count])
+        remaining.append(order[count:])
+    return torch.stack(drawn), remaining
 
 
 @_script
-def narrow(samples: int, cells: int) -> bool:
-    """Whether a layer's outputs lie transposed: products with few columns are slow, with few rows not."""
+def computes_transposed(samples: int, cells: int) -> bool:
+    """Whether a layer is computed transposed: products with few columns are slow, with few rows fast."""
     return cells < 16 and samples >= 16
 
 
 @_script
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x · weightᵀ + bias; an empty bias is none."""
-    if narrow(x.size(-2), weight.size(-2)):
+    """x · weightᵀ + bias; an empty tensor means no bias."""
+    if computes_transposed(x.size(-2), weight.size(-2)):
         if bias.numel() == 0:
             return torch.matmul(weight, x.mT).mT
         if x.dim() == 3:
@@ -125,7 +131,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 @_script
-def into(target: Tensor, left: Tensor, right: Tensor, scale: float) -> None:
+def add_product(target: Tensor, left: Tensor, right: Tensor, scale: float) -> None:
     """target += scale · left · right."""
     if target.dim() == 3:
         target.baddbmm_(left, right, beta=1.0, alpha=scale)
@@ -134,54 +140,59 @@ def into(target: Tensor, left: Tensor, right: Tensor, scale: float) -> None:
 
 
 @_script
-def activate(z: Tensor, kind: int, slope: Tensor) -> Tensor:
-    """A layer's activation, in place where it can be."""
-    if kind == 1:
+def activate(z: Tensor, activation: int, prelu_slope: Tensor) -> Tensor:
+    """Apply an activation function, in place except for PReLU."""
+    if activation == 1:  # sigmoid
         return z.sigmoid_()
-    if kind == 2:
+    if activation == 2:  # tanh
         return z.tanh_()
-    if kind == 3:
+    if activation == 3:  # ReLU
         return z.clamp_(min=0.0)
-    if kind == 4:
-        return torch.where(z > 0, z, z * slope)
+    if activation == 4:  # PReLU
+        return torch.where(z > 0, z, z * prelu_slope)
     return z
 
 
 @_script
 def forward(
-    values: list[Tensor], layers: list[list[int]], x: Tensor, first: Tensor, before: list[Tensor]
+    values: list[Tensor],
+    layers: list[list[int]],
+    x: Tensor,
+    first_z: Tensor,
+    prelu_inputs: list[Tensor],
 ) -> list[Tensor]:
-    """Every layer's activations. `first`: what layer 0 gives before its activation, unless empty.
+    """Return every layer's outputs. `first_z`: layer 0 before its activation, if known; else empty.
 
-    `before` receives, for every layer, what a PReLU was given.
+    Appends to `prelu_inputs`, for every layer, the input of its PReLU, or an empty tensor.
     """
-    nothing = x.new_empty([0])
-    found: list[Tensor] = []
+    empty = x.new_empty([0])
+    layer_outputs: list[Tensor] = []
     for index, layer in enumerate(layers):
-        if index == 0 and first.numel() > 0:
-            z = first
+        if index == 0 and first_z.numel() > 0:
+            z = first_z
         else:
-            z = affine(x, values[layer[0]], values[layer[1]] if layer[1] >= 0 else nothing)
-        before.append(z if layer[2] == 4 else nothing)
-        x = activate(z, layer[2], values[layer[3]] if layer[3] >= 0 else nothing)
-        found.append(x)
-    return found
+            z = affine(x, values[layer[0]], values[layer[1]] if layer[1] >= 0 else empty)
+        prelu_inputs.append(z if layer[2] == 4 else empty)
+        x = activate(z, layer[2], values[layer[3]] if layer[3] >= 0 else empty)
+        layer_outputs.append(x)
+    return layer_outputs
 
 
 @_script
-def loss_slope(outputs: Tensor, labels: Tensor, loss: int) -> Tensor:
-    """How the summed loss changes with the outputs: what they are, less 1 where the label is."""
+def loss_gradient(outputs: Tensor, labels: Tensor, loss: int) -> Tensor:
+    """Return the gradient of the summed loss with respect to the outputs: prediction − one-hot label."""
     single = outputs.size(-1) == 1
-    if loss == 0:
-        slope = outputs.clone()
-    elif single:
-        slope = outputs.sigmoid()
-    else:
-        slope = outputs.softmax(-1)
-    where = labels.unsqueeze(-1)
+    if loss == 0:  # squared error
+        gradient = outputs.clone()
+    elif single:  # cross-entropy of one logit
+        gradient = outputs.sigmoid()
+    else:  # cross-entropy
+        gradient = outputs.softmax(-1)
+    label_index = labels.unsqueeze(-1)
     if single:
-        return slope.sub_(where)
-    return slope.scatter_add_(-1, where, slope.new_full([1], -1.0).expand_as(where))
+        return gradient.sub_(label_index)
+    minus_one = gradient.new_full([1], -1.0)
+    return gradient.scatter_add_(-1, label_index, minus_one.expand_as(label_index))
 
 
 @_script
@@ -194,63 +205,64 @@ def step(
     mean: bool,
     rate: float,
     gradients: list[Tensor],
-    first: Tensor,
+    first_z: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """One step; the outputs, and how the loss changed with what layer 0 gave before its activation.
+    """Do one step; return the outputs and δ, the gradient with respect to layer 0 before its activation.
 
-    With `gradients`, they are written there, one for each of `values`, and nothing else; without,
-    values descend at once by `rate`. With `first`, layer 0 is left to the caller.
+    If `gradients` is not empty, the gradients of `values` are written there, and values do not change; if it
+    is empty, values take a step of plain SGD. If `first_z` is not empty, it is the result of layer 0 before
+    its activation, and the caller updates that layer's weight and bias.
     """
-    noting = len(gradients) > 0
-    before: list[Tensor] = []
-    seen = forward(values, layers, x, first, before)
-    outputs = seen[-1]
-    slope = loss_slope(outputs, labels, loss)
+    writes_gradients = len(gradients) > 0
+    prelu_inputs: list[Tensor] = []
+    layer_outputs = forward(values, layers, x, first_z, prelu_inputs)
+    outputs = layer_outputs[-1]
+    delta = loss_gradient(outputs, labels, loss)
     if mean:
-        slope = slope.div_(outputs.size(-2))
+        delta = delta.div_(outputs.size(-2))
     ones = x.new_ones([1, x.size(-2)])
     if x.dim() == 3:
         ones = ones.expand([x.size(0), 1, x.size(1)])
     for back in range(len(layers)):
         index = len(layers) - 1 - back
         layer = layers[index]
-        after = seen[index]
-        kind = layer[2]
-        if kind == 1:
-            slope = slope.mul_(after)
-            slope = slope.addcmul_(slope, after, value=-1.0)
-        elif kind == 2:
-            slope = slope.addcmul_(slope * after, after, value=-1.0)
-        elif kind == 3:
-            slope = slope.mul_(after > 0)
-        elif kind == 4:
-            leak, z = values[layer[3]], before[index]
+        output = layer_outputs[index]
+        activation = layer[2]
+        if activation == 1:  # sigmoid
+            delta = delta.mul_(output)
+            delta = delta.addcmul_(delta, output, value=-1.0)
+        elif activation == 2:  # tanh
+            delta = delta.addcmul_(delta * output, output, value=-1.0)
+        elif activation == 3:  # ReLU
+            delta = delta.mul_(output > 0)
+        elif activation == 4:  # PReLU
+            prelu_slope, z = values[layer[3]], prelu_inputs[index]
             negative = z <= 0
-            change = (slope * z * negative).sum(-2, keepdim=True)
-            if leak.size(-1) == 1:
-                change = change.sum(-1, keepdim=True)
-            slope = torch.where(negative, slope * leak, slope)
-            if noting:
-                gradients[layer[3]].copy_(change)
+            slope_gradient = (delta * z * negative).sum(-2, keepdim=True)
+            if prelu_slope.size(-1) == 1:
+                slope_gradient = slope_gradient.sum(-1, keepdim=True)
+            delta = torch.where(negative, delta * prelu_slope, delta)
+            if writes_gradients:
+                gradients[layer[3]].copy_(slope_gradient)
             else:
-                leak.sub_(change, alpha=rate)
-        if index == 0 and first.numel() > 0:
+                prelu_slope.sub_(slope_gradient, alpha=rate)
+        if index == 0 and first_z.numel() > 0:
             break
-        below = slope
+        input_delta = delta
         if index > 0:
-            below = torch.matmul(slope, values[layer[0]])
-        under = seen[index - 1] if index > 0 else x
-        if noting:
-            gradients[layer[0]].copy_(torch.matmul(slope.mT, under))
+            input_delta = torch.matmul(delta, values[layer[0]])
+        layer_input = layer_outputs[index - 1] if index > 0 else x
+        if writes_gradients:
+            gradients[layer[0]].copy_(torch.matmul(delta.mT, layer_input))
             if layer[1] >= 0:
-                gradients[layer[1]].copy_(torch.matmul(ones, slope))
+                gradients[layer[1]].copy_(torch.matmul(ones, delta))
         else:
-            into(values[layer[0]], slope.mT, under, -rate)
+            add_product(values[layer[0]], delta.mT, layer_input, -rate)
             if layer[1] >= 0:
-                into(values[layer[1]], ones, slope, -rate)
+                add_product(values[layer[1]], ones, delta, -rate)
         if index > 0:
-            slope = below
-    return outputs, slope
+            delta = input_delta
+    return outputs, delta
 
 
 @_script
@@ -261,58 +273,60 @@ def descend(
     index: Tensor,
     labels: Tensor,
     ends: list[int],
-    together: int,
+    steps_per_block: int,
     loss: int,
     mean: bool,
     rate: float,
 ) -> list[Tensor]:
-    """Plain descent until the next averaging; the outputs of every step.
+    """Train by plain SGD until the next averaging; return the outputs of every step.
 
-    index, labels: [peers, samples]. ends: where each step ends. together: steps deferred
-    together, 1 for none.
+    index, labels, ends: see TrainingJob. steps_per_block: how many steps share one update of the first
+    layer's weights (see "Deferred steps" above); 1 defers nothing.
     """
-    many = index.size(0) > 1
-    nothing = pool.new_empty([0])
-    none: list[Tensor] = []
-    seen: list[Tensor] = []
-    at = 0
-    for block in range((len(ends) + together - 1) // together):
-        steps = ends[block * together : (block + 1) * together]
-        begin, end = at, steps[-1]
+    several_peers = index.size(0) > 1
+    empty = pool.new_empty([0])
+    no_gradients: list[Tensor] = []
+    outputs_of_steps: list[Tensor] = []
+    step_begin = 0
+    for block in range((len(ends) + steps_per_block - 1) // steps_per_block):
+        step_ends = ends[block * steps_per_block : (block + 1) * steps_per_block]
+        begin, end = step_begin, step_ends[-1]
         inputs = pool.index_select(0, index[:, begin:end].reshape(-1))
-        if many:
+        if several_peers:
             inputs = inputs.view(index.size(0), end - begin, -1)
-        late = together > 1 and len(steps) > 1
+        deferred = steps_per_block > 1 and len(step_ends) > 1
         weight = values[layers[0][0]]
-        bias = values[layers[0][1]] if layers[0][1] >= 0 else nothing
-        whole, products, slopes = nothing, nothing, nothing
-        if late:
-            whole = affine(inputs, weight, bias)
-            slopes = torch.empty_like(whole)
+        bias = values[layers[0][1]] if layers[0][1] >= 0 else empty
+        # For all samples of the block: layer 0 before its activation, products of inputs, and δ.
+        block_z, products, deltas = empty, empty, empty
+        if deferred:
+            block_z = affine(inputs, weight, bias)
+            deltas = torch.empty_like(block_z)
             products = torch.matmul(inputs, inputs.mT)
             if bias.numel() > 0:
                 products += 1.0  # a bias is a weight from an input that is always 1
-        for last in steps:
-            a, b = at - begin, last - begin
-            first = nothing
-            if late:
-                first = whole[..., a:b, :]
+        for step_end in step_ends:
+            a, b = step_begin - begin, step_end - begin
+            first_z = empty
+            if deferred:
+                first_z = block_z[..., a:b, :]
                 if a > 0:
-                    into(first, products[..., a:b, :a], slopes[..., :a, :], -rate)
-            goals = labels[:, at:last]
-            goals = goals if many else goals[0]
-            outputs, slope = step(
-                values, layers, inputs[..., a:b, :], goals, loss, mean, rate, none, first
+                    add_product(first_z, products[..., a:b, :a], deltas[..., :a, :], -rate)
+            step_labels = labels[:, step_begin:step_end]
+            step_labels = step_labels if several_peers else step_labels[0]
+            x = inputs[..., a:b, :]
+            outputs, delta = step(
+                values, layers, x, step_labels, loss, mean, rate, no_gradients, first_z
             )
-            if late:
-                slopes[..., a:b, :] = slope
-            seen.append(outputs)
-            at = last
-        if late:
-            into(weight, slopes.mT, inputs, -rate)
+            if deferred:
+                deltas[..., a:b, :] = delta
+            outputs_of_steps.append(outputs)
+            step_begin = step_end
+        if deferred:
+            add_product(weight, deltas.mT, inputs, -rate)
             if bias.numel() > 0:
-                bias.sub_(slopes.sum(-2, keepdim=True), alpha=rate)
-    return seen
+                bias.sub_(deltas.sum(-2, keepdim=True), alpha=rate)
+    return outputs_of_steps
 
 
 # --- chains of Linear layers --------------------------------------------------------------------
@@ -322,56 +336,59 @@ _ACTIVATIONS: dict[type[nn.Module], int] = {nn.Sigmoid: 1, nn.Tanh: 2, nn.ReLU: 
 
 @dataclass(frozen=True)
 class Chain:
-    """What a module computes, if it is a chain of Linear layers and activations."""
+    """A chain of Linear layers and activations."""
 
     layers: tuple[tuple[int, ...], ...]
-    """As the kernel reads them."""
+    """The layers as described at the top of this file: (weight, bias, activation, PReLU slope)."""
     shapes: tuple[tuple[int, ...], ...]
-    """Of every parameter, in the module's order."""
+    """The shape of every parameter, in the module's order."""
 
 
 def read_chain(module: nn.Module, loss: Loss) -> Chain | None:
-    """Return the chain that a module is, or None: then it has to be run by its own code."""
+    """Return a module as a chain; None if it is no chain, or if the kernel does not support the loss."""
     if loss not in (squared_error, cross_entropy):
         return None
     layers: list[list[int]] = []
     shapes: list[tuple[int, ...]] = []
-    for leaf in _leaves(module):
-        kind, at = type(leaf), len(shapes)
+    for leaf in _leaf_modules(module):
+        layer_type, parameter = type(leaf), len(shapes)
         if has_hooks(leaf):
             return None
-        shapes += [tuple(parameter.shape) for parameter in leaf.parameters()]
-        if kind is nn.Linear:
-            layers.append([at, at + 1 if len(shapes) > at + 1 else -1, 0, -1])
-        elif kind in _ACTIVATIONS and layers and not layers[-1][2]:
-            layers[-1][2:] = _ACTIVATIONS[kind], at if kind is nn.PReLU else -1
-        elif kind is nn.Flatten and isinstance(leaf, nn.Flatten):
+        shapes += [tuple(value.shape) for value in leaf.parameters()]
+        if layer_type is nn.Linear:
+            has_bias = len(shapes) > parameter + 1
+            layers.append([parameter, parameter + 1 if has_bias else -1, 0, -1])
+        elif layer_type in _ACTIVATIONS and layers and not layers[-1][2]:
+            slope = parameter if layer_type is nn.PReLU else -1
+            layers[-1][2:] = _ACTIVATIONS[layer_type], slope
+        elif layer_type is nn.Flatten and isinstance(leaf, nn.Flatten):
             if layers or (leaf.start_dim, leaf.end_dim) != (1, -1):
                 return None
-        elif kind is not nn.Identity:
+        elif layer_type is not nn.Identity:
             return None
-    whole = sum(parameter.numel() for parameter in module.parameters())
-    if not layers or whole != sum(prod(shape) for shape in shapes):  # a layer that is used twice
+    total = sum(value.numel() for value in module.parameters())
+    if not layers or total != sum(prod(shape) for shape in shapes):  # a layer that is used twice
         return None
     return Chain(tuple(tuple(layer) for layer in layers), tuple(shapes))
 
 
-def _leaves(module: nn.Module) -> Iterator[nn.Module]:
+def _leaf_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules of nested Sequentials in the order in which they run."""
     if type(module) is nn.Sequential:
         for child in module:
-            yield from _leaves(child)
+            yield from _leaf_modules(child)
     else:
         yield module
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether code of somebody's own runs with the module's passes; torch has no question for it."""
-    kept = vars(module).items()
-    return any(value for key, value in kept if key.endswith("hooks") and "state_dict" not in key)
+    """Return whether a module has forward or backward hooks; torch has no public function that tells."""
+    attributes = vars(module).items()
+    return any(v for key, v in attributes if key.endswith("hooks") and "state_dict" not in key)
 
 
 class ChainEngine:
-    """Linear layers and activations as batched matrix products."""
+    """Runs chains of Linear layers and activations as batched matrix products."""
 
     def __init__(self, chain: Chain, loss: Loss):
         self._layers = [list(layer) for layer in chain.layers]
@@ -382,57 +399,58 @@ class ChainEngine:
         self.activations = 2 * cells + chain.shapes[0][1]
 
     def train(self, rows: Tensor, state: list[Tensor], job: TrainingJob) -> Tensor:
-        held = [rows, *state]
-        values, *slots = [self._pieces(each) for each in held]
+        stacked = [rows, *state]
+        values, *states = [self._parameters(tensor) for tensor in stacked]
         pool = job.pool.flatten(1)
         if isinstance(job.rule, Plain):
             cells, inputs = self._shapes[0]
-            together = plan.deferred_steps(rows.shape[1], cells, inputs, job.ends[0])
-            seen = descend(
-                values, self._layers, pool, job.index, job.labels, job.ends, together,
+            steps_per_block = plan.deferred_steps(rows.shape[1], cells, inputs, job.ends[0])
+            steps = descend(
+                values, self._layers, pool, job.index, job.labels, job.ends, steps_per_block,
                 self._loss, job.mean, job.rule.rate,
             )  # fmt: skip
         else:
-            seen = self._follow(values, slots, pool, job)
+            steps = self._train_by_gradients(values, states, pool, job)
         if _is_packed(rows):
-            for whole, pieces in zip(held, (values, *slots), strict=True):
-                for block, piece in zip(whole.split(self._sizes, 1), pieces, strict=True):
-                    block.copy_(piece.reshape(block.shape))
+            for tensor, parameters in zip(stacked, (values, *states), strict=True):
+                for block, trained in zip(tensor.split(self._sizes, 1), parameters, strict=True):
+                    block.copy_(trained.reshape(block.shape))
         if len(rows) == 1:
-            return torch.cat(seen)[None]
-        if all(outputs.shape == seen[0].shape for outputs in seen):
-            if seen[0].stride(-1) == 1:
-                return torch.stack(seen)
-            # Transposed ones stay so: turning them costs more than copying.
-            return torch.stack([outputs.mT for outputs in seen]).mT
-        return torch.cat(seen, dim=1)
+            return torch.cat(steps)[None]
+        if all(outputs.shape == steps[0].shape for outputs in steps):
+            if steps[0].stride(-1) == 1:
+                return torch.stack(steps)
+            # Outputs computed transposed stay in that memory order, because reordering is slower than
+            # stacking.
+            return torch.stack([outputs.mT for outputs in steps]).mT
+        return torch.cat(steps, dim=1)
 
     def outputs(self, rows: Tensor, inputs: Tensor) -> Tensor:
         x = inputs.flatten(2) if len(rows) > 1 else inputs.flatten(2)[0]
-        found = forward(self._pieces(rows), self._layers, x, x.new_empty(0), [])[-1]
-        return found if len(rows) > 1 else found[None]
+        outputs = forward(self._parameters(rows), self._layers, x, x.new_empty(0), [])[-1]
+        return outputs if len(rows) > 1 else outputs[None]
 
-    def _follow(
+    def _train_by_gradients(
         self, values: list[Tensor], state: list[list[Tensor]], pool: Tensor, job: TrainingJob
     ) -> list[Tensor]:
-        """Train by a rule that wants gradients; the outputs of every step."""
+        """Train by an update rule that needs gradients; return the outputs of every step."""
         gradients = [torch.empty_like(value) for value in values]
-        nothing, seen = pool.new_empty(0), []
-        for number, index, goal in job.steps():
+        no_first_z, outputs_of_steps = pool.new_empty(0), []
+        for number, index, labels in job.steps():
             x = pool.index_select(0, index.reshape(-1))
             if len(index) > 1:
                 x = x.view(*index.shape, -1)
             else:
-                goal = goal[0]
+                labels = labels[0]
             outputs, _ = step(
-                values, self._layers, x, goal, self._loss, job.mean, 0.0, gradients, nothing
+                values, self._layers, x, labels, self._loss, job.mean, 0.0, gradients, no_first_z
             )
             job.rule.step(values, gradients, state, number)
-            seen.append(outputs)
-        return seen
+            outputs_of_steps.append(outputs)
+        return outputs_of_steps
 
-    def _pieces(self, rows: Tensor) -> list[Tensor]:
-        """Every parameter as [peers, …] (no peers axis for one), vectors as one row."""
+    def _parameters(self, rows: Tensor) -> list[Tensor]:
+        """Return every parameter as [peers, …] (for one peer without that axis); biases get one row."""
         blocks = zip(rows.split(self._sizes, 1), self._shapes, strict=True)
         if _is_packed(rows):
             return [
@@ -443,6 +461,7 @@ class ChainEngine:
 
 
 def _is_packed(rows: Tensor) -> bool:
+    """Return whether parameters are copied to contiguous memory for training: those of small networks."""
     return len(rows) > 1 and rows.shape[1] < plan.LARGE_NETWORK
 
 
@@ -450,62 +469,64 @@ def _is_packed(rows: Tensor) -> bool:
 
 
 class ModuleEngine:
-    """Any module without buffers or randomness, by functional_call under vmap."""
+    """Runs any module without buffers or random numbers, by functional_call under vmap."""
 
     def __init__(self, network: SlicedNetwork, loss: Loss, sample: Tensor, device: torch.device):
         self._module, self._loss, self._device = network.module, loss, device
-        self._pieces = network.slicing.anatomy.views
-        self._own = threading.local()
-        # What a module keeps for its backward pass is not known; some multiples of its input are.
+        self._parameters = network.slicing.anatomy.views
+        self._thread_local = threading.local()
+        # A rough guess, as the size of what a module saves for its backward pass is unknown.
         self.activations = 16 * sample[0].numel()
 
     def train(self, rows: Tensor, state: list[Tensor], job: TrainingJob) -> Tensor:
-        values = self._pieces(rows)
-        held = [list(self._pieces(slot).values()) for slot in state]
-        gradients_of = vmap(grad(self._loss_of(job.mean), has_aux=True))
-        seen: list[Tensor] = []
+        values = self._parameters(rows)
+        states = [list(self._parameters(tensor).values()) for tensor in state]
+        gradients_of = vmap(grad(self._loss_function(job.mean), has_aux=True))
+        outputs_of_steps: list[Tensor] = []
         for number, index, labels in job.steps():
             gradients, outputs = gradients_of(values, job.pool[index], labels)
             ordered = [gradients[name] for name in values]
-            job.rule.step(list(values.values()), ordered, held, number)
-            seen.append(outputs)
-        return torch.cat(seen, dim=1)
+            job.rule.step(list(values.values()), ordered, states, number)
+            outputs_of_steps.append(outputs)
+        return torch.cat(outputs_of_steps, dim=1)
 
     @torch.no_grad()
     def outputs(self, rows: Tensor, inputs: Tensor) -> Tensor:
-        module = self._skeleton().eval()
+        module = self._module_of_thread().eval()
         return vmap(lambda values, x: functional_call(module, values, (x,)))(
-            self._pieces(rows), inputs
+            self._parameters(rows), inputs
         )
 
     def can_stack(self, rows: Tensor, inputs: Tensor, labels: Tensor) -> bool:
-        """Return whether this module can be stacked: by one step that changes nothing, and one test."""
+        """Return whether vmap supports this module, by trying one gradient (on copies) and one test."""
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("error")  # that vmap would fall back to a loop of its own
-                values = {name: value.clone() for name, value in self._pieces(rows).items()}
-                vmap(grad(self._loss_of(False), has_aux=True))(values, inputs, labels)
-                # Some modules take another way when they are not trained.
+                warnings.simplefilter("error")  # vmap warns when it falls back to a loop
+                values = {name: value.clone() for name, value in self._parameters(rows).items()}
+                vmap(grad(self._loss_function(False), has_aux=True))(values, inputs, labels)
+                # Some modules run other code in eval mode.
                 self.outputs(rows, inputs)
         except (RuntimeError, ValueError, TypeError, UserWarning):
             return False
         return True
 
-    def _loss_of(self, mean: bool) -> Any:
-        module, loss = self._skeleton().train(), self._loss
+    def _loss_function(self, mean: bool) -> Any:
+        module, loss = self._module_of_thread().train(), self._loss
 
-        def loss_of(values: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        def loss_and_outputs(
+            values: dict[str, Tensor], x: Tensor, y: Tensor
+        ) -> tuple[Tensor, Tensor]:
             outputs = functional_call(module, values, (x,))
             losses = loss(outputs, y)
             return (losses.mean() if mean else losses.sum()), outputs
 
-        return loss_of
+        return loss_and_outputs
 
-    def _skeleton(self) -> nn.Module:
-        """A copy for each thread: functional_call lends a module its parameters while it runs."""
-        if not hasattr(self._own, "module"):
-            self._own.module = deepcopy(self._module).to(self._device)
-        return self._own.module
+    def _module_of_thread(self) -> nn.Module:
+        """Return this thread's copy: functional_call replaces a module's parameters while it runs."""
+        if not hasattr(self._thread_local, "module"):
+            self._thread_local.module = deepcopy(self._module).to(self._device)
+        return self._thread_local.module
 
 
 Engine = ChainEngine | ModuleEngine
@@ -513,56 +534,63 @@ Engine = ChainEngine | ModuleEngine
 # --- scores -------------------------------------------------------------------------------------
 
 
-def score(outputs: Tensor, labels: Tensor, loss: Loss, own: Right | None = None) -> list[Metrics]:
-    """Return every peer's metrics, from outputs and labels [peers, samples], as learners would count them.
+def score(
+    outputs: Tensor, labels: Tensor, loss: Loss, is_correct: IsCorrect | None = None
+) -> list[Metrics]:
+    """Return every peer's metrics, from labels [peers, samples], as `SgdLearner.test` would count them.
 
-    Outputs are [peers, samples, classes], or [steps, peers, batch, classes] as they were computed.
-    own: the learners' own word for what is right, which comes with modules' outputs, as targets that are
-    no classes do; both are [peers, samples, …].
+    Outputs are [peers, samples, classes], or [steps, peers, batch, classes] as training returns them.
+    is_correct: the argument `right` of the learners, if given. With it, and with float targets, outputs and
+    labels are [peers, samples, …].
     """
-    if own is not None or labels.is_floating_point():
-        return [_score_one(one, goal, loss, own) for one, goal in zip(outputs, labels, strict=True)]
+    if is_correct is not None or labels.is_floating_point():
+        pairs = zip(outputs, labels, strict=True)
+        return [_score_one(of_peer, targets, loss, is_correct) for of_peer, targets in pairs]
     peers, samples = labels.shape
-    classes, axis = outputs.shape[-1], outputs.ndim - 3
-    if axis:
+    classes, peer_axis = outputs.shape[-1], outputs.ndim - 3
+    if peer_axis:
         labels = labels.view(peers, outputs.shape[0], -1).transpose(0, 1).contiguous()
     if classes == 1:
         threshold = 0.0 if loss is cross_entropy else 0.5
-        right = (outputs[..., 0] > threshold) == (labels > 0)
+        correct = (outputs[..., 0] > threshold) == (labels > 0)
     else:
-        right = _right(outputs, labels)
-    if loss is squared_error:  # the same, without one-hot labels
-        errors = outputs - labels[..., None] if classes == 1 else _moved(outputs, labels, -1.0)
+        correct = _is_label_largest(outputs, labels)
+    if loss is squared_error:  # the same value, computed without one-hot labels
+        single = classes == 1
+        errors = outputs - labels[..., None] if single else _add_at_labels(outputs, labels, -1.0)
         losses = errors.square_().sum(dim=-1).mul_(0.5)
     else:
         losses = loss(outputs.reshape(-1, classes), labels.reshape(-1)).view(labels.shape)
-    others = tuple(dim for dim in range(labels.ndim) if dim != axis)
-    totals = losses.sum(dim=others, dtype=torch.float64).tolist()
-    counts = right.sum(dim=others).tolist()
+    other_axes = tuple(axis for axis in range(labels.ndim) if axis != peer_axis)
+    totals = losses.sum(dim=other_axes, dtype=torch.float64).tolist()
+    counts = correct.sum(dim=other_axes).tolist()
     return [Metrics(total, count, samples) for total, count in zip(totals, counts, strict=True)]
 
 
-def _score_one(outputs: Tensor, labels: Tensor, loss: Loss, own: Right | None) -> Metrics:
-    """Of one peer, by functions that know nothing of stacks."""
+def _score_one(
+    outputs: Tensor, labels: Tensor, loss: Loss, is_correct: IsCorrect | None
+) -> Metrics:
+    """Return the metrics of one peer; users' functions expect the outputs of one network."""
     total = float(loss(outputs, labels).sum(dtype=torch.float64))
-    return Metrics(total, nan if own is None else int(own(outputs, labels).sum()), len(labels))
+    correct = nan if is_correct is None else int(is_correct(outputs, labels).sum())
+    return Metrics(total, correct, len(labels))
 
 
-def _right(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Whether the most active output is the label's; of equal ones the first counts.
+def _is_label_largest(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return whether the largest output is the label's; of equal outputs the first counts.
 
-    Torch finds the largest value much faster than its place. The place is only asked for if that does
-    not decide it: when a label's output equals the largest of the others, or one is not a number.
+    In torch `amax` is much faster than `argmax`, which is only needed in ties and with NaN: when the label's
+    output is neither greater nor less than the largest of the others.
     """
-    own = outputs.gather(-1, labels[..., None])[..., 0]
-    others = _moved(outputs, labels, -torch.inf).amax(dim=-1)
-    right = own > others
-    if bool((right | (own < others)).all()):
-        return right
+    at_label = outputs.gather(-1, labels[..., None])[..., 0]
+    largest_other = _add_at_labels(outputs, labels, -torch.inf).amax(dim=-1)
+    correct = at_label > largest_other
+    if bool((correct | (at_label < largest_other)).all()):
+        return correct
     return outputs.max(dim=-1).indices == labels
 
 
-def _moved(outputs: Tensor, labels: Tensor, change: float) -> Tensor:
-    """A copy in which each label's own output is changed; adding is faster than writing."""
-    where = labels[..., None]
-    return outputs.clone().scatter_add_(-1, where, outputs.new_full((1,), change).expand_as(where))
+def _add_at_labels(outputs: Tensor, labels: Tensor, change: float) -> Tensor:
+    """Return a copy of outputs with `change` added to each label's output; faster than assigning there."""
+    index = labels[..., None]
+    return outputs.clone().scatter_add_(-1, index, outputs.new_full((1,), change).expand_as(index))
