@@ -1,4 +1,4 @@
-"""Learners: what each offers, metrics that add up, gradient descent over own samples, and FedProx."""
+"""Learners: the protocol, metrics that can be added, SGD on a peer's own samples, and FedProx."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .network import SlicedNetwork
 
 @dataclass(frozen=True)
 class Metrics:
-    """Totals over samples; `a + b` is what training or testing on both would have counted.
+    """Totals over samples; `a + b` are the metrics of both sets of samples together.
 
-    Where samples are neither right nor wrong, as in regression, `correct` is NaN.
+    In regression, where samples are neither correct nor wrong, `correct` is NaN.
     """
 
     loss: float = 0.0
@@ -38,27 +38,27 @@ class Metrics:
 
     @property
     def accuracy(self) -> float:
-        """The share of samples that were right; NaN when there were none, or nothing is right or wrong."""
+        """The fraction of samples that were correct; NaN without samples, and in regression."""
         return self.correct / self.samples if self.samples else nan
 
     @property
     def mean_loss(self) -> float:
-        """The loss per sample; NaN when there were none."""
+        """The loss per sample; NaN without samples."""
         return self.loss / self.samples if self.samples else nan
 
 
 @runtime_checkable
 class Learner(Protocol):
-    """Anything that can improve a network between two averagings.
+    """An object that trains a network between two averagings.
 
-    One of its steps is what the paper calls a mini-batch: the training between two averagings, many
-    gradient steps long. `state` and `restore` carry what a restart needs besides the network itself.
+    One step of a learner is all its training between two averagings, many gradient steps long; the paper
+    calls it a mini-batch. `state` and `restore` save what a restart needs besides the network itself.
     """
 
     network: SlicedNetwork
 
     def train(self, steps: int) -> Metrics:
-        """Train `steps` times as much as between two averagings."""
+        """Train for `steps` learner steps: that many times the training between two averagings."""
         ...
 
     def test(self) -> Metrics:
@@ -66,34 +66,34 @@ class Learner(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """Optimizer, position in the data and random state, as plain data and tensors."""
+        """The state of the optimizer, the position in the data and the random state, as data and tensors."""
         ...
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from where `state` was taken."""
+        """Restore what `state` returned, so that training continues from there."""
         ...
 
 
 @runtime_checkable
 class Weighted(Protocol):
-    """A learner that must know how much of each average its peer holds: whoever runs it says so."""
+    """A learner that uses its peer's push-sum weights; the peer or simulator sets `weight_of`."""
 
     weight_of: Callable[[str], float]
-    """The weight that the peer holds of a partial model now, in peers."""
+    """Returns the peer's current push-sum weight of a partial model; one peer adds a weight of 1."""
 
 
 @runtime_checkable
 class PeerCounting(Protocol):
-    """A learner that must know how many peers there are at most: whoever runs it says so."""
+    """A learner that uses the number of peers; the peer or simulator sets `peers_seen`."""
 
     peers_seen: Callable[[], float]
-    """How many peers of its swarm the peer knows of now, itself included."""
+    """Returns how many peers of the swarm the peer has discovered so far, itself included."""
 
 
 # A loss takes outputs [n, classes] and labels [n] and returns one number per sample.
 Loss = Callable[[Tensor, Tensor], Tensor]
 IsCorrect = Callable[[Tensor, Tensor], Tensor]
-"""Of outputs and labels, whether each sample is right."""
+"""A function of outputs and labels that returns, for each sample, whether the output is correct."""
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -106,7 +106,7 @@ def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """The usual softmax cross-entropy; one output means a logistic loss on its logit."""
+    """Softmax cross-entropy; for a network with one output, the logistic loss of its logit."""
     if outputs.shape[1] == 1:
         return F.binary_cross_entropy_with_logits(
             outputs[:, 0], labels.to(outputs.dtype), reduction="none"
@@ -118,34 +118,36 @@ LOSSES: dict[str, Loss] = {"squared": squared_error, "cross-entropy": cross_entr
 
 
 class PlainSgd:
-    """`w −= rate · gradient`, and nothing else.
+    """An optimizer that computes `w −= rate · gradient`, without momentum or weight decay.
 
-    torch.optim.SGD does the same, but the first torch optimizer of a process loads torch's compiler:
-    seconds of start-up for every peer.
+    torch.optim.SGD does the same, but creating the first torch optimizer of a process loads torch's compiler,
+    which delays the start of every peer by seconds.
     """
 
     def __init__(self, parameters: list[nn.Parameter], rate: float):
         self._parameters, self.rate = parameters, rate
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
         for parameter in self._parameters:
             parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
-        """Descend once."""
+        """Take one step of gradient descent."""
         for parameter in self._parameters:
             if parameter.grad is not None:
                 parameter.add_(parameter.grad, alpha=-self.rate)
 
     def state_dict(self) -> dict[str, Any]:
-        """There is no state."""
+        """Return an empty dict: plain SGD has no state."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """There is no state."""
+        """Do nothing: plain SGD has no state."""
 
+
+# Update rules compute the steps of torch's optimizers for many stacked learners at once (see models/stack).
 
 Tensors = Sequence[Tensor]
 States = Sequence[Tensors]
@@ -153,21 +155,21 @@ States = Sequence[Tensors]
 
 @dataclass(frozen=True)
 class UpdateRule(ABC):
-    """An optimizer's update rule with its settings. Learners with equal rules can share a stack."""
+    """The update rule and settings of an optimizer. Learners with equal rules can share a stack."""
 
     rate: float
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Names of the state that the optimizer keeps per coordinate, as torch calls them."""
+        """The names, as in torch, of the state that the optimizer stores per coordinate."""
         return ()
 
     @abstractmethod
     def step(self, values: Tensors, gradients: Tensors, state: States, count: int) -> None:
-        """Move `values` in place; `state` has one list per name; `count` is the step's number, from 1."""
+        """Update `values` in place; `state` has one list per name; `count` is the step's number, from 1."""
 
 
-class Plain(UpdateRule):
+class PlainRule(UpdateRule):
     """`w −= rate · gradient`."""
 
     def step(self, values: Tensors, gradients: Tensors, state: States, count: int) -> None:
@@ -176,7 +178,7 @@ class Plain(UpdateRule):
 
 
 @dataclass(frozen=True)
-class Momentum(UpdateRule):
+class MomentumRule(UpdateRule):
     """torch.optim.SGD with momentum, Nesterov's or not, and weight decay."""
 
     momentum: float
@@ -192,7 +194,7 @@ class Momentum(UpdateRule):
             if self.decay:
                 gradient = gradient.add(value, alpha=self.decay)
             if self.momentum:
-                # From a buffer of zeros the first step gives the gradient itself, as torch does.
+                # The buffer starts at zero, so the first velocity is the gradient itself, as in torch.
                 velocity = state[0][index].mul_(self.momentum).add_(gradient)
                 gradient = (
                     gradient.add(velocity, alpha=self.momentum) if self.nesterov else velocity
@@ -201,8 +203,8 @@ class Momentum(UpdateRule):
 
 
 @dataclass(frozen=True)
-class Adam(UpdateRule):
-    """torch.optim.Adam, and AdamW where decay is decoupled."""
+class AdamRule(UpdateRule):
+    """torch.optim.Adam; AdamW if `decoupled`."""
 
     betas: tuple[float, float]
     epsilon: float
@@ -230,36 +232,37 @@ class Adam(UpdateRule):
 
 
 class SgdLearner:
-    """Trains a network on some samples of its own between two averagings.
+    """Trains a network by gradient descent on the peer's own samples.
 
     network
         The peer's sliced network.
     train, test
-        Inputs [n, …] and integer labels [n]; with a loss of your own also float targets [n, …]. Without
-        training samples a peer learns nothing and passes on what it hears; without test samples its
-        accuracy is NaN, and means over peers leave it out.
+        Inputs [n, …] and integer labels [n]; with your own loss function also float targets [n, …]. A peer
+        without training samples does not train, but still averages; without test samples its accuracy is
+        NaN, and means over peers leave it out.
     local_samples
-        Samples between two averagings: what the paper calls the mini-batch size. Raise it to talk less
-        often; lower it when peers drift apart between averagings.
+        Samples between two averagings: the paper's mini-batch size. Raise it to communicate less often;
+        lower it when the peers' models diverge between averagings.
     batch
         Samples per gradient step. 1 is the paper's per-sample descent; 10 with `reduction="sum"` learns
-        alike in a tenth of the steps.
+        about as well in a tenth of the steps.
     reduction
-        Of a batch's losses: `mean`, or `sum` (the paper's meaning: a step as long as its samples' own steps
-        together).
+        How the losses of a batch are combined: `mean`, or `sum` as in the paper, which makes a step as long
+        as the steps of its samples together.
     rate, optimizer
-        Plain SGD at `rate`, or any torch optimizer: `optimizer=lambda p: torch.optim.Adam(p, 1e-3)`.
-        Rate 0 learns nothing: a control.
+        Plain SGD with learning rate `rate`, or any torch optimizer:
+        `optimizer=lambda p: torch.optim.Adam(p, 1e-3)`. Rate 0 turns learning off, for comparison.
     loss
-        `cross-entropy` (the outputs are logits), `squared`, or a function of (outputs, labels) giving one
-        number per sample.
+        `cross-entropy` (the outputs are logits), `squared`, or a function of (outputs, labels) that returns
+        one number per sample.
     right
-        A function of (outputs, labels) that says of each sample whether it is right, for accuracy. If left
-        out, the most active output counts; a single one says yes above one half, or above 0 with
-        `cross-entropy`: a loss of your own on a logit wants `right=lambda out, y: (out[:, 0] > 0) == y`.
-        Float targets are then neither right nor wrong, and accuracy is NaN: look at the loss.
+        A function of (outputs, labels) that returns for each sample whether it is correct, for accuracy. By
+        default the largest output is the predicted class; a single output predicts class 1 above 0.5, or
+        above 0 with `cross-entropy`. For your own loss of a logit, use
+        `right=lambda out, y: (out[:, 0] > 0) == y`. Without it, accuracy is NaN for float targets.
     seed
-        Orders the samples: every epoch is a fresh permutation, and training goes on where it stopped in it.
+        Seeds the order of the samples. Every epoch has a new permutation; training continues in it where the
+        last training stopped.
     """
 
     def __init__(
@@ -283,7 +286,7 @@ class SgdLearner:
             )
         if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 <= rate < inf:
             raise ModelError(
-                f"rate {rate!r}: give a number from 0 (which learns nothing) up, as in 0.1"
+                f"rate {rate!r}: give a number of at least 0 (0 learns nothing), as in 0.1"
             )
         if len(train[0]) != len(train[1]):
             raise ModelError(
@@ -297,14 +300,14 @@ class SgdLearner:
         if isinstance(loss, str) and loss not in LOSSES:
             raise ModelError(f"unknown loss {loss!r}: there are {', '.join(LOSSES)}")
         self.loss: Loss = LOSSES[loss] if isinstance(loss, str) else loss
-        own = None if self.loss in LOSSES.values() else self.loss
-        for what, (inputs, labels) in (("training", train), ("test", test)):
-            _check_samples(network, what, inputs, labels, own)
+        custom_loss = None if self.loss in LOSSES.values() else self.loss
+        for purpose, (inputs, labels) in (("training", train), ("test", test)):
+            _check_samples(network, purpose, inputs, labels, custom_loss)
         self.network = network
         self.samples, self.held_out = train, test
         self.local_samples, self.batch, self.reduction = local_samples, batch, reduction
         self.right = right
-        # Where a single output says yes: a logit at 0, a probability at one half.
+        # A single output predicts class 1 above this value: a logit above 0, a probability above one half.
         self._threshold = 0.0 if self.loss is cross_entropy else 0.5
         parameters = list(network.module.parameters())
         self.optimizer = optimizer(parameters) if optimizer else PlainSgd(parameters, float(rate))
@@ -312,32 +315,32 @@ class SgdLearner:
         self.order = torch.empty(0, dtype=torch.int64)
 
     def train(self, steps: int = 1) -> Metrics:
-        """Train `local_samples` samples `steps` times; the metrics are those seen while training."""
+        """Train on `local_samples` samples, `steps` times; the metrics are of the outputs while training."""
         if not len(self.samples[1]):
             return Metrics()
         self.network.module.train()
-        loss, correct, left = 0.0, 0.0, steps * self.local_samples
-        while left:
-            # No batch reaches beyond the local samples, so that averaging falls where it was asked for.
-            within = (left - 1) % self.local_samples + 1
-            chosen = self.draw(min(self.batch, within))
-            inputs, labels = self.samples[0][chosen], self.samples[1][chosen]
+        loss, correct, remaining = 0.0, 0.0, steps * self.local_samples
+        while remaining:
+            # A batch never spans two learner steps, because peers average between them.
+            remaining_in_step = (remaining - 1) % self.local_samples + 1
+            drawn = self.draw(min(self.batch, remaining_in_step))
+            inputs, labels = self.samples[0][drawn], self.samples[1][drawn]
             outputs = self.network.module(inputs)
             losses = self.loss(outputs, labels)
             self.optimizer.zero_grad(set_to_none=True)
             (losses.sum() if self.reduction == "sum" else losses.mean()).backward()
             self.optimizer.step()
             loss += float(losses.detach().sum())
-            correct += self._right(outputs, labels)
-            left -= len(labels)
+            correct += self._count_correct(outputs, labels)
+            remaining -= len(labels)
         return Metrics(loss, correct, steps * self.local_samples)
 
     @torch.no_grad()
     def test(self) -> Metrics:
-        """Accuracy and loss on the held-out samples.
+        """Measure accuracy and loss on the held-out samples.
 
-        With `buffers="recompute"`, batch statistics are first taken anew from the training samples:
-        averaging has moved the weights under them.
+        With `buffers="recompute"`, batch norm statistics are first recomputed from the training samples,
+        because averaging has changed the weights since.
         """
         inputs, labels = self.held_out
         if self.network.buffers == "recompute" and len(labels) and len(self.samples[1]):
@@ -346,24 +349,24 @@ class SgdLearner:
         total = Metrics()
         for first in range(0, len(labels), 1000):
             outputs = self.network.module(inputs[first : first + 1000])
-            some = labels[first : first + 1000]
-            losses = self.loss(outputs, some)
-            total += Metrics(float(losses.sum()), self._right(outputs, some), len(some))
+            targets = labels[first : first + 1000]
+            losses, correct = self.loss(outputs, targets), self._count_correct(outputs, targets)
+            total += Metrics(float(losses.sum()), correct, len(targets))
         return total
 
     def state(self) -> dict[str, Any]:
-        """The optimizer's state, the samples to come this epoch, the random state, own statistics."""
+        """The optimizer's state, the samples left in this epoch, the random state, unshared buffers."""
         state: dict[str, Any] = {
-            "optimizer": _copied(self.optimizer.state_dict()),
+            "optimizer": _deep_copy(self.optimizer.state_dict()),
             "order": self.order.clone(),
             "generator": self.generator.get_state(),
         }
-        if own := self.network.own_buffers():
-            state["buffers"] = {name: value.clone() for name, value in own.items()}
+        if buffers := self.network.own_buffers():
+            state["buffers"] = {name: value.clone() for name, value in buffers.items()}
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from where `state` was taken."""
+        """Restore what `state` returned."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.order = state["order"].clone()
         self.generator.set_state(state["generator"])
@@ -372,21 +375,21 @@ class SgdLearner:
                 value.copy_(state["buffers"][name])
 
     def draw(self, count: int) -> Tensor:
-        """The indices of the next `count` samples, which count as seen.
+        """Return the indices of the next `count` samples, and advance past them.
 
-        Every epoch is a fresh permutation; a batch may span the end of one epoch and the next.
+        Every epoch has a new permutation; a batch may span two epochs.
         """
         order = self.order
         if len(order) < count:
             samples = len(self.samples[1])
-            fresh = -(-(count - len(order)) // samples)
-            epochs = (torch.randperm(samples, generator=self.generator) for _ in range(fresh))
+            new_epochs = -(-(count - len(order)) // samples)
+            epochs = (torch.randperm(samples, generator=self.generator) for _ in range(new_epochs))
             order = torch.cat([order, *epochs])
         self.order = order[count:]
         return order[:count]
 
-    def _right(self, outputs: Tensor, labels: Tensor) -> float:
-        """How many samples are right: the most active output wins."""
+    def _count_correct(self, outputs: Tensor, labels: Tensor) -> float:
+        """Return how many samples are correct; see the argument `right`."""
         if self.right is not None:
             return int(self.right(outputs, labels).sum())
         if labels.is_floating_point():
@@ -396,14 +399,14 @@ class SgdLearner:
         return int((outputs.argmax(dim=1) == labels).sum())
 
 
-def _copied(value: Any) -> Any:
-    """A deep copy that takes of every tensor only what it shows, not all the memory behind it."""
+def _deep_copy(value: Any) -> Any:
+    """Copy deeply, but of a view only what it shows: `deepcopy` would copy the whole storage behind it."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
+        return {key: _deep_copy(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_copied(item) for item in value)
+        return type(value)(_deep_copy(item) for item in value)
     return deepcopy(value)
 
 
@@ -413,35 +416,35 @@ def _targets(outputs: Tensor, labels: Tensor) -> Tensor:
     return F.one_hot(labels, outputs.shape[1]).to(outputs.dtype)
 
 
-_REGRESSION = "loss=lambda out, y: (out[:, 0] - y).square()"
+_REGRESSION_LOSS = "loss=lambda out, y: (out[:, 0] - y).square()"
 
 
 @torch.no_grad()
 def _check_samples(
-    network: SlicedNetwork, what: str, inputs: Tensor, labels: Tensor, loss: Loss | None
+    network: SlicedNetwork, purpose: str, inputs: Tensor, labels: Tensor, loss: Loss | None
 ) -> None:
-    """Find out now, with the peer's name, what torch would say deep in the first training step.
+    """Raise, naming the peer, for samples on which torch would fail in the first training step.
 
-    loss: the user's own, if it is that; only such a one has targets that are no classes.
+    loss: the user's own loss function, if there is one; only then float targets are allowed.
     """
-    peer = f"peer {network.peer!r}, {what} samples"
+    peer = f"peer {network.peer!r}, {purpose} samples"
     if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor):
         raise ModelError(f"{peer}: give inputs and labels as torch tensors")
-    count, dtype, targets = len(inputs), network.flat.dtype, labels.is_floating_point()
-    # Integers are tokens for an embedding, whatever the network computes in.
+    count, dtype, is_regression = len(inputs), network.flat.dtype, labels.is_floating_point()
+    # Integer inputs are tokens for an embedding, and need not have the network's dtype.
     if inputs.is_floating_point() and inputs.dtype != dtype:
         raise ModelError(f"{peer}: inputs are {inputs.dtype}, the network is {dtype}")
     given = f"not {labels.dtype} of shape {tuple(labels.shape)}"
-    if targets and loss is not None:
+    if is_regression and loss is not None:
         if labels.dtype != dtype or labels.ndim < 1 or len(labels) != count:
             raise ModelError(
                 f"{peer}: targets must be {dtype}, as the network is, and {count}, one for each input, "
                 f"{given}"
             )
     elif labels.dtype != torch.int64 or labels.shape != (count,):
-        hint = f"; targets that are no classes need a loss of your own, as in {_REGRESSION}"
+        hint = f"; targets that are no classes need a loss of your own, as in {_REGRESSION_LOSS}"
         raise ModelError(
-            f"{peer}: labels must be int64 of shape ({count},), {given}{hint if targets else ''}"
+            f"{peer}: labels must be int64 of shape ({count},), {given}{hint if is_regression else ''}"
         )
     if not count:
         return
@@ -453,12 +456,12 @@ def _check_samples(
         ) from None
     if loss is not None:
         _check_loss(peer, loss, outputs, labels[:2])
-    if targets:
+    if is_regression:
         return
     if outputs.ndim < 2:
         raise ModelError(
             f"{peer}: the network's outputs have the shape {tuple(outputs.shape)} for {len(outputs)} "
-            "samples; classes want one row of outputs for each sample"
+            "samples; to classify, it must return one row of outputs for each sample"
         )
     low, high, classes = int(labels.min()), int(labels.max()), max(outputs.shape[1], 2)
     if low < 0 or high >= classes:
@@ -479,43 +482,43 @@ def _check_loss(peer: str, loss: Loss, outputs: Tensor, labels: Tensor) -> None:
     shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
     if shape != (len(labels),):
         raise ModelError(
-            f"{peer}: a loss gives one number for each sample, so shape ({len(labels)},) for {shapes}, not "
-            f"{shape}; as in {_REGRESSION}, or reduction='none' of torch's own"
+            f"{peer}: a loss must return one number for each sample, so shape ({len(labels)},) for {shapes}, "
+            f"not {shape}; as in {_REGRESSION_LOSS}, or a torch loss with reduction='none'"
         )
 
 
 GradientTerm = Callable[[Tensor], Tensor]
-"""From a network's flat parameters to what is added to their gradient."""
+"""A function of a network's flat parameters that returns the term to add to their gradient."""
 
 
-class Corrected:
-    """An optimizer before each of whose steps something is done to the gradients."""
+class CorrectedOptimizer:
+    """Wraps an optimizer and changes the gradients before each of its steps."""
 
-    def __init__(self, inner: Any, correct: Callable[[], None]):
-        self._inner, self._correct = inner, correct
+    def __init__(self, optimizer: Any, change_gradients: Callable[[], None]):
+        self._optimizer, self._change_gradients = optimizer, change_gradients
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        return getattr(self._optimizer, name)
 
     def step(self) -> None:
-        """Correct the gradients, then descend."""
-        self._correct()
-        self._inner.step()
+        """Change the gradients, then step."""
+        self._change_gradients()
+        self._optimizer.step()
 
 
 @contextmanager
 def adding_to_gradient(learner: SgdLearner, term: GradientTerm) -> Iterator[None]:
-    """While inside, every step of the learner descends along gradient + term(parameters)."""
+    """Inside the context, every step of the learner uses gradient + term(parameters) as its gradient."""
     optimizer, network = learner.optimizer, learner.network
 
     @torch.no_grad()
     def add() -> None:
-        addition = network.slicing.anatomy.views(term(network.flat))
+        terms = network.slicing.anatomy.views(term(network.flat))
         for name, parameter in network.module.named_parameters():
-            piece = addition[name]
-            parameter.grad = piece.clone() if parameter.grad is None else parameter.grad + piece
+            added = terms[name]
+            parameter.grad = added.clone() if parameter.grad is None else parameter.grad + added
 
-    learner.optimizer = Corrected(optimizer, add)  # type: ignore[assignment]
+    learner.optimizer = CorrectedOptimizer(optimizer, add)  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -523,43 +526,43 @@ def adding_to_gradient(learner: SgdLearner, term: GradientTerm) -> Iterator[None
 
 
 class Proximal:
-    """A learner that is held near what it got from the last averaging (FedProx, Li et al. 2020).
+    """A learner with FedProx's penalty for moving away from the last average (Li et al. 2020).
 
         h(w) = F(w) + μ/2 · ‖w − w_t‖²,    w_t: the values when training began
 
-    In `server` mode with one model of all cells this is FedProx. In the other modes, and for partial
-    models, it is the same pull without a server: w_t is what gossip has left in the network.
+    In `server` mode with one model of all cells this is FedProx. In the other modes, and with partial models,
+    the penalty is the same, but w_t are the values after the last gossip.
 
     mu
-        Raise it when peers' data differ and training drifts apart, lower it to learn faster. It stands
-        beside the mean loss of a batch, also where the learner sums.
+        The strength μ. Raise it when peers' data differ and their models diverge, lower it to learn faster.
+        F is the mean loss of a batch, also if the learner's reduction is `sum`.
     """
 
     def __init__(self, learner: SgdLearner, mu: float):
         if not 0 <= mu < float("inf"):
             raise ModelError(f"the proximal term's strength must be 0 or more, not {mu}")
         self.network, self._learner = learner.network, learner
-        self._pull = mu * (learner.batch if learner.reduction == "sum" else 1)
+        self._strength = mu * (learner.batch if learner.reduction == "sum" else 1)
 
     def train(self, steps: int) -> Metrics:
-        """Train `steps` times, pulled back to where training began."""
-        w = self.network.flat.detach().clone()
-        with adding_to_gradient(self._inner(), lambda y: self._pull * (y - w)):
+        """Train the wrapped learner with the penalty."""
+        start = self.network.flat.detach().clone()
+        with adding_to_gradient(self._wrapped(), lambda w: self._strength * (w - start)):
             return self._learner.train(steps)
 
     def test(self) -> Metrics:
-        """The learner's own test."""
-        return self._inner().test()
+        """Test the wrapped learner."""
+        return self._wrapped().test()
 
     def state(self) -> dict[str, Any]:
-        """The learner's own state: between two trainings there is no other."""
+        """The state of the wrapped learner; the penalty has no state between two trainings."""
         return self._learner.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from where `state` was taken."""
+        """Restore what `state` returned."""
         self._learner.restore(state)
 
-    def _inner(self) -> SgdLearner:
-        """The learner, on the network that this one has now: it may have been replaced from outside."""
+    def _wrapped(self) -> SgdLearner:
+        """Return the wrapped learner, after giving it this object's network, which callers may replace."""
         self._learner.network = self.network
         return self._learner

@@ -45,7 +45,7 @@ from torch import Tensor, nn
 from ..anatomy import Part
 from ..discovery import in_one_cell
 from ..errors import ModelError
-from ..learner import Adam, Corrected, Learner, Metrics
+from ..learner import AdamRule, CorrectedOptimizer, Learner, Metrics
 from ..network import SlicedNetwork, average, check_weights
 from ..slicing import ModelGraph, stream
 from .gaussians import (
@@ -284,7 +284,7 @@ class FedNPLearner:
         auxiliary.start(seed, self._values().detach())
         self._auxiliary = auxiliary.to(network.flat)
         self.network = inner.network = join(network, self._auxiliary)
-        self._adam = Adam(self.options.auxiliary_rate, (0.9, 0.999), 1e-8, 0.0, decoupled=False)
+        self._adam = AdamRule(self.options.auxiliary_rate, (0.9, 0.999), 1e-8, 0.0, decoupled=False)
         self._moments = [[torch.zeros_like(p.data) for p in auxiliary.learned()] for _ in range(2)]
         self._steps = 0
         dimensions = self.options.dimensions
@@ -306,7 +306,7 @@ class FedNPLearner:
         self._generator = torch.Generator().manual_seed(int(drawn))
         self._optimizer = getattr(inner, "optimizer", None)
         if self._optimizer is not None:
-            inner.optimizer = Corrected(self._optimizer, self._assist)  # type: ignore[attr-defined]
+            inner.optimizer = CorrectedOptimizer(self._optimizer, self._assist)  # type: ignore[attr-defined]
 
     def count_as(self, weight: float) -> None:
         """Say that this peer's weight in averages is not 1, but this number: its samples, for one."""

@@ -39,7 +39,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from .. import IsCorrect, Loss, Metrics, SlicedNetwork, cross_entropy, squared_error
-from ..learner import Plain, UpdateRule
+from ..learner import PlainRule, UpdateRule
 from . import plan
 
 
@@ -402,7 +402,7 @@ class ChainEngine:
         stacked = [rows, *state]
         values, *states = [self._parameters(tensor) for tensor in stacked]
         pool = job.pool.flatten(1)
-        if isinstance(job.rule, Plain):
+        if isinstance(job.rule, PlainRule):
             cells, inputs = self._shapes[0]
             steps_per_block = plan.deferred_steps(rows.shape[1], cells, inputs, job.ends[0])
             steps = descend(

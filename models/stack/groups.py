@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .. import AssociativeLearner, Learner, Metrics, ModelError, SgdLearner, SlicedNetwork
 from ..discovery import CONVOLUTIONS
-from ..learner import Adam, Momentum, Plain, PlainSgd, UpdateRule
+from ..learner import AdamRule, MomentumRule, PlainRule, PlainSgd, UpdateRule
 from . import plan
 from .engines import (
     ChainEngine,
@@ -185,7 +185,7 @@ def read_rule(learner: SgdLearner) -> UpdateRule | None:
     """
     optimizer = learner.optimizer
     if type(optimizer) is PlainSgd:
-        return Plain(optimizer.rate)
+        return PlainRule(optimizer.rate)
     if not isinstance(optimizer, torch.optim.Optimizer) or len(optimizer.param_groups) != 1:
         return None
     settings: dict[str, Any] = optimizer.param_groups[0]
@@ -203,11 +203,11 @@ def read_rule(learner: SgdLearner) -> UpdateRule | None:
     rate, decay = settings["lr"], settings.get("weight_decay", 0)
     if type(optimizer) is torch.optim.SGD and not settings["dampening"]:
         if not settings["momentum"] and not decay:
-            return Plain(rate)
-        return Momentum(rate, settings["momentum"], decay, bool(settings["nesterov"]))
+            return PlainRule(rate)
+        return MomentumRule(rate, settings["momentum"], decay, bool(settings["nesterov"]))
     if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
         decoupled = settings.get("decoupled_weight_decay", type(optimizer) is torch.optim.AdamW)
-        return Adam(rate, tuple(settings["betas"]), settings["eps"], decay, bool(decoupled))
+        return AdamRule(rate, tuple(settings["betas"]), settings["eps"], decay, bool(decoupled))
     return None
 
 
@@ -224,7 +224,7 @@ class OptimizerStates:
         self._learners, self._rule, self._shared = learners, rule, shared
         self._names = rule.state_names
         self.values = [torch.zeros_like(like) for _ in rule.state_names]
-        counts_steps = isinstance(rule, Adam)
+        counts_steps = isinstance(rule, AdamRule)
         parameters = len(list(learners[0].network.module.parameters())) if counts_steps else 0
         self._steps = torch.zeros(len(learners), parameters)
         self.refresh()
