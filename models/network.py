@@ -1,4 +1,4 @@
-"""Sliced networks: a torch module as views of one flat tensor, cut into partial models; exact averaging."""
+"""Sliced networks (torch modules as views of one flat tensor), and the averaging of their partial models."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ from .errors import ModelError
 from .slicing import ModelGraph, SliceSpec, Slicing, Start, starting_values
 
 LAYER_ORDER = "layer_order"
-"""The metadata key of a saved network that lists its values in the order in which layers run."""
+"""Metadata key of a saved network: the names of its tensors, in the order in which the layers run."""
 
 
 class SlicedNetwork:
-    """Wraps a module; reading or writing a partial model is one gather or scatter.
+    """Wraps a module so that the values of a partial model can be read and written as one vector.
 
-    The module stays an ordinary torch module: train it with any optimizer, call it, save it. Only do
-    not replace its parameters or move it to another device or dtype: build it there instead.
+    The module stays an ordinary torch module: train it with any optimizer, call it, save it. Do not replace
+    its parameters, and do not move it to another device or dtype after it is wrapped.
 
         network = SlicedNetwork(mlp("64=32=10"), {"global": "64-24-10"}, peer="anna", seed=1)
         network.read("global")            # the coordinates that "global" averages
         network(x)                        # the module's own forward
 
     module
-        Chains of Linear layers are understood as they are; other modules are traced with `example`, or
-        carry an `anatomy()`. One that cannot be traced may still be shared whole (`{"all": 1.0}`) or not
-        at all (`{}`).
+        The parts of a chain of Linear layers are found without help; other modules are traced with
+        `example`, or have a method `anatomy()`. A module that cannot be traced can still be shared as a whole
+        (`{"all": 1.0}`) or not at all (`{}`).
     slices, graph, cross
         See Slicing.
     example, parts, channels, check
-        An example input for modules whose parts must be found, and help for the search: see
-        `discover`. Peers of one architecture may pass `anatomy=discover(module, x)` instead, found once.
+        An example input for modules that must be traced, and options of the trace: see `discover`. Peers
+        of one architecture may pass `anatomy=discover(module, x)` instead, to trace only once.
     buffers
-        What happens to batch norm's statistics. `average`: they follow their cells, and are averaged
-        with the weights that gossip gives to everything else (means of means and of variances; the
-        spread of the peers' means is not added to the variance). `local`: they and their norm's gains
-        and biases stay with the peer (FedBN). `recompute`: they are the peer's own, and the learner
-        takes them anew from its samples before it tests. Counters always stay local. Where slices are
-        partial, prefer `recompute` or `local`: a shared cell hears private cells too, so what it does
-        differs from peer to peer, and averaged statistics fit nobody well.
+        What happens to the statistics of batch norm. `average`: they belong to the same partial model as
+        their cells, and are averaged like parameters (means of means and of variances; the spread of the
+        peers' means is not added to the variance). `local`: the statistics, gains and biases of batch norm
+        stay private (FedBN). `recompute`: the statistics are private, and the learner recomputes them from
+        its samples before it tests. Counters are always private. If peers share only some cells, prefer
+        `recompute` or `local`: shared cells also have inputs from private cells, so their statistics differ
+        between peers, and averages of them fit no peer well.
     peer
-        The peer's name: it seeds private values and appears in errors. Use one name per peer.
+        The peer's name: it seeds private values and appears in errors. Every peer needs its own name.
     rest
-        The model that takes cells no slice claims, `{peer}` standing for the peer's name. None makes
-        unclaimed cells an error.
+        The model that takes the cells that no slice takes; `{peer}` is replaced by the peer's name. None
+        makes such cells an error.
     seed, start
-        Starting values; `seed=None` keeps the values that the module has. Peers of one swarm use the
-        same seed.
+        How starting values are drawn; `seed=None` keeps the values that the module has. Peers of one swarm
+        use the same seed.
     """
 
     def __init__(
@@ -97,12 +97,12 @@ class SlicedNetwork:
         self.flat = torch.cat([value.detach().reshape(-1) for value in self._tensors()])
         self.rebind(self.flat)
         if module not in _HOOKED:
-            module.register_state_dict_post_hook(_own_memory)
+            module.register_state_dict_post_hook(_copy_shared_memory)
             _HOOKED.add(module)
         self._where: dict[str, slice | Tensor] = {}
-        for owner in self.slicing.owners:
-            where = self.slicing.where(owner)
-            self._where[owner] = (
+        for model in self.slicing.owners:
+            where = self.slicing.where(model)
+            self._where[model] = (
                 where if isinstance(where, slice) else torch.from_numpy(where).to(self.flat.device)
             )
         if seed is not None:
@@ -114,11 +114,11 @@ class SlicedNetwork:
         return self.module(*inputs)
 
     def __repr__(self) -> str:
-        """Which model has which cells, and how many values each owner averages."""
-        models = ", ".join(f"{m} {self.slicing.layout(m).as_slice()}" for m in self.models)
-        owned = ", ".join(f"{one} {len(self.slicing.coordinates(one))}" for one in self.owners)
+        """The cells of every partial model, and how many values each averages."""
+        cells = ", ".join(f"{m} {self.slicing.layout(m).as_slice()}" for m in self.models)
+        counts = ", ".join(f"{m} {len(self.slicing.coordinates(m))}" for m in self.owners)
         private = len(self.slicing.private)
-        return f"SlicedNetwork({self.peer}: cells {models}; values {owned}, private {private})"
+        return f"SlicedNetwork({self.peer}: cells {cells}; values {counts}, private {private})"
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -127,24 +127,24 @@ class SlicedNetwork:
 
     @property
     def owners(self) -> tuple[str, ...]:
-        """What averages values of this network: partial models and, across models, pairs of them."""
+        """Models that average values of this network and, with `cross`, pairs of models: see Slicing."""
         return self.slicing.owners
 
-    def read(self, owner: str) -> Tensor:
-        """The values that `owner` averages, in the order that all its peers share (a copy)."""
-        where = self._find(owner)
+    def read(self, model: str) -> Tensor:
+        """Return a copy of the values that `model` averages, in the same order on all peers."""
+        where = self._find(model)
         if isinstance(where, slice):
             return self.flat[where].clone()
         return self.flat.index_select(0, where)
 
-    def write(self, owner: str, values: Tensor | np.ndarray) -> None:
-        """Replace the values that `owner` averages."""
-        where = self._find(owner)
+    def write(self, model: str, values: Tensor | np.ndarray) -> None:
+        """Replace the values that `model` averages."""
+        where = self._find(model)
         values = torch.as_tensor(values)
         count = where.stop - where.start if isinstance(where, slice) else len(where)
         if values.shape != (count,):
             raise ModelError(
-                f"{owner!r} averages {count} coordinates of peer {self.peer!r}, "
+                f"model {model!r} averages {count} coordinates of peer {self.peer!r}, "
                 f"but {tuple(values.shape)} values were given"
             )
         if isinstance(where, slice):
@@ -153,55 +153,55 @@ class SlicedNetwork:
             self.flat.scatter_(0, where, values.to(self.flat))
 
     def rebind(self, flat: Tensor) -> None:
-        """Let the module's tensors be views of `flat`, into which the caller has copied their values."""
+        """Make the module's tensors views of `flat`, into which the caller has copied their values."""
         self.flat = flat
         views = self.slicing.anatomy.views(flat).values()
         for value, view in zip(self._tensors(), views, strict=True):
             value.data = view
 
     def own_buffers(self) -> dict[str, Tensor]:
-        """The buffers that are not in the flat tensor: counters, and statistics that are not averaged."""
+        """Return the buffers that are not in the flat tensor: counters, and statistics not averaged."""
         in_flat = self.slicing.anatomy.spans
         return {name: v for name, v in self.module.named_buffers() if name not in in_flat}
 
     @torch.no_grad()
     def recompute(self, inputs: Tensor, batch: int = 250) -> None:
-        """Take batch norm's statistics anew from `inputs`: plain means over batches, no momentum."""
+        """Recompute the statistics of batch norm from `inputs`: plain means over batches, no momentum."""
         if not len(inputs):
             raise ModelError(f"peer {self.peer!r} has no samples to recompute its statistics from")
         norms = [one for one in self.module.modules() if isinstance(one, BATCH_NORMS)]
-        kept = [(one.momentum, one.training) for one in norms]
-        training = self.module.training
+        settings = [(one.momentum, one.training) for one in norms]
+        was_training = self.module.training
         self.module.eval()
         try:
             for norm in norms:
                 norm.reset_running_stats()
-                norm.momentum = None  # torch's word for a plain mean
+                norm.momentum = None  # makes torch compute a plain mean
                 norm.train()
-            # Batches of about equal size: a last one of a single sample has no variance.
-            for some in inputs.tensor_split(-(-len(inputs) // batch)):
-                self.module(some)
+            # Batches of about equal size, as a last batch of one sample would have no variance.
+            for inputs_of_batch in inputs.tensor_split(-(-len(inputs) // batch)):
+                self.module(inputs_of_batch)
         finally:
-            self.module.train(training)
-            for norm, (momentum, was) in zip(norms, kept, strict=True):
+            self.module.train(was_training)
+            for norm, (momentum, norm_was_training) in zip(norms, settings, strict=True):
                 norm.momentum = momentum
-                norm.train(was)
+                norm.train(norm_was_training)
 
-    def check_finite(self, owner: str, values: Tensor) -> None:
-        """Raise, naming peer, model and parameter, if a value of `owner` is NaN or infinite."""
+    def check_finite(self, model: str, values: Tensor) -> None:
+        """Raise, naming peer, model and parameter, if one of the `values` of `model` is NaN or infinite."""
         bad = torch.nonzero(~torch.isfinite(values))
         if len(bad):
-            coordinate = int(self.slicing.coordinates(owner)[int(bad[0, 0])])
-            self._refuse(f"peer {self.peer!r}, model {owner!r}", len(bad), coordinate)
+            coordinate = int(self.slicing.coordinates(model)[int(bad[0, 0])])
+            self._raise_not_finite(f"peer {self.peer!r}, model {model!r}", len(bad), coordinate)
 
     def check_all_finite(self) -> None:
         """Raise, naming peer and parameter, if any value of the network is NaN or infinite, shared or not."""
         bad = torch.nonzero(~torch.isfinite(self.flat))
         if len(bad):
-            self._refuse(f"peer {self.peer!r}", len(bad), int(bad[0, 0]))
+            self._raise_not_finite(f"peer {self.peer!r}", len(bad), int(bad[0, 0]))
 
     def save(self, path: str | Path) -> None:
-        """Write the module's state as safetensors, with slices and layer order as readable metadata."""
+        """Write the module's state as safetensors, with slices and layer order as JSON metadata."""
         state = {name: value.contiguous() for name, value in self.module.state_dict().items()}
         slices = {
             model: [cells.tolist() for cells in self.slicing.cells[model]] for model in self.models
@@ -217,98 +217,99 @@ class SlicedNetwork:
         """Read a state written by `save`; the flat tensor and its views stay in place."""
         with safe_open(path, framework="pt") as file:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        own = {name: tuple(value.shape) for name, value in self.module.state_dict().items()}
-        for name, shape in own.items():
+        shapes = {name: tuple(value.shape) for name, value in self.module.state_dict().items()}
+        for name, shape in shapes.items():
             if name not in state:
                 raise ModelError(
-                    f"{path}: is the file of a different network: it has no tensor {name!r}"
+                    f"{path} is the file of a different network: it has no tensor {name!r}"
                 )
             if tuple(state[name].shape) != shape:
                 raise ModelError(
-                    f"{path}: is the file of a different network: {name!r} is "
-                    f"{tuple(state[name].shape)} there and {shape} here"
+                    f"{path} is the file of a different network: {name!r} has shape "
+                    f"{tuple(state[name].shape)} in the file and {shape} in this network"
                 )
         self.module.load_state_dict(state)
 
     def _run_order(self, names: list[str]) -> list[str]:
-        """Return the names of the state's values in the order in which the layers run.
+        """Return the names of the state's tensors in the order in which the layers run.
 
-        A module may list its layers in any order; theirs follows from which part each weight reads and which
-        it writes. If the layers do not form one chain, the module's own order is returned.
+        A module may list its layers in any order. Their order follows from the input and output part of each
+        weight. If the layers do not form one chain, the module's own order is returned.
         """
         anatomy = self.slicing.anatomy
         parameters = [one for one in anatomy.parameters if one.axes]
-        touched = {one.name: [anatomy.part_of(axis) for axis in one.axes] for one in parameters}
-        pairs = [parts for parts in touched.values() if len(parts) == 2]
-        following = {source: target for target, source in pairs}
-        chain = [part for part in following if part not in following.values()][:1]
-        while chain and chain[-1] in following and len(chain) <= len(pairs):
-            chain.append(following[chain[-1]])
-        position = {part: index for index, part in enumerate(chain[1:])}
-        if len(position) != len(pairs) or any(p[0] not in position for p in touched.values()):
+        parts_of = {one.name: [anatomy.part_of(axis) for axis in one.axes] for one in parameters}
+        weights = [parts for parts in parts_of.values() if len(parts) == 2]
+        next_part = {source: target for target, source in weights}
+        chain = [part for part in next_part if part not in next_part.values()][:1]
+        while chain and chain[-1] in next_part and len(chain) <= len(weights):
+            chain.append(next_part[chain[-1]])
+        layer_of = {part: index for index, part in enumerate(chain[1:])}
+        if len(layer_of) != len(weights) or any(p[0] not in layer_of for p in parts_of.values()):
             return names
 
-        def place(name: str) -> tuple[int, bool]:
-            parts = touched.get(name)
-            return (position[parts[0]], len(parts) != 2) if parts else (len(pairs), True)
+        def layer_weight_first(name: str) -> tuple[int, bool]:
+            parts = parts_of.get(name)
+            return (layer_of[parts[0]], len(parts) != 2) if parts else (len(weights), True)
 
-        return sorted(names, key=place)
+        return sorted(names, key=layer_weight_first)
 
     def _tensors(self) -> list[Tensor]:
-        """What the flat tensor holds, in its order."""
+        """Return the module's tensors that make up the flat tensor, in order."""
         tensors = named_tensors(self.module)
-        chosen = [tensors[one.name] for one in self.slicing.anatomy.parameters]
-        kinds = {(value.dtype, value.device) for value in chosen}
-        if len(kinds) != 1:
+        in_flat = [tensors[one.name] for one in self.slicing.anatomy.parameters]
+        types = {(value.dtype, value.device) for value in in_flat}
+        if len(types) != 1:
             raise ModelError(
-                f"a sliced network's parameters share one dtype and device; these have "
-                f"{', '.join(sorted(f'{dtype} on {device}' for dtype, device in kinds)) or 'none'}"
+                f"a sliced network's parameters must have one dtype and device; these have "
+                f"{', '.join(sorted(f'{dtype} on {device}' for dtype, device in types)) or 'none'}"
             )
-        return chosen
+        return in_flat
 
-    def _refuse(self, whose: str, count: int, coordinate: int) -> NoReturn:
+    def _raise_not_finite(self, subject: str, count: int, coordinate: int) -> NoReturn:
         raise ModelError(
-            f"{whose}: {count} values are not finite, the first in parameter "
+            f"{subject}: {count} values are not finite, the first in parameter "
             f"{self.slicing.anatomy.parameter_at(coordinate)!r}; lower the learning rate or look at the "
             "peer's data"
         )
 
-    def _find(self, owner: str) -> slice | Tensor:
-        if owner not in self._where:
-            self.slicing.where(owner)  # raises, naming the owners there are
-        return self._where[owner]
+    def _find(self, model: str) -> slice | Tensor:
+        if model not in self._where:
+            self.slicing.where(model)  # raises an error that names the models there are
+        return self._where[model]
 
 
 def permute(network: SlicedNetwork, part: str, order: Sequence[int] | np.ndarray) -> None:
-    """Permute the cells of a part in place: the k-th cell becomes what cell `order[k]` was.
+    """Permute the cells of a part in place: the new k-th cell is the old cell `order[k]`.
 
-    Parameters and batch statistics move together, so the network computes what it did before; inputs
-    and outputs, if their part is permuted, are expected in the new order. What the cells are averaged
-    with does not move: permuting across slices changes who owns which values.
+    Parameters and batch statistics are permuted alike, so the network computes the same as before; if an
+    input or output part is permuted, inputs or outputs are in the new order. Coordinates do not move:
+    permuting cells of different slices changes which partial model averages a value.
     """
     anatomy = network.slicing.anatomy
     cells = anatomy.cells(anatomy.find(part))
-    chosen = np.asarray(order, dtype=np.int64)
-    if not np.array_equal(np.sort(chosen), np.arange(len(cells))):
+    permutation = np.asarray(order, dtype=np.int64)
+    if not np.array_equal(np.sort(permutation), np.arange(len(cells))):
         raise ModelError(
             f"part {part!r} has {len(cells)} cells: its order must hold 0 to {len(cells) - 1}, each once"
         )
     take = np.arange(anatomy.firsts[-1])
-    take[cells] = cells[chosen]
+    take[cells] = cells[permutation]
     anatomy.permute(named_tensors(network.module), take)
 
 
 _HOOKED: WeakSet[nn.Module] = WeakSet()
+"""Modules on whose `state_dict` the following hook is registered."""
 
 
-def _own_memory(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
-    """Copy a state's tensors out of memory that several networks share, as in an arena.
+def _copy_shared_memory(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
+    """Copy the tensors of a `state_dict` out of memory that several networks share (a stack).
 
-    torch.save writes all the memory behind a tensor: one peer's file would hold everybody's values.
+    torch.save writes the whole storage of a tensor: one peer's file would contain the values of all peers.
     """
-    mine = {name: v for name, v in state.items() if name.startswith(prefix) and _is_detached(v)}
-    size = sum(value.nbytes for value in mine.values())
-    for name, value in mine.items():
+    tensors = {n: v for n, v in state.items() if n.startswith(prefix) and _is_detached(v)}
+    size = sum(value.nbytes for value in tensors.values())
+    for name, value in tensors.items():
         if value.untyped_storage().nbytes() > size:
             state[name] = value.clone()
 
@@ -321,45 +322,45 @@ def _is_detached(value: Any) -> bool:
 def average(networks: Sequence[SlicedNetwork], weights: Sequence[float] | None = None) -> None:
     """Average, in place, every partial model among the networks that implement it.
 
-    Networks built with `cross=True` average pairs of unrelated models too. `weights` (sample counts,
-    say) gives one positive number per network; by default all count the same. Coordinates that one
-    network alone owns, and private ones, are left bit for bit as they were.
+    Networks built with `cross=True` average pairs of unrelated models too. `weights` (for example sample
+    counts) has one positive number per network; by default all are equal. Models that only one network
+    implements, and private coordinates, do not change at all.
     """
-    shares = check_weights(networks, weights)
-    for owner, members in implementers(networks).items():
+    weights = check_weights(networks, weights)
+    for model, members in implementers(networks).items():
         if len(members) < 2:
             continue
         first = networks[members[0]]
         for index in members[1:]:
-            check_schema(owner, first, networks[index])
+            check_schema(model, first, networks[index])
         values = []
         for index in members:
-            values.append(networks[index].read(owner))
-            networks[index].check_finite(owner, values[-1])
-        # The mean of differences from the first peer: equal values average to themselves, exactly.
+            values.append(networks[index].read(model))
+            networks[index].check_finite(model, values[-1])
+        # Computed as first + mean difference from the first, so that the mean of equal values is exact.
         base = values[0].double()
-        total = sum(shares[index] for index in members)
-        drift = torch.zeros_like(base)
+        total = sum(weights[index] for index in members)
+        difference = torch.zeros_like(base)
         for index, value in zip(members[1:], values[1:], strict=True):
-            drift += (shares[index] / total) * (value.double() - base)
-        mean = base + drift
+            difference += (weights[index] / total) * (value.double() - base)
+        mean = base + difference
         for index in members:
-            networks[index].write(owner, mean)
+            networks[index].write(model, mean)
 
 
 def implementers(networks: Sequence[SlicedNetwork]) -> dict[str, list[int]]:
-    """For every owner, the indices of the networks that own it together."""
-    found: dict[str, list[int]] = {}
+    """Return, for every averaged model, the indices of the networks that implement it."""
+    indices: dict[str, list[int]] = {}
     for index, network in enumerate(networks):
-        for owner in network.owners:
-            found.setdefault(owner, []).append(index)
-    return dict(sorted(found.items()))
+        for model in network.owners:
+            indices.setdefault(model, []).append(index)
+    return dict(sorted(indices.items()))
 
 
 def check_weights(
     networks: Sequence[SlicedNetwork], weights: Sequence[float] | None
 ) -> Sequence[float]:
-    """One positive weight per network; raises, naming the peer, for anything else."""
+    """Return one weight per network, 1 by default; raise, naming the peer, unless all are positive."""
     if weights is None:
         return [1.0] * len(networks)
     if len(weights) != len(networks):
@@ -370,22 +371,24 @@ def check_weights(
     return weights
 
 
-def check_schema(owner: str, one: SlicedNetwork, other: SlicedNetwork) -> None:
-    """Raise, naming the first block that differs, unless two networks may average `owner`."""
-    mine, theirs = one.slicing.schema(owner), other.slicing.schema(owner)
-    if mine == theirs:
+def check_schema(model: str, first: SlicedNetwork, second: SlicedNetwork) -> None:
+    """Raise, naming the first block that differs, unless two networks can average `model`."""
+    blocks, other_blocks = first.slicing.schema(model), second.slicing.schema(model)
+    if blocks == other_blocks:
         return
-    for a, b in zip(mine, theirs, strict=False):
+    for a, b in zip(blocks, other_blocks, strict=False):
         if a != b:
             raise ModelError(
-                f"model {owner!r} is not the same on {one.peer!r} and {other.peer!r}: "
-                f"{_block(a)} there, {_block(b)} here"
+                f"model {model!r} is not the same on {first.peer!r} and {second.peer!r}: "
+                f"{_format_block(a)} on {first.peer!r}, {_format_block(b)} on {second.peer!r}"
             )
     raise ModelError(
-        f"model {owner!r} has {len(mine)} blocks on {one.peer!r} and {len(theirs)} on {other.peer!r}"
+        f"model {model!r} has {len(blocks)} blocks on {first.peer!r} and {len(other_blocks)} on "
+        f"{second.peer!r}"
     )
 
 
-def _block(block: tuple[str, tuple[tuple[str, int], ...]]) -> str:
+def _format_block(block: tuple[str, tuple[tuple[str, int], ...]]) -> str:
+    """Return a block as text: `0.weight [2 global × 3 local]`."""
     name, axes = block
     return f"{name} [{' × '.join(f'{count} {model}'.strip() for model, count in axes)}]"

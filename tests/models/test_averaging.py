@@ -143,7 +143,7 @@ def test_peers_whose_slices_differ_in_size_are_told_where():
     two = SlicedNetwork(mlp("3=4=2"), {"global": "3-3-2"}, peer="bob")
     with pytest.raises(
         ModelError,
-        match=r"'global' is not the same on 'ann' and 'bob': 0.weight \[2 global × 3 global\] there, 0.w",
+        match=r"'global' is not the same on 'ann' and 'bob': 0.weight \[2 global × 3 global\] on 'ann', 0.w",
     ):
         average([one, two])
 
