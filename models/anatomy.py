@@ -1,11 +1,11 @@
-"""What a network is made of: parts, their cells, and which cells every parameter touches.
+"""The anatomy of a network: its parts, their cells, and the cells on the axes of every parameter.
 
-This is the seam between *finding* parts (discovery.py, one way per kind of network) and *cutting*
-them (slicing.py, one way for all). An axis of a parameter is a list of cell numbers, so a weight
-matrix, a convolution kernel flattened into a dense layer, or four stacked LSTM gates all look alike.
+discovery.py finds the anatomy of a network, slicing.py divides its cells among partial models. An axis of a
+parameter is an array of cell numbers, so that weight matrices, convolutions flattened into a dense layer and
+stacked LSTM gates are all described in the same way.
 
-Cells change places by an array `take`: cell c becomes what cell `take[c]` was. If it stays inside parts the
-network computes the same function, because every axis that a part spans moves together.
+A permutation of cells is an array `take`: the new cell c is the old cell `take[c]`. If it permutes cells only
+within parts, the network computes the same function, because all axes of a part are permuted alike.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import numpy as np
 
 from .errors import ModelError
 
-if TYPE_CHECKING:  # settings are read without torch
+if TYPE_CHECKING:  # settings import this module and must not load torch
     from torch import Tensor
 
 Buffers = Literal["average", "local", "recompute"]
-"""What peers do with batch statistics."""
+"""What peers do with the statistics of batch norm: see SlicedNetwork."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class ParameterMap:
-    """One parameter tensor: for every axis the cell that each index touches, or None for no cell.
+    """One parameter tensor: for every axis the cell number of each index, or None for an axis without cells.
 
     Cells are numbered through the whole network: `Anatomy.firsts[part]` plus the index in the part.
 
     cell
-        For a parameter none of whose axes has cells (a scalar): the cell it belongs to.
+        For a parameter without cells on its axes (a scalar): the cell it belongs to.
     private
-        Nobody averages it, whatever its cells (norms under FedBN).
+        True if it is never averaged, whatever its cells (norms under FedBN).
     """
 
     name: str
@@ -62,13 +62,13 @@ class ParameterMap:
 
 @dataclass(frozen=True, eq=False)
 class Anatomy:
-    """Parts in order, and every parameter in the order of `module.named_parameters()`.
+    """The parts of a network in order, and every parameter in the order of `module.named_parameters()`.
 
     buffers
-        Statistics that have a value per cell (batch norm's), like parameters.
+        Buffers with a value per cell (the statistics of batch norm), described like parameters.
     ends
-        Names of the parts that are inputs or outputs of the network, whose cells mean something by
-        their place; by default the first part and the last.
+        Names of the input and output parts of the network, whose cells are not interchangeable; by
+        default the first and the last part.
     """
 
     parts: tuple[Part, ...]
@@ -84,7 +84,7 @@ class Anatomy:
         for parameter in (*self.parameters, *self.buffers):
             if parameter.cell is not None and any(axis is not None for axis in parameter.axes):
                 raise ModelError(
-                    f"parameter {parameter.name!r} has cells on its axes, so it cannot have one of its own"
+                    f"parameter {parameter.name!r} has cells on its axes, so `cell` must be None"
                 )
             lengths = tuple(
                 size if axis is None else len(axis)
@@ -97,7 +97,7 @@ class Anatomy:
                 )
             if parameter.cell is None and all(axis is None for axis in parameter.axes):
                 raise ModelError(
-                    f"parameter {parameter.name!r} touches no cell, so nothing says who averages it; "
+                    f"parameter {parameter.name!r} touches no cell, so it belongs to no partial model; "
                     "give it one value per cell (nn.PReLU takes num_parameters=cells)"
                 )
 
@@ -107,7 +107,7 @@ class Anatomy:
         return [part.name for part in self.parts]
 
     def find(self, name: str, context: str = "") -> int:
-        """The index of a part; raises, beginning with `context`, if there is none of that name."""
+        """Return the index of a part; raise an error that begins with `context` if there is none."""
         if name not in self.names:
             raise ModelError(
                 f"{context}the network has no part {name!r}; parts are {', '.join(self.names)}"
@@ -116,12 +116,12 @@ class Anatomy:
 
     @cached_property
     def firsts(self) -> np.ndarray:
-        """The number of each part's first cell, and the total at the end."""
+        """The number of each part's first cell, followed by the number of all cells."""
         return first_cells(self.parts)
 
     @cached_property
     def spans(self) -> dict[str, slice]:
-        """Where each parameter is in the flat parameter vector."""
+        """The range of each parameter in the flat parameter vector."""
         ends = itertools.accumulate(one.size for one in self.parameters)
         return {
             one.name: slice(end - one.size, end)
@@ -130,7 +130,7 @@ class Anatomy:
 
     @property
     def offsets(self) -> dict[str, int]:
-        """Where each parameter starts in the flat parameter vector."""
+        """The index at which each parameter begins in the flat parameter vector."""
         return {name: span.start for name, span in self.spans.items()}
 
     @property
@@ -140,52 +140,55 @@ class Anatomy:
 
     @cached_property
     def digest(self) -> bytes:
-        """Equal for anatomies that say the same, so that peers can share what follows from them."""
-        found = hashlib.blake2b(repr([(part.name, part.cells) for part in self.parts]).encode())
+        """A hash of parts and parameters, by which peers with equal anatomies share coordinates."""
+        digest = hashlib.blake2b(repr([(part.name, part.cells) for part in self.parts]).encode())
         for one in self.parameters:
-            found.update(repr((one.name, one.shape, one.cell, one.private)).encode())
+            digest.update(repr((one.name, one.shape, one.cell, one.private)).encode())
             for axis in one.axes:
-                found.update(b"-" if axis is None else np.ascontiguousarray(axis).tobytes())
-        return found.digest()
+                digest.update(b"-" if axis is None else np.ascontiguousarray(axis).tobytes())
+        return digest.digest()
 
-    def with_buffers(self, how: Buffers) -> Anatomy:
-        """The anatomy for one way of treating statistics: see SlicedNetwork."""
-        if how == "average":
+    def with_buffers(self, treatment: Buffers) -> Anatomy:
+        """Return the anatomy for a treatment of batch norm's statistics: see SlicedNetwork."""
+        if treatment == "average":
             return replace(self, parameters=self.parameters + self.buffers, buffers=())
-        if how == "local":
+        if treatment == "local":
             norms = {one.name.rpartition(".")[0] for one in self.buffers}
             parameters = tuple(
                 replace(one, private=True) if one.name.rpartition(".")[0] in norms else one
                 for one in self.parameters
             )
             return replace(self, parameters=parameters)
-        if how == "recompute":
+        if treatment == "recompute":
             return self
-        raise ModelError(f"buffers {how!r} is unknown; there are average, local, recompute")
+        raise ModelError(f"buffers {treatment!r} is unknown; there are average, local, recompute")
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The parameters in a flat vector, or in each row of a stack of them, as views of it."""
+        """Return views of a flat vector (or of every row of a stack of them) by parameter name."""
         return {
             one.name: flat[..., self.spans[one.name]].view((*flat.shape[:-1], *one.shape))
             for one in self.parameters
         }
 
     def cells(self, part: int) -> np.ndarray:
-        """The numbers of a part's cells: what to put on an axis that the part spans."""
+        """Return the numbers of a part's cells: the axis of a parameter with one index per cell."""
         return np.arange(self.firsts[part], self.firsts[part + 1])
 
     def part_of(self, axis: np.ndarray | None) -> int | None:
-        """The part that a parameter's axis spans, by its first cell."""
+        """Return the part of an axis, by its first cell; None for an axis without cells."""
         if axis is None or not len(axis):
             return None
         return int(np.searchsorted(self.firsts, axis[0], side="right")) - 1
 
     def parameter_at(self, coordinate: int) -> str:
-        """The name of the parameter that a coordinate of the flat vector belongs to (for messages)."""
+        """Return the name of the parameter at a coordinate of the flat vector (for messages)."""
         return next(name for name, span in self.spans.items() if coordinate < span.stop)
 
     def flat_order(self, take: np.ndarray) -> np.ndarray:
-        """For every coordinate of the flat vector the one to take its value from when cells change places."""
+        """Return the permutation of the flat vector that permutes cells by `take`.
+
+        The new value of coordinate i is the old value of coordinate `flat_order(take)[i]`.
+        """
         order = np.arange(self.size, dtype=np.int64)
         for one in self.parameters:
             grid = order[self.spans[one.name]].reshape(one.shape)
@@ -196,7 +199,7 @@ class Anatomy:
         return order
 
     def permute(self, tensors: Mapping[str, Tensor], take: np.ndarray) -> None:
-        """Let the cells in named tensors change places."""
+        """Permute the cells of named tensors in place."""
         moved = take != np.arange(len(take))
         for one in {map.name: map for map in (*self.parameters, *self.buffers)}.values():
             data = tensors[one.name].data
@@ -206,26 +209,29 @@ class Anatomy:
 
 
 def first_cells(parts: Sequence[Part]) -> np.ndarray:
-    """The number of each part's first cell, and the total at the end."""
+    """Return the number of each part's first cell, followed by the number of all cells."""
     return np.concatenate([[0], np.cumsum([part.cells for part in parts], dtype=np.int64)])
 
 
-def dense_axes(parts: Sequence[Part], *spanned: int) -> tuple[np.ndarray, ...]:
-    """Axes that each span one whole part: `dense_axes(parts, 1, 0)` for a weight from part 0 to 1."""
+def dense_axes(parts: Sequence[Part], *indices: int) -> tuple[np.ndarray, ...]:
+    """Return axes with one index per cell: `dense_axes(parts, 1, 0)` for a weight from part 0 to part 1."""
     firsts = first_cells(parts)
-    return tuple(np.arange(firsts[part], firsts[part + 1]) for part in spanned)
+    return tuple(np.arange(firsts[part], firsts[part + 1]) for part in indices)
 
 
 def _axis_order(axis: np.ndarray, take: np.ndarray) -> np.ndarray:
-    """Where each index of an axis comes from: a cell's k-th position from the k-th of the other's."""
+    """Return the permutation of an axis that permutes cells by `take`.
+
+    A cell may have several indices on the axis: its k-th index is taken from the k-th index of the old cell.
+    """
     by_cell = np.argsort(axis, kind="stable")
     return by_cell[np.searchsorted(axis[by_cell], take[axis]) + repeats(axis)]
 
 
 def repeats(values: np.ndarray) -> np.ndarray:
-    """For every entry how many equal ones come before it."""
+    """Return for every entry how many equal entries come before it."""
     by_value = np.argsort(values, kind="stable")
     ordered = values[by_value]
-    found = np.empty(len(values), np.int64)
-    found[by_value] = np.arange(len(values)) - np.searchsorted(ordered, ordered)
-    return found
+    counts = np.empty(len(values), np.int64)
+    counts[by_value] = np.arange(len(values)) - np.searchsorted(ordered, ordered)
+    return counts

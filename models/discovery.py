@@ -1,9 +1,9 @@
-"""Finding the parts of a network.
+"""Find the parts of a network.
 
-A chain of Linear layers is read off the module itself. Any other module is traced with an example
-input (parts.py), or says what it is made of by carrying an `anatomy()` method. A network that is shared
-whole, or not at all, needs no parts. What a trace found is proved: permuting the cells of a part changes
-nothing.
+The parts of a chain of Linear layers follow from the module itself. Any other module is traced with an
+example input (parts.py), unless it has a method `anatomy()` that returns them. A network that is shared as a
+whole, or not at all, needs no parts. The result of a trace is checked numerically: permuting the cells of a
+part must not change the network's outputs.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ BY_HAND = (
     "name the axes by hand with parts={'name': ['parameter:axis', …]}, or give the module an "
     "anatomy() method"
 )
-"""What to do where a trace fails, for messages."""
+"""What to do if a trace fails, for error messages."""
 
-# Layers with one value per cell in each of their parameters. A user's own layer joins them by
-# carrying `per_cell = True`.
+# Layers whose parameters have one value per cell. A user's own layer is treated like them if it has an
+# attribute `per_cell = True`.
 _PER_CELL = (nn.PReLU,)
 
 
@@ -45,31 +45,32 @@ def discover(
     channels: int | None = None,
     check: bool = True,
 ) -> Anatomy:
-    """The anatomy of a module: its own word for it, a chain of Linear layers, or what a trace finds.
+    """Return the anatomy of a module: from its `anatomy()` method, from its Linear layers, or by a trace.
 
-    Layers that meet through skips, concatenations, flattening or grouped convolutions share cells.
+    Layers that are connected through skips, concatenations, flattening or grouped convolutions share cells.
     A cell is a channel; a hidden unit of LSTM, GRU and RNN; a head of attention. Channels that must stay in
-    groups (grouped convolutions, group norm) are one cell per group. Dimensions whose places mean something
-    (kernels, positions, vocabularies) carry no cells; a parameter without any cell (a temperature) is a part
-    of one cell of its own.
+    groups (grouped convolutions, group norm) are one cell per group. Axes whose entries are not
+    interchangeable (kernels, positions, vocabularies) have no cells. A parameter without any cell (a
+    temperature) becomes a part of one cell.
 
     example
-        An input, a batch of any size; values hardly matter. Modules that are no chain need one.
+        An input, a batch of any size; its values hardly matter. Modules other than chains of Linear layers
+        need one.
     parts
-        Axes to name by hand where the trace fails: `{"tokens": ["mix.weight:0", "mix.bias:0"]}` says
-        that these axes, of equal length, stand for the same cells in the same order. Parameter names
-        may be globs. Axes under the empty name carry no cells.
+        Axes to assign by hand where the trace fails: `{"tokens": ["mix.weight:0", "mix.bias:0"]}` says that
+        the indices of these axes, of equal length, belong to the same cells in the same order. Parameter
+        names may be globs. Axes under the empty name have no cells.
     channels
         The dimension of the first input that holds channels: by default the last of inputs [n, f], 1 of
         images, and of [n, a, b] 1 for modules with Conv1d layers, else 2.
     check
-        Permute the cells of all parts, on a copy, and compare outputs. Leave it on: it turns a trace
-        that went wrong into an error. It costs about two forward passes in float64.
+        Permute the cells of all parts, on a copy, and compare outputs. Leave it on, to get an error if the
+        trace is wrong. It takes about two forward passes in float64.
     """
     refuse_lazy(module)
-    declare = getattr(module, "anatomy", None)
-    if callable(declare):
-        anatomy = declare()
+    anatomy_method = getattr(module, "anatomy", None)
+    if callable(anatomy_method):
+        anatomy = anatomy_method()
         if not isinstance(anatomy, Anatomy):
             raise ModelError(f"{type(module).__name__}.anatomy() must return an Anatomy")
     elif example is None:
@@ -80,54 +81,55 @@ def discover(
             with suppress(ModelError):
                 anatomy = _linear_chain(module)
         if anatomy is None:
-            from .parts import find_parts  # only here: most peers know their parts without a trace
+            from .parts import find_parts  # imported here because most peers need no trace
 
             inputs = example_inputs(example)
             if len(inputs[0]) < 1:
                 raise ModelError("the example input is an empty batch; give at least one sample")
-            given = [channels, *[None] * (len(inputs) - 1)]
-            dims = [_channel_dim(module, x, dim) for x, dim in zip(inputs, given, strict=True)]
+            chosen = [channels, *[None] * (len(inputs) - 1)]
+            dims = [_channel_dim(module, x, dim) for x, dim in zip(inputs, chosen, strict=True)]
             anatomy = find_parts(module, inputs, dims, parts or {})
             if check:
                 check_by_permutation(module, anatomy, inputs, dims)
         else:
             try_example(module, example)
-    given = {name: tuple(value.shape) for name, value in module.named_parameters()}
-    known = {parameter.name: parameter.shape for parameter in anatomy.parameters}
-    if list(given.items()) != list(known.items()):
-        missing = sorted(set(given) - set(known)) or sorted(given)
+    in_module = {name: tuple(value.shape) for name, value in module.named_parameters()}
+    in_anatomy = {parameter.name: parameter.shape for parameter in anatomy.parameters}
+    if list(in_module.items()) != list(in_anatomy.items()):
+        missing = sorted(set(in_module) - set(in_anatomy)) or sorted(in_module)
         raise ModelError(
-            f"the anatomy of {type(module).__name__} does not list its parameters in their order and "
-            f"shapes; look at {missing[0]!r}"
+            f"the anatomy of {type(module).__name__} must list its parameters in the order and with the "
+            f"shapes of named_parameters(); look at {missing[0]!r}"
         )
     return anatomy
 
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """A module's parameters and buffers by name."""
+    """Return a module's parameters and buffers by name."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def input_name(place: int) -> str:
-    """What the part of an input's channels is called."""
-    return f"input{place}" if place else "input"
+def input_name(index: int) -> str:
+    """Return the name of the part of an input's channels."""
+    return f"input{index}" if index else "input"
 
 
 def example_inputs(example: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """An example input as the arguments of a call; raises if it is no tensor."""
+    """Return an example input as a tuple of tensors; raise if it is something else."""
     inputs = example if isinstance(example, tuple) else (example,)
     if not inputs or not all(isinstance(x, Tensor) for x in inputs):
         raise ModelError("give the example input as a tensor, or as a tuple of tensors")
     return inputs
 
 
-def _channel_dim(module: nn.Module, x: Tensor, given: int | None) -> int | None:
-    if given is not None:
-        if not -x.ndim < given < x.ndim or given == 0:
+def _channel_dim(module: nn.Module, x: Tensor, chosen: int | None) -> int | None:
+    """Return the dimension of an input that holds channels: see `channels` of `discover`."""
+    if chosen is not None:
+        if not -x.ndim < chosen < x.ndim or chosen == 0:
             raise ModelError(
-                f"channels={given}: the example input has dimensions 1 to {x.ndim - 1}"
+                f"channels={chosen}: the example input has dimensions 1 to {x.ndim - 1}"
             )
-        return given % x.ndim
+        return chosen % x.ndim
     if not x.is_floating_point() or x.ndim < 2:
         return None
     if x.ndim == 3:
@@ -137,7 +139,7 @@ def _channel_dim(module: nn.Module, x: Tensor, given: int | None) -> int | None:
 
 @torch.no_grad()
 def run_once(module: nn.Module, *inputs: Tensor) -> Any:
-    """What a module answers when it is not trained; it stays in the mode that it is in."""
+    """Return a module's output in eval mode; its submodules' modes are restored."""
     modes = [(one, one.training) for one in module.modules()]
     try:
         return module.eval()(*inputs)
@@ -147,7 +149,7 @@ def run_once(module: nn.Module, *inputs: Tensor) -> Any:
 
 
 def try_example(module: nn.Module, example: Tensor | tuple[Tensor, ...]) -> None:
-    """A chain needs no example, but one that it cannot take is a mistake to tell of at once."""
+    """Raise if a module cannot be run on its example input, also where no trace needs the example."""
     inputs = example_inputs(example)
     try:
         run_once(module, *inputs)
@@ -159,38 +161,39 @@ def try_example(module: nn.Module, example: Tensor | tuple[Tensor, ...]) -> None
 
 
 def refuse_lazy(module: nn.Module) -> None:
-    """Raise, by the parameter's name, if a module has not been given its shapes yet."""
+    """Raise, naming the parameter, if a module has lazy parameters without a shape."""
     tensors = (*module.named_parameters(), *module.named_buffers())
     if lazy := [name for name, value in tensors if is_lazy(value)]:
         raise ModelError(
-            f"{lazy[0]!r} has no shape yet, for its layer is lazy: call the module once on a sample, "
+            f"{lazy[0]!r} has no shape yet, because its layer is lazy: call the module once on a sample, "
             "module(x), before it is wrapped"
         )
 
 
 def _linear_chain(module: nn.Module) -> Anatomy:
+    """Return the anatomy of a chain of Linear layers and activations; raise if the module is none."""
     parts: list[Part] = []
     maps: list[ParameterMap] = []
     for prefix, layer in _leaves(module, ""):
-        where = f"layer {prefix!r} ({type(layer).__name__})"
+        label = f"layer {prefix!r} ({type(layer).__name__})"
         if isinstance(layer, nn.Linear):
             if not parts:
                 parts.append(Part("input", layer.in_features))
             elif parts[-1].cells != layer.in_features:
                 raise ModelError(
-                    f"{where} takes {layer.in_features} inputs, but the layer before it has "
+                    f"{label} takes {layer.in_features} inputs, but the layer before it has "
                     f"{parts[-1].cells} cells"
                 )
             parts.append(Part(prefix or "output", layer.out_features))
         elif any(True for _ in layer.parameters()):
             if not (isinstance(layer, _PER_CELL) or getattr(layer, "per_cell", False)):
                 raise ModelError(
-                    f"{where}: only Linear layers and per-cell activations are found by themselves; pass "
+                    f"{label}: only Linear layers and per-cell activations are recognised by type; pass "
                     "an example input (example=x) to have the module traced, or give it an anatomy() "
                     "method that says which cells each parameter touches"
                 )
             if not parts:
-                raise ModelError(f"{where} stands before the first Linear layer")
+                raise ModelError(f"{label} comes before the first Linear layer")
         last = len(parts) - 1
         for name, value in layer.named_parameters():
             shape = tuple(value.shape)
@@ -199,7 +202,7 @@ def _linear_chain(module: nn.Module) -> Anatomy:
             elif shape == (parts[last].cells,):
                 axes = dense_axes(parts, last)
             else:
-                axes = tuple(None for _ in shape)  # Anatomy refuses it, by name
+                axes = tuple(None for _ in shape)  # Anatomy then raises an error that names it
             maps.append(ParameterMap(f"{prefix}.{name}" if prefix else name, shape, axes))
     if not parts:
         raise ModelError(f"{type(module).__name__} has no Linear layer, so nothing can be sliced")
@@ -207,7 +210,7 @@ def _linear_chain(module: nn.Module) -> Anatomy:
 
 
 def _leaves(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    """The layers of nested Sequentials in the order in which they run."""
+    """Yield the layers of nested Sequentials, with their names, in the order in which they run."""
     if isinstance(module, nn.Sequential):
         for name, child in module.named_children():
             yield from _leaves(child, f"{prefix}.{name}" if prefix else name)
@@ -215,12 +218,14 @@ def _leaves(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
         yield prefix, module
 
 
-_TOLERANCE = 1e-6  # of the largest output, in float64: far above rounding, far below a wrong part
+_TOLERANCE = 1e-6
+"""Allowed change of outputs, relative to the largest output, in float64: far above rounding errors, far below
+the effect of a wrong part."""
 _STATISTICS = ("running_mean", "running_var")
 
 
 def is_whole(spec: object) -> bool:
-    """Whether one model's slice is the whole network."""
+    """Return whether a slice is the whole network."""
     return is_share(spec) and (spec == 1 or spec == {"*": 1})
 
 
@@ -228,23 +233,26 @@ def discover_for(
     slices: Iterable[object],
     module: nn.Module,
     example: Tensor | tuple[Tensor, ...] | None = None,
-    **search: Any,
+    **options: Any,
 ) -> Anatomy:
-    """What `discover` finds. Where it fails and no slice is a part of the network, that is one cell."""
+    """Return the anatomy that `discover` finds.
+
+    If it fails, and every slice is the whole network (or there are none), the network is treated as one cell.
+    """
     refuse_lazy(module)
     try:
-        return discover(module, example, **search)
+        return discover(module, example, **options)
     except ModelError:
-        by_hand = search.get("parts") or search.get("channels") is not None
+        by_hand = options.get("parts") or options.get("channels") is not None
         if by_hand or callable(getattr(module, "anatomy", None)) or not all(map(is_whole, slices)):
             raise
         if example is not None:
-            try_example(module, example)  # an input that does not fit is a mistake all the same
+            try_example(module, example)  # an example that does not fit is an error in any case
         return _one_cell(module)
 
 
 def _one_cell(module: nn.Module) -> Anatomy:
-    """A part of a single cell, which all parameters and batch statistics belong to."""
+    """Return an anatomy of one part with one cell, to which all parameters and batch statistics belong."""
     parameters = [in_one_cell(name, value) for name, value in module.named_parameters()]
     if not parameters:
         raise ModelError(f"{type(module).__name__} has no parameters, so there is nothing to share")
@@ -257,15 +265,15 @@ def _one_cell(module: nn.Module) -> Anatomy:
 
 
 def in_one_cell(name: str, value: Tensor, cell: int = 0) -> ParameterMap:
-    """A parameter all of which belongs to one cell."""
+    """Return the map of a parameter that belongs entirely to one cell."""
     shape = tuple(value.shape)
     if not shape:
         return ParameterMap(name, shape, (), cell)
-    # The first axis leads to the cell, so that starting weights are drawn by their fan-in.
+    # The cell is on the first axis, so that starting weights are scaled by their fan-in (see Start).
     return ParameterMap(name, shape, (np.full(shape[0], cell), *[None] * (len(shape) - 1)))
 
 
-# --- proof: parts are right if permuting their cells changes nothing, on numbers -----------------
+# --- the check: permuting the cells of a part must not change the outputs -------------------------
 
 
 def check_by_permutation(
@@ -273,10 +281,11 @@ def check_by_permutation(
 ) -> None:
     """Raise, naming the part, if permuting the cells of a part changes what `module` computes.
 
-    Works on a copy in float64 with shaken values, since gains of 1 and biases of 0 would hide that
-    they were left behind. All parts are permuted at once; only when that fails is the culprit sought.
+    Works on a copy in float64 with noise added to all values, because parameters whose values are all equal
+    (gains of 1, biases of 0) would hide that they were not permuted. All parts are permuted at once; only if
+    that changes outputs, each part is tried separately.
     """
-    trial = _Trial(module, anatomy, example, dims)
+    trial = _PermutationTrial(module, anatomy, example, dims)
     if not trial.expected:
         raise ModelError(f"{type(module).__name__} returns no tensor: its parts cannot be checked")
     if trial.error(trial.parts) <= _TOLERANCE:
@@ -286,24 +295,25 @@ def check_by_permutation(
             f"{type(module).__name__} does not compute the same on every call, even in eval mode (random "
             "numbers?), so its parts cannot be checked; make it repeatable, or pass check=False"
         )
-    for part in trial.parts:
-        error = trial.error([part])
+    for index in trial.parts:
+        error = trial.error([index])
         if error > _TOLERANCE:
-            one = anatomy.parts[part]
+            part = anatomy.parts[index]
             raise ModelError(
-                f"part {one.name!r} ({one.cells} cells) was traced wrongly: permuting its cells changes "
-                f"the output by {error:.1e}. It stands on {_stands_on(anatomy, part)}; {BY_HAND}"
+                f"part {part.name!r} ({part.cells} cells) was traced wrongly: permuting its cells changes "
+                f"the output by {error:.1e}. Its axes are {_axes_of(anatomy, index)}; {BY_HAND}"
             )
     raise ModelError(
-        "permuting the cells of all parts together changes the output, though each part alone seems "
-        "right; look for values near a threshold, or pass check=False"
+        "permuting the cells of all parts together changes the output, though permuting any single part "
+        "does not; look for values near a threshold, or pass check=False"
     )
 
 
-class _Trial:
-    """A shaken copy of a module in float64, and what it computes before anything is permuted.
+class _PermutationTrial:
+    """A copy of a module in float64 with noise on its values, and its outputs before any permutation.
 
-    `parts` are those that can be permuted: all but inputs and outputs that nobody could permute back.
+    `parts` are the indices of parts that can be permuted: all but input and output parts for which it is not
+    known which dimension of the inputs or outputs must be permuted alike.
     """
 
     def __init__(
@@ -331,31 +341,31 @@ class _Trial:
             for x in example
         )
         self.expected = _tensors(self._module(*self._example))
-        # Which part permutes which dimension of each input, and of the output.
+        # (part, dimension that is permuted with it) of each input, by its index, and of the output.
         self._inputs: dict[int, tuple[int, int]] = {}
         self._output: tuple[int, int] | None = None
         ends = set(anatomy.ends or ())
-        for place, dim in enumerate(dims):
-            name = input_name(place)
+        for index, dim in enumerate(dims):
+            name = input_name(index)
             ends = {end for end in ends if end.partition("#")[0] != name}
             if dim is not None and name in anatomy.names:
                 part = anatomy.find(name)
-                # Channels that are used in several ways are several parts: those are left alone.
-                if anatomy.parts[part].cells == self._example[place].shape[dim]:
-                    self._inputs[place] = part, dim
+                # An input whose channels are several parts (input, input#2, …) is not permuted.
+                if anatomy.parts[part].cells == self._example[index].shape[dim]:
+                    self._inputs[index] = part, dim
         if len(ends) == len(self.expected) == 1 and self.expected[0].ndim > 1:
             part, shape = anatomy.find(ends.pop()), self.expected[0].shape
             fitting = [d for d in (1, len(shape) - 1) if shape[d] == anatomy.parts[part].cells]
             self._output = (part, fitting[0]) if fitting else None
-        known = {part for part, _ in (*self._inputs.values(), *filter(None, [self._output]))}
+        with_dim = {part for part, _ in (*self._inputs.values(), *filter(None, [self._output]))}
         self.parts = [
-            number
-            for number, part in enumerate(anatomy.parts)
-            if part.name not in (anatomy.ends or ()) or number in known
+            index
+            for index, part in enumerate(anatomy.parts)
+            if part.name not in (anatomy.ends or ()) or index in with_dim
         ]
 
     def error(self, parts: Sequence[int]) -> float:
-        """The largest change of an output, relative to the largest output, when parts are permuted."""
+        """Permute parts; return the largest change of an output, relative to the largest output."""
         anatomy = self._anatomy
         take = np.arange(anatomy.firsts[-1])
         for part in parts:
@@ -369,8 +379,8 @@ class _Trial:
         self._module.load_state_dict(self._values)
         anatomy.permute(named_tensors(self._module), take)
         inputs = list(self._example)
-        for place, (part, dim) in self._inputs.items():
-            inputs[place] = permuted(inputs[place], part, dim)
+        for index, (part, dim) in self._inputs.items():
+            inputs[index] = permuted(inputs[index], part, dim)
         largest = 0.0
         for output, expected in zip(_tensors(self._module(*inputs)), self.expected, strict=True):
             if self._output is not None:
@@ -382,7 +392,7 @@ class _Trial:
 
 
 def _tensors(output: object) -> list[Tensor]:
-    """The numbers in whatever a module returns."""
+    """Return all tensors in a module's output, in float64."""
     if isinstance(output, Tensor):
         return [output.detach().double()]
     if isinstance(output, dict):
@@ -392,7 +402,8 @@ def _tensors(output: object) -> list[Tensor]:
     return []
 
 
-def _stands_on(anatomy: Anatomy, part: int) -> str:
+def _axes_of(anatomy: Anatomy, part: int) -> str:
+    """Return the axes on which a part has cells, as text, at most eight of them."""
     cells = anatomy.cells(part)
     axes = [
         f"{one.name}:{index}"
