@@ -471,10 +471,10 @@ def members_in_order(swarm: Swarm) -> tuple[list[Member], list[MatchedStore]]:
             store = MatchedStore(member.network, swarm.matching(index), trained=trained)
             means = {model: sums[model] / counts[model] for model in store.names() if model in sums}
             if different_starts and means:
-                store.keep_apart()
+                store.start_staging()
                 for model, mean in means.items():
                     store.write(model, mean.astype(store.read(model).dtype))
-                store.put_in_order(member.learner)
+                store.match_cells(member.learner)
         except ModelError as error:
             raise ConfigError(f"{swarm.source}: key 'models': peer {index}: {error}") from None
         stores.append(store)

@@ -1,5 +1,5 @@
 from .bootstrap import Bootstrap as Bootstrap
-from .bootstrap import Others as Others
+from .bootstrap import OtherPeers as OtherPeers
 from .bootstrap import PeerGuards as PeerGuards
 from .bootstrap import load_trained as load_trained
 from .broker import EVERYWHERE as EVERYWHERE

@@ -1,18 +1,21 @@
-"""How a peer's own weight comes to count, for each partial model by itself.
+"""Decides, for each partial model, when and with which values a peer's own weight begins to count.
 
-A partial model is waiting until the peer's weight counts in it. The peer decides from what others publish:
+A peer *counts* in a partial model once it has injected its own weight into the push-sum average; until then
+the model is *waiting*. The peer decides from the cards and statuses that other peers publish:
 
-- somebody who counts was heard live: wait for the first value, and add the own weight at that value;
-- nobody who counts is known: found the model at the peer's own values. With equal starts all who wait do so
-  at once; else the one that came first does, and the others then hear from it, or do so themselves if it
-  takes too long. So nobody waits for ever for somebody who waits.
+- If a peer that counts has published a status since we connected, wait for the first value from a neighbour,
+  and inject the own weight at that value.
+- If no such peer is known, *found* the model: inject the own weight at the own values. If all waiting peers
+  start with equal values, all of them found at once. Otherwise the peer that came first founds; the others
+  receive its values, or found by themselves if that takes too long. So no two peers wait for each other.
 
-Nobody founds before it was silent for a while (`settings.silence`), because the broker or the others may
-just be restarting; unless everybody who is expected is there, or the settings say so (`founder`).
+A peer founds only after it has not seen a counting peer for a while (`settings.silence`), because the broker
+or the other peers may be restarting. It need not wait if all expected peers are online, or if the settings
+make it a founder.
 
-A peer whose network was trained before keeps it: it stages what it hears beside the network until every
-model was heard or may be founded, has its cells put into the neighbours' order, and adds its weight at its
-own values. The sum of all mass is then what it was, plus the newcomer's weight times its values.
+A peer whose network was trained before it joined keeps its values. It stages received values beside the
+network until it has received or may found every model. Then it permutes its cells to match the received
+values, and injects its weight at its own values. The sum of all mass grows by its weight times its values.
 """
 
 from __future__ import annotations
@@ -35,24 +38,25 @@ from .store import MatchedStore
 _log = logging.getLogger(__name__)
 
 WARN_AFTER = 10.0
-"""Seconds after which a partial model in which nobody is known to count is worth a warning."""
+"""Seconds after which a warning is logged about a partial model that is still waiting."""
 
 
-FIRST_FOUNDER = 1.5
-"""After so many times `silence` a peer founds a model, whatever the broker has stored of others: they may
-have died while it was down, and their statuses say that they are online for as long as their lease lasts.
-Whoever lives and counts answers a peer that waits with a new status."""
+FOUND_ANYWAY_AFTER = 1.5
+"""Multiple of `silence` after which a peer founds a model even if retained statuses say that counting peers
+are online: these peers may have died while the broker was down. A live peer that counts would have published
+a new status in answer to ours."""
 
 
-class Others:
-    """What presence said of the other peers, as one peer's worker thread knows it."""
+class OtherPeers:
+    """The other peers according to presence events, as a copy for the worker thread."""
 
     def __init__(self) -> None:
         self.known: dict[str, Online] = {}
+        """The last online event of every peer whose session has not ended."""
         self._offline: set[str] = set()
 
     def apply(self, event: Event) -> None:
-        """Take in an event."""
+        """Update from a presence event."""
         match event:
             case Online():
                 self.known[event.peer] = event
@@ -65,23 +69,23 @@ class Others:
                     self._offline.discard(event.peer)
 
     def clear(self) -> None:
-        """Forget everybody."""
+        """Forget all peers."""
         self.known.clear()
         self._offline.clear()
 
     def online(self, model: str) -> list[Online]:
-        """Return the peers that are online, stay, and may push this model to us."""
+        """Return the peers that are online, are not leaving, and may push this model to us."""
         return [
             other
             for peer, other in self.known.items()
-            if peer not in self._offline and model in other.heard and not other.leaving
+            if peer not in self._offline and model in other.incoming_models and not other.leaving
         ]
 
 
 class Bootstrap:
-    """What a peer still waits for before its weight counts.
+    """Makes one peer's weight count in its partial models, following the rules in the module docstring.
 
-    weight: what the peer counts.
+    weight: the weight to inject into each model.
     """
 
     def __init__(
@@ -91,89 +95,94 @@ class Bootstrap:
         self._store, self._learner, self._weight = store, learner, weight
         self.waiting: set[str] = set()
         """Partial models in which the peer's own weight does not count yet."""
-        self._begun = self._complete = False
-        self._began = self._since = 0.0
-        self._quiet_since: dict[str, float] = {}
-        """Per partial model: since when nobody who counts in it is online."""
-        self._starts: dict[str, str] = {}
+        self._deciding = self._expected_online = False
+        self._waiting_since = self._since = 0.0
+        self._counting_peer_seen: dict[str, float] = {}
+        """Per partial model: when a live peer that counts in it was last online."""
+        self._start_digests: dict[str, str] = {}
         self._warned: set[str] = set()
         if settings.trained:
-            store.keep_apart()  # from the first moment: others give as soon as they see a new name
+            store.start_staging()  # at once: other peers push as soon as they see a new name
 
     def open(self, gossiper: Gossiper, since: float) -> dict[str, str]:
-        """Begin a session; returns digests of the values that it starts from, for the card."""
+        """Begin a session; return digests of its starting values, for the card."""
         self._since = since
-        self._starts = {v: digest(self._store.read(v)) for v in gossiper.models}
-        self.waiting = {v for v in gossiper.models if not gossiper.injected(v)}
-        self._begun = self._complete = False
-        self._quiet_since.clear()
+        self._start_digests = {m: digest(self._store.read(m)) for m in gossiper.models}
+        self.waiting = {m for m in gossiper.models if not gossiper.injected(m)}
+        self._deciding = self._expected_online = False
+        self._counting_peer_seen.clear()
         self._warned.clear()
-        return dict(self._starts)
+        return dict(self._start_digests)
 
-    def begin(self, gossiper: Gossiper, now: float, *, found: bool, complete: bool) -> None:
-        """Start deciding: everybody who was expected is there (`complete`), or nobody in particular was.
+    def begin(
+        self, gossiper: Gossiper, now: float, *, as_founder: bool, expected_online: bool
+    ) -> None:
+        """Start deciding.
 
-        found: let the peer's weight count at once, at its own values.
+        as_founder: let the peer's weight count at once, at its own values.
+        expected_online: the settings name expected peers, and all of them are online.
         """
-        self._begun, self._complete, self._began = True, complete, now
-        self._quiet_since = dict.fromkeys(self._starts, now) | self._quiet_since
-        # A network of its own is matched first, if somebody was quicker and gave it something to match.
-        if found and not (self._store.apart and any(map(gossiper.weight, self.waiting))):
+        self._deciding, self._expected_online, self._waiting_since = True, expected_online, now
+        self._counting_peer_seen = (
+            dict.fromkeys(self._start_digests, now) | self._counting_peer_seen
+        )
+        # A trained network is matched first, if values to match it with have already been received.
+        if as_founder and not (self._store.is_staging and any(map(gossiper.weight, self.waiting))):
             self._count(gossiper, lambda _: True)
 
     def restart_silence(self, now: float) -> None:
-        """Wait for the others anew: the connection was lost, and they may be coming back too."""
-        self._began = now
-        self._quiet_since = dict.fromkeys(self._starts, now)
+        """Restart the wait for counting peers: the connection was lost, and they may be reconnecting too."""
+        self._waiting_since = now
+        self._counting_peer_seen = dict.fromkeys(self._start_digests, now)
 
-    def look(self, gossiper: Gossiper, others: Others, now: float) -> None:
-        """Decide what can be decided; called in every turn."""
+    def update(self, gossiper: Gossiper, others: OtherPeers, now: float) -> None:
+        """Let the own weight count in every model in which it may; called in every turn."""
         for model in self.waiting:
-            if any(model in other.counts and other.heard_live for other in others.online(model)):
-                self._quiet_since[model] = now
-        if not self._begun or not self.waiting:
+            if any(model in other.counts and other.is_live for other in others.online(model)):
+                self._counting_peer_seen[model] = now
+        if not self._deciding or not self.waiting:
             return
         self._count(gossiper, lambda model: self._may_found(model, others, now))
         for model in sorted(self.waiting - self._warned):
-            if now - self._began >= WARN_AFTER:
+            if now - self._waiting_since >= WARN_AFTER:
                 self._warned.add(model)
                 count = sum(model in other.counts for other in others.known.values())
                 _log.warning(
-                    "peer %s: its weight does not count in model %s after %.0f s; counts: %d of %d others",
-                    self._name, model, now - self._began, count, len(others.online(model)),
+                    "peer %s: model %s still waits for a first value after %.0f s; %d of %d others count",
+                    self._name, model, now - self._waiting_since, count, len(others.online(model)),
                 )  # fmt: skip
 
-    def _may_found(self, model: str, others: Others, now: float) -> bool:
-        """Return whether to count at the peer's own values, because nobody known does."""
-        quiet = now - self._quiet_since[model]
-        if quiet >= FIRST_FOUNDER * self._settings.silence:
+    def _may_found(self, model: str, others: OtherPeers, now: float) -> bool:
+        """Return whether to count at the peer's own values, because no counting peer is known."""
+        silence = now - self._counting_peer_seen[model]
+        if silence >= FOUND_ANYWAY_AFTER * self._settings.silence:
             return True
         online = others.online(model)
         if any(model in other.counts for other in online):
             return False
-        silent = quiet >= self._settings.silence
-        if not silent and (self._settings.founder is False or not self._complete):
+        may_wait = self._settings.founder is False or not self._expected_online
+        if may_wait and silence < self._settings.silence:
             return False
-        start, me = self._starts[model], (self._since, self._name)
-        return all(other.starts.get(model) == start for other in online) or all(
-            me < (other.since, other.peer) for other in online
+        own_digest, own_age = self._start_digests[model], (self._since, self._name)
+        return all(other.starts.get(model) == own_digest for other in online) or all(
+            own_age < (other.since, other.peer) for other in online
         )
 
     def _count(self, gossiper: Gossiper, may_found: Callable[[str], bool]) -> None:
-        """Let the own weight count where a value was heard, or where the model may be founded."""
+        """Let the own weight count in models with a received value, and in those that may be founded."""
         ready = {m for m in self.waiting if gossiper.weight(m) or may_found(m)}
-        if self._store.apart:
+        if self._store.is_staging:
             if self.waiting and ready == self.waiting:
-                self._bring_in(gossiper)
+                self._add_trained_network(gossiper)
             return
         for model in sorted(ready):
-            founded = not gossiper.weight(model)
+            is_founder = not gossiper.weight(model)
             self.count(gossiper, model)
-            if founded and gossiper.neighbours(model):
+            if is_founder and gossiper.neighbours(model):
                 _log.info("peer %s founds model %s at its own values", self._name, model)
 
     def count_everywhere(self, gossiper: Gossiper) -> None:
-        """Stop waiting: let the own weight count in all models, at the peer's own values if need be."""
+        """Stop waiting: let the own weight count in all models, at the own values where none was received."""
         self._count(gossiper, lambda _: True)
 
     def count(self, gossiper: Gossiper, model: str) -> None:
@@ -181,32 +190,31 @@ class Bootstrap:
         gossiper.inject(model, self._weight)
         self.waiting.discard(model)
 
-    def renew(self) -> None:
-        """Prepare for a new session. A peer that counted before brings nothing new along."""
+    def reset(self) -> None:
+        """Prepare for a new session."""
         self.waiting.clear()
-        if self._store.apart:
-            self._store.keep_apart()  # what it heard counts no more
+        if self._store.is_staging:
+            self._store.start_staging()  # drop the values that the old session received
 
-    def _bring_in(self, gossiper: Gossiper) -> None:
-        waiting = sorted(self.waiting)
-        heard = {v: Mass(self._store.read(v), gossiper.weight(v)) for v in waiting}
-        moved = self._store.put_in_order(self._learner)
-        for model in waiting:
+    def _add_trained_network(self, gossiper: Gossiper) -> None:
+        """Match the trained network's cells with the received values, and let its own values count."""
+        models = sorted(self.waiting)
+        received = {m: Mass(self._store.read(m), gossiper.weight(m)) for m in models}
+        moved = self._store.match_cells(self._learner)
+        for model in models:
             own = Mass(self._store.read(model), self._weight)
-            if heard[model].weight:
-                self._store.write(model, absorb(heard[model], own).value)
+            if received[model].weight:
+                self._store.write(model, absorb(received[model], own).value)
             gossiper.inject(model, self._weight)
         self.waiting.clear()
-        _log.info("peer %s brings in its own network; %d cells took new places", self._name, moved)
+        _log.info("peer %s adds its trained network; matching moved %d cells", self._name, moved)
 
 
 class PeerGuards(Guards):
-    """Guards of a peer that may count for nothing yet: it judges weights by what it will count.
-
-    weight: what that is.
-    """
+    """Guards of a peer whose own weight may not count yet: until then they compare with its future weight."""
 
     weight: int = 0
+    """The weight that the peer will inject."""
 
     def inspect(
         self, give: Give, own: Array, held: int, worth: int, now: float, *, counting: bool = True
@@ -224,7 +232,7 @@ def digest(value: Array) -> str:
 
 
 def load_trained(network: SlicedNetwork, path: Path) -> None:
-    """Give a network the values of one that was trained before; ModelError says what is wrong."""
+    """Load a network's values from a safetensors file; ModelError says what is wrong with the file."""
     if not path.is_file():
         raise ModelError(f"{path}: there is no such file; it should hold the network to start from")
     try:

@@ -1,8 +1,9 @@
-"""All that a peer's own thread owns: network, learner, gossiper and books. No IO but the checkpoint.
+"""The part of a peer that runs on its worker thread: network, learner, gossiper and history.
 
-The event loop hands in what arrived and gets back what to send. Every message that leaves was covered by a
-checkpoint first (if the peer has one), so that a killed process forgets nothing that anybody was told. The
-loop reads `view`, an immutable summary that every job replaces; whatever else it asks runs here.
+Its only IO is the checkpoint. The event loop passes received packets in and gets the packets to send back.
+Before a message is sent, the state that it reveals is saved in the checkpoint (if the peer has one), so that
+a process that is killed and restarted never contradicts what other peers have received. The event loop reads
+only `view`, an immutable summary that every call replaces; all other calls run on the worker thread.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from ..gossip import (
 )
 from ..gossip.security import FirstOpinion, Intake, NullSecurity, SecurityLayer, guard
 from ..models import Learner, Metrics, PeerCounting, Weighted
-from .bootstrap import Bootstrap, Others, PeerGuards
+from .bootstrap import Bootstrap, OtherPeers, PeerGuards
 from .exits import PeerError
-from .machine import Machine, Saver, mark, moment, trim_heap
+from .machine import Machine, Saver, portable_time, trim_heap, uptime_of
 from .outgoing import Compression, Dispatch, Outgoing, Privacy
 from .presence import Event, Gone, Goodbye, Offline, Online, Phase, Statement
 from .settings import Limits, Settings
@@ -48,98 +49,106 @@ from .store import Agreement, MatchedStore, schema_hashes
 _log = logging.getLogger(__name__)
 
 OPINION_WAIT = 5.0
-"""Seconds for which a newcomer gathers its elders' values before it forms an opinion of its own."""
+"""Seconds for which a newcomer with guards collects values before it starts from their median."""
 
 PeerMode: TypeAlias = PacedMode | RoundsMode | ServerMode
 
-ABANDONED_KEPT = 64
-"""Former sessions whose accounts a peer remembers."""
+MAX_FORMER_SESSIONS = 64
+"""Number of former sessions that a peer remembers in its checkpoint."""
 
 MESSAGE_OVERHEAD = 2 * MAX_HEADER_BYTES
-"""Bytes of a message besides its value, and more."""
+"""Upper bound of a message's bytes besides its values."""
 VALUE_BYTES: Mapping[WireDtype, int] = {"float16": 2, "float32": 4, "float64": 8}
 MAX_VALUE_BYTES = 8
-"""Bytes of a value, at most. Whoever sends it decides, and each message says so."""
+"""Bytes of one value in the widest dtype. The sender chooses the dtype, and each message states it."""
 MIN_WAITING_BYTES = 4 << 20
-"""Bytes that may wait, however small the models are: answers and keys come beside them."""
+"""Bytes of received packets that may always wait, even for small models: acknowledgements wait with them."""
 MAX_WAITING_BYTES = 1 << 30
-"""Bytes that may wait, however many the neighbours are, unless a single message takes more."""
+"""Most bytes of received packets that may wait, for any number of neighbours; two messages always fit."""
 
 MIN_UNFINISHED = 64
-"""Messages of which some chunks may be missing, however few the neighbours are."""
+"""Number of messages that may always be incomplete (some chunks missing), even with few neighbours."""
 
 
 class InboundLimits:
-    """How much memory a peer has for what others send: what its own models make likely, and no more.
+    """How many bytes of received messages a peer holds, computed from the sizes of its own partial models.
 
-    sizes: values of each partial model. dtype: how the peer writes them. PeerError, by name, for one that
-    no message can carry.
+    sizes: number of values of each partial model. dtype: of values in the peer's own messages.
+
+    Raises PeerError, which names the partial model, if its values do not fit into one message.
     """
 
     def __init__(self, name: str, sizes: Mapping[str, int], dtype: WireDtype) -> None:
-        width = VALUE_BYTES[dtype]
+        value_bytes = VALUE_BYTES[dtype]
         for model, size in sizes.items():
-            if (total := size * width + MESSAGE_OVERHEAD) > MAX_MESSAGE_BYTES:
+            if (total := size * value_bytes + MESSAGE_OVERHEAD) > MAX_MESSAGE_BYTES:
                 raise PeerError(
                     f"peer {name}: model {model}: its {size} values make a message of {total} bytes, and "
                     f"{MAX_MESSAGE_BYTES} are the most: share it as several partial models"
-                    + ("" if width == 2 else ", or send float16")
+                    + ("" if value_bytes == 2 else ", or send float16")
                 )
-        self._each = sum(size * width + MESSAGE_OVERHEAD for size in sizes.values())
-        """One message about every partial model."""
-        self._models = len(sizes)
-        widest = max(sizes.values(), default=0) * MAX_VALUE_BYTES + MESSAGE_OVERHEAD
-        self.largest = min(MAX_MESSAGE_BYTES, widest)
-        """Bytes of the largest message that can be of any use here."""
+        self._bytes_per_peer = sum(size * value_bytes + MESSAGE_OVERHEAD for size in sizes.values())
+        """Bytes that one neighbour sends with one message about each partial model."""
+        self._model_count = len(sizes)
+        largest = max(sizes.values(), default=0) * MAX_VALUE_BYTES + MESSAGE_OVERHEAD
+        self.max_message_bytes = min(MAX_MESSAGE_BYTES, largest)
+        """Bytes of the largest message that this peer can use; longer ones are dropped."""
 
-    def waiting(self, neighbours: int) -> int:
-        """Bytes that may wait while the peer trains: twice what each of its neighbours, and one who is
-        not known yet, has to say about every partial model."""
-        likely = 2 * self._each * (neighbours + 1)
-        return max(MIN_WAITING_BYTES, 2 * self.largest, min(likely, MAX_WAITING_BYTES))
+    def max_waiting_bytes(self, neighbours: int) -> int:
+        """Return how many bytes of received packets may wait while the peer trains.
 
-    def reassembler(self) -> Reassembler:
-        """One that takes every message which is of use, and from each sender one that waits besides."""
-        sender = 2 * (self._each + self.largest)
-        made = Reassembler(max_message_bytes=self.largest, max_sender_bytes=sender)
-        self.fit(made, 0)
-        return made
+        They hold two messages about each partial model from every neighbour, and from one unknown peer.
+        """
+        expected = 2 * self._bytes_per_peer * (neighbours + 1)
+        return max(MIN_WAITING_BYTES, 2 * self.max_message_bytes, min(expected, MAX_WAITING_BYTES))
 
-    def fit(self, reassembler: Reassembler, neighbours: int) -> None:
-        """Let it hold what so many neighbours may have on its way at once."""
-        reassembler.max_total_bytes = 2 * (self._each + self.largest) + self.waiting(neighbours)
-        reassembler.max_unfinished = max(MIN_UNFINISHED, 2 * self._models * (neighbours + 1))
+    def make_reassembler(self) -> Reassembler:
+        """Return a reassembler with these limits, for a peer without neighbours yet; see `adjust`."""
+        sender_bytes = 2 * (self._bytes_per_peer + self.max_message_bytes)
+        reassembler = Reassembler(
+            max_message_bytes=self.max_message_bytes, max_sender_bytes=sender_bytes
+        )
+        self.adjust(reassembler, 0)
+        return reassembler
+
+    def adjust(self, reassembler: Reassembler, neighbours: int) -> None:
+        """Set the reassembler's limits so that all these neighbours can have messages under way at once."""
+        sender_bytes = 2 * (self._bytes_per_peer + self.max_message_bytes)
+        reassembler.max_total_bytes = sender_bytes + self.max_waiting_bytes(neighbours)
+        reassembler.max_unfinished = max(MIN_UNFINISHED, 2 * self._model_count * (neighbours + 1))
 
 
 @dataclass(frozen=True)
 class View:
-    """What the event loop may know of an engine, as of its last job."""
+    """Summary of an engine for the event loop, as of the engine's last call."""
 
     session: str
     round: int
     """Rounds trained so far."""
     averaged: bool
-    """Whether training may go on: the round's averaging is over, or, in async mode, neighbours keep up."""
+    """Whether the next round may be trained: the round's averaging is over, or, in async mode, neighbours
+    acknowledge pushes fast enough."""
     counts: Mapping[str, int]
-    """Partial models in which the peer's weight counts, and for how many rounds."""
+    """Partial models in which the peer's weight counts, and for how many rounds it has counted."""
     waiting: frozenset[str]
-    """Partial models in which it does not count yet."""
-    open: int
-    """Transfers that nobody has acknowledged."""
-    neighbours: bool
+    """Partial models in which the peer's weight does not count yet."""
+    open_transfers: int
+    """Number of transfers that their receivers have not acknowledged."""
+    has_neighbours: bool
     """Whether any partial model has a neighbour to share it with."""
-    rejected: str
-    """Why this session must end, if neighbours who are to be believed say so."""
+    rejection: str
+    """Why this session must end, if neighbours have credibly rejected it; else empty."""
     received: int
-    """Messages taken in so far."""
+    """Number of messages received so far."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a session ended: written down before anybody is told, so that a restart finishes what was begun.
+    """How a session ended. It is saved before the goodbye is published, so that a restart can finish leaving.
 
-    kind: finished: all rounds are trained. left: asked to leave early. failed: could not take part.
-    told: whether the broker took the goodbye.
+    kind: "finished": all rounds are trained. "left": asked to leave early. "failed": could not take part.
+    statement, reclaimed, counts, phase: as in the goodbye; see presence.Status.
+    told: whether the broker has accepted the goodbye.
     """
 
     kind: str
@@ -153,32 +162,34 @@ class Ending:
 
 
 @dataclass
-class Books:
-    """What a peer remembers beyond one session."""
+class PeerHistory:
+    """What a peer remembers from one session to the next; a part of its checkpoint."""
 
     generation: int = 1
-    """How often this name was given to another device, this one included."""
+    """1 for the first device of this name; each device that replaces another one has the next number."""
     round: int = 0
+    """Rounds trained so far, in all sessions."""
     earlier: int = 0
-    """Rounds trained in former sessions: lockstep modes count from the start of their own."""
+    """Rounds trained in former sessions: in lockstep modes every session counts its rounds from 0."""
     counted: dict[str, int] = field(default_factory=dict)
     """The round in which the peer's weight began to count, per partial model."""
     claimed: bool = False
-    """Whether this device has taken part under its name."""
+    """Whether this device has already joined the swarm under its name."""
     sessions: list[str] = field(default_factory=list)
     """The sessions under which this device has connected to a broker, newest last."""
     goodbye: dict[str, Any] | None = None
-    """What the last session that ended with a goodbye said in it."""
+    """The fields of the last goodbye that this device published; see presence.Goodbye."""
     abandoned: list[dict[str, Any]] = field(default_factory=list)
     """Accounts of former sessions that did not end with a report."""
     goodbyes: dict[str, str] = field(default_factory=dict)
-    """Goodbyes of others that are kept for peers who were away, as on the card."""
+    """Goodbyes of other peers, kept on our card for peers that were offline; see presence.Card."""
 
 
 class Engine:
-    """One peer's network, learner and gossiper, driven from one thread.
+    """One peer's network, learner and gossiper; all methods are called from the peer's worker thread.
 
-    checkpoint: the file to survive crashes with; None runs without.
+    samples: number of training samples, the peer's weight with `weights = "samples"`.
+    checkpoint: the file from which a restarted process continues; None for no checkpoint.
     """
 
     def __init__(
@@ -193,104 +204,105 @@ class Engine:
         machine: Machine | None = None,
         limits: Limits | None = None,
     ):
-        if why := settings.contradiction():
-            raise PeerError(f"peer {name}: {why}")
+        if contradiction := settings.contradiction():
+            raise PeerError(f"peer {name}: {contradiction}")
         self.name, self.learner, self.settings = name, learner, settings
-        self.fixed = limits or Limits()
-        """Times and sizes that no user sets."""
+        self.limits = limits or Limits()
+        """Times and sizes that are not user settings."""
         self.machine, self.samples = machine or Machine(), samples
         self.network = learner.network
         self.store = MatchedStore(self.network, settings.matching, trained=settings.trained)
         self.schemas = schema_hashes(self.network, self.store.common)
         self.entries = {model: self.store.entries(model) for model in self.schemas}
-        """What each partial model is made of, as on the card."""
+        """Per partial model: names and shapes of the parameters in its vector, as published on the card."""
         self.weight = ONE * (samples if settings.weights == "samples" else 1)
-        self.books = Books()
+        self.history = PeerHistory()
         self.ending: Ending | None = None
         self.dropped: Counter[str] = Counter()
         self._received = 0
-        self.in_touch = self._began = self.machine.uptime()
-        """When the others could last hear of this session, by the machine's uptime."""
-        self._saver = Saver(name, settings, checkpoint, self._tree, self.machine, self.fixed)
-        self._saved: tuple[str, int] | None = None
-        """The session, and the revision of its ledger, when it was last saved."""
-        self._heard_goodbye = False
-        """Whether a goodbye was heard since: the broker may forget it, and nobody would say it again."""
-        self._unsent: list[Message] = []
-        """Messages that wait for a checkpoint that covers them."""
+        self.last_contact = self._session_start = self.machine.uptime()
+        """When this session was last connected to the broker, by the machine's uptime."""
+        self._saver = Saver(name, settings, checkpoint, self._tree, self.machine, self.limits)
+        self._saved_revision: tuple[str, int] | None = None
+        """The session and the revision of its ledger that the last checkpoint holds."""
+        self._unsaved_goodbye = False
+        """Whether a goodbye was received since the last checkpoint: it must be saved, because nobody repeats
+        it and a restarted broker may not have it any more."""
+        self._unsent_messages: list[Message] = []
+        """Messages that may not be sent before a checkpoint is written."""
         sizes = {model: self.store.read(model).size for model in self.schemas}
-        self.limits = InboundLimits(name, sizes, settings.dtype)
-        """How much of what others send may wait."""
-        self._reassembler = self.limits.reassembler()
+        self.inbound_limits = InboundLimits(name, sizes, settings.dtype)
+        """How many bytes of received packets may wait, and of which size."""
+        self._reassembler = self.inbound_limits.make_reassembler()
         self._guards = None
         if settings.bounds is not None:
             self._guards = PeerGuards(settings.bounds)
             self._guards.weight = self.weight
         self._privacy = Privacy(name, settings, self.schemas)
         self.compression = Compression(name, settings, self.entries, sizes)
-        self._others = Others()
-        self._opinion = FirstOpinion({})
-        self._memory: dict[str, Any] = {}
+        self._others = OtherPeers()
+        self._first_opinion = FirstOpinion({})
+        self._former_security: dict[str, Any] = {}
         self.security: SecurityLayer = NullSecurity(name)
         self._dispatch = Dispatch(
-            name, self.schemas, settings.dtype, self.compression, self.security, self.fixed.max_pieces
+            name, self.schemas, settings.dtype, self.compression, self.security, self.limits.max_pieces
         )  # fmt: skip
         self.set_security(self.security)
         self.agreement = Agreement(self.schemas, self.store)
         self.bootstrap = Bootstrap(name, settings, self.store, learner, self.weight)
         self._rng = np.random.default_rng(seed)
-        self.unsaid: Ending | None = None
-        """How a former session failed, if no broker took its goodbye."""
+        self.undelivered_ending: Ending | None = None
+        """The ending of a former session that failed, if no broker accepted its goodbye."""
         self.restored = False
-        """Whether the peer goes on in the session of a former process."""
+        """Whether this process continues the session of a former process."""
         self.returning = False
-        """Whether the peer took part before: a crash, a goodbye or a lost lease lies behind it."""
+        """Whether the peer took part before, in this session or in a former one."""
         self._restore()
         if isinstance(learner, Weighted):
             learner.weight_of = lambda model: self.gossiper.weight(model) / ONE
         if isinstance(learner, PeerCounting):
             learner.peers_seen = lambda: 1 + len(self._others.known)
-        self.view = self._look()
+        self.view = self._make_view()
 
     gossiper: Gossiper
     mode: PeerMode
 
     @property
     def session(self) -> str:
-        """The session whose books these are."""
+        """The current session."""
         return self.gossiper.session
 
     @property
     def must_leave(self) -> bool:
-        """Whether a former process was killed while it handed its mass over in a lockstep mode.
+        """Whether a former process was killed while it handed over its mass in a lockstep mode.
 
-        Nobody gives it any before its next round; it can only go on leaving.
+        It has no mass to average with before the next round, so this process must finish leaving.
         """
         return self.restored and self.ending is None and self.gossiper.leaving
 
-    def _look(self) -> View:
+    def _make_view(self) -> View:
         gossiper = self.gossiper
         waiting = frozenset(filter(self._is_waiting, gossiper.models))
-        counted = self.books.counted
+        counted = self.history.counted
         for model in gossiper.models:
             if model not in waiting:
-                counted.setdefault(model, self.books.round)
+                counted.setdefault(model, self.history.round)
         return View(
             session=gossiper.session,
-            round=self.books.round,
+            round=self.history.round,
             averaged=self._is_averaged(),
-            counts={v: self.books.round - since for v, since in sorted(counted.items())},
+            counts={m: self.history.round - since for m, since in sorted(counted.items())},
             waiting=waiting,
-            open=len(gossiper.ledger.open),
-            neighbours=any(gossiper.neighbours(v) for v in gossiper.models),
-            rejected=self._rejected(),
+            open_transfers=len(gossiper.ledger.open),
+            has_neighbours=any(gossiper.neighbours(model) for model in gossiper.models),
+            rejection=self._rejection(),
             received=self._received,
         )
 
-    # --- a session's beginning ------------------------------------------------------------------
+    # --- the start of a session -----------------------------------------------------------------
 
     def set_security(self, security: SecurityLayer) -> None:
-        """Seal and open with the security layer of a new session."""
+        """Encrypt and decrypt packets with the security layer of a new session."""
         if security is not self.security:
             self.dropped.update(self.security.counters)
         self.security = security
@@ -300,37 +312,39 @@ class Engine:
             guards=self._guards, reassembler=self._reassembler, drop=self._drop,
         )  # fmt: skip
 
-    def memory(self) -> dict[str, Any]:
-        """Return what the security layer of a next session should remember of the ones before."""
-        return self.security.snapshot() or self._memory
+    def security_memory(self) -> dict[str, Any]:
+        """Return what the security layer of the next session must remember from former sessions."""
+        return self.security.snapshot() or self._former_security
 
-    def connecting(self) -> None:
-        """Write down the session under which we are about to connect: its last will may outlive us."""
-        books = self.books
-        if self.session not in books.sessions:
-            books.sessions = [*books.sessions, self.session][-ABANDONED_KEPT:]
+    def record_session(self) -> None:
+        """Note the session before it connects: the broker may publish its last will after a crash."""
+        history = self.history
+        if self.session not in history.sessions:
+            history.sessions = [*history.sessions, self.session][-MAX_FORMER_SESSIONS:]
 
-    def open(self, since: float, generation: int) -> dict[str, str]:
-        """Prepare the session that is about to be announced; returns digests of its starting values.
+    def open_session(self, since: float, generation: int) -> dict[str, str]:
+        """Prepare the session that is about to be announced; return digests of its starting values.
 
-        since: when it began, as on its card.
+        since: when the session began, as on its card. generation: see PeerHistory.
         """
-        self.books.generation, self.books.claimed = generation, True
-        self.unsaid = None
-        starts = self.bootstrap.open(self.gossiper, since)
-        judges = self._guards is not None and self.settings.mode == "async" and not self.store.apart
-        waiting = self.bootstrap.waiting if judges else ()
-        sizes = {model: self.store.read(model).size for model in waiting}
-        self._opinion = FirstOpinion(sizes, wait=OPINION_WAIT)
-        return starts
+        self.history.generation, self.history.claimed = generation, True
+        self.undelivered_ending = None
+        start_digests = self.bootstrap.open(self.gossiper, since)
+        # With guards a newcomer first collects values: it cannot judge them by its own untrained ones.
+        collects = self._guards and self.settings.mode == "async" and not self.store.is_staging
+        sizes = {m: self.store.read(m).size for m in (self.bootstrap.waiting if collects else ())}
+        self._first_opinion = FirstOpinion(sizes, wait=OPINION_WAIT)
+        return start_digests
 
-    def begin(self, now: float, *, found: bool, complete: bool) -> None:
-        """Let the peer's own weight count, as soon as its bootstrap says so; see Bootstrap.begin."""
-        self.bootstrap.begin(self.gossiper, now, found=found, complete=complete)
-        self.view = self._look()
+    def begin(self, now: float, *, as_founder: bool, expected_online: bool) -> None:
+        """Let the peer's own weight count, as soon as its bootstrap allows it; see Bootstrap.begin."""
+        self.bootstrap.begin(
+            self.gossiper, now, as_founder=as_founder, expected_online=expected_online
+        )
+        self.view = self._make_view()
 
-    def neighbours_went_on(self) -> bool:
-        """Return whether a neighbour has trained a second round, which takes all who started together."""
+    def neighbours_are_ahead(self) -> bool:
+        """Return whether a neighbour has trained more than one round: then the swarm started without us."""
         return any(
             rounds > 1 and model in other.models
             for other in self._others.known.values()
@@ -338,12 +352,12 @@ class Engine:
         )
 
     def count_everywhere(self) -> None:
-        """Let the peer's own weight count in all models, whoever was heard: its training is over."""
+        """Let the peer's own weight count in all models without waiting any longer: training is over."""
         self.bootstrap.count_everywhere(self.gossiper)
-        self.view = self._look()
+        self.view = self._make_view()
 
-    def _rejected(self) -> str:
-        """Return which neighbour rejected this session and why, or nothing.
+    def _rejection(self) -> str:
+        """Return which neighbour rejected this session and why; empty if none did so credibly.
 
         A rejection is believed right after a restart (the checkpoint may be stale), when all neighbours
         that can be reached agree on it, and otherwise once per lease, so that a malicious neighbour cannot
@@ -353,62 +367,62 @@ class Engine:
         if not rejections:
             return ""
         gossiper = self.gossiper
-        reachable = {p for v in gossiper.models for p in gossiper.reachable_neighbours(v)}
-        age = self.machine.uptime() - self._began
-        everybody = bool(reachable) and reachable <= rejections.keys()
-        if self.restored or age > self.settings.lease or everybody:
+        reachable = {p for m in gossiper.models for p in gossiper.reachable_neighbours(m)}
+        age = self.machine.uptime() - self._session_start
+        unanimous = bool(reachable) and reachable <= rejections.keys()
+        if self.restored or age > self.settings.lease or unanimous:
             return next(iter(rejections.values()))
         return ""
 
-    def renew(self, why: str) -> None:
-        """Start a new session with the values of the old one, whose mass counts no more."""
+    def start_new_session(self, reason: str) -> None:
+        """Abandon the session for this reason, and start a new one with the same values and no mass."""
         if self.settings.mode != "async":
             raise PeerError(
-                f"peer {self.name}: {why}, and {self.settings.mode} mode cannot be joined midway; raise "
+                f"peer {self.name}: {reason}, and {self.settings.mode} mode cannot be joined midway; raise "
                 f"the lease of {self.settings.lease:g} s"
             )
-        self._abandon(why)
-        self._begin_anew()
-        self.view = self._look()
+        self._record_abandoned(reason)
+        self._begin_new_session()
+        self.view = self._make_view()
 
-    def _abandon(self, why: str) -> None:
-        """Write down the accounts of a session that will have no report of its own."""
-        if self._has_books():
-            account = {"session": self.session, "reason": why, **self._accounts()}
-            self.books.abandoned = [*self.books.abandoned, account][-ABANDONED_KEPT:]
+    def _record_abandoned(self, reason: str) -> None:
+        """Add the accounts of a session that will have no report of its own to the history."""
+        if self._has_accounts():
+            account = {"session": self.session, "reason": reason, **self._accounts()}
+            self.history.abandoned = [*self.history.abandoned, account][-MAX_FORMER_SESSIONS:]
 
-    def _has_books(self) -> bool:
-        """Return whether anybody was given, or may have been told, anything in this session."""
-        return bool(self.gossiper.ledger.revision) or any(self._weights().values())
+    def _has_accounts(self) -> bool:
+        """Return whether this session has made transfers, or has weight that counts."""
+        return bool(self.gossiper.ledger.revision) or any(self._injected_weights().values())
 
-    def _weights(self) -> dict[str, int]:
-        return {v: self.gossiper.injected(v) for v in self.gossiper.models}
+    def _injected_weights(self) -> dict[str, int]:
+        return {model: self.gossiper.injected(model) for model in self.gossiper.models}
 
-    def _begin_anew(self) -> None:
+    def _begin_new_session(self) -> None:
         self._make_gossiper()
-        self.restored, self.returning, self.ending = False, self.books.round > 0, None
-        self.in_touch = self._began = self.machine.uptime()
-        self.books.earlier = self.books.round
-        self.books.counted = {}
-        self.bootstrap.renew()
+        self.restored, self.returning, self.ending = False, self.history.round > 0, None
+        self.last_contact = self._session_start = self.machine.uptime()
+        self.history.earlier = self.history.round
+        self.history.counted = {}
+        self.bootstrap.reset()
         self._others.clear()
-        self._unsent.clear()
-        self._dispatch.renew()
+        self._unsent_messages.clear()
+        self._dispatch.reset()
         self.agreement.forget()
 
     def _make_gossiper(self, snapshot: dict[str, Any] | None = None) -> None:
-        """Give a new session, or that of a snapshot, a gossiper and a mode of its own."""
+        """Make the gossiper and the mode of a new session, or restore those of a snapshot."""
         links = self.compression.links
         self.mode = _make_mode(self.name, self.settings, self.schemas, self.compression)
         options: dict[str, Any] = {
             "mode": self.mode,
             "seed": self._rng,
-            "retry": self.fixed.retry,
+            "retry": self.limits.retry,
             "lossy": _as_float16 if self.settings.dtype == "float16" else None,
             "links": links,
         }
         if snapshot is None:
-            links.forget()  # nobody knows what was compressed in an older session
+            links.forget()  # receivers do not have the compression state of an older session
             session = self.machine.new_session()
             self.gossiper = Gossiper(self.name, session, self.store, **options)
         else:
@@ -419,100 +433,105 @@ class Engine:
     # --- training and turns ---------------------------------------------------------------------
 
     def train(self) -> Metrics:
-        """Train one round; in lockstep modes it also opens the round's averaging.
+        """Train one round, then begin the round's averaging (lockstep modes) or push (async mode).
 
-        In async mode the pushes are made here and now: mass that arrived while we trained must stay
-        for the next round. Passed on at once it would travel for ever without learning anything.
+        In async mode the pushes are made before packets that arrived during training are processed: their
+        mass must stay here for the next round, or it would be passed on for ever without being trained.
         """
-        trim_heap()  # what the gossip before has freed
+        trim_heap()  # return what gossip has freed since the last round
         before = self._privacy.before(self.network)
         metrics = self.learner.train(self.settings.every)
         self._privacy.release(self.network, before)
-        self.books.round += 1
+        self.history.round += 1
         if isinstance(self.mode, RoundsMode | ServerMode):
-            number = self.books.round - self.books.earlier - 1
+            number = self.history.round - self.history.earlier - 1
             self._privacy.enter(self.gossiper, number, self.security)
             self.mode.begin_round(self.gossiper, number)
         else:
             self.mode.request()
             self.gossiper.tick(self.machine.monotonic())
-        self.view = self._look()
+        self.view = self._make_view()
         return metrics
 
     def _is_averaged(self) -> bool:
         if isinstance(self.mode, RoundsMode | ServerMode):
-            number = self.books.round - self.books.earlier - 1
-            over = number < 0 or self.mode.finished(number)
-            if over:
-                self._privacy.over()
-            return over
+            number = self.history.round - self.history.earlier - 1
+            is_finished = number < 0 or self.mode.finished(number)
+            if is_finished:
+                self._privacy.end_round()
+            return is_finished
         return self.mode.caught_up(self.gossiper)
 
     def request_push(self) -> None:
         """Async mode: push every model once more, without training."""
         if isinstance(self.mode, PacedMode):
-            self.compression.links.dense = True  # nobody trains: agree, and leave
+            self.compression.links.dense = (
+                True  # uncompressed: without training peers agree exactly
+            )
             self.mode.request(anyway=True)
 
     def turn(
         self,
-        arrived: Sequence[tuple[str, bytes | memoryview]],
+        packets: Sequence[tuple[str, bytes | memoryview]],
         events: Sequence[Event],
         now: float,
         max_packet: int,
-        in_touch: float | None = None,
+        last_contact: float | None = None,
     ) -> list[Outgoing]:
-        """Take in packets and events, let time pass, and return what to send.
+        """Process received packets and presence events, do what is due by `now`, and return what to send.
 
-        in_touch: when the others could last hear of us, by the machine's uptime.
+        packets: the partial model and the bytes of each. max_packet: bytes of the largest packet to send.
+        last_contact: when we were last connected to the broker, by the machine's uptime.
         """
-        if in_touch is not None:
-            self.in_touch = in_touch
+        if last_contact is not None:
+            self.last_contact = last_contact
         for event in events:
             self._apply(event)
-        self.limits.fit(self._reassembler, len(self._others.known))
-        for model, packet in arrived:
-            self._take(model, packet, now)
+        self.inbound_limits.adjust(self._reassembler, len(self._others.known))
+        for model, packet in packets:
+            self._receive(model, packet, now)
         self._mute_quarantined(now)
-        self._form_opinions(now)
-        self.bootstrap.look(self.gossiper, self._others, now)
+        self._start_from_first_opinions(now)
+        self.bootstrap.update(self.gossiper, self._others, now)
         self.gossiper.tick(now)
-        self.store.forget()  # what a push has read would only take up memory
-        messages = self._covered([*self._unsent, *self.gossiper.poll()])
+        self.store.take_last_read()  # the copy that a push has read would only take up memory
+        messages = self._save_before_sending([*self._unsent_messages, *self.gossiper.poll()])
         outgoing = self._dispatch.pack(messages, self.session, max_packet)
-        self.view = self._look()
+        self.view = self._make_view()
         return outgoing
 
-    def _covered(self, messages: list[Message]) -> list[Message]:
-        """Return the messages that may leave: all, once the checkpoint knows what they say."""
-        self._unsent = []
-        news = messages and self._saved != (self.session, self.gossiper.ledger.revision)
-        if news or self._heard_goodbye:
+    def _save_before_sending(self, messages: list[Message]) -> list[Message]:
+        """Write a checkpoint if one is needed; return all messages, or none if it could not be written."""
+        self._unsent_messages = []
+        revision = (self.session, self.gossiper.ledger.revision)
+        if (messages and self._saved_revision != revision) or self._unsaved_goodbye:
             if not self.save():
-                self._unsent = messages  # the saver raises when it has failed for too long
+                self._unsent_messages = (
+                    messages  # the saver raises NotSaved after failing for too long
+                )
                 return []
         else:
-            self._saver.save_now_and_then(self.books.round)
+            self._saver.save_periodically(self.history.round)
         return messages
 
-    # --- a session's end ------------------------------------------------------------------------
+    # --- the end of a session -------------------------------------------------------------------
 
     def hand_over(self) -> bool:
-        """Give all mass to neighbours that stay; returns whether nothing is left that anybody could take.
+        """Give all mass to neighbours that stay; return True when nothing is left that one could take.
 
-        What is on its way to peers that cannot be reached is taken back first: nobody can wait for them.
+        Open transfers to peers that cannot be reached are taken back first.
         """
         gossiper = self.gossiper
         gossiper.reclaim(stranded_only=True)
         if not gossiper.closed and not gossiper.leaving:
             gossiper.hand_over(self.machine.monotonic())
-        held = not gossiper.closed and any(
+        has_transferable_mass = not gossiper.closed and any(
             gossiper.weight(model)
             and set(gossiper.heirs(model)).intersection(gossiper.reachable_neighbours(model))
             for model in gossiper.models
         )
-        self.view = self._look()
-        return not gossiper.ledger.open and not held
+        self.view = self._make_view()
+        return not gossiper.ledger.open and not has_transferable_mass
 
     def end(
         self,
@@ -522,11 +541,11 @@ class Engine:
         report: dict[str, Any],
         events: Sequence[Event] = (),
     ) -> None:
-        """End the session in the books; `save` must succeed before anybody is told.
+        """Set `ending`; `save` must succeed before the goodbye is published.
 
-        Transfers that nobody has acknowledged are taken back; the goodbye says so.
-        report: what the event loop adds to the report. events: what presence said since the last turn; a
-        goodbye among it tells what became of transfers whose receiver can give nothing up any more.
+        Open transfers are taken back, and the goodbye lists them. kind: see Ending.
+        report: the event loop's part of the report. events: presence events since the last turn; a goodbye
+        among them decides whether its sender has credited our open transfers.
         """
         self.gossiper.close()
         for event in events:
@@ -539,15 +558,15 @@ class Engine:
             phase,
             self.gossiper.statement(),
             self.gossiper.reclaimed,
-            dict(self._look().counts),
+            dict(self._make_view().counts),
             {**report, **self.report(), "ended": kind, "reason": reason},
         )
 
     def amend(self, events: Sequence[Event]) -> bool:
-        """Take in goodbyes that reached the broker before our own; returns whether our ending changes.
+        """Apply goodbyes that reached the broker before our own; return whether they change our ending.
 
-        Of two peers that end at the same time, the one whose goodbye comes first is right about the
-        transfers between them, and the other one's ending is amended.
+        Of two peers that leave at the same time, the one whose goodbye reaches the broker first decides what
+        became of the transfers between them; the other peer amends its ending accordingly.
         """
         assert self.ending is not None
         before = self._accounts(), self.gossiper.statement()
@@ -564,53 +583,53 @@ class Engine:
         )
         return True
 
-    def ended(self) -> None:
-        """Note that the broker took the goodbye."""
+    def confirm_goodbye(self) -> None:
+        """Note that the broker has accepted the goodbye."""
         assert self.ending is not None
         self.ending = replace(self.ending, told=True)
 
     def finish(self) -> None:
-        """Close the books of a session whose report is written.
+        """Clean up after a session whose report is written.
 
-        A peer that has trained all its rounds needs its checkpoint no more. One that left early keeps what
-        it learnt, and brings new weight in a new session when it is started again.
+        A peer that has trained all its rounds removes its checkpoint. A peer that left early keeps it with
+        its values, and starts a new session from them, with new weight, when it is started again.
         """
         assert self.ending is not None
         if self.ending.kind == "finished":
             self._saver.remove()
         elif self.ending.kind == "left":
-            self._remember(self.ending)
-            self._begin_anew()
+            self._remember_goodbye(self.ending)
+            self._begin_new_session()
             self._saver.save()
 
     @property
-    def former(self) -> Goodbye | None:
+    def former_goodbye(self) -> Goodbye | None:
         """The goodbye of this device's last session, for the card of the next."""
-        found = self.books.goodbye
-        return None if found is None else Goodbye(**found)
+        goodbye = self.history.goodbye
+        return None if goodbye is None else Goodbye(**goodbye)
 
     def keep_goodbyes(self, goodbyes: dict[str, str]) -> None:
-        """Write these down with the next checkpoint, in this turn."""
-        self.books.goodbyes, self._heard_goodbye = goodbyes, True
+        """Keep these goodbyes of other peers; the next turn writes them to the checkpoint."""
+        self.history.goodbyes, self._unsaved_goodbye = goodbyes, True
 
-    def _remember(self, ending: Ending) -> None:
-        """Keep a goodbye beyond its session: a new status will replace it at the broker."""
-        self.books.goodbye = {
+    def _remember_goodbye(self, ending: Ending) -> None:
+        """Keep a goodbye for the next session's card: the next status will replace it at the broker."""
+        self.history.goodbye = {
             "session": self.session,
             "statement": ending.statement,
             "reclaimed": ending.reclaimed,
         }
 
     def report(self) -> dict[str, Any]:
-        """Return where the weight is and what was counted, as JSON-friendly data."""
-        counted = {} if self._guards is None else self._guards.counters
-        refused = {f"guards-{cause}": count for cause, count in counted.items()}
+        """Return the accounts of the peer's weight and all counters, as JSON-friendly data."""
+        guard_counters = {} if self._guards is None else self._guards.counters
+        refused = {f"guards-{cause}": count for cause, count in guard_counters.items()}
         return {
             "peer": self.name,
             "session": self.session,
-            "rounds": self.books.round,
+            "rounds": self.history.round,
             **self._accounts(),
-            "abandoned": list(self.books.abandoned),
+            "abandoned": list(self.history.abandoned),
             "gossip": dict(self.gossiper.counters),
             "privacy": self._privacy.report(),
             "compression": self.compression.report(),
@@ -619,10 +638,10 @@ class Engine:
 
     def _accounts(self) -> dict[str, Any]:
         gossiper = self.gossiper
-        accounts = {v: gossiper.account(v) for v in gossiper.models}
+        accounts = {model: gossiper.account(model) for model in gossiper.models}
         gives = (transfer.give for transfer in gossiper.ledger.open.values())
         return {
-            "weight": {v: [a.held, a.open, a.injected] for v, a in accounts.items()},
+            "weight": {model: [a.held, a.open, a.injected] for model, a in accounts.items()},
             "open": [
                 [g.receiver, g.receiver_session, g.model, g.sequence, g.weight] for g in gives
             ],
@@ -632,106 +651,106 @@ class Engine:
     # --- checkpoints ----------------------------------------------------------------------------
 
     def save(self, *, durable: bool = False) -> bool:
-        """Write the checkpoint, if the peer has one; False if it has to be tried again.
+        """Write the checkpoint, if the peer has one; return False if the caller must try again.
 
-        durable: it must outlive a power cut. NotSaved if it could not be written for too long.
+        durable: the file must survive a power failure. Raises NotSaved once saving has failed for too long.
         """
         if not self._saver.save(durable=durable):
             return False
-        self._saved = self.session, self.gossiper.ledger.revision
-        self._heard_goodbye = False
+        self._saved_revision = self.session, self.gossiper.ledger.revision
+        self._unsaved_goodbye = False
         return True
 
     def _tree(self) -> dict[str, Any]:
         return {
             "peer": self.name,
-            "agreed": self._agreed(),
+            "agreed": self._session_settings(),
             "samples": self.samples,
-            "in_touch": mark(self.machine, self.in_touch),
+            "in_touch": portable_time(self.machine, self.last_contact),
             "schemas": self.schemas,
-            "books": dict(self.books.__dict__),
+            "books": dict(self.history.__dict__),
             "ending": None if self.ending is None else dict(self.ending.__dict__),
             "network": self.network.flat,
             "store": self.store.snapshot(),
             "learner": self.learner.state(),
             "gossip": self.gossiper.snapshot(values=False),
-            "trust": self.memory(),
+            "trust": self.security_memory(),
             "releases": self._privacy.count,
             "guards": self._guards.snapshot(self.machine.monotonic()) if self._guards else {},
         }
 
-    def _agreed(self) -> dict[str, str]:
-        """Return the settings that a session cannot change, in the words of a config."""
+    def _session_settings(self) -> dict[str, str]:
+        """Return the settings that must stay the same for a whole session."""
         return {key: getattr(self.settings, key) for key in ("mode", "weights", "dtype", "trust")}
 
     def _restore(self) -> None:
         """Continue from the checkpoint if there is a usable one; else start a new session."""
         tree = self._saver.load(self.schemas)
         if tree is None:
-            self._begin_anew()
+            self._begin_new_session()
             return
-        with self._saver.fitting():
+        with self._saver.checkpoint_errors():
             self.network.flat.copy_(tree["network"])
             self.store.restore(tree["store"])
             self.learner.restore(tree["learner"])
-            self.books, self._memory = Books(**tree["books"]), tree["trust"]
+            self.history, self._former_security = PeerHistory(**tree["books"]), tree["trust"]
             self._privacy.restore(tree["releases"])
             if self._guards is not None:
                 self._guards.restore(tree["guards"], self.machine.monotonic())
             ending = None if tree["ending"] is None else Ending(**tree["ending"])
             unfinished = ending is not None and ending.kind != "failed"
-            samples = tree["samples"]
-            # None if the machine was started anew since: the file may be older than what others were told.
-            touched = moment(self.machine, tree["in_touch"])
-            if tree["gossip"]["ledger"]["session"] not in self.books.sessions:
-                self._begin_anew()  # never announced, as after leaving early: it is as good as new
+            former_samples = tree["samples"]
+            # None after a reboot: the file may then be older than what other peers have received.
+            last_contact = uptime_of(self.machine, tree["in_touch"])
+            if tree["gossip"]["ledger"]["session"] not in self.history.sessions:
+                self._begin_new_session()  # the saved session never connected, as after leaving early
                 return
             if not unfinished:
-                self._saver.require_agreed(tree["agreed"], self._agreed())
+                self._saver.require_same_settings(tree["agreed"], self._session_settings())
             self._make_gossiper(tree["gossip"])
         if unfinished:
             self.restored, self.ending = True, ending
             return
-        started = bool(self.books.round) or any(self._weights().values())
-        away = 0.0 if touched is None else self.machine.uptime() - touched
+        has_started = bool(self.history.round) or any(self._injected_weights().values())
+        away = 0.0 if last_contact is None else self.machine.uptime() - last_contact
         if ending is not None:
-            self.unsaid = None if ending.told else ending
-            self._remember(ending)
-            self._abandon(ending.reason)
-            self._begin_anew()
-        elif touched is None:
+            self.undelivered_ending = None if ending.told else ending
+            self._remember_goodbye(ending)
+            self._record_abandoned(ending.reason)
+            self._begin_new_session()
+        elif last_contact is None:
             _log.warning(
                 "peer %s: cannot tell how long it was away (the machine was restarted, or its clock was set "
-                "back); keeping what it learnt, in a new session",
+                "back); rejoining with the same values in a new session",
                 self.name,
             )
-            self._abandon("the machine was restarted, or its clock was set back")
-            self._begin_anew()
-        elif away > self.settings.lease and not self._has_books():
-            self._begin_anew()
+            self._record_abandoned("the machine was restarted, or its clock was set back")
+            self._begin_new_session()
+        elif away > self.settings.lease and not self._has_accounts():
+            self._begin_new_session()
         elif away > self.settings.lease:
-            why = f"lease expired ({away:.0f} s > {self.settings.lease:g} s)"
-            _log.warning("peer %s: %s; rejoining with a new session", self.name, why)
-            self.renew(why)
+            reason = f"lease expired ({away:.0f} s > {self.settings.lease:g} s)"
+            _log.warning("peer %s: %s; rejoining with a new session", self.name, reason)
+            self.start_new_session(reason)
         else:
-            self.restored, self.returning, self.in_touch = True, started, touched
+            self.restored, self.returning, self.last_contact = True, has_started, last_contact
             if self.settings.mode == "async":
-                self.gossiper.leaving = False  # the process that was asked to leave is no more
-            self._adjust(samples)
+                self.gossiper.leaving = False  # only the former process was asked to leave
+            self._adjust_weight(former_samples)
 
-    def _adjust(self, samples: int) -> None:
-        """Let another number of samples count: the difference is injected."""
-        if samples == self.samples or self.settings.weights != "samples":
+    def _adjust_weight(self, former_samples: int) -> None:
+        """Inject the difference in weight if the number of samples has changed since the checkpoint."""
+        if former_samples == self.samples or self.settings.weights != "samples":
             return
         _log.info(
-            "peer %s: has %d samples now, and had %d: its weight changes by the difference",
-            self.name, self.samples, samples,
+            "peer %s: number of samples changed from %d to %d; its weight is adjusted",
+            self.name, former_samples, self.samples,
         )  # fmt: skip
-        for model, injected in self._weights().items():
+        for model, injected in self._injected_weights().items():
             if injected:
                 self.gossiper.adjust(model, self.weight)
 
-    # --- insides --------------------------------------------------------------------------------
+    # --- events and messages --------------------------------------------------------------------
 
     def _apply(self, event: Event) -> None:
         self._others.apply(event)
@@ -743,27 +762,27 @@ class Engine:
             case Offline():
                 self.gossiper.peer_offline(event.peer)
             case Gone():
-                self._heard_goodbye = self._heard_goodbye or event.statement is not None
+                self._unsaved_goodbye = self._unsaved_goodbye or event.statement is not None
                 self._dispatch.gone(event.peer)
                 self._privacy.gone(self.gossiper, event.peer)
                 before = self.agreement.values()
                 self.gossiper.peer_gone(event.peer, event.session, event.statement, event.reclaimed)
-                # Old mass may have come back: then agree anew.
-                self.agreement.moved(before, self.settings.settle_tolerance)
+                # Mass that was taken back may have changed our values: then agreement must be reached again.
+                self.agreement.reset_changed(before, self.settings.settle_tolerance)
 
     def _started_together(self, event: Online) -> bool:
-        """Return whether a session can be averaged with: in lockstep modes, none that came midway.
+        """Return whether a session may be averaged with: in lockstep modes, only if it did not join midway.
 
-        It would begin at the first round, and both would wait for each other.
+        A session that joins midway starts at the first round, and both peers would wait for each other.
         """
         return (
             isinstance(self.mode, PacedMode)
-            or self.books.round == self.books.earlier
+            or self.history.round == self.history.earlier
             or self.gossiper.known_sessions().get(event.peer) == event.session
         )
 
     def _welcome(self, event: Online) -> None:
-        """Push to a neighbour that waits to hear from somebody who counts, as soon as possible."""
+        """Push as soon as possible to a neighbour that waits for its first value of a model."""
         if isinstance(self.mode, PacedMode) and not event.leaving:
             for model in event.models:
                 if model not in event.counts and not self._is_waiting(model):
@@ -772,8 +791,8 @@ class Engine:
     def _is_waiting(self, model: str) -> bool:
         return not self.gossiper.injected(model)
 
-    def _take(self, model: str, packet: Buffer, now: float) -> None:
-        """Put one packet in; whatever is wrong with it is counted and logged, never raised."""
+    def _receive(self, model: str, packet: Buffer, now: float) -> None:
+        """Process one packet; an invalid packet is counted and logged, never raised."""
         message = self._intake.take(model, packet, now)
         if message is None:
             return
@@ -781,44 +800,47 @@ class Engine:
         if isinstance(message, Give):
             unpacked = self.gossiper.unpacked(message)
             message = message if isinstance(unpacked, str) else unpacked
-            if self._opinion.hold(message, now):
+            if self._first_opinion.hold(message, now):
                 return
         self._handle(message, now)
 
     def _handle(self, message: Message, now: float) -> None:
-        """Let the gossiper take a message in, and note what it did to agreement and masks."""
+        """Pass a message to the gossiper; if it was credited, update the agreement and the masks."""
         model = message.model
         before = self.gossiper.counters["credited"]
-        self.store.forget()
+        self.store.take_last_read()
         self.gossiper.handle(message, now)
-        mine = self.store.forget()  # as it was when the message was credited
+        own_value = self.store.take_last_read()  # as it was when the message was credited
         credited = self.gossiper.counters["credited"] > before
         if credited:
             self._privacy.credited(message.sender, model)
-        if credited and isinstance(message, Give) and mine is not None:
-            self.agreement.heard(model, mine, message.value)
+        if credited and isinstance(message, Give) and own_value is not None:
+            self.agreement.add(model, own_value, message.value)
 
-    def _form_opinions(self, now: float) -> None:
-        """Let a newcomer count at the median of what its elders hold, and only then judge them."""
-        for model in self._opinion.open:
-            if not self._is_waiting(model):  # founded meanwhile
-                gives = self._opinion.drop(model)
+    def _start_from_first_opinions(self, now: float) -> None:
+        """Start a newcomer's models from the median of the values collected so far; see FirstOpinion.
+
+        Only then are the collected messages handled, so that guards judge them by that median.
+        """
+        for model in self._first_opinion.open:
+            if not self._is_waiting(model):  # the peer has founded the model meanwhile
+                gives = self._first_opinion.drop(model)
             else:
-                elders = sum(model in other.counts for other in self._others.online(model))
-                formed = self._opinion.form(model, elders, now)
-                if formed is None:
+                counting = sum(model in other.counts for other in self._others.online(model))
+                opinion = self._first_opinion.form(model, counting, now)
+                if opinion is None:
                     continue
-                self.store.write(model, formed.value.astype(self.store.read(model).dtype))
+                self.store.write(model, opinion.value.astype(self.store.read(model).dtype))
                 self.bootstrap.count(self.gossiper, model)
-                gives = formed.gives
+                gives = opinion.gives
             for give in gives:
                 self._handle(give, now)
 
     def _mute_quarantined(self, now: float) -> None:
         """Push nothing to peers in quarantine; they stay neighbours.
 
-        Only where nobody waits for what is pushed: in lockstep modes a peer that was put there wrongly
-        would never finish its round, nor would those who wait for it.
+        Only in async mode: in lockstep modes a peer in quarantine by mistake could never finish its round,
+        and neither could the peers that wait for it.
         """
         if self._guards is not None and self.settings.mode == "async":
             for peer in self._others.known:
@@ -848,7 +870,7 @@ def _make_mode(
                 sources = {model: set(settings.sources) for model in models}
             return RoundsMode(settings.exchanges, sources=sources)
         case "server":
-            # A model without a server is the peer's own: it averages it by itself.
+            # A model without a server is local to this peer, which is then its own server.
             return ServerMode(name, {model: settings.servers.get(model, name) for model in models})
 
 

@@ -58,7 +58,7 @@ class Replaced(PeerError):
 
 
 @contextmanager
-def naming(peer: str) -> Iterator[None]:
+def peer_errors(peer: str) -> Iterator[None]:
     """Turn a wrong value into a PeerError that names the peer."""
     try:
         yield

@@ -293,7 +293,7 @@ class Peer:
                 return await self._live(engine, worker)
             except SessionOver as over:
                 _log.warning("peer %s: %s; rejoining with a new session", self.name, over)
-                await worker.run(engine.renew, str(over))
+                await worker.run(engine.start_new_session, str(over))
 
     async def _live(self, engine: Engine, worker: Worker) -> Report:
         """Live one session, from its connection to its goodbye."""
@@ -301,7 +301,7 @@ class Peer:
         link.security = begin_security(self._credentials, link)
         await worker.run(engine.set_security, link.security)
         if engine.ending is None:
-            await worker.run(engine.connecting)
+            await worker.run(engine.record_session)
             await link.save()
         self.link, self._life, self._settling = link, Lifecycle(), Settling(link)
         self._training: Metrics | None = None
@@ -377,7 +377,7 @@ class Peer:
         jobs = {
             "receive": link.receive(),
             "gossip": link.gossip(),
-            "lease": link.keep_in_touch(),
+            "lease": link.renew_lease(),
             "status": link.keep_status(),
             "card": link.keep_card(),
         }
@@ -434,7 +434,7 @@ class Peer:
         if self.settings.trained and not engine.returning and progress.own_accuracy is None:
             # What it knew before it heard of the others.
             progress.own_accuracy = (await link.worker.run(self.learner.test)).accuracy
-        await claim_name(link, engine.unsaid)
+        await claim_name(link, engine.undelivered_ending)
         if engine.must_leave:
             self.leave("it was asked to leave before it was interrupted")
         return Event.NAME_FREE
@@ -510,7 +510,9 @@ class Peer:
         return Event.HANDED_OVER
 
     def _settles(self, link: Link) -> bool:
-        return self.settings.mode == "async" and (link.view.neighbours or bool(link.view.waiting))
+        return self.settings.mode == "async" and (
+            link.view.has_neighbours or bool(link.view.waiting)
+        )
 
     async def _test(self, link: Link) -> float:
         """Test the network and publish how good it is; returns its accuracy."""
@@ -557,7 +559,7 @@ class Peer:
         else:
             self._life.fire(Event.GOODBYE_TAKEN)
             _log.info("peer %s left swarm %s: %s", self.name, self.settings.swarm, ending.reason)
-            await run(engine.ended)
+            await run(engine.confirm_goodbye)
             await link.save()  # before the report: a restart must write the same one
         if failure is not None:
             raise failure

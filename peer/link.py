@@ -75,7 +75,7 @@ class Link:
         self.name, self.settings, self.machine = engine.name, engine.settings, engine.machine
         self.engine, self.worker = engine, worker
         self.session = engine.view.session
-        self.generation = engine.books.generation
+        self.generation = engine.history.generation
         self.agree = agreement_of(self.settings)
         self.dropped: Counter[str] = Counter()
         self.roster = Roster(
@@ -90,7 +90,7 @@ class Link:
         self.leaving = False
         """Whether we are about to go, and take nothing any more."""
         self.since = self.machine.wall()
-        self.in_touch = engine.in_touch if engine.restored else self.machine.uptime()
+        self.last_contact = engine.last_contact if engine.restored else self.machine.uptime()
         """When the others could last hear of us, by the machine's uptime."""
         self.own_status: Status | None = None
         """What was last heard on our own status topic from another session, or from us."""
@@ -101,9 +101,9 @@ class Link:
         self.asked = asyncio.Event()
         """Set when our own question on our status topic came back to us."""
         self.packets = self.bytes = 0
-        self._limits = engine.limits
+        self._limits = engine.inbound_limits
         self._pending: list[tuple[str, bytes | memoryview]] = []
-        self._pending_bytes, self._pending_limit = 0, engine.limits.waiting(0)
+        self._pending_bytes, self._pending_limit = 0, engine.inbound_limits.max_waiting_bytes(0)
         self._events: list[Event] = []
         self._introduced = False
         """Whether the others can know our card, without which they cannot read what we seal."""
@@ -112,7 +112,7 @@ class Link:
         self._on_record = on_record
         self._goodbye = b""
         self._starts: dict[str, str] = {}
-        self._goodbyes = engine.books.goodbyes
+        self._goodbyes = engine.history.goodbyes
         self._told_counts: dict[str, int] = {}
         self._asked, self._answered = False, -inf
         self._wake = asyncio.Event()
@@ -144,7 +144,7 @@ class Link:
     async def open(self, generation: int) -> None:
         """Take the name: write the session down before anybody hears of it."""
         self.generation = generation
-        self._starts = await self.worker.run(self.engine.open, self.since, generation)
+        self._starts = await self.worker.run(self.engine.open_session, self.since, generation)
         await self.save()
 
     async def save(self) -> None:
@@ -250,7 +250,7 @@ class Link:
     async def _publish_card(self) -> None:
         card = Card(
             self.session, self.since, self.engine.samples, self.engine.entries, self.generation,
-            self.settings.lease, self.agree, self._starts, self.engine.former, self._goodbyes,
+            self.settings.lease, self.agree, self._starts, self.engine.former_goodbye, self._goodbyes,
         )  # fmt: skip
         signed = self.security.card(card.encode())
         self._own_card.published(signed)
@@ -282,7 +282,7 @@ class Link:
         self._asked = self._asked or any(
             isinstance(event, Online)
             and not event.leaving
-            and any(m in self.view.counts and m not in event.counts for m in event.heard)
+            and any(m in self.view.counts and m not in event.counts for m in event.incoming_models)
             for event in events
         )
         now = self.machine.monotonic()
@@ -326,7 +326,7 @@ class Link:
 
     # --- the lease ------------------------------------------------------------------------------
 
-    async def keep_in_touch(self) -> None:
+    async def renew_lease(self) -> None:
         """Note when we were last connected, and say several times per lease that we are there.
 
         A frozen process or a lost link leaves a gap.
@@ -337,7 +337,7 @@ class Link:
             self.check_lease()
             self._answer([])  # what came too soon after another one
             if self.transport.connection.state == "connected":
-                self.in_touch = self.machine.uptime()
+                self.last_contact = self.machine.uptime()
                 if self.machine.monotonic() >= said + rest:
                     said = self.machine.monotonic()
                     self._status_due.set()
@@ -347,14 +347,14 @@ class Link:
         if self.transport.connection.state != "connected":
             return
         if self._lease_over():
-            away = self.machine.uptime() - self.in_touch
+            away = self.machine.uptime() - self.last_contact
             raise SessionOver(f"lease expired ({away:.0f} s > {self.settings.lease:g} s)")
-        if self.view.rejected:
-            raise SessionOver(f"its session was rejected: {self.view.rejected}")
+        if self.view.rejection:
+            raise SessionOver(f"its session was rejected: {self.view.rejection}")
 
     def _lease_over(self) -> bool:
         """Return whether the others may have given us up."""
-        return self.machine.uptime() - self.in_touch > self.settings.lease
+        return self.machine.uptime() - self.last_contact > self.settings.lease
 
     # --- turns ----------------------------------------------------------------------------------
 
@@ -396,10 +396,10 @@ class Link:
             gone = self.roster.tick(now, connected=connected)
             events = [*self.take_events(), *gone]
             arrived, self._pending, self._pending_bytes = self._pending, [], 0
-            self._pending_limit = self._limits.waiting(len(self.roster.online()))
+            self._pending_limit = self._limits.max_waiting_bytes(len(self.roster.online()))
             try:
                 outgoing = await self.worker.run(
-                    self.engine.turn, arrived, events, now, limit, self.in_touch
+                    self.engine.turn, arrived, events, now, limit, self.last_contact
                 )
             except asyncio.CancelledError:
                 # Nobody knows whether the turn was made; to apply an event twice does no harm.
@@ -431,7 +431,7 @@ class Link:
                 f"peer {self.name}: the broker takes {room} bytes a message at most, and gossip needs "
                 f"{least}: raise the broker's packet limit (mosquitto: max_packet_size)"
             )
-        return min(room, self.engine.fixed.max_packet)
+        return min(room, self.engine.limits.max_packet)
 
     async def _send_lists(self) -> None:
         """Send revocation lists to those who lack them; note who is out because an invitation expired."""
@@ -475,7 +475,7 @@ class Link:
             return
         if not self.security.expects(where.model, payload):
             return  # counted there: strangers take up no memory
-        largest = max(self._limits.largest + HEADER_BYTES, self.security.largest_list)
+        largest = max(self._limits.max_message_bytes + HEADER_BYTES, self.security.largest_list)
         if len(payload) > largest + self.security.overhead:
             self.dropped["packet-too-large"] += 1
         elif (

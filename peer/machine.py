@@ -126,12 +126,12 @@ def _boot_id() -> str | None:
         return None
 
 
-def mark(machine: Machine, at: float) -> dict[str, Any]:
+def portable_time(machine: Machine, at: float) -> dict[str, Any]:
     """Return a time of `uptime` as plain data that another process can compare with its own."""
     return {"boot": machine.boot(), "clock": at, "wall": machine.wall() - (machine.uptime() - at)}
 
 
-def moment(machine: Machine, then: dict[str, Any]) -> float | None:
+def uptime_of(machine: Machine, then: dict[str, Any]) -> float | None:
     """Return the time of a mark by the `uptime` of now.
 
     None if the machine has started anew since, or if the time is yet to come because a clock was set
@@ -336,7 +336,7 @@ class Saver:
         tree = None if self.path is None else self._machine.files.load(self.path)
         if tree is None:
             return None
-        with self.fitting():
+        with self.checkpoint_errors():
             if tree["peer"] != self._name or tree["schemas"] != schemas:
                 raise PeerError(
                     f"{self.path}: holds another network or peer ({tree['peer']}); "
@@ -350,7 +350,7 @@ class Saver:
         return tree
 
     @contextmanager
-    def fitting(self) -> Iterator[None]:
+    def checkpoint_errors(self) -> Iterator[None]:
         """Turn whatever a checkpoint lacks into a PeerError that names it."""
         try:
             yield
@@ -361,7 +361,7 @@ class Saver:
                 "begin anew"
             ) from error
 
-    def require_agreed(self, written: Mapping[str, str], now: Mapping[str, str]) -> None:
+    def require_same_settings(self, written: Mapping[str, str], now: Mapping[str, str]) -> None:
         """Refuse a checkpoint of a session that began with other settings than these."""
         for key, value in now.items():
             if written.get(key) != value:
@@ -400,7 +400,7 @@ class Saver:
             )
         return False
 
-    def save_now_and_then(self, number: int) -> None:
+    def save_periodically(self, number: int) -> None:
         """Save after this round if it is time to. Nobody was told anything: no harm if it fails.
 
         Without a new round too, now and then: the file says when the peer was last in touch.

@@ -26,7 +26,7 @@ from ..gossip.security import (
     read_public,
 )
 from .engine import Ending
-from .exits import PeerError, Replaced, naming
+from .exits import PeerError, Replaced, peer_errors
 from .link import Link, SessionOver
 from .presence import Event, Status
 from .settings import Settings
@@ -61,7 +61,7 @@ class Credentials:
             return None
         if missing := sorted(files.keys() - given):
             raise PeerError(f'peer {name}: trust = "swarm" needs {", ".join(missing)} too')
-        with naming(name):
+        with peer_errors(name):
             identity = Identity.load(Path(files["identity"]))
             admission = Admission.load(Path(files["invitation"]), identity)
             owner = read_public(files["owner"])
@@ -80,11 +80,11 @@ def begin_security(credentials: Credentials | None, link: Link) -> SecurityLayer
             "peer %s: trust is off: whoever reaches the broker can read and forge", link.name
         )
         return NullSecurity(link.name)
-    with naming(link.name):
+    with peer_errors(link.name):
         return SwarmSecurity(
             credentials.identity, credentials.admission, credentials.owner,
             swarm=link.settings.swarm, session=link.session, models=link.engine.schemas,
-            since=link.since, memory=link.engine.memory(),
+            since=link.since, memory=link.engine.security_memory(),
             wall=link.machine.wall, clock=link.machine.monotonic,
         )  # fmt: skip
 
@@ -106,7 +106,7 @@ async def claim_name(link: Link, unsaid: Ending | None) -> None:
     if link.settings.founder and not link.engine.returning:
         # Before anybody knows the name: whoever was quicker may give to it at once, and what comes in
         # must find the founder's own mass there, or it would take the place of its values.
-        await _begin(link, found=True)
+        await _begin(link, as_founder=True)
 
 
 async def wait_for_others(link: Link) -> None:
@@ -118,11 +118,11 @@ async def wait_for_others(link: Link) -> None:
     _refuse_mismatch(link)
     await link.up_to_date()
     # One of them may have been offline before, and is back only now.
-    _refuse_midway(link, await link.worker.run(link.engine.neighbours_went_on))
+    _refuse_midway(link, await link.worker.run(link.engine.neighbours_are_ahead))
     settings, view = link.settings, link.view
     if not (settings.founder and not link.engine.returning):
         # Late comers were refused in lockstep modes: whoever trains by now started together with us.
-        await _begin(link, found=settings.mode != "async" and bool(view.waiting))
+        await _begin(link, as_founder=settings.mode != "async" and bool(view.waiting))
     deadline = link.machine.monotonic() + settings.silence
     while link.view.waiting and link.machine.monotonic() < deadline:
         await link.next_turn()
@@ -138,10 +138,12 @@ def goodbye_of(ending: Ending, generation: int) -> Status:
     )  # fmt: skip
 
 
-async def _begin(link: Link, *, found: bool) -> None:
-    complete = bool(link.settings.expect) and not link.engine.returning
+async def _begin(link: Link, *, as_founder: bool) -> None:
+    expected_online = bool(link.settings.expect) and not link.engine.returning
     now = link.machine.monotonic()
-    await link.worker.run(link.engine.begin, now, found=found, complete=complete)
+    await link.worker.run(
+        link.engine.begin, now, as_founder=as_founder, expected_online=expected_online
+    )
 
 
 async def _wait_for_expected(link: Link) -> None:
@@ -175,8 +177,8 @@ async def _free_generation(link: Link) -> int:
     Asks on our own status topic: what is retained there comes before our own question.
     """
     question = Status("offline", link.session, reason="asks whether its name is free")
-    grace = link.machine.monotonic() + link.engine.fixed.name_grace
-    first, replace = not link.engine.books.claimed, link.settings.replace
+    grace = link.machine.monotonic() + link.engine.limits.name_grace
+    first, replace = not link.engine.history.claimed, link.settings.replace
     while True:
         await link.say(question, retain=False)
         with contextlib.suppress(TimeoutError):
@@ -191,7 +193,7 @@ async def _free_generation(link: Link) -> int:
             return max(link.generation, generation) + 1
         if generation > link.generation and not first and not replace:
             raise Replaced(link.name, link.settings.swarm)
-        if status is None or status.session in (link.session, *link.engine.books.sessions):
+        if status is None or status.session in (link.session, *link.engine.history.sessions):
             if generation > link.generation and not first:  # and --replace
                 return _take_back(link, generation)
             return max(link.generation, generation)
@@ -307,17 +309,17 @@ class Settling:
         """Wait until nothing is on its way any more and everybody is done, or settle_timeout is over."""
         link = self._link
         deadline = self._now() + self._settings.settle_timeout
-        if link.view.open or not self._all_done():
+        if link.view.open_transfers or not self._all_done():
             _log.info(
                 "peer %s has stopped averaging; it waits for the others and for %d open transfers",
-                link.name, link.view.open,
+                link.name, link.view.open_transfers,
             )  # fmt: skip
-        while link.view.open or not self._all_done():
+        while link.view.open_transfers or not self._all_done():
             if self._now() >= deadline:
                 others = ", ".join(sorted(link.roster.awaited()))
                 _log.warning(
                     "peer %s: stops waiting for %s; transfers that are still open (%d) are taken back",
-                    link.name, others or "the others", link.view.open,
+                    link.name, others or "the others", link.view.open_transfers,
                 )  # fmt: skip
                 return
             await link.next_turn()

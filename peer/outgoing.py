@@ -36,7 +36,7 @@ from ..gossip import (
 from ..gossip.compress import CompressError, Links, Shapes, parse
 from ..gossip.security import SecurityLayer, SwarmSecurity
 from ..models import SlicedNetwork
-from .exits import PeerError, naming
+from .exits import PeerError, peer_errors
 from .settings import MAX_PIECES, Settings
 
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Privacy:
         self._name, self._own = name, f"local-{name.partition('@')[0]}"  # never leaves the peer
         self._rounds: dict[str, PrivateRound] = {}
         self._given: set[tuple[str, str]] = set()
-        with naming(name):
+        with peer_errors(name):
             self._releases = None if settings.dp is None else Releases(settings.dp)
             plans = {model: MaskPlan(scale) for model, scale in settings.private.items()}
         self._plans = {model: plan for model, plan in plans.items() if model in models}
@@ -81,7 +81,7 @@ class Privacy:
         if not self._plans:
             return
         assert isinstance(security, SwarmSecurity)
-        with naming(self._name):
+        with peer_errors(self._name):
             secret = security.keyring.mask_secret
             self._rounds = enter_round(gossiper, number, secret, self._plans)
 
@@ -101,7 +101,7 @@ class Privacy:
                 "part of its masks", self._name, peer, model,
             )  # fmt: skip
 
-    def over(self) -> None:
+    def end_round(self) -> None:
         """Forget a round that is finished: who vanishes now has done its part."""
         self._rounds.clear()
 
@@ -143,7 +143,7 @@ class Compression:
             for model, found in shapes.items()
             if sum(math.prod(shape) for shape in found) == sizes[model]
         }
-        with naming(name):
+        with peer_errors(name):
             pipeline = None if settings.compress is None else parse(settings.compress)
             if pipeline is not None and shapes:
                 _fit_one(pipeline.fit, shapes)
@@ -251,7 +251,7 @@ class Dispatch:
         self._security = security
         self._chunker: Chunker | None = None
 
-    def renew(self) -> None:
+    def reset(self) -> None:
         """Forget what an old session still had to say."""
         self._tries.clear()
         self._chunker = None

@@ -230,18 +230,18 @@ class Online:
     models: the partial models that may be pushed to it. heard: those that it may push to us.
     counts: the models in which its own weight counts, and for how many rounds.
     since, starts: as on its card.
-    heard_live: whether it spoke since we are connected; a status that the broker had stored proves little.
+    is_live: whether it spoke since we are connected; a status that the broker had stored proves little.
     """
 
     peer: str
     session: str
     models: tuple[str, ...]
     leaving: bool = False
-    heard: tuple[str, ...] = ()
+    incoming_models: tuple[str, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
     since: float = 0.0
     starts: Mapping[str, str] = field(default_factory=dict)
-    heard_live: bool = True
+    is_live: bool = True
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ class _Entry:
     """The session of which a death notice was last read."""
     heard: float = -inf
     """When its status was last heard."""
-    heard_live: bool = False
+    is_live: bool = False
     """Whether it published one since we are connected; else the broker had stored what we heard."""
     phase: Phase = "starting"
     """How far it was when it was last online."""
@@ -363,7 +363,7 @@ class Roster:
         if _is_late(status, before, entry) or _is_replaced(status, entry):
             return []  # and no sign of life: a living peer contradicts it
         entry.doubted_since, entry.heard, entry.status = None, now, status
-        entry.heard_live = entry.heard_live or not stored
+        entry.is_live = entry.is_live or not stored
         if status.state == "online":
             if entry.offline_since is not None and entry.announced == status.session:
                 # After a restart of our own it is we who were away.
@@ -444,7 +444,7 @@ class Roster:
         """
         self._connected_since = now
         for entry in self._entries.values():
-            entry.heard_live = entry.heard_live and entry.heard >= since
+            entry.is_live = entry.is_live and entry.heard >= since
             if entry.announced and entry.offline_since is None and entry.heard < since:
                 entry.doubted_since = now
 
@@ -591,7 +591,7 @@ class Roster:
         may_hear = self._sources is None or peer in self._sources
         online = Online(
             peer, status.session, shared if may_push else (), status.leaving,
-            shared if may_hear else (), status.counts, card.since, card.starts, entry.heard_live,
+            shared if may_hear else (), status.counts, card.since, card.starts, entry.is_live,
         )  # fmt: skip
         return [*events, online]
 

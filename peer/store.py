@@ -90,7 +90,7 @@ class MatchedStore(NetworkStore):
                     self.write(owner, value.astype(dtype))
 
     @property
-    def apart(self) -> bool:
+    def is_staging(self) -> bool:
         """Whether what is heard is kept beside the network, which is not in order yet."""
         return self._heard is not None
 
@@ -113,16 +113,16 @@ class MatchedStore(NetworkStore):
         else:
             super().write(name, value)
 
-    def forget(self) -> Array | None:
+    def take_last_read(self) -> Array | None:
         """Return what was read last, once: gathering a vector again is not cheap."""
         last, self._last = self._last, None
         return last
 
-    def keep_apart(self) -> None:
-        """From now on hold what is heard beside the network, until `put_in_order`."""
+    def start_staging(self) -> None:
+        """From now on hold what is heard beside the network, until `match_cells`."""
         self._heard = {}
 
-    def put_in_order(self, learner: Learner) -> int:
+    def match_cells(self, learner: Learner) -> int:
         """Match the network's cells against what was heard, and be one with the network again.
 
         Vectors then have the network's own values, in the neighbours' order. Returns how many cells
@@ -282,15 +282,15 @@ class Agreement:
         self._store = store
         self._recent: dict[str, deque[float]] = {v: deque(maxlen=_RECENT) for v in models}
 
-    def heard(self, model: str, mine: Array, received: Array) -> None:
+    def add(self, model: str, mine: Array, received: Array) -> None:
         """Note a value that was credited, and the peer's own as it was then."""
         self._recent[model].append(_distance(mine, received))
 
     def values(self) -> dict[str, Array]:
-        """The peer's values as they are, for `moved`."""
+        """The peer's values as they are, for `reset_changed`."""
         return {model: self._store.read(model) for model in self._recent}
 
-    def moved(self, before: dict[str, Array], tolerance: float) -> None:
+    def reset_changed(self, before: dict[str, Array], tolerance: float) -> None:
         """Begin anew where values are no longer what they were: what was heard says little of them."""
         for model, old in before.items():
             if _distance(old, self._store.read(model)) > tolerance:

@@ -91,8 +91,8 @@ def live(settings: Config, folder: Path) -> tuple[np.ndarray, int]:
     arrived: dict[str, list[Any]] = {name: [] for name in engines}
     events: dict[str, list[Any]] = {}
     for name, engine in engines.items():
-        engine.open(0.0, 1)
-        engine.begin(0.0, found=True, complete=True)
+        engine.open_session(0.0, 1)
+        engine.begin(0.0, as_founder=True, expected_online=True)
         around = engine.settings.neighbours
         events[name] = [
             Online(other.name, other.session, tuple(other.schemas))

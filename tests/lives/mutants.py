@@ -20,7 +20,7 @@ from gossamer.peer import (
     Bootstrap,
     Engine,
     Link,
-    Others,
+    OtherPeers,
     PeerGuards,
     Roster,
     Saver,
@@ -67,7 +67,7 @@ def _wait_for_each_other() -> Any:
     """A newcomer that waits to hear from anybody, also from somebody who waits."""
     decide = Bootstrap._may_found
 
-    def wait(self: Bootstrap, model: str, others: Others, now: float) -> bool:
+    def wait(self: Bootstrap, model: str, others: OtherPeers, now: float) -> bool:
         return not others.online(model) and decide(self, model, others, now)
 
     return mock.patch.object(Bootstrap, "_may_found", wait)
@@ -77,9 +77,9 @@ def _one_newcomer_for_all_models() -> Any:
     """A peer that is a newcomer to all models where somebody counts in one of them."""
     decide = Bootstrap._may_found
 
-    def wait(self: Bootstrap, model: str, others: Others, now: float) -> bool:
+    def wait(self: Bootstrap, model: str, others: OtherPeers, now: float) -> bool:
         elsewhere = any(
-            other.counts.keys() & self._starts.keys() for other in others.known.values()
+            other.counts.keys() & self._start_digests.keys() for other in others.known.values()
         )
         return not elsewhere and decide(self, model, others, now)
 
@@ -90,7 +90,7 @@ def _found_after_half_a_second() -> Any:
     """A peer that takes half a second of silence for an empty swarm."""
     decide = Bootstrap._may_found
 
-    def hasty(self: Bootstrap, model: str, others: Others, now: float) -> bool:
+    def hasty(self: Bootstrap, model: str, others: OtherPeers, now: float) -> bool:
         self._settings = self._settings.updated(silence=0.5)
         return decide(self, model, others, now)
 

@@ -65,11 +65,11 @@ class Clocks(Machine):
         return self.boot_name
 
 
-def begin(engine: Engine, *, found: bool = True) -> Engine:
+def begin(engine: Engine, *, as_founder: bool = True) -> Engine:
     """Let an engine take part: at its own values, or after hearing."""
-    engine.connecting()
-    engine.open(0.0, 1)
-    engine.begin(0.0, found=found, complete=False)
+    engine.record_session()
+    engine.open_session(0.0, 1)
+    engine.begin(0.0, as_founder=as_founder, expected_online=False)
     assert engine.save()
     return engine
 
@@ -264,7 +264,7 @@ async def delivered(
     born: whether the others know of it.
     """
     engine = Engine("a", make_learner("a"), quick())
-    engine.limits = limits or engine.limits
+    engine.inbound_limits = limits or engine.inbound_limits
     async with Worker("a") as worker:
         link = Link(engine, worker, on_record=lambda _: None)
         link.transport = script = Script(arrivals)

@@ -14,7 +14,7 @@ def test_a_goodbye_is_saved_in_the_turn_in_which_it_is_heard(tmp_path):
     path = tmp_path / "a.checkpoint"
     learner = Still(make_learner("a"), 1.0)
     engine = begin(Engine("a", learner, quick(save_every=1e9), checkpoint=path))
-    engine.turn([], [Online("b", "theirs", ("global",), heard=("global",))], 0.0, 1 << 20)
+    engine.turn([], [Online("b", "theirs", ("global",), incoming_models=("global",))], 0.0, 1 << 20)
     engine.train()
     (give,) = [m for m in engine.turn([], [], 1.0, 1 << 20) if m.receiver == "b"]
     assert load_checkpoint(path)["gossip"]["ledger"]["open"] != []
@@ -30,4 +30,4 @@ def test_goodbyes_that_are_kept_for_others_are_saved_too(tmp_path):
     engine.keep_goodbyes({"b": "a goodbye"})
     engine.turn([], [], 1.0, 1 << 20)
     again = Engine("a", Still(make_learner("a"), 1.0), quick(), checkpoint=path)
-    assert again.books.goodbyes == {"b": "a goodbye"}
+    assert again.history.goodbyes == {"b": "a goodbye"}

@@ -127,12 +127,12 @@ def test_apart_the_network_does_not_see_what_is_heard() -> None:
     own = network(5)
     store = MatchedStore(own, {}, trained=True)
     before = own.read("all").clone()
-    store.keep_apart()
+    store.start_staging()
     store.write("all", np.ones(len(before)))
-    assert store.apart
+    assert store.is_staging
     assert torch.equal(own.read("all"), before)
     np.testing.assert_array_equal(store.read("all"), 1.0)
-    assert store.put_in_order(learner(own)) == 0
+    assert store.match_cells(learner(own)) == 0
     np.testing.assert_array_equal(store.read("all"), before)
 
 
@@ -150,9 +150,9 @@ def test_an_aligned_newcomer_is_the_same_function_in_another_order() -> None:
     trainer.train(1)  # the same samples in the same order: the same function again
     reference.train(1)
     store = MatchedStore(own, {"all": Matching("align")}, trained=True)
-    store.keep_apart()
+    store.start_staging()
     store.write("all", theirs.read("all").numpy())
-    assert store.put_in_order(trainer) > 0
+    assert store.match_cells(trainer) > 0
     np.testing.assert_allclose(store.read("all"), theirs.read("all"), atol=1e-12)
     trainer.train(2)
     reference.train(2)  # momentum that stayed behind would lead them apart
@@ -173,9 +173,9 @@ def test_a_fused_newcomer_takes_its_cells_places_and_free_ones() -> None:
         own.module[0].weight[4:] *= 30
     store = MatchedStore(own, fuse("4-5-3", "4-9-3"), trained=True)
     before = own.flat.clone()
-    store.keep_apart()
+    store.start_staging()
     store.write("all", there.read("all"))
-    assert store.put_in_order(learner(own)) == 2
+    assert store.match_cells(learner(own)) == 2
     assert store.common is not None
     places = store.common.places["all"][1]
     assert places[:4].tolist() == [4, 2, 0, 1]

@@ -23,15 +23,15 @@ from gossamer.peer.outgoing import TRIES, Dispatch
 
 def test_the_room_fits_the_peers_own_models():
     values = 17_500_000  # 70 MB
-    reassembler = InboundLimits("a", {"global": values}, "float32").reassembler()
+    reassembler = InboundLimits("a", {"global": values}, "float32").make_reassembler()
     assert reassembler.add(next(Chunker("b", 16_000).split([bytes(4 * values)]))) is None
     assert reassembler.unfinished == 1
 
 
 def test_a_hub_has_room_for_a_message_of_each_of_its_neighbours():
     limits = InboundLimits("a", {"v": 10_000, "w": 10_000}, "float32")
-    reassembler = limits.reassembler()
-    limits.fit(reassembler, 200)
+    reassembler = limits.make_reassembler()
+    limits.adjust(reassembler, 200)
     chunks = [list(Chunker(f"p{n}", 30_000).split([bytes(40_000)])) for n in range(200)]
     for first, _ in chunks:
         assert reassembler.add(first) is None
@@ -57,10 +57,13 @@ def test_a_model_too_large_for_any_message_is_refused_by_name():
 
 def test_what_may_wait_grows_with_models_and_neighbours():
     small, large = (InboundLimits("a", {"v": size}, "float32") for size in (100, 10_000_000))
-    assert small.waiting(1) == small.waiting(8) == MIN_WAITING_BYTES
-    assert 160_000_000 <= large.waiting(1) < large.waiting(4) <= 500_000_000
-    assert large.waiting(10_000) == MAX_WAITING_BYTES
-    assert InboundLimits("a", {"v": 60_000_000}, "float32").waiting(10_000) >= 2 * 240_000_000
+    assert small.max_waiting_bytes(1) == small.max_waiting_bytes(8) == MIN_WAITING_BYTES
+    assert 160_000_000 <= large.max_waiting_bytes(1) < large.max_waiting_bytes(4) <= 500_000_000
+    assert large.max_waiting_bytes(10_000) == MAX_WAITING_BYTES
+    assert (
+        InboundLimits("a", {"v": 60_000_000}, "float32").max_waiting_bytes(10_000)
+        >= 2 * 240_000_000
+    )
 
 
 LARGE = InboundLimits("a", {"global": 1_000_000}, "float32")

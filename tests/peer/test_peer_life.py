@@ -241,7 +241,7 @@ def test_a_peer_out_of_touch_for_too_long_takes_a_new_session_by_itself(run, cap
         session, transport = start.engine("c").session, lone.transports[-1]
         start.nest.broker.disconnect(transport, transport.will)
         transport.lose("the cable was pulled")
-        lone.peer.link.in_touch -= 10 * start.nest.settings.lease
+        lone.peer.link.last_contact -= 10 * start.nest.settings.lease
         lost = start.engine("c").gossiper.account("global")
         await start.given_up("c")
         await transport.reconnect()

@@ -171,34 +171,36 @@ def test_a_newcomer_waits_for_every_model_and_survives_a_crash_meanwhile(tmp_pat
     first = newcomer(file)
     before = first.network.flat.clone()
     vectors = ["all", "group"]
-    x = Online("x", "sx", ("all", "group"), heard=("all", "group"), counts={"all": 1, "group": 1})
-    begin(first, found=False)
+    x = Online(
+        "x", "sx", ("all", "group"), incoming_models=("all", "group"), counts={"all": 1, "group": 1}
+    )
+    begin(first, as_founder=False)
     theirs = {v: first.network.read(v).numpy() + 0.1 for v in vectors}
     first.turn([], [x], 0.5, 10**6)
     give(first, "all", theirs["all"])
     first.turn([], [], 1.0, 10**6)
-    assert first.store.apart
+    assert first.store.is_staging
     assert first.gossiper.account("all").injected == 0
     assert first.view.waiting >= {"all", "group"}
     first.save()
 
     second = newcomer(file)
     assert second.restored
-    assert second.store.apart
+    assert second.store.is_staging
     assert torch.equal(second.network.flat, before)
     np.testing.assert_array_equal(second.store.read("all"), theirs["all"])
-    begin(second, found=False)
+    begin(second, as_founder=False)
     second.turn([], [x], 1.5, 10**6)
     give(second, "group", theirs["group"])
     second.turn([], [], 2.0, 10**6)
-    assert not second.store.apart
+    assert not second.store.is_staging
     for vector in vectors:
         account = second.gossiper.account(vector)
         assert (account.held, account.injected) == (2 * ONE, ONE)
         own = theirs[vector] - 0.1  # in order already: the mean of what it heard and what it knew
         np.testing.assert_allclose(second.store.read(vector), (own + theirs[vector]) / 2, rtol=1e-5)
     third = newcomer(file)
-    assert not third.store.apart
+    assert not third.store.is_staging
     assert third.gossiper.account("all").injected == ONE
 
 
@@ -206,7 +208,7 @@ def test_a_trained_peer_that_nobody_was_before_founds_the_swarm():
     engine = newcomer()
     before = engine.network.flat.clone()
     begin(engine)
-    assert not engine.store.apart
+    assert not engine.store.is_staging
     assert not engine.view.waiting
     assert torch.equal(engine.network.flat, before)
 
@@ -217,7 +219,7 @@ def test_a_founder_that_was_given_something_first_comes_as_a_newcomer():
     engine.gossiper.peer_online("x", "sx", ["all", "group"])
     give(engine, "all", engine.network.read("all").numpy())
     begin(engine)
-    assert engine.store.apart
+    assert engine.store.is_staging
     assert engine.gossiper.account("all").injected == 0
 
 
@@ -230,7 +232,7 @@ def test_a_fused_newcomer_adds_its_own_cells_and_nothing_else():
     other = make_learner("x", {"global": "4-6-2"}, layout="4=6=2")
     theirs = MatchedStore(other.network, matching).read("global")
     engine.gossiper.peer_online("x", "sx", ["global"])
-    begin(engine, found=False)
+    begin(engine, as_founder=False)
     give(engine, "global", theirs)
     engine.turn([], [], 1.0, 10**6)
     account = engine.gossiper.account("global")

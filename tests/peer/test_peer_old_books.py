@@ -73,7 +73,9 @@ def test_with_its_clock_set_back_a_peer_takes_a_new_session(tmp_path):
 
 def test_the_lease_counts_from_when_others_could_hear_of_it_not_from_the_last_save(tmp_path):
     one = one_life(tmp_path / "c", lease=600.0)
-    one.turn([], [], 0.0, 1 << 20, in_touch=one.in_touch - 700.0)  # trained and saved alone since
+    one.turn(
+        [], [], 0.0, 1 << 20, last_contact=one.last_contact - 700.0
+    )  # trained and saved alone since
     one.save()
     assert not next_life(tmp_path / "c", lease=600.0).restored
     assert next_life(tmp_path / "c", lease=900.0).restored
@@ -85,7 +87,7 @@ def test_a_restart_does_not_begin_the_lease_again(tmp_path):
     machine.ahead = 500.0
     two = next_life(tmp_path / "c", machine)
     assert two.restored
-    assert machine.uptime() - two.in_touch >= 500.0
+    assert machine.uptime() - two.last_contact >= 500.0
 
 
 def rejected(engine, *, by=("b",)) -> str:
@@ -98,7 +100,7 @@ def rejected(engine, *, by=("b",)) -> str:
             answer = (engine.name, engine.session, transfer.give.sequence, "gone")
             engine.gossiper.handle(Ack(vector, peer, f"{peer}-1", *answer), 1.0)
     engine.turn([], [], 1.0, 1 << 20)
-    return engine.view.rejected
+    return engine.view.rejection
 
 
 def test_one_neighbour_is_believed_after_a_restart_and_once_in_a_lease(tmp_path):
@@ -107,8 +109,8 @@ def test_one_neighbour_is_believed_after_a_restart_and_once_in_a_lease(tmp_path)
     assert rejected(one) == ""
     machine.ahead = 2 * one.settings.lease
     one.turn([], [], 2.0, 1 << 20, machine.uptime())
-    assert one.view.rejected == "b had given it up"
-    one.renew("its session was rejected")
+    assert one.view.rejection == "b had given it up"
+    one.start_new_session("its session was rejected")
     begin(one)
     assert rejected(one) == ""
     one.save()
@@ -122,7 +124,7 @@ def test_a_rejection_by_all_neighbours_is_believed_at_once(tmp_path):
 def test_lockstep_modes_cannot_renew_and_say_why(tmp_path):
     one = one_life(tmp_path / "c", mode="rounds")
     with pytest.raises(PeerError, match="must end its session: b had given it up, and rounds mode"):
-        one.renew("must end its session: b had given it up")
+        one.start_new_session("must end its session: b had given it up")
 
 
 def test_an_old_copy_of_a_checkpoint_is_found_out_and_counts_once(run, tmp_path, caplog):

@@ -107,7 +107,7 @@ def test_a_busy_peer_has_room_for_a_whole_message_but_not_for_everything(run):
     assert not run(flooded(room, pieces))
     empty = [b""] * MAX_PENDING
     assert run(flooded(room, [*pieces, *empty])) == {"busy": MAX_PIECES}
-    large = [bytes(room.waiting(0) // 2)] * 3
+    large = [bytes(room.max_waiting_bytes(0) // 2)] * 3
     assert run(flooded(room, large)) == {"busy": 1}
 
 

@@ -35,7 +35,7 @@ def come(r: Roster, session="s1", phase="training", now=0.0, fields=FIELDS, peer
 
 def online(peer: str, session: str, **more) -> Online:
     """A peer that shares the global model with us in both directions."""
-    return Online(peer, session, ("global",), heard=("global",), **more)
+    return Online(peer, session, ("global",), incoming_models=("global",), **more)
 
 
 def test_a_peer_counts_once_card_and_status_agree():

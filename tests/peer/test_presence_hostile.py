@@ -129,7 +129,7 @@ def test_what_cannot_be_read_is_counted_and_a_flood_does_not_flood_the_log(caplo
     assert roster.card("eve", CARD.encode()) == []
     status = Status("online", "s1", "training").encode()
     assert roster.status("eve", status, 0.0) == [
-        Online("eve", "s1", ("global",), heard=("global",))
+        Online("eve", "s1", ("global",), incoming_models=("global",))
     ]
 
 

@@ -248,8 +248,8 @@ def test_who_is_in_touch_without_a_new_round_says_so_in_its_file(tmp_path):
     engine = make_engine(tmp_path / "a", machine, EAGER, lease=600.0, save_every=10.0)
     before = (tmp_path / "a").read_bytes()
     machine.ahead += 100.0
-    engine.turn([], [], 0.0, ROOM, in_touch=machine.uptime())
+    engine.turn([], [], 0.0, ROOM, last_contact=machine.uptime())
     assert (tmp_path / "a").read_bytes() == before
     machine.ahead += 100.0
-    engine.turn([], [], 0.0, ROOM, in_touch=machine.uptime())
+    engine.turn([], [], 0.0, ROOM, last_contact=machine.uptime())
     assert (tmp_path / "a").read_bytes() != before
