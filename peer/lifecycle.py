@@ -476,7 +476,7 @@ class Peer:
             await link.publish_record({"training_loss": training.mean_loss})
         if number < last:
             return Event.AVERAGED
-        if busy := {*link.roster.training(), *link.roster.awaited()}:
+        if busy := {*link.roster.still_training(), *link.roster.offline_unfinished()}:
             _log.info(
                 "peer %s has trained all its rounds; it stays until these are through: %s",
                 self.name, ", ".join(sorted(busy)),

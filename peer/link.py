@@ -37,7 +37,7 @@ from .presence import (
     Phase,
     Roster,
     Status,
-    kept_goodbyes,
+    newest_goodbyes,
     read_card,
     read_status,
 )
@@ -83,7 +83,7 @@ class Link:
             neighbours=self.settings.neighbours, sources=self.settings.sources,
             lease=self.settings.lease, agree=self.agree, dropped=self.dropped,
         )  # fmt: skip
-        self.roster.remember(engine.gossiper.known_sessions(), self.machine.monotonic())
+        self.roster.restore_neighbours(engine.gossiper.known_sessions(), self.machine.monotonic())
         self.born = False
         """Whether the name is ours, and the others may know of us."""
         self.phase: Phase = "starting"
@@ -193,7 +193,7 @@ class Link:
         while True:
             await self._card_lost.wait()
             self._card_lost.clear()
-            while not self._own_card.stands:
+            while not self._own_card.is_intact:
                 async with self._speaking:
                     if self._in() and not self._name_taken():
                         _log.warning(
@@ -201,7 +201,7 @@ class Link:
                             self.name,
                         )
                         await self._publish_card()
-                await asyncio.sleep(self._own_card.pause(self.machine.monotonic()))
+                await asyncio.sleep(self._own_card.pause_after_restoring(self.machine.monotonic()))
 
     async def goodbye(self, status: Status) -> None:
         """Take back the card, and publish the last status."""
@@ -253,7 +253,7 @@ class Link:
             self.settings.lease, self.agree, self._starts, self.engine.former_goodbye, self._goodbyes,
         )  # fmt: skip
         signed = self.security.card(card.encode())
-        self._own_card.published(signed)
+        self._own_card.about_to_publish(signed)
         await self.transport.publish(self.topic("card"), signed, retain=True)
 
     async def _publish_status(self) -> None:
@@ -319,7 +319,7 @@ class Link:
         """
         found = {}
         for model in self.engine.entries:
-            counting, sharing = self.roster.counting(model)
+            counting, sharing = self.roster.count_members(model)
             if sharing:
                 found[model] = [counting + (model in self.view.counts), sharing + 1]
         return found
@@ -456,7 +456,7 @@ class Link:
     async def receive(self) -> None:
         """Sort what arrives: gossip waits for the next turn, cards and statuses go to the roster."""
         async for topic, payload, stored in self.transport.messages():
-            self.roster.heard_anything(self.machine.monotonic())
+            self.roster.note_delivery(self.machine.monotonic())
             try:
                 if topics.is_gossip(topic):
                     self._queue(topics.parse(topic), payload)
@@ -490,7 +490,7 @@ class Link:
     def _hear_own_topic(self, topic: str, payload: bytes) -> None:
         """Look after our card and status at the broker, without which nobody who comes later finds us."""
         if topic == self.topic("card"):
-            if self._own_card.hear(payload):
+            if self._own_card.receive(payload):
                 self._card_lost.set()
         elif topic == self.topic("status") and not payload and self.born:
             self._status_due.set()
@@ -505,25 +505,27 @@ class Link:
                     card = read_card(each.body)
                     if own and card is not None:
                         self.card_generation = max(self.card_generation, card.generation)
-                    self._events += self.roster.card(each.peer, each.body)
+                    self._events += self.roster.receive_card(each.peer, each.body)
                     if not own and card is not None:
                         self._take_kept_goodbyes(card)
                 case "status":
                     if own:
                         self._hear_own_status(each.body)
                     now = self.machine.monotonic()
-                    self._events += self.roster.status(each.peer, each.body, now, stored=stored)
+                    self._events += self.roster.receive_status(
+                        each.peer, each.body, now, stored=stored
+                    )
                 case "death":
                     if own:
                         self._hear_own_death(each.body)
-                    self._events += self.roster.death(each.peer, each.body)
+                    self._events += self.roster.receive_death(each.peer, each.body)
                 case "out" if own:
                     raise PeerError(
                         f"peer {self.name}: may take part no longer, its invitation was revoked or has "
                         "expired; ask the swarm's owner"
                     )
                 case "out":
-                    self._events += self.roster.expel(each.peer)
+                    self._events += self.roster.remove(each.peer)
                 case "reissue-card" | "reissue-status":
                     # It is old, shows another key, or was refused.
                     self._card_due |= each.kind == "reissue-card"
@@ -535,12 +537,12 @@ class Link:
     def _keep_goodbye(self, topic: str, payload: bytes) -> None:
         """Put a goodbye on our card that concerns a peer who is away: the broker may forget it until then."""
         where = topics.parse(topic)
-        if where.kind != "status" or not self.roster.was_missed(where.peer):
+        if where.kind != "status" or not self.roster.goodbye_was_missed(where.peer):
             return
         text = b64encode(payload).decode()
         if self._goodbyes.get(where.peer) != text:
             others = {peer: each for peer, each in self._goodbyes.items() if peer != where.peer}
-            self._goodbyes = kept_goodbyes({**others, where.peer: text})
+            self._goodbyes = newest_goodbyes({**others, where.peer: text})
             self._goodbyes_due = self._card_due = True
             self._status_due.set()
 
@@ -551,7 +553,7 @@ class Link:
                 topic = str(topics.Topic(self.settings.swarm, peer, "status"))
                 for each in self.security.hear(topic, b64decode(text, validate=True)):
                     if each.kind == "status" and each.peer == peer:
-                        self._events += self.roster.kept_goodbye(peer, each.body)
+                        self._events += self.roster.receive_kept_goodbye(peer, each.body)
 
     def _hear_own_status(self, payload: bytes) -> None:
         """Learn from our own status topic whether somebody else has our name."""

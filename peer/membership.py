@@ -152,7 +152,7 @@ async def _wait_for_expected(link: Link) -> None:
     # Who returns to a swarm that trains finds there whoever is left; lockstep modes start together.
     returning = link.engine.returning and (link.engine.restored or settings.mode == "async")
     expected = set() if returning else set(settings.expect) - {link.name}
-    while missing := sorted(expected - link.roster.met()):
+    while missing := sorted(expected - link.roster.online_with_card()):
         _refuse_mismatch(link)  # it may have come, found that out, and left again
         now = link.machine.monotonic()
         if now - began > settings.start_timeout:
@@ -247,7 +247,7 @@ def _refuse_mismatch(link: Link) -> None:
     """Of two peers that cannot average a model, the one that came later gives up; where they expect
     each other, both do."""
     for (other, _), difference in link.roster.mismatches.items():
-        since = link.roster.since(other)
+        since = link.roster.session_start(other)
         came_first = since is not None and (since, other) < (link.since, link.name)
         if came_first or other in link.settings.expect:
             raise PeerError(f"peer {link.name}: cannot average with peer {other}: {difference}")
@@ -316,7 +316,7 @@ class Settling:
             )  # fmt: skip
         while link.view.open_transfers or not self._all_done():
             if self._now() >= deadline:
-                others = ", ".join(sorted(link.roster.awaited()))
+                others = ", ".join(sorted(link.roster.offline_unfinished()))
                 _log.warning(
                     "peer %s: stops waiting for %s; transfers that are still open (%d) are taken back",
                     link.name, others or "the others", link.view.open_transfers,
@@ -334,7 +334,7 @@ class Settling:
             link.wake()
             await link.next_turn()
             # Those who still train have better things to do than to hear from us all the time.
-            busy = bool(link.roster.training())
+            busy = bool(link.roster.still_training())
             if busy:
                 self._deadline = self._now() + self._settings.settle_timeout
             await asyncio.sleep(10 * tick if busy else tick / 5)
@@ -347,7 +347,7 @@ class Settling:
         link = self._link
         if link.view.waiting:
             return False  # first our own weight must count
-        if link.roster.training():
+        if link.roster.still_training():
             return False
         return not link.roster.online() or await self._agrees(self._settings.settle_tolerance)
 
@@ -367,7 +367,10 @@ class Settling:
     def _all_done(self) -> bool:
         """Return whether nobody is left to wait for; an offline peer may come back to finish its training."""
         roster = self._link.roster
-        return all(s.phase == "done" for s in roster.online().values()) and not roster.awaited()
+        return (
+            all(s.phase == "done" for s in roster.online().values())
+            and not roster.offline_unfinished()
+        )
 
 
 async def hand_over(link: Link) -> None:

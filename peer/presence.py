@@ -1,11 +1,12 @@
-"""Who is there: the cards and statuses that peers publish, and what follows from those of others. No IO.
+"""Presence: the cards and statuses that peers publish, and a roster of the other peers. No IO.
 
-A peer publishes a *card* (what it averages, and on which terms) and a *status* (whether it is there, its
-session, and how far it is), both retained. Its last will turns the status to offline. The roster reads the
-others' and says, as events, what the gossiper must know; every change is logged in one line with its cause.
+A peer publishes two retained messages: a *card* (its partial models, and the settings that must be the same
+on all peers) and a *status* (whether it is online, its session, and its phase). Its last will sets the status
+to offline. The roster reads the other peers' cards and statuses and turns them into events for the engine;
+each change is logged in one line with its cause.
 
-Whoever reaches the broker can publish what they like under any name. So nothing is converted here, only
-checked: what does not have the very form that `encode` writes is neither a card nor a status.
+Every client of the broker can publish anything under any name. Therefore payloads are validated strictly:
+only the exact form that `encode` writes is accepted as a card or a status.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ Statement = list[list[Any]]
 T = TypeVar("T", "Card", "Status")
 
 MAX_KEPT_BYTES = 32 << 10
-"""Bytes of others' goodbyes on a card. The newest are kept: each is of use for one lease of who missed it."""
+"""Most bytes of other peers' goodbyes on one card. The newest are kept: a goodbye is useful only until the
+leases of the peers that missed it have expired."""
 
 MAX_GENERATION = 1 << 31
-"""Nobody is replaced more often; a larger number is a forgery that would lock the name for ever."""
+"""Highest generation accepted: a forged card with a larger one would block its name for ever."""
 
 
-def kept_goodbyes(goodbyes: dict[str, str]) -> dict[str, str]:
-    """Return the newest of these, the last ones, that a card has room for."""
+def newest_goodbyes(goodbyes: dict[str, str]) -> dict[str, str]:
+    """Return the last, which are the newest, of these goodbyes, up to MAX_KEPT_BYTES in all."""
     kept, total = dict[str, str](), 0
     for peer, text in reversed(goodbyes.items()):
         total += len(text)
@@ -55,7 +57,7 @@ def kept_goodbyes(goodbyes: dict[str, str]) -> dict[str, str]:
 def _rows(is_row: Callable[[Any], bool]) -> AfterValidator:
     def check(rows: Statement) -> Statement:
         if not all(map(is_row, rows)):
-            raise ValueError("not a row of the books")
+            raise ValueError("not a row of a statement")
         return rows
 
     return AfterValidator(check)
@@ -65,7 +67,7 @@ def _printable(text: str) -> str:
     return "".join(filter(str.isprintable, text[:200]))
 
 
-# A session stands in every message to its peer: it must be a name. A reason is logged.
+# A session is part of every message to its peer, so it must be a valid name. A reason is only logged.
 Session = Annotated[str, AfterValidator(partial(check_name, "session"))]
 Reason = Annotated[str, AfterValidator(_printable)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -77,10 +79,10 @@ Reclaimed = Annotated[Statement, _rows(is_reclaimed)]
 
 @dataclass(frozen=True)
 class Goodbye:
-    """The last words of a session, in the books' own rows.
+    """The transfers that a session reported when it ended, in rows of its ledger.
 
-    statement: what became of the last transfer from each sender.
-    reclaimed: transfers that the peer took back without their receivers' word.
+    statement: for each sender and partial model the last transfer, and whether it was credited.
+    reclaimed: transfers that the peer took back although their receivers had not declined them.
     """
 
     session: Session
@@ -88,23 +90,23 @@ class Goodbye:
     reclaimed: Reclaimed
 
     def names(self, peer: str) -> bool:
-        """Return whether it concerns a peer's transfers."""
+        """Return whether this goodbye reports transfers from or to a peer."""
         return any(row[0] == peer for row in (*self.statement, *self.reclaimed))
 
 
 @dataclass(frozen=True)
 class Card:
-    """What others must know of a peer to average with it, the same for a whole session.
+    """What other peers must know of a peer to average with it. It stays the same for a whole session.
 
-    since: when the session began, by the peer's wall clock; the order in which waiting peers may found.
-    models: for every partial model the fields that it is made of.
-    generation: how often a device of this name was replaced by another one; the highest is the real one.
-    lease: seconds after which this peer, once offline, is to be given up.
+    since: when the session began, by the peer's wall clock; of several waiting peers the earliest founds.
+    models: for each partial model, the names, shapes and dtypes of the parameters in its vector.
+    generation: 1, and one more for each device that replaced another under this name; the highest is valid.
+    lease: seconds after which other peers give this peer up when it is offline.
     agree: settings that must be the same on all peers, by name.
-    starts: for every partial model a digest of the values that the session began with.
+    starts: for each partial model, a digest of the values that the session began with.
     former: the goodbye of the device's last session, which this session's status has replaced at the broker.
-    goodbyes: what peers that have left published last, by name, in base64: for neighbours of theirs that
-        were away, because a broker that restarts may forget it.
+    goodbyes: the last statuses of peers that have left, by name, in base64. They are for neighbours that
+        were offline then, because a broker that restarts may lose its retained messages.
     """
 
     session: Session
@@ -116,7 +118,9 @@ class Card:
     agree: dict[str, str] = field(default_factory=dict)
     starts: dict[str, str] = field(default_factory=dict)
     former: Goodbye | None = None
-    goodbyes: Annotated[dict[str, str], AfterValidator(kept_goodbyes)] = field(default_factory=dict)
+    goodbyes: Annotated[dict[str, str], AfterValidator(newest_goodbyes)] = field(
+        default_factory=dict
+    )
 
     def encode(self) -> bytes:
         """Return the card as JSON."""
@@ -127,12 +131,11 @@ class Card:
 
 @dataclass(frozen=True)
 class Status:
-    """Whether a peer is there, and how far it is.
+    """Whether a peer is online, and its phase. A *goodbye* is a status with the state "left".
 
-    statement: with "left": what became of the last transfer from each sender.
-    leaving: still online, but about to go: it takes no mass any more.
-    counts: the partial models in which the peer's own weight counts, and for how many rounds it has.
-    reclaimed: with "left": transfers that the peer took back without their receivers' word.
+    statement, reclaimed: only in a goodbye; see Goodbye.
+    leaving: the peer is online but about to leave, and accepts no more mass.
+    counts: the partial models in which the peer's own weight counts, and for how many rounds it has counted.
     """
 
     state: State
@@ -151,86 +154,90 @@ class Status:
 
 
 def read_card(payload: bytes) -> Card | None:
-    """Return the card in a payload; None if there is none in it, whatever else is."""
+    """Return the card in a payload; None if the payload is not a valid card."""
     return _read(_CARD, Card, payload)
 
 
 def read_status(payload: bytes) -> Status | None:
-    """Return the status in a payload; None if there is none in it, whatever else is."""
+    """Return the status in a payload; None if the payload is not a valid status."""
     return _read(_STATUS, Status, payload)
 
 
 _CARD, _STATUS = TypeAdapter(Card), TypeAdapter(Status)
 
 
-def _read(adapter: TypeAdapter[T], kind: type[T], payload: bytes) -> T | None:
+def _read(adapter: TypeAdapter[T], message_type: type[T], payload: bytes) -> T | None:
     try:
-        news = adapter.validate_json(payload, strict=True)
+        message = adapter.validate_json(payload, strict=True)
     except ValidationError:
         return None
-    return news if {each.name for each in fields(kind)} <= json.loads(payload).keys() else None
+    names = {each.name for each in fields(message_type)}
+    return message if names <= json.loads(payload).keys() else None
 
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
-"""Seconds after a card was put back before it is put back once more. They double each time, and start
-over once the card was left in peace for the longest of them."""
+"""Seconds between two publications of a card that other clients keep overwriting: the pause doubles from the
+first to the longest. It starts again with the first once the card has stayed intact for the longest."""
 
 
 class OwnCard:
-    """What is heard on our own card topic, compared with what we published there."""
+    """Compares what the broker delivers on our own card topic with the card that we published."""
 
     def __init__(self) -> None:
-        self.stands = True
-        """Whether what was last heard there is ours. True too before we have published anything."""
-        self._newest = self._before = b""
-        self._pause, self._restored = 0.0, -inf
+        self.is_intact = True
+        """Whether the last delivered card is ours; also True before we have published one."""
+        self._current = self._previous = b""
+        self._pause, self._restored_at = 0.0, -inf
 
-    def published(self, payload: bytes) -> None:
-        """Note what we are about to publish. The one before it is ours too: a reconnection hears it."""
-        if payload != self._newest:
-            self._newest, self._before = payload, self._newest
+    def about_to_publish(self, payload: bytes) -> None:
+        """Note the card to be published next. The previous one may still be delivered when we reconnect."""
+        if payload != self._current:
+            self._current, self._previous = payload, self._current
 
-    def hear(self, payload: bytes) -> bool:
-        """Take in what came on the topic; whether the card has just been lost.
+    def receive(self, payload: bytes) -> bool:
+        """Check a delivered payload; return True if it shows that our card has just been overwritten.
 
-        Once the newest was heard, the one before it is a loss too: its exchange key may be out of use.
+        Once the current card was delivered, the previous one counts as overwriting it: it may contain an
+        exchange key that is no longer used.
         """
-        stood = self.stands
-        self.stands = not self._newest or (
-            bool(payload) and payload in (self._newest, self._before)
+        was_intact = self.is_intact
+        self.is_intact = not self._current or (
+            bool(payload) and payload in (self._current, self._previous)
         )
-        if payload == self._newest:
-            self._before = b""
-        return stood and not self.stands
+        if payload == self._current:
+            self._previous = b""
+        return was_intact and not self.is_intact
 
-    def pause(self, now: float) -> float:
-        """Note that the card was put back; for how many seconds to leave it at that."""
-        calm = now - self._restored > self._pause + LONGEST_PAUSE
-        self._pause = FIRST_PAUSE if calm else min(2 * self._pause, LONGEST_PAUSE)
-        self._restored = now
+    def pause_after_restoring(self, now: float) -> float:
+        """Note that the card was published again; return how many seconds to wait before the next time."""
+        stayed_intact = now - self._restored_at > self._pause + LONGEST_PAUSE
+        self._pause = FIRST_PAUSE if stayed_intact else min(2 * self._pause, LONGEST_PAUSE)
+        self._restored_at = now
         return self._pause
 
 
 RETURN_GRACE = 30.0
-"""Seconds that a peer has to come back after we did; twice the longest wait between its attempts."""
+"""Seconds after our own reconnection within which another peer must reconnect too; twice the longest pause
+between its attempts."""
 
 STATUSES_PER_LEASE = 4
-"""How often in a lease a peer says that it is there. A retained status alone proves nothing: the last will of
-a peer that died while the broker was down is never published."""
+"""How many times per lease a peer publishes its status. A retained status does not prove that its peer is
+alive: if a peer dies while the broker is down, its last will is never published."""
 
 LEASE_MARGIN = 1.25
-"""How many leases a peer is offline before others give it up: it gives itself up after one, so it never
-believes that it is still in when the others do not."""
+"""Number of leases after which other peers give up an offline peer. The peer itself ends its session after
+one lease, so it never continues a session that the others have given up."""
 
 
 @dataclass(frozen=True)
 class Online:
     """A peer can be reached.
 
-    models: the partial models that may be pushed to it. heard: those that it may push to us.
-    counts: the models in which its own weight counts, and for how many rounds.
+    models: the partial models that we may push to it. incoming_models: those that it may push to us.
+    counts: the models in which its own weight counts, and for how many rounds it has counted.
     since, starts: as on its card.
-    is_live: whether it spoke since we are connected; a status that the broker had stored proves little.
+    is_live: whether it has published a status since we connected; a retained status does not prove that the
+        peer is alive.
     """
 
     peer: str
@@ -253,9 +260,9 @@ class Offline:
 
 @dataclass(frozen=True)
 class Gone:
-    """A session is gone for good.
+    """A session has ended and never continues.
 
-    statement: what it had credited, if it said goodbye. reclaimed: what it took back without asking.
+    statement, reclaimed: as in its goodbye; statement is None if it ended without one.
     """
 
     peer: str
@@ -269,23 +276,25 @@ Event = Online | Offline | Gone
 
 @dataclass
 class _Entry:
+    """One other peer in the roster. Times are of the monotonic clock."""
+
     card: Card | None = None
     status: Status | None = None
     offline_since: float | None = None
-    doubted_since: float | None = None
-    """Since when we are back at the broker without having heard of the peer again."""
-    announced: str | None = None
-    """The session that the gossiper knows of."""
-    former: str | None = None
+    unconfirmed_since: float | None = None
+    """When we reconnected to the broker, if no status of the peer was delivered since then."""
+    announced_session: str | None = None
+    """The session that was announced to the engine with an Online event."""
+    former_session: str | None = None
     """The session that was announced before this one."""
-    dead: str | None = None
-    """The session of which a death notice was last read."""
-    heard: float = -inf
-    """When its status was last heard."""
+    dead_session: str | None = None
+    """The session that the last death notice names."""
+    last_status: float = -inf
+    """When the peer's status was last delivered."""
     is_live: bool = False
-    """Whether it published one since we are connected; else the broker had stored what we heard."""
+    """Whether the peer has published a status since we connected; else only a retained one was delivered."""
     phase: Phase = "starting"
-    """How far it was when it was last online."""
+    """The peer's phase when it was last online."""
 
     @property
     def is_online(self) -> bool:
@@ -293,14 +302,14 @@ class _Entry:
 
 
 class Roster:
-    """What one peer knows of the others.
+    """The other peers of the swarm, from the cards, statuses and death notices that the broker delivers.
 
-    models: this peer's own partial models and their fields, to compare with the others'.
-    neighbours: only these peers are pushed to; None pushes to all that share a model.
-    sources: only these push to us; None for the neighbours.
-    lease: seconds after which an offline peer is given up whose card, which says so, is not known.
+    models: this peer's own partial models and their fields, to compare with those of other peers.
+    neighbours: the peers to push to; None for all peers that share a model.
+    sources: the peers that push to us; None if they are the neighbours.
+    lease: seconds after which an offline peer is given up if its card, which has its own lease, is missing.
     agree: settings that must be the same on all peers, as on our own card.
-    dropped: where to count what cannot be read.
+    dropped: counter of invalid payloads.
     """
 
     def __init__(
@@ -323,20 +332,20 @@ class Roster:
         self._entries: dict[str, _Entry] = {}
         self._connected_since = -inf
         self._last_message = inf
-        """When the broker last delivered anything; infinity before `heard_anything` was first called."""
+        """When the broker last delivered anything; infinity before `note_delivery` was first called."""
         self.mismatches: dict[tuple[str, str], str] = {}
-        """(peer, partial model or setting) → on what we differ, in words."""
+        """(peer, partial model or setting) → the difference between that peer and us, as text."""
 
-    def remember(self, sessions: Mapping[str, str], now: float) -> None:
-        """Take over the neighbours of a former process, as offline: they come back or are given up."""
+    def restore_neighbours(self, sessions: Mapping[str, str], now: float) -> None:
+        """Add the neighbours of a former process as offline; later they come online or are given up."""
         for peer, session in sessions.items():
             entry = self._entry(peer)
-            entry.announced, entry.offline_since, entry.heard = session, now, now
+            entry.announced_session, entry.offline_since, entry.last_status = session, now, now
 
-    # --- what is heard --------------------------------------------------------------------------
+    # --- what the broker delivers ---------------------------------------------------------------
 
-    def card(self, peer: str, payload: bytes) -> list[Event]:
-        """Take in a card; an empty payload clears it."""
+    def receive_card(self, peer: str, payload: bytes) -> list[Event]:
+        """Process a card and return the events; an empty payload, which clears the topic, has no effect."""
         if peer == self.peer or not payload:
             return []
         card = read_card(payload)
@@ -348,10 +357,12 @@ class Roster:
         entry.card = card
         return self._announce(peer)
 
-    def status(self, peer: str, payload: bytes, now: float, *, stored: bool = False) -> list[Event]:
-        """Take in a status.
+    def receive_status(
+        self, peer: str, payload: bytes, now: float, *, stored: bool = False
+    ) -> list[Event]:
+        """Process a status and return the events.
 
-        stored: the broker kept it from before we subscribed.
+        stored: it is a retained message from before we subscribed.
         """
         if peer == self.peer or not payload:
             return []
@@ -361,25 +372,27 @@ class Roster:
         entry = self._entry(peer)
         before = entry.status
         if _is_late(status, before, entry) or _is_replaced(status, entry):
-            return []  # and no sign of life: a living peer contradicts it
-        entry.doubted_since, entry.heard, entry.status = None, now, status
+            return []  # it does not prove that the peer is alive: a live peer publishes a newer one
+        entry.unconfirmed_since, entry.last_status, entry.status = None, now, status
         entry.is_live = entry.is_live or not stored
         if status.state == "online":
-            if entry.offline_since is not None and entry.announced == status.session:
-                # After a restart of our own it is we who were away.
-                _log.info("peer %s is %s", peer, "still there" if before is None else "back")
+            if entry.offline_since is not None and entry.announced_session == status.session:
+                # Without a former status it was our own process that restarted.
+                _log.info(
+                    "peer %s is %s", peer, "still online" if before is None else "back online"
+                )
             entry.offline_since, entry.phase = None, status.phase
             return self._announce(peer)
         if status.state == "left":
             return self._left(peer, entry, status)
         if entry.offline_since is None:
             entry.offline_since = now
-            if entry.announced is not None:
+            if entry.announced_session is not None:
                 _log.info("peer %s is offline: %s", peer, status.reason or "connection lost")
-        return [Offline(peer)] if entry.announced is not None else []
+        return [Offline(peer)] if entry.announced_session is not None else []
 
-    def death(self, peer: str, payload: bytes) -> list[Event]:
-        """Take in a death notice: the session it names never comes back."""
+    def receive_death(self, peer: str, payload: bytes) -> list[Event]:
+        """Process a death notice, published by an operator: the session in it never comes back."""
         if peer == self.peer or not payload:
             return []
         try:
@@ -387,8 +400,8 @@ class Roster:
         except TrustError:
             return self._unreadable(peer, "death notice")
         entry = self._entry(peer)
-        entry.dead = notice.session
-        if entry.announced != notice.session:
+        entry.dead_session = notice.session
+        if entry.announced_session != notice.session:
             return []
         by = f" by {notice.by}" if notice.by else ""
         _log.warning(
@@ -397,117 +410,122 @@ class Roster:
         return self._give_up(peer, entry)
 
     def _left(self, peer: str, entry: _Entry, status: Status) -> list[Event]:
-        known, entry.announced, entry.offline_since = entry.announced, None, None
-        if known is None:
-            return self._settled(peer, status)
+        session, entry.announced_session, entry.offline_since = entry.announced_session, None, None
+        if session is None:
+            return self._gone_if_concerned(peer, status)
         goodbye = Gone(peer, status.session, status.statement, status.reclaimed)
-        _log.info("peer %s left: %s", peer, status.reason or "it said goodbye")
-        # It may have come back and left while we were away: the session we know will never answer.
-        return [goodbye] if known == status.session else [Gone(peer, known, None), goodbye]
+        _log.info("peer %s left: %s", peer, status.reason or "no reason given")
+        # The goodbye may be of a later session, while we were offline: then the announced one ended too.
+        return [goodbye] if session == status.session else [Gone(peer, session, None), goodbye]
 
-    def kept_goodbye(self, peer: str, payload: bytes) -> list[Event]:
-        """Take in a goodbye that another peer has kept for those who were away when it was said."""
+    def receive_kept_goodbye(self, peer: str, payload: bytes) -> list[Event]:
+        """Process a goodbye that another peer has kept on its card for peers that were offline."""
         status = read_status(payload)
         if peer == self.peer or status is None or status.state != "left":
             return []
         entry = self._entry(peer)
-        if entry.announced == status.session:
+        if entry.announced_session == status.session:
             entry.status = status
             return self._left(peer, entry, status)
-        # It may be online again, in a session of which this says nothing.
-        return self._settled(peer, status)
+        # The peer may be online again in a newer session: keep its status, and only settle transfers.
+        return self._gone_if_concerned(peer, status)
 
-    def was_missed(self, peer: str) -> bool:
-        """Return whether a peer has left with a goodbye that somebody whom it concerns did not hear."""
+    def goodbye_was_missed(self, peer: str) -> bool:
+        """Return whether a peer has left with a goodbye that a peer concerned by it may have missed."""
         entry = self._entries.get(peer)
         if entry is None or entry.status is None or entry.status.state != "left":
             return False
         status = entry.status
-        away = {
-            name for name, other in self._entries.items() if other.announced and not other.is_online
+        offline = {
+            name
+            for name, other in self._entries.items()
+            if other.announced_session and not other.is_online
         }
-        # What is taken back may concern peers that seem to be online and are cut off.
-        return bool(status.reclaimed) or any(row[0] in away for row in status.statement)
+        # A receiver of a reclaimed transfer may seem online although it has lost its connection.
+        return bool(status.reclaimed) or any(row[0] in offline for row in status.statement)
 
-    def expel(self, peer: str) -> list[Event]:
-        """Forget a peer that may take part no longer; its session is gone, whatever it says."""
+    def remove(self, peer: str) -> list[Event]:
+        """Remove a peer whose invitation was revoked or has expired, and end its session."""
         entry = self._entries.pop(peer, None)
-        if entry is None or entry.announced is None:
+        if entry is None or entry.announced_session is None:
             return []
-        return [Gone(peer, entry.announced, None)]
+        return [Gone(peer, entry.announced_session, None)]
 
     def reconnected(self, now: float, since: float) -> None:
-        """Doubt everybody: a broker that restarted has forgotten who left or died meanwhile.
+        """Mark peers as unconfirmed after our own reconnection: they may have left or died meanwhile.
 
-        Not those heard of over the new connection, which began at `since`: they were there before we
-        were through with our own return.
+        Peers with a status delivered over the new connection, which began at `since`, are confirmed already.
         """
         self._connected_since = now
         for entry in self._entries.values():
-            entry.is_live = entry.is_live and entry.heard >= since
-            if entry.announced and entry.offline_since is None and entry.heard < since:
-                entry.doubted_since = now
+            entry.is_live = entry.is_live and entry.last_status >= since
+            if (
+                entry.announced_session
+                and entry.offline_since is None
+                and entry.last_status < since
+            ):
+                entry.unconfirmed_since = now
 
-    def heard_anything(self, now: float) -> None:
-        """Note that the broker delivered a message, whatever it was: the connection works."""
+    def note_delivery(self, now: float) -> None:
+        """Note that the broker delivered a message, which proves that our connection works."""
         self._last_message = now
 
     def tick(self, now: float, *, connected: bool = True) -> list[Event]:
-        """Note who did not come back with the broker, and give up peers whose lease is over.
+        """Set peers offline that did not reconnect after the broker did; give up peers whose lease is over.
 
-        connected: whether we could have heard of them.
+        connected: whether we are connected to the broker, so that statuses could be delivered.
         """
         events: list[Event] = []
         for peer, entry in self._entries.items():
-            doubted = entry.doubted_since
-            if doubted is not None and now - doubted > RETURN_GRACE and entry.status is not None:
-                _log.warning("peer %s is offline: it did not come back with the broker", peer)
+            since = entry.unconfirmed_since
+            if since is not None and now - since > RETURN_GRACE and entry.status is not None:
+                _log.warning("peer %s is offline: it did not reconnect after the broker did", peer)
                 entry.status = replace(entry.status, state="offline")
-                entry.offline_since, entry.doubted_since = doubted, None
+                entry.offline_since, entry.unconfirmed_since = since, None
                 events.append(Offline(peer))
         for peer, entry in self._entries.items():
-            since, known = entry.offline_since, entry.announced
+            since, session = entry.offline_since, entry.announced_session
             lease = self._lease if entry.card is None else entry.card.lease
             if since is None and connected:
-                # It says that it is there several times per lease; its last will may have been lost.
-                since = max(entry.heard, self._connected_since)
-            # While nothing at all is heard, our own connection may be dead and not know it yet.
+                # A live peer publishes its status several times per lease; a last will can get lost.
+                since = max(entry.last_status, self._connected_since)
+            # While nothing at all is delivered, our own connection may be dead without our noticing.
             until = min(now, self._last_message)
-            if since is not None and known is not None and until - since > LEASE_MARGIN * lease:
+            if since is not None and session is not None and until - since > LEASE_MARGIN * lease:
                 _log.warning(
-                    "peer %s is given up: not heard of for %.0f s, its lease is %g s",
+                    "peer %s is given up: no status for %.0f s, its lease is %g s",
                     peer, until - since, lease,
                 )  # fmt: skip
                 events += self._give_up(peer, entry)
         return events
 
-    # --- what is known --------------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------------
 
     def online(self) -> dict[str, Status]:
         """Return the peers that are online and share a model with us, with their statuses."""
         return {
             peer: entry.status
             for peer, entry in self._entries.items()
-            if entry.announced and entry.is_online and entry.status
+            if entry.announced_session and entry.is_online and entry.status
         }
 
-    def training(self) -> list[str]:
-        """Return the peers that are online and have training before them."""
+    def still_training(self) -> list[str]:
+        """Return the peers that are online and have not finished training."""
         busy = ("starting", "training")
         return [peer for peer, status in self.online().items() if status.phase in busy]
 
-    def awaited(self) -> list[str]:
-        """Return the peers that are offline, not given up yet, and were not done when last heard of."""
+    def offline_unfinished(self) -> list[str]:
+        """Return the peers that are offline but not given up, and were not done when last online."""
         return [
             peer
             for peer, entry in self._entries.items()
-            if entry.announced
+            if entry.announced_session
             and (entry.status is None or entry.status.state == "offline")
             and entry.phase != "done"
         ]
 
-    def met(self) -> set[str]:
-        """Return the peers that are online and have shown the card of their session."""
+    def online_with_card(self) -> set[str]:
+        """Return the peers that are online and have published the card of their session."""
         return {
             peer
             for peer, entry in self._entries.items()
@@ -517,27 +535,27 @@ class Roster:
             and entry.card.session == entry.status.session
         }
 
-    def since(self, peer: str) -> float | None:
+    def session_start(self, peer: str) -> float | None:
         """Return when the session on a peer's card began; None if no card is known."""
         entry = self._entries.get(peer)
         return None if entry is None or entry.card is None else entry.card.since
 
-    def counting(self, model: str) -> tuple[int, int]:
-        """Return how many of the others' weights count in a partial model, and how many others share it."""
+    def count_members(self, model: str) -> tuple[int, int]:
+        """Return how many other peers count in a partial model, and how many other peers share it."""
         sharing = [
             entry
             for entry in self._entries.values()
-            if entry.announced and entry.card is not None and model in entry.card.models
+            if entry.announced_session and entry.card is not None and model in entry.card.models
         ]
         counting = [e for e in sharing if e.status is not None and model in e.status.counts]
         return len(counting), len(sharing)
 
-    # --- insides --------------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------
 
-    def _settled(self, peer: str, status: Status) -> list[Event]:
-        """Return a goodbye of a session that is not announced, if it settles transfers of ours.
+    def _gone_if_concerned(self, peer: str, status: Status) -> list[Event]:
+        """Return the end of a session that is not announced, if its goodbye reports transfers of ours.
 
-        The peer may have taken back what we credited, or have credited what we took back.
+        The peer may have taken back a transfer that we credited, or credited one that we took back.
         """
         goodbye = Goodbye(status.session, status.statement, status.reclaimed)
         if not goodbye.names(self.peer):
@@ -545,19 +563,20 @@ class Roster:
         return [Gone(peer, status.session, status.statement, status.reclaimed)]
 
     def _give_up(self, peer: str, entry: _Entry) -> list[Event]:
-        known, entry.announced, entry.offline_since = entry.announced, None, None
-        assert known is not None
-        entry.former = known
-        return [Gone(peer, known, None)]
+        session, entry.announced_session, entry.offline_since = entry.announced_session, None, None
+        assert session is not None
+        entry.former_session = session
+        return [Gone(peer, session, None)]
 
-    def _unreadable(self, peer: str, what: str) -> list[Event]:
-        cause = f"unreadable-{what.replace(' ', '-')}"
+    def _unreadable(self, peer: str, message: str) -> list[Event]:
+        """Count a card, status or death notice that is not valid."""
+        cause = f"unreadable-{message.replace(' ', '-')}"
         self.dropped[cause] += 1
         count = self.dropped[cause]
         if is_milestone(count):
             _log.warning(
                 "peer %s published a %s that cannot be read; it is ignored (%d so far)",
-                peer, what, count,
+                peer, message, count,
             )  # fmt: skip
         return []
 
@@ -565,38 +584,38 @@ class Roster:
         return self._entries.setdefault(peer, _Entry())
 
     def _announce(self, peer: str) -> list[Event]:
-        """Announce a peer once its card and its status speak of the same session."""
+        """Return the events that announce a peer, once its card and its status are of the same session."""
         entry = self._entry(peer)
         card, status = entry.card, entry.status
         if card is None or status is None or status.state != "online":
             return []
-        if card.session != status.session or entry.dead == status.session:
+        if card.session != status.session or entry.dead_session == status.session:
             return []
         events: list[Event] = []
-        former, known = card.former, entry.announced
-        if known is None:
+        former, announced = card.former, entry.announced_session
+        if announced is None:
             _log.info("peer %s is online", peer)
-        elif known != status.session:
-            _log.info("peer %s has a new session: its old one is gone", peer)
-            if former is None or former.session != known:
-                events.append(Gone(peer, known, None))
-            entry.former = known
-        # A goodbye that this status has replaced at the broker may be news to us.
-        news = former is not None and (former.session == known or former.names(self.peer))
-        if former is not None and news and known != status.session:
+        elif announced != status.session:
+            _log.info("peer %s has a new session; its former session has ended", peer)
+            if former is None or former.session != announced:
+                events.append(Gone(peer, announced, None))
+            entry.former_session = announced
+        # We may have missed the goodbye that this status has replaced at the broker.
+        concerns_us = former and (former.session == announced or former.names(self.peer))
+        if former is not None and concerns_us and announced != status.session:
             events.append(Gone(peer, former.session, former.statement, former.reclaimed))
-        entry.announced = status.session
-        shared = self._shared(peer, card)
-        may_push = self._neighbours is None or peer in self._neighbours
-        may_hear = self._sources is None or peer in self._sources
+        entry.announced_session = status.session
+        shared = self._shared_models(peer, card)
+        is_neighbour = self._neighbours is None or peer in self._neighbours
+        is_source = self._sources is None or peer in self._sources
         online = Online(
-            peer, status.session, shared if may_push else (), status.leaving,
-            shared if may_hear else (), status.counts, card.since, card.starts, entry.is_live,
+            peer, status.session, shared if is_neighbour else (), status.leaving,
+            shared if is_source else (), status.counts, card.since, card.starts, entry.is_live,
         )  # fmt: skip
         return [*events, online]
 
-    def _shared(self, peer: str, card: Card) -> tuple[str, ...]:
-        """Return the partial models that are the same here and there; tell of those that are not."""
+    def _shared_models(self, peer: str, card: Card) -> tuple[str, ...]:
+        """Return the partial models that can be averaged with a peer; log each mismatch once."""
         differences = {
             key: f"{key} is {own!r} here and {card.agree[key]!r} there"
             for key, own in self._agree.items()
@@ -611,38 +630,38 @@ class Roster:
                 shared.append(model)
             else:
                 differences[model] = f"model {model!r} is not the same: {difference}"
-        for at in [each for each in self.mismatches if each[0] == peer]:
-            if at[1] not in differences:
-                del self.mismatches[at]
-        for what, difference in differences.items():
-            if self.mismatches.get((peer, what)) != difference:
-                self.mismatches[peer, what] = difference
+        for key in [each for each in self.mismatches if each[0] == peer]:
+            if key[1] not in differences:
+                del self.mismatches[key]
+        for name, difference in differences.items():
+            if self.mismatches.get((peer, name)) != difference:
+                self.mismatches[peer, name] = difference
                 _log.warning("peer %s cannot be averaged with: %s", peer, difference)
         if any(key in differences for key in self._agree):
             return ()
         return tuple(shared)
 
 
-def _is_replaced(news: Card | Status, entry: _Entry) -> bool:
-    """Return True for news of a device that a later one has replaced, which has not gone since.
+def _is_replaced(message: Card | Status, entry: _Entry) -> bool:
+    """Return True for a card or status of a device that another, still announced device has replaced.
 
-    The later one's card says so: its last will was written before it knew its generation.
+    The newer device's generation is read from its card: its last will was made before it had one.
     """
     card = entry.card
-    if card is None or card.session != entry.announced or card.session == news.session:
+    if card is None or card.session != entry.announced_session or card.session == message.session:
         return False
-    return news.generation < card.generation
+    return message.generation < card.generation
 
 
 def _is_late(status: Status, before: Status | None, entry: _Entry) -> bool:
-    """Return True for a last will or goodbye that newer news of the peer has made void."""
+    """Return True for a last will or goodbye that a newer status of the peer has made obsolete."""
     if before is None:
         return False
     if before.session == status.session:
-        # A peer that is killed while it disconnects leaves its last will behind its goodbye.
+        # If a peer is killed while it disconnects, its last will is published after its goodbye.
         return before.state == "left" and status.state == "offline"
     if before.state != "online":
         return False
     if status.state == "left":
-        return status.session == entry.former
+        return status.session == entry.former_session
     return status.state == "offline"

@@ -103,7 +103,7 @@ def check(folder: Path, watched: Watched, proxy: FaultyProxy, outcome, peers, ki
         assert "trying again" in logs[name]  # the broker's absence
         # The notice is lost where the broker restarted before it was read: then the lease decides.
         declared = rf"peer {dead} was declared dead by its supervisor: was killed by signal 9"
-        given_up = rf"peer {dead} is given up: not heard of for \d+ s, its lease is 90 s"
+        given_up = rf"peer {dead} is given up: no status for \d+ s, its lease is 90 s"
         assert re.search(f"{declared}|{given_up}", logs[name]) or name in killed
     log = "".join(logs.values())
     for name in killed:  # of the dead one the supervisor's notice may be there before its last will

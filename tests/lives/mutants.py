@@ -181,7 +181,7 @@ def _believe_retained_statuses() -> Any:
 
 def _forget_goodbyes() -> Any:
     """Peers that leave it to the broker to remember what leavers said."""
-    return mock.patch.object(Roster, "was_missed", return_value=False)
+    return mock.patch.object(Roster, "goodbye_was_missed", return_value=False)
 
 
 MUTANTS = {

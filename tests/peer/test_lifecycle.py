@@ -650,9 +650,9 @@ def test_a_peer_that_is_declared_dead_is_given_up_at_once(run: Run, tmp_path, ca
         nest, a, b = await pair(tmp_path)
         session = a.peer.link.session
         await a.crash()
-        await until(lambda: b.peer.link.roster.awaited() == ["a"])
+        await until(lambda: b.peer.link.roster.offline_unfinished() == ["a"])
         declare_dead(nest, "a", session)
-        await until(lambda: b.peer.link.roster.awaited() == [])
+        await until(lambda: b.peer.link.roster.offline_unfinished() == [])
         b.go_on_for(3)
         assert (await b.task).open == []
 
@@ -687,7 +687,7 @@ def test_the_name_of_a_dead_session_is_free(run: Run, tmp_path, device):
         session = a.peer.link.session
         await a.crash()
         declare_dead(nest, "a", session)
-        await until(lambda: b.peer.link.roster.awaited() == [])
+        await until(lambda: b.peer.link.roster.offline_unfinished() == [])
         if device == "the same":
             again = nest.start("a", checkpoint=tmp_path / "a.checkpoint")
         else:
@@ -783,9 +783,9 @@ def test_a_peer_is_given_up_after_the_lease_on_its_own_card(run: Run, tmp_path, 
         b = nest.start("b", machine=clocks)
         await until(lambda: short.counts() and b.counts())
         await short.crash()
-        await until(lambda: b.peer.link.roster.awaited() == ["a"])
+        await until(lambda: b.peer.link.roster.offline_unfinished() == ["a"])
         clocks.ahead += 60.0
-        await until(lambda: b.peer.link.roster.awaited() == [])
+        await until(lambda: b.peer.link.roster.offline_unfinished() == [])
         b.go_on_for(3)
         return await b.task
 

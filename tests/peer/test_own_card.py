@@ -18,44 +18,46 @@ FOREIGN = Card("other", 0.0, 1, {}).encode()
 
 def test_what_is_not_ours_is_a_loss_once():
     card = OwnCard()
-    assert not card.hear(b"")  # of a former life, before we said anything
-    assert not card.hear(b"former")
-    card.published(b"ours")
-    assert not card.hear(b"ours")
+    assert not card.receive(b"")  # of a former life, before we said anything
+    assert not card.receive(b"former")
+    card.about_to_publish(b"ours")
+    assert not card.receive(b"ours")
     for wrong in (b"", b"theirs"):
-        assert card.hear(wrong)
-        assert not card.stands
-        assert not card.hear(wrong)  # known by now
-        assert not card.hear(b"ours")
-        assert card.stands
+        assert card.receive(wrong)
+        assert not card.is_intact
+        assert not card.receive(wrong)  # known by now
+        assert not card.receive(b"ours")
+        assert card.is_intact
 
 
 def test_a_reconnection_hears_the_card_before_the_newest():
     card = OwnCard()
-    card.published(b"first")
-    card.published(b"second")
-    assert not card.hear(b"first")
-    card.published(b"second")  # the same again is not a card before
-    assert not card.hear(b"first")
-    assert not card.hear(b"second")
-    assert card.hear(b"first")  # somebody put it back
-    assert not card.hear(b"second")
-    card.published(b"third")
-    assert not card.hear(b"second")
-    assert card.hear(b"first")
-    assert card.hear(b"") is False
-    assert not card.stands
+    card.about_to_publish(b"first")
+    card.about_to_publish(b"second")
+    assert not card.receive(b"first")
+    card.about_to_publish(b"second")  # the same again is not a card before
+    assert not card.receive(b"first")
+    assert not card.receive(b"second")
+    assert card.receive(b"first")  # somebody put it back
+    assert not card.receive(b"second")
+    card.about_to_publish(b"third")
+    assert not card.receive(b"second")
+    assert card.receive(b"first")
+    assert card.receive(b"") is False
+    assert not card.is_intact
 
 
 def test_who_insists_is_answered_ever_more_seldom():
     card, now, pauses = OwnCard(), 100.0, []
     for _ in range(12):
-        pauses.append(card.pause(now))
+        pauses.append(card.pause_after_restoring(now))
         now += pauses[-1]
     assert pauses[0] == FIRST_PAUSE
     assert pauses[-1] == LONGEST_PAUSE
     assert all(one < two or one == LONGEST_PAUSE for one, two in pairwise(pauses))
-    assert card.pause(now + 2 * LONGEST_PAUSE) == FIRST_PAUSE  # it was left in peace
+    assert (
+        card.pause_after_restoring(now + 2 * LONGEST_PAUSE) == FIRST_PAUSE
+    )  # it was left in peace
 
 
 @pytest.mark.parametrize("trust", [False, True])
@@ -116,7 +118,7 @@ def test_two_lives_of_one_name_do_not_fight_for_the_card(run):
         nest.broker.publish("eve", topics.status("nest", "a"), status, True)
         nest.broker.publish("eve", topics.card("nest", "a"), FOREIGN, True)
         member = life.peer.link
-        await until(lambda: member._own_card._restored > 0)  # it thought of putting it back
+        await until(lambda: member._own_card._restored_at > 0)  # it thought of putting it back
         kept = read_card(nest.broker.retained[topics.card("nest", "a")])
         gate.open()
         await nest.all()

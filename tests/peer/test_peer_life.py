@@ -110,7 +110,7 @@ class Start:
     async def given_up(self, name):
         await self.outlive(name)
         others = [self.lives[other].peer.link.roster for other in set(TRIO) - {name}]
-        await until(lambda: all(one._entries[name].announced is None for one in others))
+        await until(lambda: all(one._entries[name].announced_session is None for one in others))
 
 
 def test_a_newcomer_counts_only_after_hearing(run):
@@ -288,14 +288,14 @@ def test_who_died_while_the_broker_was_away_is_missed_and_given_up(run, caplog):
         await nest.broker.start([start.lives[name].transports[-1] for name in "ab"])
         for name, other in ("ab", "ba"):
             entries = start.lives[name].peer.link.roster._entries
-            await until(lambda e=entries, o=other: e[o].doubted_since is None)
-            entries["c"].doubted_since -= RETURN_GRACE + 10 * nest.settings.lease
+            await until(lambda e=entries, o=other: e[o].unconfirmed_since is None)
+            entries["c"].unconfirmed_since -= RETURN_GRACE + 10 * nest.settings.lease
         return start, await start.finish(), lost
 
     start, reports, lost = run(swarm())
     assert 3 * ONE - lost.held - lost.open <= round(held(reports) * ONE) <= 3 * ONE
     assert consensus(start.learners[:2]) < 1e-3
-    assert caplog.text.count("peer c is offline: it did not come back with the broker") == 2
+    assert caplog.text.count("peer c is offline: it did not reconnect after the broker did") == 2
     assert caplog.text.count("peer c is given up") == 2
     assert "peer a is offline" not in caplog.text
     for name in TRIO:  # each is greeted once by each of the others

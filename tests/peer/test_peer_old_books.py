@@ -168,7 +168,7 @@ def test_who_was_given_up_and_returns_in_its_old_session_is_told_and_counts_once
         await two.crash()
         account = lost.account("global")
         await one.outlive("b")
-        await until(lambda: one.peer.link.roster._entries["b"].announced is None)
+        await until(lambda: one.peer.link.roster._entries["b"].announced_session is None)
         again = nest.start("b", checkpoint=tmp_path / "b.checkpoint")
         await until(lambda: again.counts() and again.peer.link.session != session)
         for life in (one, again):

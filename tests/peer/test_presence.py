@@ -16,7 +16,7 @@ from gossamer.peer.presence import (
     Online,
     Roster,
     Status,
-    kept_goodbyes,
+    newest_goodbyes,
     read_card,
 )
 
@@ -29,8 +29,8 @@ def roster(**options) -> Roster:
 
 
 def come(r: Roster, session="s1", phase="training", now=0.0, fields=FIELDS, peer="bob", lease=10.0):
-    events = r.card(peer, Card(session, 0.0, 1, {"global": fields}, lease=lease).encode())
-    return events + r.status(peer, Status("online", session, phase).encode(), now)
+    events = r.receive_card(peer, Card(session, 0.0, 1, {"global": fields}, lease=lease).encode())
+    return events + r.receive_status(peer, Status("online", session, phase).encode(), now)
 
 
 def online(peer: str, session: str, **more) -> Online:
@@ -40,37 +40,37 @@ def online(peer: str, session: str, **more) -> Online:
 
 def test_a_peer_counts_once_card_and_status_agree():
     r = roster()
-    assert r.status("bob", Status("online", "s1").encode(), 0.0) == []
-    assert r.card("bob", Card("s0", 0.0, 1, {"global": FIELDS}).encode()) == []
+    assert r.receive_status("bob", Status("online", "s1").encode(), 0.0) == []
+    assert r.receive_card("bob", Card("s0", 0.0, 1, {"global": FIELDS}).encode()) == []
     card = Card("s1", 0.0, 1, {"global": FIELDS, "foreign": FIELDS}).encode()
-    assert r.card("bob", card) == [online("bob", "s1")]
+    assert r.receive_card("bob", card) == [online("bob", "s1")]
 
 
 def test_a_peer_says_that_it_is_about_to_leave():
     r = roster()
     come(r)
     status = Status("online", "s1", "training", leaving=True).encode()
-    assert r.status("bob", status, 1.0) == [online("bob", "s1", leaving=True)]
+    assert r.receive_status("bob", status, 1.0) == [online("bob", "s1", leaving=True)]
     stays = Status("online", "s1", "training").encode()
-    assert r.status("bob", stays, 2.0) == [online("bob", "s1")]
+    assert r.receive_status("bob", stays, 2.0) == [online("bob", "s1")]
 
 
 def test_the_lease_is_counted_from_the_loss_and_ends_once():
     r = roster()
     come(r)
-    assert r.status("bob", Status("offline", "s1").encode(), 5.0) == [Offline("bob")]
-    assert r.awaited() == ["bob"]
+    assert r.receive_status("bob", Status("offline", "s1").encode(), 5.0) == [Offline("bob")]
+    assert r.offline_unfinished() == ["bob"]
     assert r.tick(17.0) == []
     assert r.tick(17.6) == [Gone("bob", "s1", None)]
     assert r.tick(99.0) == []
-    assert r.awaited() == []
+    assert r.offline_unfinished() == []
 
 
 def test_a_fresh_session_ends_the_old_one_and_its_late_will_is_ignored():
     r = roster()
     come(r)
     assert come(r, "s2") == [Gone("bob", "s1", None), online("bob", "s2")]
-    assert r.status("bob", Status("offline", "s1").encode(), 1.0) == []
+    assert r.receive_status("bob", Status("offline", "s1").encode(), 1.0) == []
     assert list(r.online()) == ["bob"]
 
 
@@ -79,7 +79,7 @@ def test_a_goodbye_hands_on_the_statement():
     come(r)
     rows = [["me", "mine", "global", 3, "credited"]]
     goodbye = Status("left", "s1", "done", "enough", rows)
-    assert r.status("bob", goodbye.encode(), 1.0) == [Gone("bob", "s1", rows)]
+    assert r.receive_status("bob", goodbye.encode(), 1.0) == [Gone("bob", "s1", rows)]
     assert r.online() == {}
 
 
@@ -88,7 +88,7 @@ def test_who_came_back_and_left_while_we_were_away_is_gone_in_both_lives():
     come(r)
     r.reconnected(2.0, since=1.5)
     goodbye = Status("left", "s2", "done").encode()
-    assert r.status("bob", goodbye, 2.1) == [Gone("bob", "s1", None), Gone("bob", "s2", [])]
+    assert r.receive_status("bob", goodbye, 2.1) == [Gone("bob", "s1", None), Gone("bob", "s2", [])]
     assert r.tick(99.0) == []
 
 
@@ -97,7 +97,7 @@ def test_who_came_back_and_died_while_we_were_away_is_given_up():
     r = roster()
     come(r)
     for later in (1.6, 2.1):  # before and after we noticed our own return
-        assert r.status("bob", Status("offline", "s2").encode(), later) == []
+        assert r.receive_status("bob", Status("offline", "s2").encode(), later) == []
         r.reconnected(2.0, since=1.5)
     later = 2.0 + RETURN_GRACE + 1
     assert r.tick(later) == [Offline("bob"), Gone("bob", "s1", None)]
@@ -107,7 +107,7 @@ def test_a_late_goodbye_does_not_end_the_life_that_followed():
     r = roster()
     come(r)
     come(r, "s2")
-    assert r.status("bob", Status("left", "s1", "done").encode(), 1.0) == []
+    assert r.receive_status("bob", Status("left", "s1", "done").encode(), 1.0) == []
     assert list(r.online()) == ["bob"]
 
 
@@ -117,7 +117,7 @@ def test_who_does_not_come_back_with_the_broker_is_offline():
     come(r, peer="eve", lease=1e3)
     later = 1.0  # however soon: what was heard over the old connection proves nothing
     r.reconnected(later, since=0.5)
-    r.status("eve", Status("online", "s1", "training").encode(), later + 1)
+    r.receive_status("eve", Status("online", "s1", "training").encode(), later + 1)
     assert r.tick(later + RETURN_GRACE - 1) == []
     assert Offline("bob") in r.tick(later + RETURN_GRACE + 1)
     assert list(r.online()) == ["eve"]
@@ -133,9 +133,9 @@ def test_who_came_back_before_we_noticed_our_own_return_is_not_doubted():
 def test_neighbours_of_a_former_life_come_back_or_are_given_up(caplog):
     caplog.set_level(logging.INFO)
     r = roster()
-    r.remember({"bob": "s1", "eve": "s1"}, 0.0)
+    r.restore_neighbours({"bob": "s1", "eve": "s1"}, 0.0)
     assert come(r, peer="bob", now=12.0) == [online("bob", "s1")]
-    assert "peer bob is still there" in caplog.text  # it is we who were away
+    assert "peer bob is still online" in caplog.text  # it is we who were away
     assert r.tick(13.0) == [Gone("eve", "s1", None)]
 
 
@@ -143,11 +143,11 @@ def test_a_peer_that_says_nothing_for_longer_than_its_lease_is_given_up():
     """Its last will is lost if it dies while the broker is down, and its retained status says "online"."""
     r = roster()
     come(r)
-    r.status("bob", Status("online", "s1", "training").encode(), 8.0)
+    r.receive_status("bob", Status("online", "s1", "training").encode(), 8.0)
     assert r.tick(20.0) == []
-    r.heard_anything(8.0)
+    r.note_delivery(8.0)
     assert r.tick(30.0) == []  # nobody was heard: our own connection may be dead
-    r.heard_anything(29.0)
+    r.note_delivery(29.0)
     assert r.tick(30.0, connected=False) == []  # it is we who cannot hear it
     assert r.tick(30.0) == [Gone("bob", "s1", None)]
 
@@ -155,8 +155,8 @@ def test_a_peer_that_says_nothing_for_longer_than_its_lease_is_given_up():
 def test_somebody_through_is_not_waited_for():
     r = roster()
     come(r, phase="done")
-    r.status("bob", Status("offline", "s1").encode(), 1.0)
-    assert r.awaited() == []
+    r.receive_status("bob", Status("offline", "s1").encode(), 1.0)
+    assert r.offline_unfinished() == []
 
 
 def test_a_different_schema_is_named_and_not_averaged():
@@ -174,9 +174,9 @@ def test_only_neighbours_on_the_graph_are_pushed_to():
 def test_the_lease_is_the_one_on_the_peers_own_card():
     r = roster()
     card = Card("s1", 0.0, 1, {"global": FIELDS}, lease=100.0)
-    r.card("bob", card.encode())
-    r.status("bob", Status("online", "s1").encode(), 0.0)
-    r.status("bob", Status("offline", "s1").encode(), 0.0)
+    r.receive_card("bob", card.encode())
+    r.receive_status("bob", Status("online", "s1").encode(), 0.0)
+    r.receive_status("bob", Status("offline", "s1").encode(), 0.0)
     assert r.tick(124.0) == []
     assert r.tick(126.0) == [Gone("bob", "s1", None)]
 
@@ -185,18 +185,18 @@ def test_a_session_declared_dead_is_gone_and_never_comes_back():
     r = roster()
     come(r)
     assert (
-        r.death("bob", b'{"session": "s0", "reason": "", "by": "", "time": 0}') == []
+        r.receive_death("bob", b'{"session": "s0", "reason": "", "by": "", "time": 0}') == []
     )  # another one
     notice = b'{"session": "s1", "reason": "burnt", "by": "owner", "time": 0}'
-    assert r.death("bob", notice) == [Gone("bob", "s1", None)]
-    assert r.death("bob", notice) == []
+    assert r.receive_death("bob", notice) == [Gone("bob", "s1", None)]
+    assert r.receive_death("bob", notice) == []
     assert come(r, "s1") == []
     assert come(r, "s2") == [online("bob", "s2")]
 
 
 def test_who_comes_later_does_not_meet_a_session_that_was_declared_dead():
     r = roster()
-    assert r.death("bob", b'{"session": "s1", "reason": "", "by": "", "time": 0}') == []
+    assert r.receive_death("bob", b'{"session": "s1", "reason": "", "by": "", "time": 0}') == []
     assert come(r) == []
 
 
@@ -205,8 +205,8 @@ ROWS = [["me", "mine", "global", 3, "credited"]], [["me", "mine", "global", 5, 7
 
 def return_in_a_new_session(r: Roster, statement, reclaimed):
     former = Goodbye("s1", statement, reclaimed)
-    r.card("bob", Card("s2", 0.0, 1, {"global": FIELDS}, former=former).encode())
-    return r.status("bob", Status("online", "s2").encode(), 2.0)
+    r.receive_card("bob", Card("s2", 0.0, 1, {"global": FIELDS}, former=former).encode())
+    return r.receive_status("bob", Status("online", "s2").encode(), 2.0)
 
 
 def test_a_goodbye_that_a_new_session_has_replaced_at_the_broker_stands_on_its_card():
@@ -214,7 +214,7 @@ def test_a_goodbye_that_a_new_session_has_replaced_at_the_broker_stands_on_its_c
     come(r)
     events = return_in_a_new_session(r, *ROWS)
     assert events == [Gone("bob", "s1", *ROWS), online("bob", "s2")]
-    assert r.status("bob", Status("online", "s2").encode(), 3.0) == [online("bob", "s2")]
+    assert r.receive_status("bob", Status("online", "s2").encode(), 3.0) == [online("bob", "s2")]
 
 
 def test_a_goodbye_on_a_card_is_heard_by_those_who_had_given_the_session_up():
@@ -234,18 +234,21 @@ def test_news_of_a_device_that_was_replaced_are_ignored():
     r = roster()
     come(r)
     again = Card("s2", 0.0, 1, {"global": FIELDS}, generation=2)
-    r.card("bob", again.encode())
-    events = r.status("bob", Status("online", "s2", generation=2).encode(), 1.0)
+    r.receive_card("bob", again.encode())
+    events = r.receive_status("bob", Status("online", "s2", generation=2).encode(), 1.0)
     assert events == [Gone("bob", "s1", None), online("bob", "s2")]
     for state in ("online", "offline", "left"):
         assert come(r, "s1") == []
-        assert r.status("bob", Status(state, "s1").encode(), 2.0) == []
+        assert r.receive_status("bob", Status(state, "s1").encode(), 2.0) == []
     assert list(r.online()) == ["bob"]
     # The new device's last will was written before it knew its generation.
-    assert r.status("bob", Status("offline", "s2").encode(), 3.0) == [Offline("bob")]
+    assert r.receive_status("bob", Status("offline", "s2").encode(), 3.0) == [Offline("bob")]
     assert come(r, "s1") == []
     # Once it has gone, the name is anybody's.
-    assert r.status("bob", Status("left", "s2", generation=2).encode(), 4.0)[-1].session == "s2"
+    assert (
+        r.receive_status("bob", Status("left", "s2", generation=2).encode(), 4.0)[-1].session
+        == "s2"
+    )
     assert come(r, "s3") == [online("bob", "s3")]
 
 
@@ -258,8 +261,8 @@ def test_news_of_a_device_that_was_replaced_are_ignored():
 def test_nonsense_is_ignored(payload):
     r = roster()
     come(r)
-    assert r.status("bob", payload, 1.0) == []
-    assert r.card("bob", payload) == []
+    assert r.receive_status("bob", payload, 1.0) == []
+    assert r.receive_card("bob", payload) == []
     assert list(r.online()) == ["bob"]
 
 
@@ -274,7 +277,9 @@ def test_a_kept_goodbye_ends_the_session_that_it_is_of():
     r = roster()
     come(r)
     goodbye = left("s1", taken_back_from="me")
-    assert r.kept_goodbye("bob", goodbye.encode()) == [Gone("bob", "s1", [], goodbye.reclaimed)]
+    assert r.receive_kept_goodbye("bob", goodbye.encode()) == [
+        Gone("bob", "s1", [], goodbye.reclaimed)
+    ]
     assert r.online() == {}
 
 
@@ -282,31 +287,31 @@ def test_a_kept_goodbye_says_nothing_of_a_later_session():
     r = roster()
     come(r, session="s2")
     goodbye = left("s1", credited_from="me")
-    assert r.kept_goodbye("bob", goodbye.encode()) == [Gone("bob", "s1", goodbye.statement)]
+    assert r.receive_kept_goodbye("bob", goodbye.encode()) == [Gone("bob", "s1", goodbye.statement)]
     assert set(r.online()) == {"bob"}
-    assert r.kept_goodbye("bob", left("s1", credited_from="eve").encode()) == []
-    assert r.kept_goodbye("bob", Status("online", "s1").encode()) == []
-    assert r.kept_goodbye("bob", b"nonsense") == []
+    assert r.receive_kept_goodbye("bob", left("s1", credited_from="eve").encode()) == []
+    assert r.receive_kept_goodbye("bob", Status("online", "s1").encode()) == []
+    assert r.receive_kept_goodbye("bob", b"nonsense") == []
 
 
 def test_a_goodbye_is_worth_keeping_for_peers_that_are_away():
     r = roster()
     come(r)
     come(r, peer="eve")
-    assert not r.was_missed("bob")
-    r.status("bob", left("s1", credited_from="eve").encode(), 1.0)
-    assert not r.was_missed("bob")  # eve heard it
-    r.status("eve", Status("offline", "s1").encode(), 2.0)
-    assert r.was_missed("bob")
+    assert not r.goodbye_was_missed("bob")
+    r.receive_status("bob", left("s1", credited_from="eve").encode(), 1.0)
+    assert not r.goodbye_was_missed("bob")  # eve heard it
+    r.receive_status("eve", Status("offline", "s1").encode(), 2.0)
+    assert r.goodbye_was_missed("bob")
     come(r, peer="dan")
-    r.status("dan", left("s1", taken_back_from="bob").encode(), 3.0)
-    assert r.was_missed("dan")
+    r.receive_status("dan", left("s1", taken_back_from="bob").encode(), 3.0)
+    assert r.goodbye_was_missed("dan")
 
 
 def test_a_card_has_room_for_the_newest_goodbyes():
     goodbyes = {f"peer-{number}": "x" * (MAX_KEPT_BYTES // 4) for number in range(6)}
-    assert list(kept_goodbyes(goodbyes)) == ["peer-2", "peer-3", "peer-4", "peer-5"]
-    assert kept_goodbyes({"a": "x" * (MAX_KEPT_BYTES + 1)}) == {}
+    assert list(newest_goodbyes(goodbyes)) == ["peer-2", "peer-3", "peer-4", "peer-5"]
+    assert newest_goodbyes({"a": "x" * (MAX_KEPT_BYTES + 1)}) == {}
     card = read_card(Card("s", 0.0, 1, {"global": FIELDS}, goodbyes=goodbyes).encode())
     assert card is not None
     assert len(card.goodbyes) == 4

@@ -107,7 +107,7 @@ def test_no_death_notice(payload):
     with pytest.raises(TrustError):
         Death.decode(payload)
     dropped: Counter[str] = Counter()
-    assert Roster("me", {}, dropped=dropped).death("eve", payload) == []
+    assert Roster("me", {}, dropped=dropped).receive_death("eve", payload) == []
     assert dropped == {"unreadable-death-notice": 1}
 
 
@@ -122,13 +122,13 @@ def test_what_cannot_be_read_is_counted_and_a_flood_does_not_flood_the_log(caplo
     roster = Roster("me", {"global": FIELDS}, dropped=dropped)  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING):
         for _ in range(100):
-            assert roster.card("eve", DEEP) == []
-            assert roster.status("eve", DEEP, 0.0) == []
+            assert roster.receive_card("eve", DEEP) == []
+            assert roster.receive_status("eve", DEEP, 0.0) == []
     assert dropped == {"unreadable-card": 100, "unreadable-status": 100}
     assert len(caplog.records) == 14
-    assert roster.card("eve", CARD.encode()) == []
+    assert roster.receive_card("eve", CARD.encode()) == []
     status = Status("online", "s1", "training").encode()
-    assert roster.status("eve", status, 0.0) == [
+    assert roster.receive_status("eve", status, 0.0) == [
         Online("eve", "s1", ("global",), incoming_models=("global",))
     ]
 
