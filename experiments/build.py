@@ -39,9 +39,9 @@ from ..peer import MatchedStore, Matching, blocks, load_trained, schema_entries
 from .config.tables import (
     Config,
     Model,
+    PeerSelection,
     TaskEntry,
     Training,
-    Who,
     check_matching,
     needs_matching,
     parse_config,
@@ -99,7 +99,7 @@ class Swarm:
             with self._error_context("data.set"):
                 name = config.data.set
                 self.dataset = load_data(name, seed=config.seed, folder=Path(source).parent)
-            if network_name := config.network.named:
+            if network_name := config.network.name_or_entry:
                 with self._error_context(self._network_key()):
                     folder = Path(source).parent
                     cells = [model.cells for model in config.models]
@@ -336,7 +336,7 @@ class Swarm:
             text = f"the last layer has {cells[-1]} cells, but {data} has {classes} classes"
             raise self._error("network.layout", text)
 
-    def _peers_at(self, key: str, value: Who) -> list[int]:
+    def _peers_at(self, key: str, value: PeerSelection) -> list[int]:
         """Return the indices of the peers that the value of a key names: "all", the first few, or a list."""
         count = self.config.peers
         if value == "all":

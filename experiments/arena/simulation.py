@@ -76,7 +76,7 @@ class Simulation:
             from ..graphs import mixing_of  # scipy is slow to import, and needed only with a graph
 
             mixing = mixing_of(config, shared_models(members), source)
-        if not config.gossip.lossy:
+        if not config.gossip.lossy_keys:
             return cls(config, members, mixing, stores)
         mixing, wire = _wiring(config, members, mixing, source)
         return cls(config, members, mixing, stores, wire)
@@ -114,7 +114,7 @@ def expected_needs(config: Config) -> MemoryNeeds:
             parameters = sum((a + 1) * b for a, b in pairwise(cells))
     except ModelError:
         features = parameters = 0  # building the network will raise an error that names the key
-    if config.network.named:  # its size is known only after it is built; the arena checks then
+    if config.network.name_or_entry:  # its size is known only when it is built; the arena checks it
         features = parameters = 0
     peers, data = config.peers, config.data
     row = 4 * features + 8
@@ -365,7 +365,7 @@ def _wiring(
     mixing: that of the config's topology, if it has one. Without a topology, live peers push equal parts to
     all peers in `rounds` mode, and send all their mass to one server in `server` mode.
     """
-    lossy = config.gossip.lossy[0]
+    lossy = config.gossip.lossy_keys[0]
     require_push(config, source, "peers that send messages", f"leave out 'gossip.{lossy}'")
     check_compression(config, members, shared_models(members), source)
     if mixing is not None:

@@ -61,13 +61,14 @@ class Need:
 def _exchanges(case: Case) -> bool:
     gossip = case.config.gossip
     if case.run == "lockstep":
-        return case.on_graph or (gossip.mode == "rounds" and bool(gossip.lossy))
+        return case.on_graph or (gossip.mode == "rounds" and bool(gossip.lossy_keys))
     return gossip.mode != "server"
 
 
 def _mode(case: Case) -> bool:
-    gossip, on_graph = case.config.gossip, case.on_graph
-    return case.run != "lockstep" or bool(gossip.lossy) or (on_graph and gossip.exchanges is None)
+    gossip = case.config.gossip
+    has_default_exchanges = case.on_graph and gossip.exchanges is None
+    return case.run != "lockstep" or bool(gossip.lossy_keys) or has_default_exchanges
 
 
 def _tolerance(case: Case) -> bool:
@@ -134,12 +135,12 @@ NEEDS: tuple[Need, ...] = (
     *_each(
         "network: activation output",
         "it is for a perceptron, given by its layout",
-        lambda case: not case.config.network.named and not case.sparse,
+        lambda case: not case.config.network.name_or_entry and not case.sparse,
     ),
     Need(
         "network.buffers",
         "it is for networks with batch norm, given by a name or an entry",
-        lambda case: case.config.network.named is not None,
+        lambda case: case.config.network.name_or_entry is not None,
     ),
     *_each(
         "network: start gain shift",

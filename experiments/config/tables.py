@@ -1,4 +1,7 @@
-"""Configs: TOML read into typed, frozen objects; a mistake is one line that names file and key."""
+"""The tables and keys of a config file (TOML), read into typed, frozen objects.
+
+A mistake in a file is a ConfigError of one line that names the file and the key.
+"""
 
 from __future__ import annotations
 
@@ -43,29 +46,29 @@ def _check_duration(value: float | str | dict[str, Any]) -> None:
         raise ValueError(str(error).removeprefix("it: ").removeprefix("it ")) from None
 
 
-def _check_folder(name: str) -> None:
-    """A config's name is a folder's and a swarm's: it may neither leave the one nor break the other."""
+def _check_config_name(name: str) -> None:
+    """Raise unless a config's name is also valid as the name of a folder and of a swarm."""
     check_name("config's own", name)
     if not name.strip("."):
         raise ValueError(
-            f"the config's own name {name!r} is no folder's: use a letter or digit too"
+            f"the config's own name {name!r} cannot name a folder: use a letter or digit too"
         )
 
 
-Name = Annotated[str, checked(_check_folder)]
-Chance = Annotated[float, Field(ge=0, le=1)]
-# A number takes the first so many peers, a list names them, "all" is everybody.
-Who = Annotated[
+ConfigName = Annotated[str, checked(_check_config_name)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+# Which peers: 3 stands for the first three, [0, 4] lists their numbers, "all" stands for all peers.
+PeerSelection = Annotated[
     Annotated[int, Field(ge=0)] | list[Annotated[int, Field(ge=0)]] | Literal["all"],
     either("should be a number of peers, a list of peers' numbers, or 'all'"),
 ]
 Topology = Annotated[str | dict[str, Any] | None, either("should be a graph's name or a table")]
-# The part of a network's cells that a model has.
+# The fraction of the cells of a network that a model has: one for all parts, or a table by part.
 Share = Annotated[
-    Chance | dict[str, Chance] | None,
+    Fraction | dict[str, Fraction] | None,
     either("should be a fraction from 0 to 1, or a table of them by part"),
 ]
-# Seconds that something takes: a number, or a distribution's name with its parameters.
+# A duration in seconds: a number, or a distribution with its parameters.
 Duration = Annotated[
     float | str | dict[str, Any],
     either("should be a number of seconds, a distribution such as 'exponential:1', or a table"),
@@ -74,168 +77,177 @@ Duration = Annotated[
 
 
 class Trust(ProtectionSettings):
-    """Whom live peers believe. `trust = "swarm"` is short for a table with that kind alone."""
+    """How live peers authenticate each other. `trust = "swarm"` is short for `trust = {kind = "swarm"}`."""
 
     kind: TrustKind = "none"
-    """none: whoever reaches the broker can read and forge. swarm: peers have keys and invitations, and
-    what they send is sealed; `gossamer swarm` makes throw-away ones for its own peers. The peer's setting
-    `trust`."""
+    """none: anyone who can connect to the broker can read and forge messages. swarm: peers have keys and
+    invitations, and messages are encrypted; `gossamer swarm` makes temporary keys for its own peers. In the
+    settings of a peer this key is called `trust`."""
 
 
 class PeerTrust(Trust, CredentialSettings):
-    """The same in a device's file, with the device's key and invitation: paths relative to that file.
-    With an identity, `kind` is "swarm" unless it says otherwise."""
+    """The `[trust]` table of a device's file: also has the device's key and invitation, as paths relative to
+    that file. If `identity` is set and `kind` is not, `kind` is "swarm"."""
 
 
-def named_kind(value: Any) -> Any:
-    """Let the kind's name stand for a table."""
+def _expand_kind(value: Any) -> Any:
+    """Turn the short form `trust = "swarm"` into a table."""
     return {"kind": value} if isinstance(value, str) else value
 
 
-TrustTable = Annotated[Trust, BeforeValidator(named_kind)]
-PeerTrustTable = Annotated[PeerTrust, BeforeValidator(named_kind)]
+TrustTable = Annotated[Trust, BeforeValidator(_expand_kind)]
+PeerTrustTable = Annotated[PeerTrust, BeforeValidator(_expand_kind)]
 
 
-LAYOUT = "64=32=10"
-"""The network of a config that does not say."""
+DEFAULT_LAYOUT = "64=32=10"
+"""The network of a config that sets none: 64 inputs, 32 hidden cells, 10 outputs, as the digits need."""
 
 
 class Data(SettingsTable):
-    """Which samples there are, and who holds them."""
+    """The data set, and how its samples are split among the peers."""
 
     set: str = "digits"
     """A data set's name (`gossamer data` lists them), or `sparse` for the paper's binary vectors; or a
-    function of yours, `my_module:make_data`, that returns a `gossamer.experiments.data.Dataset`: its file
-    stands beside this one, and it is given `seed` if it has an argument of that name."""
+    function of your own, `my_module:make_data`, that returns a `gossamer.experiments.data.Dataset`. The
+    module's file is in the folder of this config; the function gets `seed` if it has such an argument."""
     partition: Literal["successive", "iid", "dirichlet", "shards", "natural"] = "successive"
-    """How samples are dealt out. `natural` gives each peer one writer, subject or node. `successive` goes by
-    the order of the data set, so every seed has the same: they differ in starting values and order alone."""
+    """How samples are split among the peers. `natural` gives each peer one writer, subject or node.
+    `successive` follows the order of the data set, so that the split is the same for every seed."""
     samples: Count | None = None
-    """Training samples per peer; all that there are, dealt evenly, if left out. With `dirichlet` and `shards`
-    at most so many: peers that were dealt fewer have those, and with a low `alpha` that may be a handful."""
+    """Training samples per peer; if left out, all samples are used and split evenly. With `dirichlet` and
+    `shards` this is an upper bound: peers may have fewer, and with a low `alpha` only a handful."""
     total: Count | None = None
-    """Training samples of all peers together, drawn at random before they are dealt out; all of the data set
-    if left out."""
+    """Training samples of all peers together, drawn at random before they are split; the whole data set if
+    left out."""
     test: Count | None = None
-    """Test samples: the first so many of the test set, or, where there is none, per peer."""
+    """The number of test samples, taken from the start of the test set; per peer if the data set has no test
+    set."""
     tested: Literal["common", "own"] = "common"
-    """common: every peer is tested on the whole test set. own: on classes in the shares that it has in
-    training. One network for all does well on common tests, personal ones on peers' own."""
+    """common: every peer is tested on the whole test set. own: on test samples whose classes are as frequent
+    as in the peer's training samples, which suits personalised networks."""
     alpha: Annotated[float, Field(gt=0)] = 0.5
-    """Dirichlet's concentration: lower is more skewed."""
+    """dirichlet: the concentration; lower is more skewed."""
     minimum: Count = 1
-    """Dirichlet: samples that even the poorest peer has."""
+    """dirichlet: the smallest number of samples that a peer may have."""
     shards: Count = 2
-    """Shards per peer: fewer is more skewed."""
+    """shards: the number of shards per peer; fewer is more skewed."""
 
 
 class TaskEntry(SettingsTable):
-    """Makes some peers' labels mean something else. Entries that name the same peer add up."""
+    """Changes the meaning of some peers' labels. Several entries for the same peer are composed."""
 
     kind: Literal["swap", "cycle", "symmetric", "swaps", "modified"]
-    """swap: two labels change places. cycle: the last `last` labels move round. symmetric: all
-    permutations of the last `last` labels, dealt in turn. swaps: every peer swaps a pair of its own.
-    modified: another target for one block of the `sparse` vectors."""
+    """swap: two labels are exchanged. cycle: the last `last` labels are rotated. symmetric: each peer gets
+    another permutation of the last `last` labels. swaps: each peer exchanges a different pair of labels.
+    modified: one block of the `sparse` vectors has a different target."""
     labels: Annotated[tuple[int, int] | None, Field(strict=False)] = None
-    """The two labels of a swap, as in `[8, 9]`."""
+    """swap: the two labels, as in `[8, 9]`."""
     last: int = 3
-    """How many labels, from the last one, take part in a cycle or a permutation."""
-    peers: Who = "all"
-    """Whose labels: the first so many peers, a list of their numbers, or all."""
+    """cycle and symmetric: how many labels are permuted, counted from the last one."""
+    peers: PeerSelection = "all"
+    """Which peers: `3` for the first three, `[0, 4]` for a list of their numbers, or `"all"`."""
 
 
 class Size(SettingsTable):
-    """Peers whose network has another layout; as many parts, inputs and outputs as everybody's."""
+    """Peers whose network has a different layout, with the same number of parts, inputs and outputs."""
 
     layout: str
     """The network of these peers."""
-    peers: Who
-    """The first so many peers, or a list of their numbers."""
+    peers: PeerSelection
+    """Which peers: `3` for the first three, or `[0, 4]` for a list of their numbers."""
 
 
 class Network(SettingsTable):
     """The network that every peer trains."""
 
-    RENAMED: ClassVar = {"kind": "it is called name now; a perceptron has a layout alone"}
+    RENAMED: ClassVar = {"kind": "it is called name now; a perceptron needs only a layout"}
 
-    layout: str = LAYOUT
-    """`784=300=100=10` for a perceptron, `50<>400` for the associative network."""
+    layout: str = DEFAULT_LAYOUT
+    """Cells per layer: `784=300=100=10` for a perceptron, `50<>400` for the associative network."""
     name: ReadyName | None = None
-    """A ready network instead of a layout: see gossamer.models.READY. Samples keep their shape."""
+    """The name of a ready network, used instead of a layout: see gossamer.models.READY. It gets samples in
+    their own shape; a perceptron gets them flat."""
     entry: str | None = None
-    """A function of yours instead, `my_module:make_net`, that returns a torch module; its file stands beside
-    this one. It is given `channels`, `size` and `classes` of the data if it has arguments of these names."""
+    """A function of your own instead, `my_module:make_net`, that returns a torch module. The module's file is
+    in the folder of this config; the function gets `channels`, `size` and `classes` of the data set if it
+    has such arguments."""
     options: dict[str, Any] = {}
-    """Further arguments for either, as in `{widths = [8, 16], hidden = 32}`."""
+    """Further arguments for the ready network or the function, as in `{widths = [8, 16], hidden = 32}`."""
     buffers: Literal["average", "local", "recompute"] = "average"
-    """Batch norm's statistics: averaged with their cells; kept, with gains and biases (FedBN); or the peer's
-    own, taken anew before every test. Prefer the last two where cells are shared in part."""
+    """The statistics of batch norm. average: averaged like the parameters of their cells. local: never
+    averaged, nor are batch norm's gains and biases (FedBN). recompute: computed from the peer's own samples
+    before every test. Prefer local or recompute if a model has only some of a layer's cells."""
     activation: Literal["sigmoid", "tanh", "relu", "prelu"] = "relu"
-    """Of a perceptron's hidden cells; the paper's is sigmoid."""
+    """The activation of a perceptron's hidden layers; the paper uses sigmoid."""
     output: Literal["sigmoid", "tanh", "relu", "none"] = "none"
-    """The last layer's activation. Keep none with cross-entropy, which reads logits."""
+    """The activation of a perceptron's last layer. Keep none with cross-entropy, which expects logits."""
     start: Literal["normal", "uniform"] | None = None
-    """The distribution of starting weights; normal for a perceptron, uniform for associative."""
+    """The distribution of starting weights; if left out, normal for a perceptron and uniform for the
+    associative network."""
     gain: Annotated[float, Field(gt=0)] = 1.0
-    """Their spread, in units of 1/√fan_in for a perceptron."""
+    """The scale of starting weights, for a perceptron in units of 1/√fan_in."""
     shift: float = 0.0
-    """Their mean."""
+    """The mean of starting weights."""
     equal_starts: bool = True
     """Whether a shared slice starts from the same values on every peer."""
     trained: str | None = None
-    """Networks that were trained before, a file for each peer beside this one: `nets/{peer}.safetensors`.
-    `matching` then brings their cells into one order."""
+    """The files of networks that were trained before, one per peer, as a path relative to this file:
+    `nets/{peer}.safetensors`. Set `matching` in the models to bring their cells into the same order."""
     sizes: list[Size] = []
-    """Peers whose network is wider or narrower; the partial models that they share are fused."""
+    """Peers with a wider or narrower network; a shared model of several widths needs `matching = "fuse"`."""
 
     @property
-    def named(self) -> str | None:
-        """The ready network or the function; None for a network given by its layout."""
+    def name_or_entry(self) -> str | None:
+        """The ready network's name or the user's function; None for a network given by its layout."""
         return self.name or self.entry
 
     @model_validator(mode="after")
     def _one_network(self) -> Network:
         if self.name and self.entry:
             raise sentence("has a name and an entry: leave one of them out")
-        if self.options and not self.named:
+        if self.options and not self.name_or_entry:
             raise sentence(
                 "has options, which are for a name or an entry; a perceptron has a layout"
             )
-        if self.named and (self.layout != LAYOUT or self.sizes):
+        if self.name_or_entry and (self.layout != DEFAULT_LAYOUT or self.sizes):
             what = "sizes" if self.sizes else "a layout"
             raise sentence(
-                f"has {what}, which is for perceptrons, beside {self.named!r}: leave it out"
+                f"has {what}, which is for perceptrons, beside {self.name_or_entry!r}: leave it out"
             )
         return self
 
 
 class Model(SettingsTable):
-    """A partial model: its name, its slice, who implements it, what it depends on.
+    """A partial model: its name, its slice, which peers implement it, which models it depends on.
 
-    `{peer}` and `{task}` in the name stand for the peer's number and its task's name, so one entry
-    can make a model per group. Cells that no model claims stay the peer's own.
+    `{peer}` and `{task}` in the name stand for the peer's number and its task's name, so that one entry
+    can make a model per peer or per task. Cells that no model claims are never averaged.
     """
 
     name: str
-    """Names the model to all peers; those that have one of the same name share it."""
+    """The model's name; peers that have a model of the same name share it."""
     layout: str | None = None
     """Cells per part, as in `64-24-10`."""
     share: Share = None
-    """Instead of a layout: a fraction of every hidden part's cells (0.8), or fractions by part, `{"*" = 0.8,
-    "head" = 0}`, the last that matches; `gossamer slices CONFIG` lists the parts. Inputs and outputs go to
-    the first model with a share unless named. A model listed with 0 has no cells there."""
-    peers: Who = "all"
-    """Who implements it: the first so many peers, a list of their numbers, or all."""
+    """Instead of a layout: the fraction of the cells of every hidden part (layer), as in `0.8`; or a table of
+    fractions by part, `{"*" = 0.8, "head" = 0}`, of which the last that matches a part is used.
+    `gossamer slices CONFIG` lists the parts. Input and output cells belong to the first model with a share,
+    unless its table names these parts. A fraction of 0 gives the model no cells of that part."""
+    peers: PeerSelection = "all"
+    """Which peers implement the model: `3` for the first three, `[0, 4]` for a list of their numbers, or
+    `"all"`."""
     depends: list[str] = []
-    """Models that every peer with this one has too; weights between the two are averaged in this one."""
+    """Models that this model depends on: every peer that implements this model must implement them too.
+    Weights between cells of this model and of such a model are averaged with this model."""
     matching: Literal["none", "align", "fuse"] = "none"
-    """align: peers with a network of their own (`network.trained`, or starts that are not equal) permute
-    its cells to agree with the others' before they count. fuse: peers of different widths average at a
-    common one; entries of one name then give each group of peers its layout."""
+    """align: peers that start from different values (`network.trained`, or `equal_starts = false`) permute
+    their cells to match those of the other peers before their values enter the average. fuse: peers with
+    different widths average vectors of a common width; then one entry per group of peers, all with the same
+    name, gives the group its layout."""
     width: str | None = None
     """fuse: the common layout, at least as wide as the widest slice."""
     bound: str | None = None
-    """fuse: the layout up to which newcomers' cells may make the model grow; `width` if left out."""
+    """fuse: the layout up to which cells of joining peers may widen the model; `width` if left out."""
 
     @model_validator(mode="after")
     def _one_slice(self) -> Model:
@@ -245,10 +257,10 @@ class Model(SettingsTable):
 
     @property
     def cells(self) -> str | float | dict[str, float]:
-        """The slice, as a Slicing takes it."""
-        found = self.share if self.layout is None else self.layout
-        assert found is not None  # checked above
-        return found
+        """The model's slice, as `SlicedNetwork` expects it: a layout, a fraction, or a table of fractions."""
+        slice_spec = self.share if self.layout is None else self.layout
+        assert slice_spec is not None  # checked above
+        return slice_spec
 
 
 class Training(SettingsTable):
@@ -259,26 +271,26 @@ class Training(SettingsTable):
     local_samples: Count = 100
     """Samples between two averagings: what the paper calls the mini-batch size."""
     epochs: Count | None = None
-    """Instead of `local_samples`: passes over a peer's own samples. If left out, `gossamer compare` trains
-    one."""
+    """Passes over a peer's samples between two averagings, instead of `local_samples`. If left out,
+    `gossamer compare` trains one epoch."""
     batch: Count = 10
     """Samples per gradient step."""
     reduction: Literal["sum", "mean"] = "mean"
-    """Of a batch's losses. `sum` is the paper's: a step as long as its samples' own steps together, so divide
-    `rate` by `batch` for a like one."""
+    """How the losses of a batch are combined. The paper uses `sum`: gradients then grow with `batch`, so
+    divide `rate` by `batch` for steps of the same length."""
     rate: Annotated[float, Field(gt=0)] = 0.1
     """The learning rate."""
     optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
-    """Plain gradient descent, the same with momentum, or Adam; its state stays with the peer."""
+    """Plain SGD, SGD with momentum, or Adam. The optimizer's state is not averaged."""
     momentum: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """For the optimizer `momentum`: the share of the last step that is taken again; 0.9 if left out."""
+    """The coefficient of the optimizer `momentum`; 0.9 if left out."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """Pulls every parameter towards 0, as in torch: the gradient of half its square, times this."""
+    """The coefficient of an L2 penalty, as in torch: this times each parameter is added to its gradient."""
     loss: Literal["cross-entropy", "squared"] = "cross-entropy"
-    """squared: half the squared distance to the one-hot label, the paper's."""
+    """squared: half the squared distance to the one-hot label, as in the paper."""
     proximal: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """FedProx's μ: a pull towards the values that the last averaging gave. Raise it when peers' data
-    differ and they drift apart between averagings."""
+    """FedProx's μ: the coefficient of a penalty on the distance from the values after the last averaging.
+    Raise it if peers' data differ and their values diverge between averagings."""
 
     @model_validator(mode="after")
     def _one_amount_and_momentum_is_used(self) -> Training:
@@ -293,104 +305,109 @@ class Training(SettingsTable):
 
 
 class Gossip(GossipSettings, LifeSettings, LinkSettings):
-    """How live peers average, and peers in virtual time, which also know `exchanges`, `fraction`, `dtype`,
-    `compress` and `drift`. Without a [time] table so do peers in lockstep, except for `fraction`, where they
-    send messages: on a `topology`, or in the modes `rounds` and `server`. Else the arena averages exactly.
-    Most keys are those of any peer: gossip/settings.py, peer/settings.py, gossip/transport/options.py."""
+    """How peers average, and how live peers wait and connect.
+
+    Live peers use all keys. Simulated peers use `exchanges`, `fraction`, `dtype`, `compress` and `drift` in
+    virtual time (in a config with [time]). In lockstep they use the same keys without `fraction`, and only if
+    they send messages: on a `topology`, or in the modes `rounds` and `server`; else the simulator computes
+    exact means. Most keys are settings of any peer: see gossip/settings.py, peer/settings.py and
+    gossip/transport/options.py.
+    """
 
     exchanges: Count | None = None
-    """Neighbours that a peer pushes to after a round (async; 2 if left out), or exchanges per averaging
-    (rounds; if left out, as many as the graph needs to reach `tolerance`)."""
+    """async: neighbours that a peer pushes to after a round; 2 if left out. rounds: exchanges per averaging;
+    if left out, as many as the graph needs to reach `tolerance`."""
     tolerance: Annotated[float, Field(gt=0, lt=1)] = 1e-6
-    """rounds: how far disagreement must shrink in one averaging."""
+    """rounds: the factor by which one averaging must reduce the disagreement of peers."""
     rule: Literal["push", "metropolis", "max-degree", "edges"] = "push"
-    """What a peer gives to whom on a `topology`. push: equal parts to its neighbours and itself, as live
-    peers and peers in virtual time do. In lockstep also metropolis and max-degree, the same both ways, for
-    graphs that are not directed; and edges: a link's `weight` is the share of its mass that a peer sends
-    over it."""
+    """How a peer splits its mass (push-sum's value and weight) on a `topology`. push: equal shares for its
+    neighbours and itself; live peers and peers in virtual time support only this. metropolis and max-degree:
+    symmetric weights, for undirected graphs. edges: a link's `weight` is the share of its mass that a peer
+    sends over it."""
     per_process: Count = 1
-    """Peers that share one process: more saves the memory and start-up time of torch."""
+    """Peers per process: more than one saves memory and the time in which torch is imported."""
 
     @property
-    def lossy(self) -> list[str]:
-        """The keys that make values arrive otherwise than they were, or not at all."""
-        given = self.compress is not None, self.drift is not None, self.dtype == "float16"
-        return [key for key, one in zip(("compress", "drift", "dtype"), given, strict=True) if one]
+    def lossy_keys(self) -> list[str]:
+        """The keys that are set so that messages do not carry exact values, or are skipped."""
+        lossy = self.compress is not None, self.drift is not None, self.dtype == "float16"
+        return [key for key, on in zip(("compress", "drift", "dtype"), lossy, strict=True) if on]
 
 
 class Churn(SettingsTable):
-    """Peers that come and go, by chance or from a trace. Who leaves takes along what it held."""
+    """Peers that leave and return, at random or by a trace. A leaving peer takes the mass that it holds."""
 
     trace: str | None = None
-    """A file of lines `step,event,peer[,other]`, beside the config: arrive, leave, link-down, link-up. If
-    left out, events are drawn with the chances below, per step and peer or link."""
-    leave: Chance = 0.01
-    """That a peer that is there leaves."""
-    arrive: Chance = 0.1
-    """That a peer that is away comes back."""
-    link_down: Chance = 0.0
-    """That a link fails."""
-    link_up: Chance = 0.5
-    """That a link which has failed works again."""
+    """A file of lines `step,event,peer[,other]`, as a path relative to this file; events are arrive, leave,
+    link-down and link-up. If left out, events are drawn at random with the probabilities below."""
+    leave: Fraction = 0.01
+    """The probability that a present peer leaves, per step."""
+    arrive: Fraction = 0.1
+    """The probability that an absent peer returns, per step."""
+    link_down: Fraction = 0.0
+    """The probability that a link fails, per step."""
+    link_up: Fraction = 0.5
+    """The probability that a failed link works again, per step."""
     step: Positive = 1.0
     """Virtual seconds per step."""
 
 
-class Split(SettingsTable):
-    """A partition: for a while nothing passes between some peers and all others."""
+class NetworkPartition(SettingsTable):
+    """A period in which no message passes between some peers and all others."""
 
     start: Annotated[float, Field(ge=0)]
-    """The virtual second at which it begins."""
+    """The virtual second at which the partition begins."""
     end: Positive
-    """The virtual second at which it ends."""
-    peers: Who
-    """Those on one side: the first so many, or a list of their numbers."""
+    """The virtual second at which the partition ends."""
+    peers: PeerSelection
+    """The peers on one side: `3` for the first three, or `[0, 4]` for a list of their numbers."""
 
 
 class Time(SettingsTable):
-    """Virtual time: peers train at their own pace, and what they push is on its way for a while.
+    """Virtual time: peers train at different speeds, and messages take time to arrive.
 
-    With this table `gossamer simulate` runs peers asynchronously, by push-sum under the rules of live
-    peers, instead of averaging exactly; `exchanges` and `fraction` of [gossip] count. A duration is a
+    With this table `gossamer simulate` runs peers asynchronously, by push-sum with the protocol of live
+    peers, instead of computing exact means; `exchanges` and `fraction` of [gossip] are used. A duration is a
     number (constant), `uniform:LOW:HIGH`, `exponential:MEAN`, `lognormal:MEDIAN:SIGMA`, `gamma:MEAN:SHAPE`,
-    or a table `{kind = "gamma", mean = 1, shape = 4, fixed = true}`; fixed ones are drawn once for each peer
-    or link and kept.
+    or a table `{kind = "gamma", mean = 1, shape = 4, fixed = true}`; with `fixed`, it is drawn only once for
+    each peer or link.
     """
 
     training: Duration = "lognormal:1:0.3"
     """How long training between two averagings takes."""
     delay: Duration = "exponential:0.1"
-    """How long a message is on its way, one way."""
+    """How long a message takes to arrive."""
     seconds: Positive | None = None
-    """When to stop; if left out, after as long as `rounds` of training take on average."""
-    stragglers: Chance = 0.0
+    """When the simulation ends; if left out, after the time that `rounds` of training take on average."""
+    stragglers: Fraction = 0.0
     """The share of peers that are slow."""
     slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 10.0
-    """How many times longer training takes them."""
-    loss: Chance = 0.0
-    """The probability that a message, or its answer, is lost."""
+    """How many times longer training takes on slow peers."""
+    loss: Fraction = 0.0
+    """The probability that a message is lost; also that its acknowledgement is lost."""
     timeout: Positive | None = None
-    """How long a peer waits for an answer before it settles a transfer; lost mass then returns to it.
-    Ten mean delays if left out."""
+    """Seconds without an acknowledgement after which the sender asks the receiver about a transfer, and takes
+    back its mass if the message was lost. Ten mean delays if left out."""
     churn: Churn | None = None
-    """Peers that come and go; nobody does without this table."""
-    partitions: list[Split] = []
-    """Times in which some peers hear nobody else."""
+    """Peers that leave and return; without this table no peer does."""
+    partitions: list[NetworkPartition] = []
+    """Periods in which some peers exchange no messages with the others."""
 
 
 class Experiment(ScheduleSettings):
-    """What a swarm's config and a comparison have in common: peers, data, tasks, the network, training."""
+    """The keys that configs of swarms and of comparisons share: peers, data, tasks, network, training."""
 
-    name: Name = "swarm"
-    """Names the folder of results and the live swarm: letters, digits and any of . _ - & @."""
+    name: ConfigName = "swarm"
+    """The name of the results folder and of the live swarm: letters, digits and any of . _ - & @."""
     seed: int = 0
-    """Decides the split, starting values and the order of samples; of several runs, the first one's."""
+    """The seed of the data split, the starting values and the order of samples; the first of several runs
+    uses it, the next one `seed + 1`."""
     peers: Count = 16
-    """How many there are; a comparison calls them clients."""
+    """The number of peers, which a comparison calls clients."""
     data: Data = Data()
-    """Which samples there are, and who holds them."""
+    """The data set, and how its samples are split among the peers."""
     tasks: list[TaskEntry] = []
-    """What labels mean to whom; the same to all without these."""
+    """Peers whose labels have a different meaning; without any, labels mean the same to all peers."""
     network: Network = Network()
     """The network that every peer trains."""
     training: Training = Training()
@@ -398,34 +415,36 @@ class Experiment(ScheduleSettings):
 
 
 class Config(Experiment):
-    """A whole swarm: peers, their data and tasks, the network and its partial models."""
+    """The config of a swarm: its peers, their data and tasks, the network and its partial models."""
 
     cross: bool = False
-    """Average weights between unrelated models too (the paper's Algorithm 2)."""
+    """Also average weights between models that do not depend on each other (the paper's Algorithm 2)."""
     topology: Topology = None
-    """Who may talk to whom: `ring`, `regular:4`, `graph.graphml` (beside this file), `module:function` (as
-    in `networkx:karate_club_graph`), a table `{kind = "clusters", links = 2}`; everybody if left out.
-    Every partial model must be connected on it. Links' weights count with `rule = "edges"` in [gossip] alone.
-    `gossamer topology show CONFIG` says how it mixes in lockstep, under that rule."""
+    """The graph of peers that may push to each other: `ring`, `regular:4`, `graph.graphml` (a path relative
+    to this file), `module:function` (as in `networkx:karate_club_graph`), or a table such as
+    `{kind = "clusters", links = 2}`; if left out, all peers are neighbours. The peers of every partial model
+    must form a connected subgraph. The graph's edge weights are only used with `gossip.rule = "edges"`.
+    `gossamer topology show CONFIG` prints how fast averaging on the graph converges."""
     bridge: bool = False
-    """Add the fewest links that join partial models which the topology tears apart, and list them."""
+    """Connect the subgraphs of partial models that the topology leaves in pieces, with the fewest additional
+    links, and print these links."""
     models: list[Model] = []
-    """The partial models; without any, every peer is alone."""
+    """The partial models; without any, peers share nothing and train alone."""
     fednp: FedNPOptions | None = None
-    """Wraps every learner in FedNP; its keys are in models/fednp/options.py."""
+    """Makes every peer train with FedNP; its keys are in models/fednp/options.py."""
     gossip: Gossip = Gossip()
-    """How peers average, and how live ones wait and connect."""
+    """How peers average, and how live peers wait and connect."""
     trust: TrustTable = Trust()
-    """Whom live peers believe: `trust = "swarm"`, or a table; the tables Trust and PeerTrust here."""
+    """How live peers authenticate each other: `trust = "swarm"`, or a table; see the class Trust."""
     time: Time | None = None
     """Virtual time; without this table peers train and average in lockstep."""
     sweep: dict[str, Any] = {}
     """What `gossamer sweep` varies: keys of this file with lists of values, as in `training.rate = [0.1,
     0.3]` or `models.0.layout = ["64-20-0", "64-30-0"]`; every combination is run. `seeds = 5` repeats each
-    with five seeds."""
+    combination with five seeds."""
 
 
-# --- reading one ------------------------------------------------------------------------------------
+# --- reading a config -------------------------------------------------------------------------------
 
 Table = TypeVar("Table", bound=BaseModel)
 
@@ -436,7 +455,7 @@ def load_config(path: str | Path) -> Config:
 
 
 def parse_config(table: dict[str, Any], source: str = "config") -> Config:
-    """Check a table that was read or written by hand; `source` starts every error."""
+    """Turn a table of keys and values into a Config; `source` begins every error message."""
     require_table(table, source, "load_config")
     if "methods" in table:
         raise ConfigError(
@@ -445,16 +464,16 @@ def parse_config(table: dict[str, Any], source: str = "config") -> Config:
     return parse_table(Config, table, source)
 
 
-def parse_table(kind: type[Table], table: dict[str, Any], source: str) -> Table:
-    """Check a table of any kind; `source` starts every error."""
+def parse_table(model: type[Table], table: dict[str, Any], source: str) -> Table:
+    """Turn a table of keys and values into an object of a class; `source` begins every error message."""
     try:
-        return kind.model_validate(table)
+        return model.model_validate(table)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {first_mistake(error, kind)}") from None
+        raise ConfigError(f"{source}: {first_mistake(error, model)}") from None
 
 
 def read_table(path: str | Path) -> dict[str, Any]:
-    """A TOML file as it is; one that cannot be read is an error that names it."""
+    """Read a TOML file. Raises a ConfigError that names the file if it cannot be read."""
     path = Path(path)
     try:
         return tomllib.loads(path.read_text("utf-8"))
@@ -469,28 +488,29 @@ def read_table(path: str | Path) -> dict[str, Any]:
 
 
 def require_table(table: object, source: str, reader: str) -> None:
-    """Raise unless what was given for a table is one; `reader` is what reads files."""
+    """Raise unless `table` is a dict; reader: the function that reads files, for the error message."""
     if not isinstance(table, dict):
         raise ConfigError(f"{source}: give a table (a dict), not {table!r}; {reader} reads a file")
 
 
 def first_mistake(error: ValidationError, table: type[BaseModel]) -> str:
-    """One sentence about the first mistake that was found in a table."""
+    """Describe the first mistake in a table in one sentence."""
     mistakes = error.errors()
-    # A misspelt key is reported before the one that is missing because of it.
+    # A misspelt key is reported first: another key may be missing only because of it.
     mistake = next((m for m in mistakes if m["type"] == "extra_forbidden"), mistakes[0])
-    place = [str(step) for step in mistake["loc"]]
-    key = ".".join(place)
+    path = [str(step) for step in mistake["loc"]]
+    key = ".".join(path)
     if mistake["type"] == "extra_forbidden":
-        inner = _table_at(table, place[:-1])
-        if new := getattr(inner, "RENAMED", {}).get(place[-1]):
-            return f"unknown key {key!r}; {new}"
-        known = list(inner.model_fields)
-        return f"unknown key {key!r}; {hint(place[-1], known, are='known keys are')}"
-    return f"key {key!r}: {_plain_words(mistake)}"
+        inner_table = _table_at(table, path[:-1])
+        if new_name := getattr(inner_table, "RENAMED", {}).get(path[-1]):
+            return f"unknown key {key!r}; {new_name}"
+        known = list(inner_table.model_fields)
+        return f"unknown key {key!r}; {hint(path[-1], known, are='known keys are')}"
+    return f"key {key!r}: {_describe(mistake)}"
 
 
-def _plain_words(mistake: ErrorDetails) -> str:
+def _describe(mistake: ErrorDetails) -> str:
+    """Describe a mistake in the words of TOML, where pydantic's own message would use those of Python."""
     last, given = mistake["loc"][-1], mistake["input"]
     match mistake["type"]:
         case "missing":
@@ -504,54 +524,56 @@ def _plain_words(mistake: ErrorDetails) -> str:
     return f"{mistake['msg'][0].lower()}{mistake['msg'][1:]}, not {given!r}"
 
 
-def _table_at(table: type[BaseModel], place: list[str]) -> type[BaseModel]:
-    for step in place:
+def _table_at(table: type[BaseModel], path: list[str]) -> type[BaseModel]:
+    """Return the class of the table at a path below another table; numbers in lists are skipped."""
+    for step in path:
         if step.isdigit():
             continue
         annotation = table.model_fields[step].annotation
-        inner = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
-        table = next(kind for kind in inner if issubclass(kind, BaseModel))
+        types = [each for each in (annotation, *get_args(annotation)) if isinstance(each, type)]
+        table = next(each for each in types if issubclass(each, BaseModel))
     return table
 
 
 def check_matching(config: Config, source: str) -> None:
-    """Refuse matching that cannot be had, naming the key."""
-    seen: dict[str, tuple[int, Model]] = {}
-    for place, model in enumerate(config.models):
-        key = f"{source}: key 'models.{place}"
+    """Raise if a model's keys about matching contradict each other, the network, or another entry."""
+    first_entries: dict[str, tuple[int, Model]] = {}
+    for number, model in enumerate(config.models):
+        key = f"{source}: key 'models.{number}"
         if model.matching != "none" and "<>" in config.network.layout:
             raise ConfigError(
                 f"{key}.matching': cells are matched in chains of dense layers, which the associative "
                 "network is not"
             )
-        if model.matching == "fuse" and config.network.named:
+        if model.matching == "fuse" and config.network.name_or_entry:
             raise ConfigError(
-                f"{key}.matching': only chains of dense layers are fused, which {config.network.named!r} is "
-                "not known to be; peers of one architecture can use align"
+                f"{key}.matching': only chains of dense layers can be fused, and "
+                f"{config.network.name_or_entry!r} may not be one; peers of one architecture can use align"
             )
         if model.matching != "fuse" and (model.width or model.bound):
             what = "width" if model.width else "bound"
-            raise ConfigError(f'{key}.{what}\': is for matching = "fuse" alone; leave it out')
+            raise ConfigError(f'{key}.{what}\': is only for matching = "fuse"; leave it out')
         if model.matching == "fuse" and model.width is None:
             raise ConfigError(
                 f"{key}.width': is missing; fuse needs the common layout, at least as wide as the widest "
                 f"slice of {model.name!r}"
             )
-        if model.matching == "fuse" and not _starts_together(config):
+        if model.matching == "fuse" and not _has_common_start(config):
             raise ConfigError(
                 f"{key}.matching': fuse starts all peers from common values; set equal_starts = true, or "
-                "name what they bring in network.trained"
+                "name the peers' trained networks in network.trained"
             )
-        other, first = seen.setdefault(model.name, (place, model))
+        other, first = first_entries.setdefault(model.name, (number, model))
         for what in ("matching", "width", "bound", "depends"):
             if getattr(first, what) != getattr(model, what):
                 raise ConfigError(
                     f"{key}.{what}': models.{other} says {getattr(first, what)!r} of the same model "
-                    f"{model.name!r}; give both the same"
+                    f"{model.name!r}; give both the same value"
                 )
 
 
-def _starts_together(config: Config) -> bool:
+def _has_common_start(config: Config) -> bool:
+    """Return whether a fused model can start from the same values on all peers."""
     return config.network.equal_starts or config.network.trained is not None
 
 
@@ -562,7 +584,7 @@ def needs_matching(config: Config) -> bool:
 
 
 def without_networks(config: Config) -> Config:
-    """The same swarm, where the networks that peers bring along are handed over otherwise."""
+    """Return the config without `network.trained`, for processes that get their peers' networks as files."""
     return config.model_copy(
         update={"network": config.network.model_copy(update={"trained": None})}
     )

@@ -259,7 +259,7 @@ def describe(config: Comparison) -> str:
     return (
         f"{data.set}, {', '.join(amounts) or 'all samples'}, {config.peers} clients, "
         f"{dealt.get(data.partition, data.partition)}{''.join(tasks)}; "
-        f"{config.network.named or config.network.layout}; "
+        f"{config.network.name_or_entry or config.network.layout}; "
         f"E = {training.epochs or 1}, B = {training.batch}, η = {training.rate:g}; tested on {tested}."
     )
 

@@ -256,9 +256,9 @@ def stackable(cells: Sequence[Cell]) -> list[list[Cell]]:
         config = cell.config
         room = min(MOST_RUNS, STACK_COORDINATES // max(_coordinates(config), 1))
         exact = config.time is None and config.topology is None and not config.bridge
-        exact = exact and not config.gossip.lossy and config.gossip.rule == "push"
+        exact = exact and not config.gossip.lossy_keys and config.gossip.rule == "push"
         exact = exact and all(model.matching == "none" for model in config.models)
-        exact = exact and not config.network.named  # large, and of a size that only building tells
+        exact = exact and not config.network.name_or_entry  # of unknown size until it is built
         if not exact or room < 2:
             batches.append([cell])
             continue

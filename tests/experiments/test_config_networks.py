@@ -151,7 +151,7 @@ def test_runs_of_large_networks_do_not_share_an_arena() -> None:
         (
             CNN,
             {"models": [{"name": "g", "share": 1.0, "matching": "fuse", "width": "1-4-6-10"}]},
-            "key 'models.0.matching': only chains of dense layers are fused",
+            "key 'models.0.matching': only chains of dense layers can be fused",
         ),
     ],
 )  # fmt: skip

@@ -143,8 +143,8 @@ def test_live_peers_with_networks_of_their_own_take_over_the_first_ones_order(tm
     ("change", "message"),
     [
         ({"matching": "mix"}, "key 'models.0.matching': input should be 'none', 'align' or 'fuse'"),
-        ({"matching": "align", "width": "64-9-10"}, "key 'models.0.width': is for matching"),
-        ({"bound": "64-9-10"}, "key 'models.0.bound': is for matching"),
+        ({"matching": "align", "width": "64-9-10"}, "key 'models.0.width': is only for matching"),
+        ({"bound": "64-9-10"}, "key 'models.0.bound': is only for matching"),
         ({"matching": "fuse"}, "key 'models.0.width': is missing"),
         ({"matching": "fuse", "width": "64-3-10"}, "peer 0: .*the common width allows 3"),
     ],
