@@ -1,7 +1,7 @@
-"""`gossamer fuse`: several networks become one, their cells matched instead of averaged by place.
+"""`gossamer fuse`: combines several networks into one by matching cells that compute the same.
 
-The command, the files that it reads and writes, and the order in which a file's layers run. Like the modules
-in cli/, it loads torch and numpy only when they are needed.
+Contains the command, the reading and writing of network files, and the search for the order in which the
+layers in a file are applied. torch and numpy are imported only inside functions, so that help is fast.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ ACTIVATIONS = ("relu", "sigmoid", "tanh", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matching:
-    """Options of matching: fields of `models.matching.MatchOptions`, apart from the variance.
+class MatchingOptions:
+    """Options of matching: the fields of `models.matching.MatchOptions` except the variance.
 
     Args:
-        prior_variance: σ0² of the prior.
-        mass: γ0: raise it for more cells.
-        kind: The prior on sizes: printed (the paper's), set or efpf.
+        prior_variance: σ0², the variance of the prior on weights.
+        mass: γ0, the concentration of the Beta process prior: raise it for more cells.
+        kind: The prior on the number of cells: printed (as in the PFNM paper), set or efpf.
         kl: MAGI's λ from 0 to 1: raise it for fewer cells.
-        limit: Cells per part, at most; the widest network always fits.
-        sweeps: Passes over the networks, at most.
-        shrink: Let the prior shrink what few networks agree on.
+        limit: The largest number of cells per layer, unless one of the networks is wider already.
+        sweeps: The largest number of passes over the networks.
+        shrink: Shrink weights towards the prior mean, most where few networks have a cell.
     """
 
     prior_variance: float = 10.0
@@ -61,7 +61,7 @@ def fuse_command(
     out: Annotated[Path, typer.Option("--out", "-o")],
     force: bool = False,
     variance: list[float] | None = None,
-    matching: Matching,
+    matching: MatchingOptions,
     bias_mean: float = 0.0,
     counts: Path | None = None,
     within_models: bool = False,
@@ -70,26 +70,27 @@ def fuse_command(
     activation: str | None = None,
     seed: int = 0,
 ) -> None:
-    """Fuse networks whose cells are in another order, or of other widths, into one.
+    """Fuse trained networks into one, though their cells differ in order or number.
 
-    Cells of different networks that do the same become one cell; the others are kept. The files may
-    come from `gossamer swarm`, `gossamer join`, or from any torch network of dense layers. A folder
-    stands for all networks in it, or in the latest of its runs: a finished swarm becomes one network. Files
-    of gossamer say in which order their layers run; for others it follows from shapes and numbers, or
-    --order says it.
+    Cells (neurons) of different networks that compute the same become one cell; all other cells are kept.
+    The files may come from `gossamer swarm`, `gossamer join`, or from any torch network of dense layers.
+    A folder stands for all networks in it, or in its latest run, so that a finished swarm becomes one
+    network. Files that gossamer wrote contain the order of their layers; for other files it is derived
+    from the layers' shapes and the numbers in their names, unless --order gives it.
 
     Args:
-        files: Networks as safetensors, of one depth; or a swarm's results folder.
-        out: The fused network.
-        force: Replace OUT if it exists.
-        variance: σ²: one, or one per network. Lower it for larger networks.
-        bias_mean: What biases started from.
-        counts: JSON: samples per class, one list per network. Weighs the outputs.
-        within_models: Match only inside the same partial model.
-        order: NAME,NAME,…: the layers as they run, for files that do not say it.
-        data: Report accuracies on this data set; see gossamer data.
-        activation: With --data: relu, sigmoid, tanh or none.
-        seed: Orders the sweeps.
+        files: Networks as safetensors, all with the same number of layers; or a swarm's results folder.
+        out: The file for the fused network.
+        force: Replace the file --out if it exists.
+        variance: σ², how much cells that are matched may differ: one value, or one per network; 1 if left
+            out. Lower it for a larger fused network.
+        bias_mean: The prior mean of biases: the value that they had before training.
+        counts: A JSON file: samples per class, one list per network. Weighs the networks' outputs.
+        within_models: Match only cells of the same partial model.
+        order: NAME,NAME,…: the order of the layers, for files that do not contain it.
+        data: Print accuracies on this data set; see gossamer data.
+        activation: With --data: the activation of hidden cells: relu, sigmoid, tanh or none.
+        seed: The seed of the order in which networks are matched.
     """
     load_torch()
     from ...models.matching import MatchOptions, fuse
@@ -97,10 +98,10 @@ def fuse_command(
     check_target(out, force=force)
     files = network_files(files, out)
     variances = variance or [1.0]
-    common: dict[str, Any] = asdict(matching)
-    options = MatchOptions(variance=variances[0] if len(variances) == 1 else 1.0, **common)
-    layers = None if order is None else [name.strip() for name in order.split(",")]
-    networks = [read_network(path, layers) for path in files]
+    other_options: dict[str, Any] = asdict(matching)
+    options = MatchOptions(variance=variances[0] if len(variances) == 1 else 1.0, **other_options)
+    layer_names = None if order is None else [name.strip() for name in order.split(",")]
+    networks = [read_network(path, layer_names) for path in files]
     fused = fuse(
         [network.chain for network in networks],
         options,
@@ -111,64 +112,68 @@ def fuse_command(
         names=[str(network.path) for network in networks],
         seed=seed,
     )
-    scores = _scores(data, activation, networks, fused.chain) if data else []
-    about = {
+    accuracies = _accuracies(data, activation, networks, fused.chain) if data else []
+    description = {
         "files": [path.name for path in files],
         "widths": list(fused.chain.widths),
         "objective": fused.objective,
-        "accuracy": scores[-1] if scores else None,
+        "accuracy": accuracies[-1] if accuracies else None,
     }
-    write_network(out, fused.chain, networks[0].dtype, {"fusion": json.dumps(about)})
-    _report(fused, networks, scores)
+    write_network(out, fused.chain, networks[0].dtype, {"fusion": json.dumps(description)})
+    _print_tables(fused, networks, accuracies)
     console.print_written([out])
 
 
-def _report(fused: Fusion, networks: Sequence[NetworkFile], scores: Sequence[float]) -> None:
+def _print_tables(
+    fused: Fusion, networks: Sequence[NetworkFile], accuracies: Sequence[float]
+) -> None:
+    """Print how the cells of each hidden part were matched, and the sizes of all networks."""
     from ...models.matching import part_names
 
     rows = []
     widths = fused.chain.widths[1:]
     for name, part, width in zip(part_names(fused.chain), fused.parts, widths, strict=False):
-        given = [len(cells) for cells in part.assignments]
-        # created: beyond the widest network; matched: given cells that share theirs with another network's
-        cells = name, sum(given), width, part.matched, width - max(given)
+        cell_counts = [len(cells) for cells in part.assignments]  # one per network
+        # matched: cells that became one with a cell of another network. created: cells of the fused network
+        # beyond the number in the widest network.
+        cells = name, sum(cell_counts), width, part.matched, width - max(cell_counts)
         rows.append((*cells, f"{part.objective[-1]:.1f}", f"{part.ended}, {part.sweeps}"))
     header = ["part", "given", "fused", "matched", "created", "objective", "ended, sweeps"]
     if rows:
-        console.table("cells, part by part", header, rows)
+        console.table("cells by part", header, rows)
     chains = [(str(network.path), network.chain) for network in networks]
     sizes: list[list[object]] = [
         [name, "=".join(map(str, chain.widths)), chain.size]
         for name, chain in [*chains, ("fused", fused.chain)]
     ]
-    for row, score in zip(sizes, scores, strict=False):
-        row.append(f"{score:.3f}")
+    for row, value in zip(sizes, accuracies, strict=False):
+        row.append(f"{value:.3f}")
     header = ["network", "layout", "parameters", "accuracy"]
     console.table("networks", header[: len(sizes[0])], sizes)
     total = sum(network.chain.size for network in networks)
     console.say(f"fused size: {fused.chain.size / total:.1%} of all networks together")
 
 
-def _scores(
+def _accuracies(
     data: str, activation: str | None, networks: Sequence[NetworkFile], fused: Chain
 ) -> list[float]:
-    """Accuracy of every network, the fused one last."""
+    """Return the accuracy of every network on a data set, the fused network last."""
     from ..data import load
 
     if activation is not None and activation not in ACTIVATIONS:
         raise ConfigError(f"--activation {activation}: there are {', '.join(ACTIVATIONS)}")
     if activation is None and any(_slopes(layer) is None for layer in fused.layers[:-1]):
         raise ConfigError(
-            "--data needs --activation as well, for files do not say what hidden cells compute: "
-            f"{', '.join(ACTIVATIONS)}"
+            "--data needs --activation as well, because the files do not contain the activation of hidden "
+            f"cells: {', '.join(ACTIVATIONS)}"
         )
-    found = load(data)
-    samples = found.test or found.train
+    dataset = load(data)
+    samples = dataset.test or dataset.train
     inputs, outputs = fused.widths[0], fused.widths[-1]
     x = samples.flat()
-    if x.shape[1] != inputs or found.classes > max(outputs, 2):
+    if x.shape[1] != inputs or dataset.classes > max(outputs, 2):
         raise ModelError(
-            f"--data {data}: has {x.shape[1]} inputs and {found.classes} classes, the networks have "
+            f"--data {data}: has {x.shape[1]} inputs and {dataset.classes} classes, the networks have "
             f"{inputs} inputs and {outputs} outputs"
         )
     return [
@@ -177,59 +182,72 @@ def _scores(
     ]
 
 
-# --- what networks answer ---------------------------------------------------------------------------
+# --- a network's outputs and accuracy ---------------------------------------------------------------
 
 
 def logits(chain: Chain, x: Tensor, activation: str = "relu") -> Tensor:
-    """A chain's outputs before any last activation."""
+    """Return the outputs of a chain of dense layers, without an activation after the last layer.
+
+    activation: of the hidden layers that have no PReLU slopes.
+    """
     import torch
 
-    hidden = {"relu": torch.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "none": lambda h: h}
+    functions = {
+        "relu": torch.relu,
+        "sigmoid": torch.sigmoid,
+        "tanh": torch.tanh,
+        "none": lambda h: h,
+    }
     h = x.double()
     for index, layer in enumerate(chain.layers):
-        own = {name.rpartition(".")[2]: value for name, value in layer.own.items()}
+        values = {name.rpartition(".")[2]: value for name, value in layer.own.items()}
         h = h @ torch.from_numpy(layer.weight).T
-        if "bias" in own:
-            h = h + torch.from_numpy(own["bias"])
+        if "bias" in values:
+            h = h + torch.from_numpy(values["bias"])
         if index < chain.hidden:
             slopes = _slopes(layer)
-            h = hidden[activation](h) if slopes is None else torch.where(h > 0, h, slopes * h)
+            h = functions[activation](h) if slopes is None else torch.where(h > 0, h, slopes * h)
     return h
 
 
 def accuracy(outputs: Tensor, labels: Tensor) -> float:
-    """The share of samples whose most active output is the label; a lone output says yes above 0."""
+    """Return the share of samples whose largest output is that of the label.
+
+    A network with a single output predicts class 1 if the output is above 0.
+    """
     if outputs.shape[1] == 1:
         return float(((outputs[:, 0] > 0) == (labels > 0)).double().mean())
     return float((outputs.argmax(dim=1) == labels).double().mean())
 
 
 def _slopes(layer: Layer) -> Tensor | None:
-    """PReLU keeps its slopes under the name `weight`, one per cell."""
+    """Return the slopes of a layer's PReLU, one per cell; None if it has none."""
     import torch
 
-    found = next((v for name, v in layer.own.items() if not name.endswith("bias")), None)
-    return None if found is None else torch.from_numpy(found)
+    # In a state dict PReLU's slopes are called `weight`; besides the bias they are the only values per cell.
+    slopes = next((v for name, v in layer.own.items() if not name.endswith("bias")), None)
+    return None if slopes is None else torch.from_numpy(slopes)
 
 
-# --- networks on disk: read to be fused, written whole or not at all --------------------------------
+# --- network files ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class NetworkFile:
-    """A network and what its file says about it."""
+    """A network that was read from a file."""
 
     path: Path
     chain: Chain
     dtype: type
-    """numpy's float32, or float64 if any of its values has it."""
+    """numpy's float64 if the file contains values of that type, else float32."""
     slices: dict[str, list[list[int]]] | None
+    """By partial model, its cells in each part; None if the file's metadata do not contain them."""
 
 
 def read_network(path: Path, order: Sequence[str] | None = None) -> NetworkFile:
-    """Read a safetensors file of dense layers, as `SlicedNetwork.save` or torch users write them.
+    """Read a safetensors file of dense layers, written by `SlicedNetwork.save` or from any torch state dict.
 
-    order: names of layers as they run, for files that do not say it; see `layer_order`.
+    order: the layers' names in order, for files that do not contain the order; see `layer_order`.
     """
     import numpy as np
     import torch
@@ -244,93 +262,96 @@ def read_network(path: Path, order: Sequence[str] | None = None) -> NetworkFile:
             metadata = file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path}: cannot be read as safetensors ({error})") from None
-    kinds = {value.dtype for value in state.values()}
-    if odd := [kind for kind in kinds if not kind.is_floating_point]:
-        raise ModelError(f"{path}: holds values of type {odd[0]}; only dense layers can be fused")
+    dtypes = {value.dtype for value in state.values()}
+    if unsupported := [dtype for dtype in dtypes if not dtype.is_floating_point]:
+        raise ModelError(
+            f"{path}: holds values of type {unsupported[0]}; only dense layers can be fused"
+        )
     shapes = {name: tuple(value.shape) for name, value in state.items()}
     chain = Chain.read(
         {name: value.double().numpy() for name, value in state.items()},
         str(path),
         layer_order(shapes, metadata, order, str(path)),
     )
-    dtype = np.float64 if torch.float64 in kinds else np.float32
+    dtype = np.float64 if torch.float64 in dtypes else np.float32
     try:
         slices = json.loads(metadata["slices"]) if "slices" in metadata else None
     except json.JSONDecodeError:
-        raise ModelError(f"{path}: its metadata about slices is damaged") from None
+        raise ModelError(f"{path}: its metadata about slices are not valid JSON") from None
     return NetworkFile(path, chain, dtype, slices)
 
 
 def network_files(paths: Sequence[Path], out: Path) -> list[Path]:
-    """Files as they are, and of every folder the networks in it, by number or name; never `out` itself.
+    """Return the files to fuse: every folder in `paths` is replaced by the networks in it, without `out`.
 
-    A folder is what a swarm left behind: one safetensors file per peer that finished. Of a folder with
-    several runs, it is the latest.
+    A folder holds the results of a swarm: one safetensors file for each peer that finished. If it holds
+    several runs, the latest is used.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         if not path.is_dir():
-            found.append(path)
+            files.append(path)
             continue
         path = find_run(path)
-        inside = [each for each in path.glob("*.safetensors") if each.resolve() != out.resolve()]
-        if not inside:
+        networks = [file for file in path.glob("*.safetensors") if file.resolve() != out.resolve()]
+        if not networks:
             why = "; its peers have not finished" if any(path.glob("*.checkpoint")) else ""
             raise ModelError(
                 f"{path}: there is no network (*.safetensors) in this folder{why}; give the folder that "
                 "gossamer swarm or gossamer simulate --networks wrote"
             )
-        found += sorted(inside, key=lambda each: (len(each.stem), each.stem))
-    return found
+        files += sorted(networks, key=lambda file: (len(file.stem), file.stem))  # 2 before 10
+    return files
 
 
 def check_target(path: Path, *, force: bool) -> None:
-    """Refuse an output that exists, or a folder that does not, before any work is done."""
+    """Raise if the output file exists (without `force`) or its folder does not, before any work is done."""
     if path.is_dir():
         raise ModelError(f"{path} is a folder: give the name of a file")
     if path.exists() and not force:
         raise ModelError(f"{path} exists: give another name, or --force to replace it")
     if not path.parent.is_dir():
-        raise ModelError(f"{path}: there is no folder {path.parent}; make it first")
+        raise ModelError(f"{path}: there is no folder {path.parent}; create it first")
 
 
 def write_network(path: Path, chain: Chain, dtype: type, metadata: dict[str, str]) -> None:
-    """Write a network as safetensors; a file of that name is replaced at once or not at all.
-
-    The order of its layers joins the metadata.
-    """
+    """Write a network as safetensors, atomically; the order of its layers is added to the metadata."""
     import numpy as np
     from safetensors.numpy import save_file
 
     from ...models import LAYER_ORDER
 
     state = {name: np.ascontiguousarray(value) for name, value in chain.state(dtype).items()}
-    with atomic_path(path) as part:
-        save_file(state, part, {**metadata, LAYER_ORDER: json.dumps(list(state))})
+    with atomic_path(path) as temporary:
+        save_file(state, temporary, {**metadata, LAYER_ORDER: json.dumps(list(state))})
 
 
 def model_groups(networks: Sequence[NetworkFile]) -> list[list[np.ndarray]]:
-    """Labels `[network][hidden part][cell]`: equal for cells of one partial model in all files."""
+    """Return the number of every cell's partial model, as `[network][hidden part][cell]`.
+
+    A partial model has the same number in all networks.
+    """
     import numpy as np
 
-    number: dict[str, int] = {}
-    found = []
+    number_of_model: dict[str, int] = {}
+    groups = []
     for network in networks:
         if network.slices is None:
             raise ModelError(
-                f"{network.path}: says nothing about its partial models, so cells cannot be kept "
-                "inside them; save it with SlicedNetwork.save, or leave out --within-models"
+                f"{network.path}: does not contain its partial models, so --within-models cannot be used; "
+                "save it with SlicedNetwork.save, or leave the option out"
             )
-        labels = [np.full(width, -1) for width in network.chain.widths]
-        for model, parts in network.slices.items():
-            for label, cells in zip(labels, parts, strict=True):
-                label[cells] = number.setdefault(model, len(number))
-        found.append(labels[1:-1])
-    return found
+        models_by_part = [np.full(width, -1) for width in network.chain.widths]
+        for model, cells_by_part in network.slices.items():
+            number = number_of_model.setdefault(model, len(number_of_model))
+            for model_numbers, cells in zip(models_by_part, cells_by_part, strict=True):
+                model_numbers[cells] = number
+        groups.append(models_by_part[1:-1])
+    return groups
 
 
 def read_counts(path: Path) -> np.ndarray:
-    """Sample counts: a JSON list with one list of numbers per network."""
+    """Read sample counts: a JSON list with one list of numbers per network."""
     import numpy as np
 
     try:
@@ -339,7 +360,7 @@ def read_counts(path: Path) -> np.ndarray:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, TypeError) as error:
         raise ModelError(
-            f"{path}: is no list of lists of numbers, one list per network ({error})"
+            f"{path}: is not a list of lists of numbers, one list per network ({error})"
         ) from None
 
 
@@ -347,40 +368,41 @@ def read_counts(path: Path) -> np.ndarray:
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-_STEPS = 10_000
-"""Partial chains that are tried before the user is asked; a network of 50 layers needs a few hundred."""
+_MAX_SEARCH_STEPS = 10_000
+"""Partial chains that are tried before the user is asked for --order; 50 layers need a few hundred."""
 
 
 def layer_order(
     shapes: Shapes, metadata: Mapping[str, str], given: Sequence[str] | None, file: str
 ) -> list[str]:
-    """The names of a file's values in the order in which they run, each layer's weight first.
+    """Return the names of a file's tensors in the order in which layers are applied, weights before biases.
 
-    A safetensors file lists its values by name, which says nothing about the order in which they run. What
-    says it, from the surest on: the file's own metadata (`SlicedNetwork.save` writes it), the user, the
-    shapes of the layers where they fit together in one way only, and numbers in names, as those of a
-    Sequential.
+    A safetensors file lists its tensors by name, so the order of its layers must be found. Sources of the
+    order, the most reliable first: the file's metadata (written by `SlicedNetwork.save`), the user's --order,
+    the layers' shapes if they fit together in only one way, and numbers in names, as in a torch Sequential.
 
-    given: what the user says: names of layers, or of values, in order.
+    given: the user's --order: names of layers or of tensors.
 
-    Raises ModelError, with the remedy, for an order that does not fit, and where none can be told.
+    Raises ModelError if the order does not fit the shapes or cannot be found.
     """
     layers = _Layers(shapes, file)
-    recorded = layers.recorded(metadata)
-    listed = layers.listed(given) if given else None
-    if recorded is None:
-        return layers.with_rest(layers.by_shapes() if listed is None else listed)
-    asked, own = layers.weights_of(listed or recorded), layers.weights_of(recorded)
-    if asked != own:
+    from_metadata = layers.order_from_metadata(metadata)
+    from_user = layers.order_from_user(given) if given else None
+    if from_metadata is None:
+        return layers.complete(layers.order_from_shapes() if from_user is None else from_user)
+    in_metadata = layers.weights_of(from_metadata)
+    in_option = in_metadata if from_user is None else layers.weights_of(from_user)
+    if in_option != in_metadata:
         raise ModelError(
-            f"{file}: --order says {_join(asked)}, the file itself says {_join(own)}; leave out --order"
+            f"{file}: --order says {_join(in_option)}, the file itself says {_join(in_metadata)}; leave out "
+            "--order"
         )
-    return recorded
+    return from_metadata
 
 
 @dataclass(frozen=True)
 class _Layers:
-    """The values of a file by their shapes; those with two dimensions are the weights of its layers."""
+    """The tensors of a file, given by their shapes; those with two dimensions are the weights of layers."""
 
     shapes: Shapes
     file: str
@@ -388,8 +410,8 @@ class _Layers:
     def weights_of(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if len(self.shapes[name]) == 2]
 
-    def recorded(self, metadata: Mapping[str, str]) -> list[str] | None:
-        """The order that the file's metadata gives, if any."""
+    def order_from_metadata(self, metadata: Mapping[str, str]) -> list[str] | None:
+        """Return the order of all tensors in the file's metadata; None if they do not contain it."""
         from ...models import LAYER_ORDER
 
         if LAYER_ORDER not in metadata:
@@ -401,37 +423,37 @@ class _Layers:
         except (json.JSONDecodeError, TypeError):
             pass
         raise ModelError(
-            f"{self.file}: its metadata about the order of layers is damaged; save it again"
+            f"{self.file}: its metadata about the order of layers are invalid; save it again"
         )
 
-    def listed(self, given: Sequence[str]) -> list[str]:
-        """The values that the user named, a layer standing for its weight and what is beside it."""
+    def order_from_user(self, given: Sequence[str]) -> list[str]:
+        """Return the tensors that --order names; a layer's name stands for all its tensors, weight first."""
         shapes, where = self.shapes, f"{self.file}: --order"
         names: list[str] = []
-        for one in given:
-            meant = [one] if one in shapes else sorted(n for n in shapes if _module(n) == one)
-            if not meant:
+        for text in given:
+            tensors = [text] if text in shapes else sorted(n for n in shapes if _module(n) == text)
+            if not tensors:
                 known = dict.fromkeys(
                     _module(name) or name for name in sorted(shapes, key=_natural)
                 )
                 raise ModelError(
-                    f"{where} names {one!r}, which is no layer of it; its layers are {_join(known)}"
+                    f"{where} names {text!r}, which is not one of its layers: {_join(known)}"
                 )
-            names += sorted(meant, key=lambda name: len(shapes[name]) != 2)
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ModelError(f"{where} names {_layer(twice)!r} twice")
+            names += sorted(tensors, key=lambda name: len(shapes[name]) != 2)
+        if duplicate := next((name for name in names if names.count(name) > 1), None):
+            raise ModelError(f"{where} names {_layer(duplicate)!r} twice")
         if missing := [name for name in self.weights_of(shapes) if name not in names]:
             raise ModelError(f"{where} leaves out {_join(missing)}; name every layer")
-        for one, other in pairwise(self.weights_of(names)):
-            if shapes[one][0] != shapes[other][1]:
+        for layer, following in pairwise(self.weights_of(names)):
+            if shapes[layer][0] != shapes[following][1]:
                 raise ModelError(
-                    f"{where} puts {_layer(other)!r}, which takes {shapes[other][1]} inputs, behind "
-                    f"{_layer(one)!r}, which has {shapes[one][0]} cells"
+                    f"{where} puts {_layer(following)!r}, which has {shapes[following][1]} inputs, after "
+                    f"{_layer(layer)!r}, which has {shapes[layer][0]} cells"
                 )
         return names
 
-    def by_shapes(self) -> list[str]:
-        """The one chain that the layers form; where shapes allow several, numbers in their names decide."""
+    def order_from_shapes(self) -> list[str]:
+        """Return the only chain that the layers form; if shapes allow several, numbers in names decide."""
         weights = self.weights_of(self.shapes)
         chains = self._two_chains(weights, numbered=False)
         if len(chains) == 2 and len(numbered := self._two_chains(weights, numbered=True)) == 1:
@@ -450,67 +472,71 @@ class _Layers:
         )
 
     def _two_chains(self, weights: Sequence[str], *, numbered: bool) -> list[list[str]]:
-        """Orders of the layers in which each takes what the one before it gives: the first two found.
+        """Return the first two orders of the layers in which each layer has as many inputs as the layer
+        before it has cells. Fewer than two are returned if there are no more.
 
-        numbered: only those in which layers whose names differ by a number stand by their numbers.
+        numbered: only orders in which layers whose names differ by a number are in the order of the numbers.
         """
-        found: list[list[str]] = []
+        complete: list[list[str]] = []
         stack: list[list[str]] = [[]]
-        for _ in range(_STEPS):
-            if not stack or len(found) == 2:
-                return found
+        for _ in range(_MAX_SEARCH_STEPS):
+            if not stack or len(complete) == 2:
+                return complete
             chain = stack.pop()
-            rest = [name for name in weights if name not in chain]
-            if not rest:
-                found.append(chain)
-            for name in rest:
+            remaining = [name for name in weights if name not in chain]
+            if not remaining:
+                complete.append(chain)
+            for name in remaining:
                 fits = not chain or self.shapes[chain[-1]][0] == self.shapes[name][1]
-                if fits and not (numbered and any(_precedes(other, name) for other in rest)):
+                if fits and not (numbered and any(_precedes(other, name) for other in remaining)):
                     stack.append([*chain, name])
         raise ModelError(
-            f"{self.file}: the order of its {len(weights)} layers cannot be told from their shapes; give it "
-            "with --order NAME,NAME,…"
+            f"{self.file}: the order of its {len(weights)} layers cannot be derived from their shapes; give "
+            "it with --order NAME,NAME,…"
         )
 
-    def with_rest(self, listed: Sequence[str]) -> list[str]:
-        """The listed values, and behind each layer those of its own that were not listed."""
-        layers = self.weights_of(listed)
-        loose = [name for name in sorted(self.shapes, key=_natural) if name not in listed]
+    def complete(self, order: Sequence[str]) -> list[str]:
+        """Return the order with the file's other tensors added, each after the layer to which it belongs."""
+        layers = self.weights_of(order)
+        missing = [name for name in sorted(self.shapes, key=_natural) if name not in order]
         if not layers:
-            return loose
-        behind = {layer: [layer] for layer in layers}
-        for name in loose:
-            behind[self._owner(layers, name)].append(name)
-        return [each for name in listed for each in behind.get(name, [name])]
+            return missing
+        tensors_of_layer = {layer: [layer] for layer in layers}
+        for name in missing:
+            tensors_of_layer[self._layer_of(name, layers)].append(name)
+        return [tensor for name in order for tensor in tensors_of_layer.get(name, [name])]
 
-    def _owner(self, layers: Sequence[str], name: str) -> str:
-        """The layer that a value belongs to: its module's, the last with a lower number, or the only one."""
-        for one in layers:
-            if _module(one) == _module(name):
-                return one
+    def _layer_of(self, name: str, layers: Sequence[str]) -> str:
+        """Return the layer to which a tensor such as a bias belongs.
+
+        This is the layer of the same torch module; else, of the layers with a fitting number of cells, the
+        last one with a lower number in its name, or the only one.
+        """
+        for layer in layers:
+            if _module(layer) == _module(name):
+                return layer
         fitting = [layer for layer in layers if self.shapes[name] == self.shapes[layer][:1]]
-        if before := [layer for layer in fitting if _precedes(layer, name)]:
-            return max(before, key=_natural)
+        if preceding := [layer for layer in fitting if _precedes(layer, name)]:
+            return max(preceding, key=_natural)
         if len(fitting) > 1:
             raise ModelError(
-                f"{self.file}: {name!r} may belong to any of the layers {_join(fitting)}; list it behind its "
-                "own with --order NAME,NAME,…"
+                f"{self.file}: {name!r} may belong to any of the layers {_join(fitting)}; list it after its "
+                "layer with --order NAME,NAME,…"
             )
-        return (
-            fitting[0] if fitting else layers[-1]
-        )  # where nothing fits, reading the chain says so
+        # If no layer fits, any will do: Chain.read raises an error that names the tensor.
+        return fitting[0] if fitting else layers[-1]
 
 
-def _precedes(one: str, other: str) -> bool:
-    """Whether two names differ first by a number, which is lower in the first."""
-    for mine, theirs in zip(one.split("."), other.split("."), strict=False):
-        if mine != theirs:
-            return mine.isdecimal() and theirs.isdecimal() and int(mine) < int(theirs)
+def _precedes(name: str, other: str) -> bool:
+    """Return whether the first difference of two dotted names is a number that is lower in `name`."""
+    for step, other_step in zip(name.split("."), other.split("."), strict=False):
+        if step != other_step:
+            return step.isdecimal() and other_step.isdecimal() and int(step) < int(other_step)
     return False
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
-    """A sorting key by which `layer.9` stands before `layer.10`."""
+    """Return a sort key that puts `layer.9` before `layer.10`."""
     return [
         (not step.isdecimal(), int(step) if step.isdecimal() else 0, step)
         for step in name.split(".")
@@ -518,12 +544,15 @@ def _natural(name: str) -> list[tuple[bool, int, str]]:
 
 
 def _module(name: str) -> str:
+    """Return the name of the torch module that has a tensor: `layer.9` for `layer.9.bias`."""
     return name.rpartition(".")[0]
 
 
 def _layer(name: str) -> str:
+    """Return a layer's name as --order accepts it, without `.weight`."""
     return name.removesuffix(".weight")
 
 
 def _join(names: Iterable[str]) -> str:
+    """Return layers' names in the form of --order."""
     return ",".join(map(_layer, names))

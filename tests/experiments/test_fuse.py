@@ -94,7 +94,7 @@ def test_cells_stay_inside_their_partial_models(fuse: Run) -> None:
     assert load_file("bound.safetensors")["0.weight"].shape[0] == 10  # four of a's stay alone
     refused = fuse("plain.safetensors", "-o", "x.safetensors", "--within-models")
     assert refused.code == 2
-    assert "says nothing about its partial models" in refused.err
+    assert "does not contain its partial models" in refused.err
 
 
 def named(
@@ -183,12 +183,12 @@ def test_an_activation_with_slopes_belongs_to_the_layer_before_it(
         (["square"], "give the right one with --order NAME,NAME,…"),
         (["loop"], "more than one order"),
         (["square", "--order", "zeta,mid"], "--order leaves out alpha; name every layer"),
-        (["square", "--order", "zeta,mid,beta"], "'beta', which is no layer of it; its layers are"),
+        (["square", "--order", "zeta,mid,beta"], "'beta', which is not one of its layers: "),
         (["square", "--order", "zeta,mid,mid,alpha"], "--order names 'mid' twice"),
-        (["chain", "--order", "mid,zeta,alpha"], "puts 'zeta', which takes 4 inputs, behind 'mid'"),
+        (["chain", "--order", "mid,zeta,alpha"], "puts 'zeta', which has 4 inputs, after 'mid'"),
         (["apart"], "its layers form no chain ('alpha.weight' 5 to 3, 'zeta.weight' 4 to 6)"),
         (["slopes"], "'slope' may belong to any of the layers zeta,mid"),
-        (["damaged"], "its metadata about the order of layers is damaged"),
+        (["damaged"], "its metadata about the order of layers are invalid"),
     ],
 )
 def test_an_order_that_cannot_be_is_one_line(fuse: Run, arguments: list[str], message: str) -> None:
@@ -257,7 +257,7 @@ def test_nothing_is_written_when_an_input_is_bad(fuse: Run, tmp_path: Path) -> N
         (["a", "--data", "digits", "--activation", "step"], "--activation step: there are relu"),
         (["a", "--data", "digits", "--activation", "relu"], "has 64 inputs and 10 classes"),
         (["a", "--counts", "nowhere.json"], "nowhere.json: cannot be read"),
-        (["a", "--counts", "text.safetensors"], "is no list of lists of numbers"),
+        (["a", "--counts", "text.safetensors"], "is not a list of lists of numbers"),
         (["a", "-o", "nowhere/out.safetensors"], "there is no folder nowhere"),
         (["a", "-o", "."], "is a folder"),
     ],
