@@ -1,4 +1,7 @@
-"""The `gossamer` command: simulations and studies here, other groups of commands in modules beside it."""
+"""The `gossamer` command: its entry point, and the commands for simulations and studies.
+
+The other groups of commands are in the other modules of this package.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +45,8 @@ if TYPE_CHECKING:
     from ..results import Results
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"gossamer {__version__}")
         raise typer.Exit
 
@@ -54,22 +57,25 @@ Version = Annotated[bool, typer.Option("--version", callback=_print_version, is_
 @app.callback(help="Peers learn together by gossip, with no server in charge.")
 @with_options
 def _options(*, version: Version = False, debug: bool = False, threads: AtLeastOne = 1) -> None:
-    """Set what holds for all commands.
+    """Set the options of all commands.
 
     Args:
         version: Print the version.
         debug: Show the traceback of an error.
-        threads: Threads inside one matrix product; runs go side by side instead.
+        threads: Threads that torch uses in one operation. More seldom help: peers and runs are computed
+            in parallel already.
     """
     Torch.threads = threads
 
 
 @command("demo")
 def demo_command(*, broker: str | None = None, output: Output) -> None:
-    """Sixteen live peers, sixteen tasks: alone, everything averaged, partial models. With a picture.
+    """Run 16 live peers with 16 different tasks, three times: sharing nothing, everything, partial models.
+
+    Prints and draws the accuracy of the three swarms.
 
     Args:
-        broker: A broker's address, or nats or mosquitto to start one (the default).
+        broker: The address of a running broker, or nats or mosquitto to start one (the default).
     """
     load_torch()
     from ..live.run import run_demo
@@ -87,14 +93,14 @@ def simulate_command(
     networks: YesOrNo = False,
     show_settings: bool = False,
 ) -> None:
-    """Run a swarm in one process and leave its metrics, summary and picture in a folder.
+    """Simulate a swarm in one process, and save its metrics, a summary and a plot.
 
-    Every run has a folder of its own: results/NAME/001, 002, …; results/NAME/latest is the last one.
-    Ctrl-C stops it and keeps what was computed.
+    Every run gets its own folder: results/NAME/001, 002, …; results/NAME/latest is the last one.
+    Ctrl-C stops the run; results so far are kept.
 
     Args:
         config: A TOML file; examples are in experiments/configs.
-        networks: Keep every peer's network as safetensors.
+        networks: Save every peer's network as safetensors.
     """
     from ..config.tables import load_config
 
@@ -109,13 +115,14 @@ def simulate_command(
         show_config(settings, str(config), out=(output.out, folder), networks=(networks, False))
         return
     results = output.results(folder, "simulate")
-    load_torch()  # only now, so that a mistake in the config is told without waiting for torch
+    load_torch()  # after the config is checked: importing torch takes seconds
     simulate = _in_lockstep if settings.time is None else _in_virtual_time
     files = simulate(settings, str(config), results, networks)
     console.print_written([results.folder / "metrics.jsonl", *files])
 
 
 def _in_lockstep(settings: Config, source: str, results: Results, networks: bool) -> list[Path]:
+    """Simulate a config without a [time] table; return the files that were written."""
     from ..arena import Simulation, simulate
 
     simulation = Simulation.of(settings, source)
@@ -131,7 +138,7 @@ def _in_lockstep(settings: Config, source: str, results: Results, networks: bool
 
 
 def _in_virtual_time(settings: Config, source: str, results: Results, networks: bool) -> list[Path]:
-    """Simulate a config that has a [time] table."""
+    """Simulate a config with a [time] table; return the files that were written."""
     from ..arena import simulate_in_time
 
     last: Mean | None = None
@@ -139,7 +146,7 @@ def _in_virtual_time(settings: Config, source: str, results: Results, networks: 
     def show(mean: Mean) -> None:
         nonlocal last
         last = mean
-        latest = f"accuracy {mean.accuracy:.3f}" if mean.peers else "nobody there"
+        latest = f"accuracy {mean.accuracy:.3f}" if mean.peers else "no peers present"
         bar.update(task, completed=round(mean.time), latest=latest)
 
     with console.progress("seconds") as bar:
@@ -156,7 +163,7 @@ def _in_virtual_time(settings: Config, source: str, results: Results, networks: 
     if last and last.peers:
         console.say(
             f"accuracy {last.accuracy:.3f}: the mean over the {last.peers} of {settings.peers} peers "
-            "that are there at the end"
+            "that are present at the end"
         )
     else:
         console.say("no accuracy: all peers have left by the end")
@@ -172,14 +179,14 @@ def compare_command(
     output: Output,
     show_settings: bool = False,
 ) -> None:
-    """Compare methods of learning together: accuracy per client, bytes and time, with a picture.
+    """Compare methods of federated learning: accuracy per client, bytes and time, with a plot.
 
-    Interrupted, it goes on where it stopped. A changed config gets a new folder, to which runs that it
-    has in common with earlier ones are copied; --force runs them all again.
+    After an interruption, the same command continues where it stopped. If the config was changed, a new
+    folder is used, and results of runs that did not change are copied; --force runs all of them again.
 
     Args:
-        config: A TOML file; experiments/configs/compare.toml is one.
-        only: Only this method of the file; repeat for more.
+        config: A TOML file, such as experiments/configs/compare.toml.
+        only: Run only this method of the config; repeat for more.
     """
     load_torch()
     from ..federated.comparison import choose, comparison_study, load_comparison
@@ -207,25 +214,25 @@ def paper_command(
     only: list[str] | None = None,
     output: Output,
 ) -> None:
-    """Run a paper's experiment: JSON lines, a summary table and the figure in the paper's form.
+    """Reproduce an experiment of a paper: writes records, a summary table and the paper's figure.
 
-    Most take long at the paper's size; interrupted, they go on where they stopped. Runs that an earlier
-    one has in common are copied from its folder; --force runs them all again.
+    Most experiments take long at the paper's size; after an interruption, the same command continues
+    where it stopped. Runs that an earlier call has finished are copied; --force runs them again.
 
     Args:
-        name: A reproduction's name, or LIST to see them.
-        quick: A minute or two on the built-in digits.
-        runs: Seeds per point; the paper's if left out.
-        only: Only this line of the figure; repeat for more.
+        name: The experiment's name, or list to print all names.
+        quick: A small version on the built-in digits, which takes a minute or two.
+        runs: Seeds per point of the figure; if left out, as many as in the paper.
+        only: Compute only this line of the figure; repeat for more.
     """
-    given = {"quick": quick, "runs": runs, "jobs": jobs, "only": only}
-    _run("paper", PAPERS, name, given, output)
+    options = {"quick": quick, "runs": runs, "jobs": jobs, "only": only}
+    _run("paper", PAPERS, name, options, output)
 
 
 @command("study")
 def study_command(
     name: Annotated[
-        str, typer.Argument(help=f"{', '.join(STUDIES)}, or LIST to see what they measure.")
+        str, typer.Argument(help=f"{', '.join(STUDIES)}, or list to print what they measure.")
     ] = "list",
     *,
     quick: bool = False,
@@ -233,21 +240,21 @@ def study_command(
     only: list[str] | None = None,
     output: Output,
 ) -> None:
-    """Measure trust: what private averaging hides and costs, or what guards make of attacks.
+    """Measure what masked (private) averaging hides and costs, or how well peers withstand attacks.
 
     Args:
-        quick: Smaller: seconds, not minutes.
-        only: Only this line of the figure; repeat for more.
+        quick: A small version, which takes seconds instead of minutes.
+        only: Compute only this line of the figure; repeat for more.
     """
     _run("study", STUDIES, name, {"quick": quick, "jobs": jobs, "only": only}, output)
 
 
 @command("sweep")
 def sweep_command(config: Path, *, jobs: AtLeastOneIfGiven = None, output: Output) -> None:
-    """Run every combination of a config's sweep table, side by side, and tabulate them.
+    """Simulate every combination of the values in a config's sweep table, and print a table of results.
 
-    Interrupted, it goes on where it stopped. A changed config gets a new folder, to which runs that it
-    has in common with earlier ones are copied; --force runs them all again.
+    After an interruption, the same command continues where it stopped. If the config was changed, a new
+    folder is used, and results of runs that did not change are copied; --force runs all of them again.
 
     Args:
         config: A TOML file with a sweep table.
@@ -255,7 +262,7 @@ def sweep_command(config: Path, *, jobs: AtLeastOneIfGiven = None, output: Outpu
     from ..config.tables import load_config
 
     settings = load_config(config)
-    load_torch()  # only now, so that a mistake in the config is told without waiting for it
+    load_torch()  # after the config is checked: importing torch takes seconds
     from ..study import run_study
     from ..study.sweep import sweep_study
 
@@ -266,33 +273,34 @@ def sweep_command(config: Path, *, jobs: AtLeastOneIfGiven = None, output: Outpu
 
 def _run(
     command: str,
-    known: Mapping[str, Paper],
+    papers: Mapping[str, Paper],
     name: str,
-    given: Mapping[str, Any],
+    options: Mapping[str, Any],
     output: Output,
 ) -> None:
+    """Run one of `papers`, or list them: the body of `gossamer paper` and `gossamer study`."""
     if name.lower() == "list":
-        rows = [(one.name, one.section, one.title) for one in known.values()]
+        rows = [(paper.name, paper.section, paper.title) for paper in papers.values()]
         console.table(f"gossamer {command} NAME", ["name", "where", "what"], rows)
         return
-    if name not in known:
+    if name not in papers:
         what = "reproduction" if command == "paper" else command
         raise ConfigError(
-            f"no {what} is called {name!r}; {hint(name, known, are='there are', cutoff=0.6)}"
+            f"no {what} is called {name!r}; {hint(name, papers, are='there are', cutoff=0.6)}"
         )
-    paper = known[name]
-    for option, value in given.items():
+    paper = papers[name]
+    for option, value in options.items():
         if value and option not in paper.takes:
-            takes = ", ".join(f"--{one}" for one in sorted(paper.takes))
+            takes = ", ".join(f"--{each}" for each in sorted(paper.takes))
             takes = takes or "no options but --out and --force"
             raise ConfigError(f"{name} does not take --{option}; it takes {takes}")
-    folder = f"{name}-quick" if given["quick"] and command == "paper" else name
+    folder = f"{name}-quick" if options["quick"] and command == "paper" else name
     results = output.results(f"results/{command}/{folder}", f"{command} {name}")
     load_torch()
-    study = paper.study(quick=given["quick"], runs=given.get("runs")).only(given["only"])
+    study = paper.study(quick=options["quick"], runs=options.get("runs")).only(options["only"])
     from ..study import run_study
 
-    run_study(study, results, jobs=given["jobs"])
+    run_study(study, results, jobs=options["jobs"])
 
 
 @command("virtual")
@@ -311,22 +319,22 @@ def virtual_command(
     seed: int = 0,
     output: Output,
 ) -> None:
-    """Average random numbers by push-sum in virtual time, with peers that learn nothing.
+    """Simulate push-sum averaging of random numbers, without learning: for many thousand peers.
 
-    Prints how far estimates are from the average, and what the simulation cost.
+    Prints the error of the peers' estimates of the average, and the time and memory that were used.
 
     Args:
-        peers: Peers.
-        coordinates: Numbers that each of them has.
-        seconds: Virtual seconds.
-        topology: Who may talk to whom.
-        pause: Time between two pushes: exponential:1, uniform:0.5:1.5, …
-        delay: Time that a message takes.
-        stragglers: Share of peers ten times slower.
-        loss: Share of messages that are lost.
-        fanout: Neighbours that share in a push.
-        threads: Threads; the result is the same.
-        seed: The seed of everything random.
+        peers: The number of peers.
+        coordinates: How many numbers each peer has, that is, the length of the averaged vectors.
+        seconds: The simulated (virtual) time in seconds.
+        topology: The graph of peers that may push to each other; see gossamer topology show --help.
+        pause: Virtual seconds between two pushes of a peer: exponential:1, uniform:0.5:1.5, …
+        delay: Virtual seconds that a message takes to arrive, in the same form.
+        stragglers: The share of peers that are ten times slower.
+        loss: The share of messages that are lost.
+        fanout: How many neighbours a peer pushes to at a time.
+        threads: Threads of the simulation; they do not affect the result.
+        seed: The seed of all random choices.
     """
     import numpy as np
 
@@ -352,7 +360,7 @@ def virtual_command(
             for sample in swarm.run(seconds, seconds / 20):
                 samples.append(sample)
                 bar.update(task, completed=round(sample.time), latest=f"error {sample.error:.2e}")
-        taken = time.perf_counter() - started
+        elapsed = time.perf_counter() - started
         results.begin()
         rows = [(f"{s.time:g}", f"{s.error:.4g}", s.events) for s in samples]
         write_csv(folder / "error.csv", ["time", "error", "events"], rows)
@@ -365,8 +373,8 @@ def virtual_command(
     facts = [
         ("peers × coordinates", f"{peers} × {coordinates}"),
         ("events", f"{swarm.events}"),
-        ("events per second", f"{swarm.events / taken:.0f}"),
-        ("microseconds per event", f"{1e6 * taken / max(swarm.events, 1):.2f}"),
+        ("events per second", f"{swarm.events / elapsed:.0f}"),
+        ("microseconds per event", f"{1e6 * elapsed / max(swarm.events, 1):.2f}"),
         ("error at the end", f"{samples[-1].error:.3g}"),
         ("weight gained or lost", f"{swarm.total()[1] - before[1]}"),
         ("sum gained or lost, relative", f"{drift:.1g}"),
@@ -378,12 +386,13 @@ def virtual_command(
 
 @command("data")
 def data_command(name: str | None = None) -> None:
-    """List the data sets, or load one and say what is in it.
+    """List the data sets, or load one and print its sizes.
 
-    Files are found through the environment variable GOSSAMER_DATA or the cache folder.
+    Files are searched for in the folder that the environment variable GOSSAMER_DATA names, and in the
+    cache folder.
 
     Args:
-        name: A data set to load and describe.
+        name: A data set to load and describe; if left out, all names are listed.
     """
     from ..data import load, names
 
@@ -392,26 +401,26 @@ def data_command(name: str | None = None) -> None:
         return
     if name in names() or ":" in name:
         load_torch()
-    found = load(name)
-    groups = "none" if found.train.group is None else len(found.train.group.unique())
+    dataset = load(name)
+    train, test = dataset.train, dataset.test
     rows = [
-        ("training samples", len(found.train)),
-        ("test samples", len(found.test) if found.test else "kept back by each peer"),
-        ("shape", "×".join(map(str, found.train.x.shape[1:]))),
-        ("classes", found.classes),
-        ("natural groups", groups),
+        ("training samples", len(train)),
+        ("test samples", len(test) if test else "none: each peer holds out some training samples"),
+        ("shape", "×".join(map(str, train.x.shape[1:]))),
+        ("classes", dataset.classes),
+        ("natural groups", "none" if train.group is None else len(train.group.unique())),
     ]
-    console.table(found.name, ["what", "value"], rows)
-    if found.note:
-        console.say(found.note)
+    console.table(dataset.name, ["what", "value"], rows)
+    if dataset.note:
+        console.say(dataset.note)
 
 
 @command("bench")
 def bench_command(only: list[str] | None = None) -> None:
-    """Measure speed and memory as ratios against baselines run beside them (minutes).
+    """Measure speed and memory, as ratios to baselines measured in alternation. Takes minutes.
 
     Args:
-        only: Benchmarks to run; all of them if left out.
+        only: The benchmarks to run; all of them if left out.
     """
     load_torch()
     from ..bench import main_bench
@@ -419,32 +428,32 @@ def bench_command(only: list[str] | None = None) -> None:
     main_bench(only)
 
 
-# The other groups add their commands when they are imported; help lists them in this order.
+# These modules add their commands to `app` when they are imported; help lists them in this order.
 from . import fuse, live, slices, trust  # noqa: E402, F401
 
 app.add_typer(topology_app, name="topology")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command; bad input is one line on stderr and exit code 2.
+    """Run the command. For invalid input it prints one line to stderr and exits with code 2.
 
-    arguments: those of the command line if left out.
+    arguments: if left out, those of the process's command line.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        app(given, prog_name="gossamer")
+        app(arguments, prog_name="gossamer")
     except Stopped as stop:
         console.warn(str(stop))
         sys.exit(INTERRUPTED)
     except (GossamerError, OSError) as error:
-        text = _in_one_line(error)
-        if text is None or "--debug" in given:
+        text = _message_for_user(error)
+        if text is None or "--debug" in arguments:
             raise
         console.err.print("[bold red]error:[/]", escape(text), soft_wrap=True)
         sys.exit(2)
     except SystemExit as stop:
         if stop.code == INTERRUPTED:  # typer has turned Ctrl-C into an exit code
-            console.warn("interrupted; what was computed is kept")
+            console.warn("interrupted; results so far are kept")
         raise
     except BaseException as error:
         if not _comes_from_interrupt(error):
@@ -452,8 +461,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(INTERRUPTED)
 
 
-def _in_one_line(error: GossamerError | OSError) -> str | None:
-    """What to tell the user of an error; None if it is none that a user can mend."""
+def _message_for_user(error: GossamerError | OSError) -> str | None:
+    """Return a one-line message for an error that the user can fix; None for any other error."""
     if isinstance(error, GossamerError):
         return str(error)
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -463,7 +472,10 @@ def _in_one_line(error: GossamerError | OSError) -> str | None:
 
 
 def _comes_from_interrupt(error: BaseException | None) -> bool:
-    """Return True for Ctrl-C, and for an error that it became on its way, as in an import of an enum."""
+    """Return whether an error is Ctrl-C (KeyboardInterrupt), or was raised while one was being handled.
+
+    The second happens if Ctrl-C interrupts an import, which then raises an error of its own.
+    """
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None

@@ -1,7 +1,7 @@
-"""What all commands share: the terminal, how functions become commands, results' folders, and torch.
+"""Shared by all commands: printing to the terminal, turning functions into commands, output options, torch.
 
-Help and mistakes should answer at once, so the modules of commands import what a command needs inside the
-command: torch alone takes two seconds, matplotlib and scipy another.
+Modules of commands import slow packages only inside their commands, so that help and errors about the command
+line are printed at once: importing torch takes two seconds, matplotlib and scipy another second.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ WIDTH_WITHOUT_TERMINAL = 160
 """Width in characters of output to a file or a pipe, so that rows of tables do not wrap."""
 
 FIRST_COLUMN_WIDTH = 16
-"""On a narrow screen the first column of a table, which names the row, shrinks to this and not further."""
+"""The least width of a table's first column, which names the row, on a narrow terminal."""
 
 _NUMBER = re.compile(r"[-+]?(nan|inf|\d+\.?\d*(e[-+]?\d+)?)")
 
-# Rich would turn `:boom:` in a name such as `mine:boom:` into a picture.
+# Without emoji=False, rich would replace `:boom:` in a name such as `mine:boom:`.
 out = Console(highlight=False, emoji=False)
 err = Console(stderr=True, highlight=False, emoji=False)
 for _console in (out, err):
@@ -49,17 +49,20 @@ for _console in (out, err):
 
 
 def say(text: str) -> None:
-    """Print a line of a command's result as it is, brackets too; only the terminal wraps it."""
+    """Print a line of a command's result to stdout, without rich's markup and line breaks."""
     out.print(text, soft_wrap=True, markup=False)
 
 
 def warn(text: str) -> None:
-    """Print a line for people on stderr, in the same way."""
+    """Print a warning or a note to stderr, without rich's markup and line breaks."""
     err.print(text, soft_wrap=True, markup=False)
 
 
 def progress(unit: str) -> bars.Progress:
-    """Return a progress bar: counts of a unit, the task's field `latest`, the time taken and left."""
+    """Return a progress bar on stderr with a count, the task's field `latest`, elapsed and remaining time.
+
+    unit: what is counted, as in "rounds".
+    """
     return bars.Progress(
         bars.SpinnerColumn(),
         "{task.description}",
@@ -76,24 +79,24 @@ def progress(unit: str) -> bars.Progress:
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table of plain text; columns that hold only numbers are right-aligned."""
-    shown = Table(
+    rich_table = Table(
         title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
     )
     for index, name in enumerate(header):
-        cells = [str(row[index]) for row in rows]
-        longest = max((len(line) for cell in cells for line in cell.split("\n")), default=0)
-        shown.add_column(
+        texts = [str(row[index]) for row in rows]
+        longest = max((len(line) for text in texts for line in text.split("\n")), default=0)
+        rich_table.add_column(
             name,
-            justify="right" if cells and all(map(_NUMBER.fullmatch, cells)) else "left",
+            justify="right" if texts and all(map(_NUMBER.fullmatch, texts)) else "left",
             min_width=min(longest, FIRST_COLUMN_WIDTH) if index == 0 else None,
         )
     for row in rows:
-        shown.add_row(*(escape(str(cell)) for cell in row))
-    out.print(shown)
+        rich_table.add_row(*(escape(str(value)) for value in row))
+    out.print(rich_table)
 
 
 def note_defaults(path: Path, config: Config) -> None:
-    """Tell the user if a config file sets no keys: it runs with all defaults, but may be the wrong file."""
+    """Print a note if a config file sets no keys: it is valid, but may be the wrong file."""
     if not config.model_fields_set:
         warn(
             f"{path}: sets no keys, so the defaults are used: {config.peers} peers with network "
@@ -122,105 +125,110 @@ AtLeastOneIfGiven = Annotated[int | None, typer.Option(min=1)]
 YesOrNo = Annotated[bool, typer.Option()]
 """An option that can be negated: `--shrink` and `--no-shrink`."""
 
-SHARED = {
-    "show_settings": "Print every setting and where it comes from, and stop there.",
+COMMON_HELP = {
+    "show_settings": "Print every setting and where its value comes from, and exit without running.",
     "jobs": "Worker processes; one per core if left out.",
-    "ca": "The authority that signed the broker's certificate.",
-    "password_file": "A file with the password of the URL's user; else GOSSAMER_BROKER_PASSWORD is used.",
+    "ca": "The certificate file of the authority (CA) that signed the broker's certificate.",
+    "password_file": "A file with the password of the user in the broker's URL; if left out, the "
+    "environment variable GOSSAMER_BROKER_PASSWORD is used.",
 }
-"""The help of options that several commands have."""
+"""The help of options that several commands have, by the name of the parameter."""
 
 Command = Callable[..., None]
 
 
 def command(name: str, of: typer.Typer = app) -> Callable[[Command], Command]:
-    """Make a function a command: positional parameters are its arguments, keyword-only ones its options.
+    """Make a function a command: positional parameters become arguments, keyword-only ones options.
 
-    What the help says of each stands below `Args:` in the docstring, or in SHARED. A keyword-only parameter
-    whose type is a dataclass stands for its fields, each an option. Whatever else typer must know of an
-    option, such as a second name, stands in the annotation: `Annotated[str, typer.Option("--input")]`.
+    The help of each parameter is taken from `Args:` in the docstring, or from COMMON_HELP. A keyword-only
+    parameter whose type is a dataclass is replaced by one option for each field. An option with another
+    name is annotated with it: `Annotated[str, typer.Option("--input")]`.
+
+    of: the group to which the command is added.
     """
 
     def add(function: Command) -> Command:
-        of.command(name, help=_described(function)[0])(with_options(function))
+        of.command(name, help=_parse_docstring(function)[0])(with_options(function))
         return function
 
     return add
 
 
 def with_options(function: Command) -> Command:
-    """Return a function as typer wants it: its parameters are annotated, those of dataclasses taken apart."""
+    """Return a function for typer: its parameters have typer's annotations, and dataclasses are replaced by
+    one parameter for each field."""
     parameters = list(_parameters(function))
-    groups = {key: kind for key, kind in get_type_hints(function).items() if _is_group(kind)}
+    groups = {name: hint for name, hint in get_type_hints(function).items() if _is_group(hint)}
 
-    def run(**given: Any) -> None:
-        for key, kind in groups.items():
-            given[key] = kind(**{each.name: given.pop(each.name) for each in fields(kind)})
-        function(**given)
+    def run(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        function(**values)
 
     run.__dict__["__signature__"] = inspect.Signature(parameters)
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
 def _parameters(function: Callable[..., object]) -> Iterator[inspect.Parameter]:
-    """A function's parameters as typer reads them, each with its help."""
-    texts = SHARED | _described(function)[1]
+    """Yield a function's parameters with typer's annotations, each with its help."""
+    texts = COMMON_HELP | _parse_docstring(function)[1]
     hints = get_type_hints(function, include_extras=True)
     for parameter in inspect.signature(function).parameters.values():
-        kind, name = hints[parameter.name], parameter.name
-        if _is_group(kind):
-            yield from _parameters(kind)
+        hint, name = hints[parameter.name], parameter.name
+        if _is_group(hint):
+            yield from _parameters(hint)
             continue
-        if get_origin(kind) is Annotated:
-            kind, given = get_args(kind)
-            info = copy(given)
+        if get_origin(hint) is Annotated:
+            hint, shared_info = get_args(hint)
+            info = copy(shared_info)
         elif parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
             info = typer.Argument()
-        elif kind is bool:
+        elif hint is bool:
             info = typer.Option(f"--{name.replace('_', '-')}")
         else:
             info = typer.Option()
         info.help = info.help or texts.get(name)
-        yield parameter.replace(annotation=Annotated[kind, info])
+        yield parameter.replace(annotation=Annotated[hint, info])
 
 
-def _is_group(kind: Any) -> bool:
-    return isinstance(kind, type) and is_dataclass(kind)
+def _is_group(hint: Any) -> bool:
+    """Return whether a type hint is a dataclass: a group of options."""
+    return isinstance(hint, type) and is_dataclass(hint)
 
 
-def _described(function: Callable[..., object]) -> tuple[str, dict[str, str]]:
-    """Return what a docstring says of a command, and of each of its parameters."""
+def _parse_docstring(function: Callable[..., object]) -> tuple[str, dict[str, str]]:
+    """Return the text of a docstring before `Args:`, and the text of each parameter."""
     text, _, rest = inspect.cleandoc(function.__doc__ or "").partition("Args:\n")
     entries = re.split(r"^    (\w+): ", rest, flags=re.MULTILINE)[1:]
     texts = (" ".join(entry.split()) for entry in entries[1::2])
     return text.strip(), dict(zip(entries[::2], texts, strict=True))
 
 
-# --- what they compute with -------------------------------------------------------------------------
+# --- output options and torch -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """Options of commands that leave results.
+    """Options of commands that write results.
 
     Args:
-        out: An empty folder for results; a new one below results/ if left out.
-        force: Replace the newest results, or those in --out, by this run's.
+        out: An empty or new folder for the results; if left out, a new one below results/.
+        force: Replace the results in --out, or, without --out, the newest results.
     """
 
     out: Out = None
     force: bool = False
 
     def results(self, default: Path | str, command: str) -> Results:
-        """Where a command leaves its results: in the folder `out`, or in the next number below `default`."""
+        """Return the results folder of a command: `out`, or the next numbered folder in `default`."""
         exact = self.out is not None
         return Results(self.out or Path(default), command, exact=exact, force=self.force)
 
 
 @contextmanager
 def report_interruption(folder: Path) -> Iterator[None]:
-    """A live swarm that is interrupted is over: its peers have left, and cannot go on another time."""
+    """Turn Ctrl-C into `Stopped`, with a message for live swarms, which cannot be resumed."""
     try:
         yield
     except KeyboardInterrupt:
@@ -230,16 +238,16 @@ def report_interruption(folder: Path) -> Iterator[None]:
 
 
 class Torch:
-    """Torch as commands load it. threads: how many one of its products may use, as --threads says."""
+    """How commands use torch. threads: the value of --threads."""
 
     threads = 1
 
 
 def load_torch() -> None:
-    """Import torch, with the threads of --threads.
+    """Import torch, and let it use as many threads as --threads says.
 
-    It takes two seconds, in which Ctrl-C ends the process without a word. A command calls this when it begins
-    to compute: help and the news that a file is missing should not wait for it.
+    This takes two seconds, during which Ctrl-C ends the process silently. Commands call it after they have
+    checked their input, so that help and errors are printed at once.
     """
     with exit_on_interrupt():
         import torch

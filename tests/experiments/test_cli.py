@@ -182,7 +182,7 @@ def test_interrupted_says_so_and_leaves_code_130(gossamer: Run, tmp_path: Path) 
     (tmp_path / "stops.toml").write_text('[network]\nentry = "stopping:make"\n')
     result = gossamer("simulate", "stops.toml")
     assert result.code == 130
-    assert result.err.splitlines()[-1] == "interrupted; what was computed is kept"
+    assert result.err.splitlines()[-1] == "interrupted; results so far are kept"
     assert "Traceback" not in result.err
 
 
@@ -237,7 +237,7 @@ def test_ctrl_c_keeps_what_was_computed(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 130
-    assert err.splitlines()[-1] == "interrupted; what was computed is kept"
+    assert err.splitlines()[-1] == "interrupted; results so far are kept"
     assert "Traceback" not in err
     assert len((tmp_path / "out" / "summary.csv").read_text().splitlines()) == 1 + 2
     assert (tmp_path / "out" / "accuracy.png").exists()

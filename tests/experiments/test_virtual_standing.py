@@ -142,7 +142,7 @@ time = {training = 1, delay = 0.1, churn = {trace = "trace.csv"}}
     result = runner(tmp_path, monkeypatch, capsys)("simulate", "tiny.toml", "-o", "out")
     assert not result.code
     accuracy = float(mean_of(tmp_path / "out")[0])
-    assert f"accuracy {accuracy:.3f}: the mean over the 3 of 4 peers that are there" in result.out
+    assert f"accuracy {accuracy:.3f}: the mean over the 3 of 4 peers that are present" in result.out
 
 
 def test_a_mistake_leaves_earlier_results_alone(tmp_path: Path) -> None:
