@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from ...peer import BrokerAddress, BrokerTls, PeerSpec, RuleFiles
 
 OWN_BROKER = "mqtt://127.0.0.1"
-"""Stands for the broker that a swarm starts for itself, where its settings are shown alone."""
-VARIABLE = "GOSSAMER_BROKER_PASSWORD"
+"""A placeholder for the URL of the broker that the swarm would start, for --show-settings."""
+PASSWORD_VARIABLE = "GOSSAMER_BROKER_PASSWORD"
 
 Port = Annotated[int, typer.Option(min=0, max=65535)]
 PortIfGiven = Annotated[int | None, typer.Option(min=0, max=65535)]
 
 
-# --- how to reach a broker --------------------------------------------------------------------------
+# --- the connection to a broker ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +37,11 @@ class Link:
     """Options of the connection to a broker.
 
     Args:
-        certificate: Our own certificate, if the broker asks.
-        key: The key of our own certificate.
-        mqtt: Protocol version: 3.1.1 (default) or 5.
-        max_packet: Bytes of the largest packet that the broker takes; found out if left out.
-        keepalive: Seconds of silence before the connection to the broker is tested.
+        certificate: The file of this device's own certificate, for brokers that require one.
+        key: The file of the private key of --certificate.
+        mqtt: The version of MQTT: 3.1.1 (default) or 5.
+        max_packet: The largest packet that the broker accepts, in bytes; if left out, it is found by trial.
+        keepalive: Seconds without traffic before the connection to the broker is tested.
     """
 
     ca: Path | None = None
@@ -53,22 +53,22 @@ class Link:
     password_file: Path | None = None
 
     def given(self) -> dict[str, object]:
-        """Return the options that were given."""
+        """Return the options that are on the command line."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def address(self, url: str) -> BrokerAddress:
-        """Return the broker at a URL, reached with these options but without its password."""
+        """Return the address of the broker at a URL, with these options but without its password."""
         from pydantic import ValidationError
 
         from ...peer import BrokerAddress
 
-        given = {
+        settings = {
             "version" if name == "mqtt" else name: str(value) if isinstance(value, Path) else value
             for name, value in self.given().items()
             if name != "password_file"
         }
         try:
-            return BrokerAddress(url, **given)
+            return BrokerAddress(url, **settings)
         except ValidationError as error:
             mistake = error.errors()[0]
             name = {"version": "mqtt", "url": "broker"}.get(key := str(mistake["loc"][0]), key)
@@ -79,17 +79,18 @@ class Link:
 def broker_password(
     url: str, file: Path | None = None, environment: Mapping[str, str] = os.environ
 ) -> str | None:
-    """The password that goes with a broker's URL: the file's first line, else the environment's.
+    """Return the password of the user in a broker's URL: the first line of a file, or of the environment.
 
-    None where the URL has its own, or no user name: then the variable is meant for another broker. A command
-    line, and so a URL in it, shows in the list of processes.
+    Both are safer than a password in the URL, which other users of the machine see in the list of processes.
+    Without a file, returns None if the URL contains a password, or no user name: then the variable may be
+    meant for another broker.
     """
-    from ...gossip import Address  # which loads what takes long
+    from ...gossip import Address  # slow to import
 
     address = Address.parse(url)
     if file is None:
-        wanted = address.username is not None and address.password is None
-        return environment.get(VARIABLE) or None if wanted else None
+        lacks_password = address.username is not None and address.password is None
+        return environment.get(PASSWORD_VARIABLE) or None if lacks_password else None
     if address.password is not None:
         raise ConfigError(f"{file}: the broker's URL has a password too; leave one of them out")
     if address.username is None:
@@ -117,16 +118,16 @@ def swarm_command(
     output: Output,
     show_settings: bool = False,
 ) -> None:
-    """Run a swarm of live peers as processes of this machine, and watch it in one table.
+    """Run a swarm of live peers as processes on this machine, with a table of their progress.
 
-    Every peer's network is left as safetensors, its metrics as JSON lines; crashed peers are
-    restarted. Every run has a folder of its own: results/NAME-live/001, 002, … Ctrl-C lets the peers
-    hand over and leave.
+    Every peer's network is saved as safetensors, its metrics as JSON lines. A peer that crashes is
+    restarted. Every run gets its own folder: results/NAME-live/001, 002, … After Ctrl-C, each peer hands
+    its values over to the others and leaves.
 
     Args:
         config: A TOML file; the same as for simulate.
-        broker: mqtt://, mqtts://, ws:// or wss:// address, or nats or mosquitto to start one (the
-            default).
+        broker: The address of a running broker (mqtt://, mqtts://, ws:// or wss://), or nats or mosquitto
+            to start one (the default).
     """
     from ...peer import broker_kind
     from ..config.tables import load_config
@@ -143,35 +144,37 @@ def swarm_command(
         address = link.address(broker)
         if password := broker_password(address.url, link.password_file):
             address = address.updated(password=password)
-    elif needless := [name for name in link.given() if name not in ("max_packet", "keepalive")]:
-        option = needless[0].replace("_", "-")
+    elif unusable := [name for name in link.given() if name not in ("max_packet", "keepalive")]:
+        option = unusable[0].replace("_", "-")
         raise ConfigError(f"--{option}: is for a broker named by --broker; leave it out")
     default = Path("results") / f"{settings.name}-live"
     if show_settings:
         from .show_settings import show_swarm
 
-        shown = address or link.address(OWN_BROKER)
+        address = address or link.address(OWN_BROKER)
         starts_one = broker is None
-        show_swarm(settings, str(config), shown, starts_one=starts_one, out=(output.out, default))
+        show_swarm(settings, str(config), address, starts_one=starts_one, out=(output.out, default))
         return
-    load_torch()  # only now, so that a mistake in the config is told without waiting for it
+    load_torch()  # after the config is checked: importing torch takes seconds
     from ..live.run import broker_for, draw_swarm, print_outcome, run_live
 
     results = output.results(default, "swarm")
     with results.opened() as folder:
-        kept: tuple[str, ...] = ()
+        to_keep: tuple[str, ...] = ()
         if settings.trust.kind == "none":
-            console.warn("trust is off: whoever reaches the broker can read and forge")
+            console.warn("trust is off: whoever reaches the broker can read and forge messages")
         else:
-            kept = ("trust",)  # made before the swarm begins
-            console.warn(f"trust: throw-away keys and invitations in {folder / 'trust'}")
-        with report_interruption(folder), broker_for(broker) as own:
+            to_keep = (
+                "trust",
+            )  # the folder of keys, written before results.begin empties the others
+            console.warn(f"trust: temporary keys and invitations are in {folder / 'trust'}")
+        with report_interruption(folder), broker_for(broker) as used_broker:
             outcome = run_live(
                 settings,
                 folder,
-                address or link.address(own.url),
+                address or link.address(used_broker.url),
                 source=str(config),
-                on_planned=lambda: results.begin(keep=kept),
+                on_planned=lambda: results.begin(keep=to_keep),
             )
         print_outcome(settings, outcome)
         pictures = draw_swarm(settings, folder)
@@ -195,28 +198,30 @@ def join_command(
     again: bool = False,
     show_settings: bool = False,
 ) -> None:
-    """Join a swarm from this device: train on its own data, gossip, take the network home.
+    """Join a swarm as one peer on this device: train on its own data, gossip, save the network.
 
-    Started again in the same folder after a crash, the peer goes on from its checkpoint. A peer that has
-    finished says so and ends at once, so that a service manager may restart it at will.
+    After a crash, the same command in the same folder resumes from the peer's checkpoint. If the peer has
+    finished, the command prints that and exits, so that a service manager may restart it at any time.
 
     Args:
-        broker: mqtt://, mqtts://, ws:// or wss:// address.
+        broker: The broker's address: mqtt://, mqtts://, ws:// or wss://.
         swarm: The swarm's name.
-        config: The peer's TOML file.
-        name: The peer's name, if not in the file.
-        identity: Our key file (gossamer keygen): the swarm has trust.
-        invitation: The invitation or ticket that the owner sent.
-        owner: The owner's public key, gossamer-ed25519:…
-        network: A network trained before (safetensors): what it knows counts too.
-        replace: Take the place of a device of this name that may still be alive.
-        out: The device's folder; results/SWARM-NAME if left out.
-        again: Begin anew, though the peer has finished.
+        config: The device's TOML file.
+        name: The peer's name, if it is not in the file.
+        identity: The peer's key file (see gossamer keygen), for a swarm with trust.
+        invitation: The invitation or ticket that the swarm's owner sent, for a swarm with trust.
+        owner: The public key of the swarm's owner, gossamer-ed25519:…
+        network: A trained network (safetensors) whose values are averaged with those of the swarm.
+        replace: Replace a peer of the same name that may still be running on another device.
+        out: The folder for the checkpoint and the results; results/SWARM-NAME if left out.
+        again: Start from the beginning, even if the peer has finished.
     """
     from ...peer import HostSpec, run_guarded
     from ..live.layout import load_join
 
-    sys.path.insert(0, str(config.parent.resolve()))  # an entry point may stand beside its file
+    sys.path.insert(
+        0, str(config.parent.resolve())
+    )  # the file's entry point may be a module beside it
     plan = load_join(
         config, link.address(broker), name=name, network=network, password_file=link.password_file,
         swarm=swarm, identity=identity and str(identity), invitation=invitation and str(invitation),
@@ -239,18 +244,18 @@ def join_command(
     code = run_guarded(HostSpec(plan.broker, str(folder), [spec]))
     if code:
         raise typer.Exit(code)
-    endings = ("safetensors", "jsonl", "report.json")
-    console.print_written([folder / f"{spec.name}.{ending}" for ending in endings])
+    suffixes = ("safetensors", "jsonl", "report.json")
+    console.print_written([folder / f"{spec.name}.{suffix}" for suffix in suffixes])
 
 
 def _may_start(folder: Path, spec: PeerSpec, again: bool) -> bool:
-    """Return False, and say so, if the peer has finished. --again removes its report and checkpoint."""
-    report, checkpoint = (folder / f"{spec.name}.{end}" for end in ("report.json", "checkpoint"))
+    """Return False, and print why, if the peer has finished. With --again, delete report and checkpoint."""
+    report, checkpoint = folder / f"{spec.name}.report.json", folder / f"{spec.name}.checkpoint"
     if again:
         from ...peer import CheckpointLock
 
         lock = CheckpointLock(checkpoint)
-        lock.acquire()  # a running peer keeps its files
+        lock.acquire()  # raises if the peer is running: its files must stay
         try:
             report.unlink(missing_ok=True)
             checkpoint.unlink(missing_ok=True)
@@ -262,16 +267,18 @@ def _may_start(folder: Path, spec: PeerSpec, again: bool) -> bool:
     except (OSError, ValueError, KeyError, TypeError):
         return True  # there is no report, or the peer was killed while it wrote it
     if checkpoint.exists():
-        return True  # its goodbye is said again
+        return (
+            True  # it was stopped before it had left: it publishes its goodbye (last status) again
+        )
     if rounds >= spec.settings.rounds:
         console.say(
-            f"peer {spec.name} has finished its {rounds} rounds (report: {report}); start it with --again "
-            "to begin anew"
+            f"peer {spec.name} has finished its {rounds} rounds (report: {report}); use --again to start "
+            "from the beginning"
         )
         return False
     console.warn(
         f"peer {spec.name} left after {rounds} of {spec.settings.rounds} rounds (report: {report}); it "
-        "begins anew"
+        "starts from the beginning"
     )
     return True
 
@@ -295,31 +302,32 @@ def broker_command(
     peer: list[str] | None = None,
     observer: list[str] | None = None,
 ) -> None:
-    """Run a broker until Ctrl-C: nats-server, which is installed with gossamer, or mosquitto.
+    """Run an MQTT broker until Ctrl-C: nats-server, which is installed with gossamer, or mosquitto.
 
-    With --acl every peer has a password, writes under its own name alone and reads its own mail.
+    With --acl every peer has a password, cannot publish under another peer's name, and cannot read
+    messages to other peers.
 
     Args:
-        host: Address to listen on.
-        port: Port; 0 takes a free one.
+        host: The address to listen on.
+        port: The port to listen on; 0 chooses a free one.
         websockets: Also listen for websockets on this port (nats).
-        kind: nats or mosquitto; if left out, the first that is found.
+        kind: nats or mosquitto; if left out, the first one that is installed.
         embedded: The same as --kind nats.
-        tls: Use TLS, with the certificate authority in this folder; made at the first start.
-        tls_name: --tls: a name or address by which devices reach this machine; repeat for more. Its own
-            names and addresses are always covered.
-        user: NAME:PASSWORD that may come in; repeat for more.
-        acl: Write a swarm's rules and passwords into this folder, and keep to them.
-        swarm: --acl: the swarm's name.
-        peer: --acl: a peer's whole name (label@id); repeat.
-        observer: --acl: somebody who may only watch; repeat.
+        tls: Use TLS, with the certificate authority in this folder, which is created at the first start.
+        tls_name: With --tls: another name or address by which devices reach this machine, for the
+            certificate; repeat for more. The machine's own names and addresses are always included.
+        user: NAME:PASSWORD of a user that may connect; repeat for more.
+        acl: Write access rules and passwords for a swarm into this folder, and enforce them.
+        swarm: With --acl: the swarm's name.
+        peer: With --acl: a peer's full name (label@id); repeat for more.
+        observer: With --acl: the name of a user that may only read; repeat for more.
     """
     from ...peer import KINDS, BrokerSettings, broker_kind, serve
 
     if embedded and kind not in (None, "nats"):
-        raise ConfigError(f"broker: --embedded is --kind nats: leave it or --kind {kind} out")
-    chosen = broker_kind("nats" if embedded else kind)
-    if kind is not None and chosen is None:
+        raise ConfigError(f"broker: --embedded means --kind nats: leave it or --kind {kind} out")
+    program = broker_kind("nats" if embedded else kind)
+    if kind is not None and program is None:
         raise ConfigError(f"broker: --kind {kind}: write {' or '.join(KINDS)}")
     rules = _rules(acl, swarm, peer or [], observer or [], bool(user), port)
     names = tls_name or []
@@ -332,12 +340,15 @@ def broker_command(
         public_name=names[0] if names else None,
         rules=rules,
     )
-    if code := serve(settings, kind=chosen):
+    if code := serve(settings, kind=program):
         raise typer.Exit(code)
 
 
 def _certificates(folder: Path | None, host: str, names: list[str]) -> BrokerTls | None:
-    """Find or make the broker's certificates, and say what devices need of them."""
+    """Load or create the broker's certificates, and print which file peers need.
+
+    host: the address to listen on. names: further names and addresses for the certificate.
+    """
     if folder is None:
         if names:
             raise ConfigError("broker: --tls-name needs --tls FOLDER")
@@ -351,13 +362,13 @@ def _certificates(folder: Path | None, host: str, names: list[str]) -> BrokerTls
                 "broker.lan or 192.168.1.5, without a port"
             )
     authority = Authority.open(require_folder(folder))
-    listening = [host] if is_host(host) and host not in EVERYWHERE else []
-    wanted = [*machine_names(), *listening, *names]
-    if reason := authority.why_renew_server(wanted):
-        authority.issue_server(wanted)
+    listen_names = [host] if is_host(host) and host not in EVERYWHERE else []
+    all_names = [*machine_names(), *listen_names, *names]
+    if reason := authority.why_renew_server(all_names):
+        authority.issue_server(all_names)
         console.say(f"new server certificate: {reason}")
     if is_loopback(host):
-        console.say(f"listens on {host} alone: --host 0.0.0.0 lets other devices connect")
+        console.say(f"listens only on {host}: use --host 0.0.0.0 to let other devices connect")
     console.say(f"peers need: --ca {authority.certificate} (copy it to other devices)")
     return BrokerTls(authority.certificate, authority.server.certificate, authority.server.key)
 
@@ -370,13 +381,16 @@ def _rules(
     users: bool,
     port: int,
 ) -> RuleFiles | None:
-    """Write the rules that were asked for, and say where each password is."""
+    """Write the access rules of --acl, and print where each password is; None without --acl.
+
+    users: whether --user was given, which cannot be combined with --acl.
+    """
     if folder is None:
         if swarm or peers or observers:
             raise ConfigError("broker: --swarm, --peer and --observer need --acl FOLDER")
         return None
     if users:
-        raise ConfigError("broker: --acl makes passwords of its own; leave --user out")
+        raise ConfigError("broker: --acl creates its own passwords; leave --user out")
     if swarm is None or not peers:
         raise ConfigError("broker: --acl needs --swarm NAME and at least one --peer NAME")
     from ...peer import write_rules
@@ -388,6 +402,7 @@ def _rules(
 
 
 def _user(text: str) -> tuple[str, str]:
+    """Split a value of --user into name and password."""
     name, colon, password = text.partition(":")
     if not (name and colon and password):
         raise ConfigError(f"--user {text!r}: write NAME:PASSWORD")

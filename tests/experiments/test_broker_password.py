@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cli_kit import runner
 
-from gossamer.experiments.cli.live import VARIABLE, broker_password
+from gossamer.experiments.cli.live import PASSWORD_VARIABLE, broker_password
 from gossamer.experiments.errors import ConfigError
 from gossamer.experiments.live import run as watch
 from gossamer.experiments.live.layout import load_join
@@ -19,12 +19,12 @@ from gossamer.peer import Broker, BrokerAddress, BrokerSettings, HostSpec, mqtt_
 HOST = "mqtt://127.0.0.1:1"
 URL = "mqtt://anna@127.0.0.1:1"
 OWN = "mqtt://anna:own@127.0.0.1:1"
-ENVIRONMENT = {VARIABLE: "of the environment"}
+ENVIRONMENT = {PASSWORD_VARIABLE: "of the environment"}
 
 
 @pytest.fixture(autouse=True)
 def _no_password(monkeypatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_join_has_an_option_a_key_and_the_environment(tmp_path, monkeypatch, cap
 
     key = 'password_file = "beside"'
     assert join("") == [None]
-    monkeypatch.setenv(VARIABLE, "of the environment")
+    monkeypatch.setenv(PASSWORD_VARIABLE, "of the environment")
     assert join("") == ["of the environment"]
     (tmp_path / "device/beside").write_text("of the key\n")
     assert join(key) == ["of the key"]
@@ -127,7 +127,7 @@ def test_swarm_and_demo_have_it_too(tmp_path, monkeypatch, capsys, secret):
         raise ConfigError("enough")
 
     monkeypatch.setattr(watch, "run_live", run_live)
-    monkeypatch.setenv(VARIABLE, "of the environment")
+    monkeypatch.setenv(PASSWORD_VARIABLE, "of the environment")
     (tmp_path / "swarm.toml").write_text("peers = 2\n")
     run = runner(tmp_path, monkeypatch, capsys, "swarm", "swarm.toml", "--broker", URL)
     assert run().code == 2
@@ -146,7 +146,7 @@ def test_revoke_has_it_too_and_tells_nobody(tmp_path, monkeypatch, capsys, secre
         url = broker.url.replace("//", "//anna@")
         refused = run(*revoke, "--broker", url, "--password-file", str(secret))
         assert (refused.code, "of a file" in refused.err) == (2, False)
-        monkeypatch.setenv(VARIABLE, "right")
+        monkeypatch.setenv(PASSWORD_VARIABLE, "right")
         assert run(*revoke, "--broker", url).code == 0
 
     async def never(*_args, **_options):

@@ -97,7 +97,7 @@ def test_certificate_covers_the_machine_and_every_name_given(tmp_path, mosquitto
         with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
             running.certificate(tmp_path / "tls" / "ca.pem", "broker.lan")
         assert running.url == f"mqtts://127.0.0.1:{running.port}"
-        assert any("--host 0.0.0.0 lets other devices connect" in line for line in running.said)
+        assert any("--host 0.0.0.0 to let other devices connect" in line for line in running.said)
     options = [word for name in names for word in ("--tls-name", name)]
     with broker(tmp_path, *options) as running:
         for name in [*names, *machine_names(), "localhost", "127.0.0.1", "::1"]:

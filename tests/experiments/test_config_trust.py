@@ -128,7 +128,7 @@ def test_a_peers_file_names_its_papers(tmp_path, papers):
             ["--acl", "rules", "--swarm", "g", "--peer", "a", "--kind", "x"],
             "write nats or mosquitto",
         ),
-        (["--acl", "rules", "--kind", "mosquitto", "--embedded"], "--embedded is --kind nats"),
+        (["--acl", "rules", "--kind", "mosquitto", "--embedded"], "--embedded means --kind nats"),
     ],
 )
 def test_rules_that_make_no_sense_are_refused(tmp_path, monkeypatch, arguments, text):

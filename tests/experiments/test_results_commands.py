@@ -292,8 +292,8 @@ def test_a_finished_peer_does_not_start_from_scratch(join, tmp_path: Path) -> No
     result = join()
     assert result.code == 0
     assert result.out == (
-        "peer anna has finished its 5 rounds (report: out/anna.report.json); start it with --again to "
-        "begin anew\n"
+        "peer anna has finished its 5 rounds (report: out/anna.report.json); use --again to start from the "
+        "beginning\n"
     )
     assert join.started == []
     assert contents(tmp_path / "out") == before
@@ -344,12 +344,12 @@ def test_a_peer_that_left_early_says_that_it_begins_anew(join, tmp_path: Path) -
     report(tmp_path / "out", '{"peer": "anna", "rounds": 2}')
     result = join()
     assert (
-        "peer anna left after 2 of 5 rounds (report: out/anna.report.json); it begins anew"
+        "peer anna left after 2 of 5 rounds (report: out/anna.report.json); it starts from the beginning"
         in result.err
     )
     assert len(join.started) == 1
     (tmp_path / "out" / "anna.checkpoint").write_text("it came back since")
-    assert "begins anew" not in join().err
+    assert "starts from the beginning" not in join().err
 
 
 # --- readers ----------------------------------------------------------------------------------------
