@@ -164,9 +164,7 @@ def swarm_command(
         if settings.trust.kind == "none":
             console.warn("trust is off: whoever reaches the broker can read and forge messages")
         else:
-            to_keep = (
-                "trust",
-            )  # the folder of keys, written before results.begin empties the others
+            to_keep = ("trust",)  # written before results.begin, which deletes all other files
             console.warn(f"trust: temporary keys and invitations are in {folder / 'trust'}")
         with report_interruption(folder), broker_for(broker) as used_broker:
             outcome = run_live(

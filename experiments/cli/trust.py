@@ -25,21 +25,22 @@ if TYPE_CHECKING:
     from ...gossip import MqttTransport
     from ...gossip.security import Identity
 
-Written = Annotated[Path, typer.Option("--out", "-o")]
+RequiredOut = Annotated[Path, typer.Option("--out", "-o")]
 
-_ANSWER_SECONDS = 5.0
-"""Seconds in which a broker hands out a retained card and status."""
+_RETAINED_SECONDS = 5.0
+"""Seconds to wait for a peer's retained messages, its card and its status, after subscribing to them."""
 _PUBLISH_SECONDS = 15.0
+"""Seconds to wait until the broker acknowledges a message."""
 
 
 @command("keygen")
 def keygen_command(label: str, *, out: Out = None) -> None:
-    """Make an identity: a private key file that never leaves this device.
+    """Create the key pair of a peer or of a swarm's owner, in a file that must stay on this device.
 
     Prints the name that the peer will have in its swarm, and the public key to send to the owner.
 
     Args:
-        label: What people call this peer (or: owner).
+        label: The first part of the peer's name, LABEL@ID; for an owner's key: owner.
         out: The new key file; LABEL.key if left out.
     """
     from ...gossip.security import Identity, public_text
@@ -58,24 +59,25 @@ def invite_command(
     *,
     owner: Path,
     swarm: str,
-    out: Written,
+    out: RequiredOut,
     peer: str | None = None,
     uses: AtLeastOneIfGiven = None,
     model: list[str] | None = None,
     days: float | None = None,
 ) -> None:
-    """Invite one peer by its public key, or whoever is given an open ticket.
+    """Invite one peer by its public key, or write an open ticket with which several peers may join.
 
-    An invitation may be sent in the open; a ticket is as good as a key: send it as you would one.
+    An invitation is useless without the peer's private key, so it need not be kept secret. A ticket admits
+    anyone who has it: send it only over a secure channel.
 
     Args:
         owner: The owner's key file (gossamer keygen owner).
         swarm: The swarm's name.
-        out: Where to write the invitation.
-        peer: The peer's public key with its label, as keygen printed it.
-        uses: Instead of --peer: an open ticket for so many peers.
-        model: A partial model it admits to; repeat. All if left out.
-        days: How long it is valid: 365 days, an open ticket 7.
+        out: The file for the invitation or ticket.
+        peer: The peer's public key with its label, as gossamer keygen printed it.
+        uses: Instead of --peer: write an open ticket for this number of peers.
+        model: A partial model that the peer may share; repeat for more. All models if left out.
+        days: Days until it expires; if left out, 365 for an invitation and 7 for a ticket.
     """
     if (peer is None) == (uses is None):
         raise ConfigError("invite: give either --peer KEY or --uses N for an open ticket")
@@ -83,8 +85,8 @@ def invite_command(
 
     key = security.Identity.load(owner)
     if peer is not None:
-        labelled = security.read_labelled(peer)
-        invitation = security.invite(key, swarm, *labelled, models=model, days=days or 365.0)
+        label, public = security.read_labelled(peer)
+        invitation = security.invite(key, swarm, label, public, models=model, days=days or 365.0)
         security.save_invitation(out, invitation)
     else:
         assert uses is not None
@@ -111,35 +113,38 @@ def revoke_command(
     ca: Path | None = None,
     password_file: Path | None = None,
 ) -> None:
-    """Put peers or invitations out of the swarm: a signed list that only ever grows.
+    """Exclude peers or invitations from the swarm: adds them to a signed list, and publishes the list.
 
-    Without --peer and --paper the list is published again as it is, after a broker lost it, say.
+    Entries cannot be removed from the list. Without --peer and --paper the list is published unchanged,
+    for example after the broker has lost its retained messages.
 
     Args:
         owner: The owner's key file (gossamer keygen owner).
         swarm: The swarm's name.
-        peer: A peer's name (label@id) or id; repeat.
-        paper: The number of an invitation or ticket; repeat.
-        file: The list so far; SWARM.revocations beside the owner's key if left out.
-        broker: Publish it there, retained; only written if left out.
+        peer: A peer's name (label@id) or id; repeat for more.
+        paper: The number of an invitation or ticket; repeat for more.
+        file: The file of the list; SWARM.revocations in the folder of the owner's key if left out.
+        broker: The address of the broker to which the list is published; if left out, the list is only
+            written to the file.
     """
     from ...gossip.security import Identity, Revocations, revocation_topic
 
     transport = None if broker is None else _transport(broker, "owner", ca, password_file)
     path = file or owner.parent / f"{swarm}.revocations"
     key = Identity.load(owner)
-    known = Revocations.load(path, key.public, swarm)
-    new = known.add(peer or (), paper or ()) if peer or paper else known
-    if new.number == 0:
+    revocations = Revocations.load(path, key.public, swarm)
+    if peer or paper:
+        revocations = revocations.add(peer or (), paper or ())
+    if revocations.number == 0:
         raise ConfigError("revoke: nothing to revoke: give --peer or --paper")
-    data = new.sign(key, swarm)
+    data = revocations.sign(key, swarm)
     try:
-        write_atomically(
-            path, data
-        )  # before it is published: a number must never be used for two lists
+        # The file is written before the list is published: its number must never be used for another list.
+        write_atomically(path, data)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
-    console.say(f"list {new.number}: {len(new.peers)} peers, {len(new.invitations)} invitations")
+    peers, invitations = len(revocations.peers), len(revocations.invitations)
+    console.say(f"list {revocations.number}: {peers} peers, {invitations} invitations")
     console.print_written([path])
     if transport is not None:
 
@@ -152,7 +157,7 @@ def revoke_command(
 
 
 def _transport(url: str, role: str, ca: Path | None, password_file: Path | None) -> MqttTransport:
-    """A connection to a broker, not opened yet."""
+    """Return a transport that is not connected yet; role: part of the MQTT client id."""
     from ...gossip import MqttTransport, TlsFiles
 
     password = broker_password(url, password_file)
@@ -161,12 +166,15 @@ def _transport(url: str, role: str, ca: Path | None, password_file: Path | None)
 
 
 async def _publish(transport: MqttTransport, topic: str, data: bytes, what: str) -> None:
+    """Publish a retained message, and wait for the broker's acknowledgement; what: its name in the error."""
     try:
         async with asyncio.timeout(_PUBLISH_SECONDS):
             await transport.publish(topic, data, retain=True, qos=1)
     except TimeoutError:
-        where = transport.address  # not the URL, which may have a password in it
-        raise ConfigError(f"{where}: the broker did not take the {what} in time") from None
+        where = transport.address  # not the URL, which may contain a password
+        raise ConfigError(
+            f"{where}: the broker did not acknowledge the {what} within {_PUBLISH_SECONDS:g} s"
+        ) from None
 
 
 @command("forget")
@@ -182,18 +190,18 @@ def forget_command(
     ca: Path | None = None,
     password_file: Path | None = None,
 ) -> None:
-    """Declare a peer dead: the others take back what was on its way to it, and stop waiting for it.
+    """Declare a peer dead: the other peers take back their unfinished transfers to it and stop waiting.
 
-    Only one session is declared over. If the peer lives after all, it returns with a new one.
+    Only one session of the peer ends. If the peer is still running, it continues in a new session.
 
     Args:
         url: The broker's address: mqtt://host:port.
         swarm: The swarm's name.
-        name: The dead peer's whole name (label@id with trust).
+        name: The dead peer's full name (label@id with trust).
         owner: The owner's key file, for a swarm with trust.
-        session: The session that is over; the one at the broker if left out.
-        reason: What the peers log.
-        force: Also if the peer is online.
+        session: The session to end; if left out, the one in the peer's retained status or card.
+        reason: The reason that the other peers write to their logs.
+        force: Declare the peer dead even if its status is online.
     """
     from ...gossip import topics
     from ...gossip.security import Death, Identity, sign_death
@@ -206,40 +214,40 @@ def forget_command(
 
     async def declare() -> str:
         async with transport:
-            found = await _look(transport, swarm, name)
-            over = _choose_session(found, key, session, force=force)
-            death = Death(over, reason, "operator" if key is None else key.name, time.time())
+            retained = await _read_retained(transport, swarm, name)
+            dead_session = _choose_session(retained, key, session, force=force)
+            author = "operator" if key is None else key.name
+            death = Death(dead_session, reason, author, time.time())
             data = death.encode() if key is None else sign_death(key, swarm, name, death)
-            await _publish(transport, topics.death(swarm, name), data, "notice")
-        return over
+            await _publish(transport, topics.death(swarm, name), data, "death notice")
+        return dead_session
 
-    over = asyncio.run(declare())
-    console.say(f"{name} of swarm {swarm}: session {over} is declared dead")
+    dead_session = asyncio.run(declare())
+    console.say(f"{name} of swarm {swarm}: session {dead_session} is declared dead")
 
 
 @dataclass
-class _Found:
-    """What the broker keeps of a peer."""
+class _RetainedPeer:
+    """The content of a peer's retained card and status; None for what is missing."""
 
     swarm: str
     name: str
-    card: str | None = None
-    """The session on its card."""
-    status: str | None = None
-    """The session of its last status."""
+    card_session: str | None = None
+    status_session: str | None = None
     state: str | None = None
+    """The state in the status, such as "online" or "left"."""
     trusted: bool | None = None
-    """Whether card and status are signed; None if there is neither."""
+    """Whether card and status are signed."""
     invitation: bytes | None = None
 
-    def read(self, kind: Literal["card", "status"], payload: bytes) -> None:
-        """Take in a card or a status. What nobody can read counts as nothing."""
+    def read(self, message: Literal["card", "status"], payload: bytes) -> None:
+        """Store the content of a card or a status; a malformed one is ignored."""
         from ...gossip.security import TrustError, read_published, signed
 
         head = {}
         if payload.startswith(signed.MAGIC):
             try:
-                head, payload = read_published(self.swarm, self.name, kind, payload)
+                head, payload = read_published(self.swarm, self.name, message, payload)
             except TrustError as error:
                 raise ConfigError(f"forget: {self.name}: {error}") from None
         try:
@@ -248,61 +256,65 @@ class _Found:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return
         self.trusted = bool(head)
-        if kind == "card":
-            self.card, self.invitation = session, head.get("invitation")
+        if message == "card":
+            self.card_session, self.invitation = session, head.get("invitation")
         else:
-            self.status, self.state = session, state
+            self.status_session, self.state = session, state
 
 
-async def _look(transport: MqttTransport, swarm: str, name: str) -> _Found:
-    """Read a peer's retained card and status, as far as there are any."""
+async def _read_retained(transport: MqttTransport, swarm: str, name: str) -> _RetainedPeer:
+    """Receive a peer's retained card and status from the broker."""
     from ...gossip import topics
 
-    found, card = _Found(swarm, name), topics.card(swarm, name)
-    for topic in (card, topics.status(swarm, name)):
+    retained, card_topic = _RetainedPeer(swarm, name), topics.card(swarm, name)
+    for topic in (card_topic, topics.status(swarm, name)):
         await transport.subscribe(topic)
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_ANSWER_SECONDS):
+        async with asyncio.timeout(_RETAINED_SECONDS):
             async for message in transport.messages():
                 if message.payload:
-                    kind = "card" if message.topic == card else "status"
-                    found.read(kind, bytes(message.payload))
-                if found.state == "left" or (found.card and found.status):
+                    which = "card" if message.topic == card_topic else "status"
+                    retained.read(which, bytes(message.payload))
+                if retained.state == "left" or (retained.card_session and retained.status_session):
                     break
-    return found
+    return retained
 
 
 def _choose_session(
-    found: _Found, key: Identity | None, session: str | None, *, force: bool
+    retained: _RetainedPeer, key: Identity | None, session: str | None, *, force: bool
 ) -> str:
-    """The session to declare over; ConfigError says why there is none, or why not."""
+    """Return the session to declare dead. Raises ConfigError if there is none, or it must not be declared.
+
+    key: the owner's. session: the value of --session.
+    """
     from ...gossip.security import TrustError, read_claims
 
-    name, swarm = found.name, found.swarm
-    if found.trusted and key is None:
+    name, swarm = retained.name, retained.swarm
+    if retained.trusted and key is None:
         raise ConfigError(
-            f"forget: swarm {swarm} believes its owner alone: give --owner with the owner's key file"
+            f"forget: swarm {swarm} has trust, so only its owner can do this: give --owner with the owner's "
+            "key file"
         )
-    if found.trusted is False and key is not None:
+    if retained.trusted is False and key is not None:
         raise ConfigError(f"forget: swarm {swarm} has no trust: leave out --owner")
-    if key is not None and isinstance(found.invitation, bytes):
+    if key is not None and isinstance(retained.invitation, bytes):
         try:
-            read_claims(found.invitation, key.public)
+            read_claims(retained.invitation, key.public)
         except TrustError:
             raise ConfigError(
                 f"forget: {key.name} is not the owner that invited {name}: give the key file of "
                 f"swarm {swarm}'s owner"
             ) from None
-    over = session or found.status or found.card
-    if over is None:
+    chosen = session or retained.status_session or retained.card_session
+    if chosen is None:
         raise ConfigError(
-            f"forget: the broker keeps no card or status of {name} in swarm {swarm}: check the names, "
+            f"forget: the broker has no card or status of {name} in swarm {swarm}: check the names, "
             "or give the session with --session"
         )
-    if found.status == over and found.state == "left":
+    if retained.status_session == chosen and retained.state == "left":
         raise ConfigError(f"forget: {name} has left by itself: there is nothing to forget")
-    if found.status == over and found.state == "online" and not force:
+    if retained.status_session == chosen and retained.state == "online" and not force:
         raise ConfigError(
-            f"forget: {name} is online in session {over}: stop it first, or add --force"
+            f"forget: {name} is online in session {chosen}: stop it first, or add --force"
         )
-    return over
+    return chosen

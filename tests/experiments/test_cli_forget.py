@@ -30,7 +30,7 @@ app.command("forget")(cli_trust.forget_command)
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
     """A broker on this machine needs no five seconds to say that it has nothing."""
-    monkeypatch.setattr(cli_trust, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(cli_trust, "_RETAINED_SECONDS", 1.0)
 
 
 def forget(broker, name, *words):
@@ -117,7 +117,7 @@ def test_with_trust_the_owner_signs(mosquitto, run, tmp_path):
     owner = Identity.generate("owner")
     owner.save(tmp_path / "owner.key")
     anna, ben = trusted_peer(run, mosquitto, owner)
-    assert "believes its owner alone: give --owner" in mistake(mosquitto, anna.name)
+    assert "so only its owner can do this: give --owner" in mistake(mosquitto, anna.name)
     other = Identity.generate("other")
     other.save(tmp_path / "other.key")
     words = ("--owner", str(tmp_path / "other.key"))
@@ -139,7 +139,7 @@ def test_a_peer_that_is_online_is_forgotten_by_force_alone(mosquitto, run):
 
 
 def test_mistakes_are_one_clear_line(mosquitto, run, tmp_path):
-    assert "keeps no card or status of nobody in swarm garden" in mistake(mosquitto, "nobody")
+    assert "has no card or status of nobody in swarm garden" in mistake(mosquitto, "nobody")
     assert "session s9" in forget(mosquitto, "nobody", "--session", "s9")
     plain_peer(run, mosquitto, "gone", "left")
     assert (
