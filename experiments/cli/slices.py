@@ -1,4 +1,7 @@
-"""`gossamer slices`: what a network is made of, who shares which cells of it, in numbers and as a picture."""
+"""`gossamer slices`: prints and draws the parts of a network, and which partial model has which cells.
+
+A part is a set of interchangeable cells (neurons, channels, hidden units): usually a layer.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from ...models import SlicedNetwork, SliceSpec, Slicing
 
 CLASSES = 10
+"""The number of outputs of a ready network or a function, which are shown without a data set."""
 NETWORK_HELP = (
     f"A ready network ({', '.join(READY)}), a layout (64=32=10), module:function, or a config file."
 )
@@ -41,23 +45,23 @@ def slices_command(
     peer: Annotated[int, typer.Option(min=0)] = 0,
     output: Output,
 ) -> None:
-    """Print the parts of a network, whose cells they are and who averages what, and draw it.
+    """Print and draw a network's layers, and how many of their cells each partial model has and averages.
 
-    A module that cannot be traced is an error that says which call is to blame.
+    A network that cannot be traced is an error that names the call at fault.
 
     Args:
-        give: MODEL=SHARE or MODEL=LAYOUT: global=0.8, 'global=*:0.8,head:0', group=0-8-10; repeat for
-            more. global=0.8 if left out.
-        depends: MODEL=OTHER: the first depends on the second.
+        give: The cells of a partial model, MODEL=SHARE or MODEL=LAYOUT: global=0.8,
+            'global=*:0.8,head:0', group=0-8-10; repeat for more models. global=0.8 if left out.
+        depends: MODEL=OTHER: the first model depends on the second; repeat for more.
         shape: The shape of one sample, as in 3x32x32.
-        option: An argument of the network's function: hidden=64, 'widths=[8, 16]'.
-        buffers: Batch statistics: average, local or recompute.
-        peer: Of a config: whose network to show.
+        option: An argument of the network's function: hidden=64, 'widths=[8, 16]'; repeat for more.
+        buffers: What happens to the statistics of batch norm: average, local or recompute.
+        peer: With a config: the number of the peer whose network is shown.
     """
     if module.endswith(".toml"):
-        given = {"--give": give, "--depends": depends, "--input": shape, "--option": option}
-        if extra := [name for name, value in given.items() if value]:
-            raise ConfigError(f"{extra[0]}: the config {module} says that already; leave it out")
+        options = {"--give": give, "--depends": depends, "--input": shape, "--option": option}
+        if extra := [name for name, value in options.items() if value]:
+            raise ConfigError(f"{extra[0]}: the config {module} sets this already; leave it out")
         network, name = _of_config(Path(module), peer)
     else:
         network, name = _of_name(module, give or ["global=0.8"], depends, shape, option, buffers)
@@ -73,6 +77,7 @@ def slices_command(
 
 
 def _of_config(path: Path, peer: int) -> tuple[SlicedNetwork, str]:
+    """Return the network of one peer of a config, and the config's name."""
     from ..config.tables import load_config
 
     config = load_config(path)
@@ -92,10 +97,11 @@ def _of_name(
     option: Sequence[str] | None,
     buffers: str,
 ) -> tuple[SlicedNetwork, str]:
+    """Return the network that the command's arguments describe, and its name."""
     slices = {model: _spec(text, f"--give {model}") for model, text in _pairs(give, "--give")}
-    order: dict[str, list[str]] = {model: [] for model in slices}
+    dependencies: dict[str, list[str]] = {model: [] for model in slices}
     for model, other in _pairs(depends or (), "--depends"):
-        order.setdefault(model, []).append(other)
+        dependencies.setdefault(model, []).append(other)
     load_torch()
     import torch
 
@@ -104,37 +110,38 @@ def _of_name(
 
     if "=" in name:
         if shape or option:
-            raise ConfigError("--input and --option: a layout says it all; leave them out")
-        example, built = None, mlp(name)
+            raise ConfigError("--input and --option: cannot be used with a layout; leave them out")
+        example, module = None, mlp(name)
     else:
-        usual = READY[name].sample if name in READY else (3, 32, 32)
-        size = _shape(shape) if shape else usual
+        default_shape = READY[name].sample if name in READY else (3, 32, 32)
+        sample_shape = _shape(shape) if shape else default_shape
         options = {key: _value(text, key) for key, text in _pairs(option or (), "--option")}
-        built = make_module(name, find_function(name), size, CLASSES, options)
-        example = oriented(name, example_input(size))
+        module = make_module(name, find_function(name), sample_shape, CLASSES, options)
+        example = oriented(name, example_input(sample_shape))
     torch.manual_seed(0)
     network = SlicedNetwork(
-        built,
+        module,
         slices,
-        graph=ModelGraph(order),
+        graph=ModelGraph(dependencies),
         peer="peer",
         rest="local",
-        anatomy=discover(built, example),
+        anatomy=discover(module, example),
         buffers=buffers,  # type: ignore[arg-type]
     )
     return network, name
 
 
 def _pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
-    found = [text.partition("=") for text in texts]
-    for text, (name, sign, value) in zip(texts, found, strict=True):
+    """Split the values NAME=VALUE of an option that can be repeated."""
+    pairs = [text.partition("=") for text in texts]
+    for text, (name, sign, value) in zip(texts, pairs, strict=True):
         if not (name and sign and value):
             raise ConfigError(f"{option} {text!r}: write NAME=VALUE")
-    return [(name.strip(), value.strip()) for name, _, value in found]
+    return [(name.strip(), value.strip()) for name, _, value in pairs]
 
 
 def _spec(text: str, option: str) -> SliceSpec:
-    """`0.8`, `*:0.8,head:0` or a layout."""
+    """Parse the slice of a model: `0.8`, `*:0.8,head:0` or a layout such as `64-24-10`."""
     if ":" in text:
         entries = (entry.rpartition(":") for entry in text.split(","))
         return {part.strip(): _number(share, option) for part, _, share in entries}
@@ -159,7 +166,7 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def _value(text: str, name: str) -> Any:
-    """A value as a config would have it; what is no number, list or table is text."""
+    """Parse a value of --option as TOML; a plain word may be written without quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -168,52 +175,57 @@ def _value(text: str, name: str) -> Any:
         raise ConfigError(f"--option {name}={text}: {text!r} is not a value of TOML") from None
 
 
-# --- what a slicing says, in numbers ----------------------------------------------------------------
+# --- counts -----------------------------------------------------------------------------------------
 
 
 def part_table(slicing: Slicing) -> pd.DataFrame:
-    """A row for every part: its cells by model, its values (parameters, averaged statistics) by owner.
+    """Return a table with a row per part: how many cells each model has, and how many values it averages.
 
-    A parameter between two parts, such as a layer's weights, counts at the part of its first axis: the
-    one that it leads to.
+    Values are parameters and batch norm's statistics. A parameter between two parts, such as a layer's
+    weight, is counted in the part of its first axis: the layer's outputs.
     """
     import numpy as np
     import pandas as pd
 
     anatomy, part_of = slicing.anatomy, _part_of_cells(slicing)
-    starts = [anatomy.offsets[one.name] for one in anatomy.parameters]
+    offsets = [anatomy.offsets[parameter.name] for parameter in anatomy.parameters]
+    # One cell for each parameter tensor, which decides the part in which the tensor is counted.
     cells = [
-        next(_axes(one.axes))[0] if one.cell is None else one.cell for one in anatomy.parameters
+        next(_axes(parameter.axes))[0] if parameter.cell is None else parameter.cell
+        for parameter in anatomy.parameters
     ]
 
     def count(coordinates: np.ndarray) -> np.ndarray:
-        parameters = np.searchsorted(starts, coordinates, side="right") - 1
+        parameters = np.searchsorted(offsets, coordinates, side="right") - 1
         return np.bincount(part_of[cells][parameters], minlength=len(anatomy.parts))
 
     columns = {"cells": [part.cells for part in anatomy.parts]}
     columns |= {f"of {model}": list(map(len, slicing.cells[model])) for model in slicing.models}
-    columns |= {f"values of {one}": count(slicing.coordinates(one)) for one in slicing.owners}
+    columns |= {f"values of {name}": count(slicing.coordinates(name)) for name in slicing.owners}
     columns["private"] = count(slicing.private)
     return pd.DataFrame(columns, index=pd.Index([part.name for part in anatomy.parts]))
 
 
-def links(slicing: Slicing) -> dict[tuple[int, int], bool]:
-    """Pairs of parts between which there are parameters, the earlier part first; a part may be joined to
-    itself. The value is True if nobody averages any of these parameters."""
+def connected_parts(slicing: Slicing) -> dict[tuple[int, int], bool]:
+    """Return the pairs of parts that have parameters between them, the earlier part first.
+
+    A part may be connected to itself. The value is True if none of these parameters is averaged.
+    """
     import numpy as np
 
     part_of = _part_of_cells(slicing)
-    found: dict[tuple[int, int], bool] = {}
+    pairs: dict[tuple[int, int], bool] = {}
     for parameter in slicing.anatomy.parameters:
-        spans = [np.unique(part_of[axis]).tolist() for axis in _axes(parameter.axes)]
-        for one, other in combinations(spans, 2):
-            for a, b in product(one, other):
+        parts_by_axis = [np.unique(part_of[axis]).tolist() for axis in _axes(parameter.axes)]
+        for parts, other_parts in combinations(parts_by_axis, 2):
+            for a, b in product(parts, other_parts):
                 pair = (min(a, b), max(a, b))
-                found[pair] = found.get(pair, True) and parameter.private
-    return dict(sorted(found.items()))
+                pairs[pair] = pairs.get(pair, True) and parameter.private
+    return dict(sorted(pairs.items()))
 
 
 def _part_of_cells(slicing: Slicing) -> np.ndarray:
+    """Return the index of the part of every cell of the network."""
     import numpy as np
 
     parts = slicing.anatomy.parts
@@ -221,37 +233,36 @@ def _part_of_cells(slicing: Slicing) -> np.ndarray:
 
 
 def _axes(axes: tuple[np.ndarray | None, ...]) -> Iterator[np.ndarray]:
+    """Yield the cells of every axis of a parameter that runs over cells."""
     return (axis for axis in axes if axis is not None)
 
 
 # --- the picture ------------------------------------------------------------------------------------
 
-MOST_CELLS = 16
-"""Cells drawn of one part; of wider parts every model is shown in proportion."""
-MOST_PARTS = 40
-"""Parts drawn; of deeper networks the first and the last."""
-PRIVATE = "#B8B8B8"
+MAX_DRAWN_CELLS = 16
+"""The most cells of a part that are drawn; of a wider part, each model's share of the cells is drawn."""
+MAX_DRAWN_PARTS = 40
+"""The most parts that are drawn; of a deeper network, the first and the last ones."""
+PRIVATE_COLOUR = "#B8B8B8"
 
 
 def draw_slices(slicing: Slicing, path: Path, title: str) -> list[Path]:
-    """Draw a sliced network as PNG and SVG; returns the files.
+    """Draw a sliced network as PNG and SVG; return the files.
 
-    Parameters between neighbouring rows are lines between cells; between rows that are not neighbours,
-    and inside one part (recurrent weights, residual branches), they are arcs beside the rows, one for
-    every owner.
+    Parameters between two consecutive rows are drawn as lines between cells. All others (residual
+    connections, recurrent weights inside one part) are arcs beside the rows, one for each model that averages
+    such parameters.
     """
-    from ..study.figures import canvas, save  # matplotlib takes a second
+    from ..study.figures import canvas, save  # matplotlib takes a second to import
 
     rows, left_out = drawn_parts(len(slicing.anatomy.parts))
     caption = (
-        "Rows are parts, with the number of their cells. Cells have the colour of their model, edges that "
-        "of the model that averages them; what stays private is grey. Arcs join rows that are not "
-        "neighbours, and parts with themselves."
+        "Rows are parts (layers) with the number of their cells. A cell has the colour of its model, a line "
+        "that of the model that averages its weight; grey weights are private. Arcs connect rows that are "
+        "not consecutive, or a part with itself."
     )
-    if any(part.cells > MOST_CELLS for part in slicing.anatomy.parts):
-        caption += (
-            f" Of parts with more than {MOST_CELLS} cells some are drawn, models in proportion."
-        )
+    if any(part.cells > MAX_DRAWN_CELLS for part in slicing.anatomy.parts):
+        caption += f" Of parts with more than {MAX_DRAWN_CELLS} cells some are drawn, models in proportion."
     if left_out:
         caption += f" {left_out} parts are not drawn."
     figure, axes = canvas(caption, width=8.5, height=0.62 * (len(rows) + bool(left_out)) + 1.1)
@@ -267,42 +278,42 @@ def draw_slices(slicing: Slicing, path: Path, title: str) -> list[Path]:
 
 
 def drawn_parts(parts: int) -> tuple[list[int], int]:
-    """The parts that are drawn, and how many are not."""
-    if parts <= MOST_PARTS:
+    """Return the indices of the parts that are drawn, and how many parts are left out."""
+    if parts <= MAX_DRAWN_PARTS:
         return list(range(parts)), 0
-    half = MOST_PARTS // 2
+    half = MAX_DRAWN_PARTS // 2
     return [*range(half), *range(parts - half, parts)], parts - 2 * half
 
 
 def drawn_cells(slicing: Slicing, part: int) -> list[str]:
-    """The model of every cell that is drawn of a part, models side by side."""
+    """Return the model of every cell of a part that is drawn; cells of the same model are adjacent."""
     counts = {model: len(slicing.cells[model][part]) for model in slicing.models}
     total = sum(counts.values())
-    if total > MOST_CELLS:
-        counts = {m: max(1, round(MOST_CELLS * n / total)) for m, n in counts.items() if n}
+    if total > MAX_DRAWN_CELLS:
+        counts = {m: max(1, round(MAX_DRAWN_CELLS * n / total)) for m, n in counts.items() if n}
     return [model for model, count in counts.items() for _ in range(count)]
 
 
 class _Picture:
-    """A slicing on axes. heights: where the rows of those parts are that are drawn."""
+    """Draws a sliced network on matplotlib axes. heights: the y coordinate of each part that is drawn."""
 
     def __init__(self, slicing: Slicing, axes: Axes, heights: dict[int, float]):
         from ..study.figures import COLOURS
 
         self._slicing, self._axes, self._heights = slicing, axes, heights
         self._cells = {part: drawn_cells(slicing, part) for part in heights}
-        owners = dict.fromkeys([*slicing.models, *slicing.owners])
+        models = dict.fromkeys([*slicing.models, *slicing.owners])
         self._colours = {
-            owner: COLOURS[index % (len(COLOURS) - 1)] for index, owner in enumerate(owners)
-        } | {"": PRIVATE}
+            model: COLOURS[index % (len(COLOURS) - 1)] for index, model in enumerate(models)
+        } | {"": PRIVATE_COLOUR}
 
     def draw(self) -> None:
-        """Draw edges and arcs, the cells over them, and a legend."""
+        """Draw lines and arcs, the cells above them, and a legend."""
         arcs = 0
-        for (first, second), private in links(self._slicing).items():
+        for (first, second), private in connected_parts(self._slicing).items():
             if first in self._heights and second in self._heights:
                 if self._heights[first] - self._heights[second] == 1:
-                    self._draw_edges(first, second, private)
+                    self._draw_lines(first, second, private)
                 else:
                     arcs += 1
                     self._draw_arcs(first, second, private, lane=arcs)
@@ -312,61 +323,66 @@ class _Picture:
         self._axes.set_ylim(min(self._heights.values()) - 0.5, 0.5)
         self._draw_legend()
 
-    def _owner(self, one: str, other: str, private: bool) -> str:
-        """Who averages a parameter between cells of two models; an empty name for nobody."""
+    def _averaging_model(self, model: str, other: str, private: bool) -> str:
+        """Return the model that averages weights between cells of two models; "" for private weights."""
         slicing = self._slicing
-        return "" if private else slicing.graph.owner((one, other), cross=slicing.cross) or ""
+        return "" if private else slicing.graph.owner((model, other), cross=slicing.cross) or ""
 
-    def _places(self, part: int) -> np.ndarray:
-        """Where the cells of a row stand; rows of few cells are narrower, as in the paper."""
+    def _x_of_cells(self, part: int) -> np.ndarray:
+        """Return the x coordinates of a row's cells; rows of few cells are narrower, as in the paper."""
         import numpy as np
 
         count = len(self._cells[part])
         return 0.5 + min(1.0, 0.12 * (count - 1)) * np.linspace(-0.5, 0.5, count)
 
-    def _draw_edges(self, first: int, second: int, private: bool) -> None:
+    def _draw_lines(self, first: int, second: int, private: bool) -> None:
+        """Draw a line between every cell of a row and every cell of the next row."""
         from matplotlib.collections import LineCollection
 
         lines: dict[str, list[list[tuple[float, float]]]] = {}
-        tops = zip(self._places(first), self._cells[first], strict=True)
-        bottoms = zip(self._places(second), self._cells[second], strict=True)
-        for (x, model), (below, other) in product(tops, bottoms):
-            ends = [(float(x), self._heights[first]), (float(below), self._heights[second])]
-            lines.setdefault(self._owner(model, other, private), []).append(ends)
-        for owner in sorted(lines):  # private ones, whose name is empty, first: at the bottom
-            colour = self._colours[owner]
-            drawn = LineCollection(
-                lines[owner], colors=colour, linewidths=0.7, alpha=0.45, zorder=1
+        upper_row = zip(self._x_of_cells(first), self._cells[first], strict=True)
+        lower_row = zip(self._x_of_cells(second), self._cells[second], strict=True)
+        for (x, model), (lower_x, other) in product(upper_row, lower_row):
+            ends = [(float(x), self._heights[first]), (float(lower_x), self._heights[second])]
+            lines.setdefault(self._averaging_model(model, other, private), []).append(ends)
+        for model in sorted(
+            lines
+        ):  # private lines, whose model is "", come first: below the others
+            colour = self._colours[model]
+            self._axes.add_collection(
+                LineCollection(lines[model], colors=colour, linewidths=0.7, alpha=0.45, zorder=1)
             )
-            self._axes.add_collection(drawn)
 
     def _draw_arcs(self, first: int, second: int, private: bool, lane: int) -> None:
-        """Half an ellipse per owner to the right of the rows; longer ones reach farther out."""
+        """Draw half an ellipse per averaging model to the right of the rows; longer arcs are wider.
+
+        lane: the number of the arc, by which arcs are shifted so that they do not coincide.
+        """
         import numpy as np
 
         cells = self._slicing.cells
-        owners = {
-            self._owner(one, other, private)
-            for one, other in product(self._slicing.models, repeat=2)
-            if len(cells[one][first]) and len(cells[other][second])
+        averaging_models = {
+            self._averaging_model(model, other, private)
+            for model, other in product(self._slicing.models, repeat=2)
+            if len(cells[model][first]) and len(cells[other][second])
         }
         top, bottom = self._heights[first], self._heights[second]
-        reach = 0.045 + 0.026 * min(top - bottom, 6.0) + 0.006 * (lane % 4)
-        half = (top - bottom) / 2 or 0.18  # a part with itself
+        width = 0.045 + 0.026 * min(top - bottom, 6.0) + 0.006 * (lane % 4)
+        half_height = (top - bottom) / 2 or 0.18  # the second for an arc from a part to itself
         angles = np.linspace(0, np.pi, 40)
-        y = (top + bottom) / 2 + half * np.cos(angles)
-        for index, owner in enumerate(sorted(owners)):
-            x = 1.04 + (reach + 0.009 * index) * np.sin(angles)
-            self._axes.plot(x, y, color=self._colours[owner], linewidth=1.1, alpha=0.8)
+        y = (top + bottom) / 2 + half_height * np.cos(angles)
+        for index, model in enumerate(sorted(averaging_models)):
+            x = 1.04 + (width + 0.009 * index) * np.sin(angles)
+            self._axes.plot(x, y, color=self._colours[model], linewidth=1.1, alpha=0.8)
 
-    def _draw_cells(self, part: int) -> None:
-        one, height = self._slicing.anatomy.parts[part], self._heights[part]
-        x, colours = self._places(part), [self._colours[model] for model in self._cells[part]]
+    def _draw_cells(self, index: int) -> None:
+        part, height = self._slicing.anatomy.parts[index], self._heights[index]
+        x, colours = self._x_of_cells(index), [self._colours[model] for model in self._cells[index]]
         self._axes.scatter(
             x, [height] * len(x), s=70, c=colours, edgecolors="white", linewidths=0.8, zorder=3
         )
-        name = one.name if len(one.name) <= 26 else f"…{one.name[-25:]}"
-        text = f"{name} ({one.cells:,})"
+        name = part.name if len(part.name) <= 26 else f"…{part.name[-25:]}"
+        text = f"{name} ({part.cells:,})"
         self._axes.text(-0.04, height, text, ha="right", va="center", fontsize=8, color="#222222")
 
     def _draw_legend(self) -> None:
@@ -374,11 +390,11 @@ class _Picture:
 
         handles = [
             Line2D(
-                [], [], color=colour, linewidth=1.4, label=owner or "private",
-                marker="o" if owner in self._slicing.models else None,
+                [], [], color=colour, linewidth=1.4, label=model or "private",
+                marker="o" if model in self._slicing.models else None,
             )
-            for owner, colour in self._colours.items()
-            if owner or len(self._slicing.private)
+            for model, colour in self._colours.items()
+            if model or len(self._slicing.private)
         ]  # fmt: skip
         self._axes.legend(
             handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0.0),

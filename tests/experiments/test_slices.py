@@ -10,11 +10,11 @@ import torch
 from cli_kit import Run, runs
 
 from gossamer.experiments.cli.slices import (
-    MOST_CELLS,
+    MAX_DRAWN_CELLS,
+    connected_parts,
     draw_slices,
     drawn_cells,
     drawn_parts,
-    links,
     part_table,
 )
 from gossamer.models import ModelGraph, SlicedNetwork, lstm_classifier, mlp, resnet, small_cnn
@@ -57,13 +57,13 @@ def test_a_parameter_counts_where_it_leads() -> None:
 
 def test_links_go_over_skips_and_back_to_the_same_part() -> None:
     names = [part.name for part in residual().slicing.anatomy.parts]
-    found = {(names[one], names[other]) for one, other in links(residual().slicing)}
+    found = {(names[one], names[other]) for one, other in connected_parts(residual().slicing)}
     assert ("0", "4.conv2") in found  # the skip
     assert ("0", "3.conv1") in found
     recurrent = SlicedNetwork(
         lstm_classifier(3, 2, hidden=4), {"g": 1.0}, example=torch.rand(2, 5, 3)
     )
-    assert any(one == other for one, other in links(recurrent.slicing))
+    assert any(one == other for one, other in connected_parts(recurrent.slicing))
 
 
 # The picture
@@ -74,7 +74,7 @@ def test_few_cells_of_wide_parts_are_drawn_but_every_model() -> None:
     network = SlicedNetwork(module, {"global": 0.98}, peer="a", example=torch.rand(2, 1, 8, 8))
     for part in range(len(network.slicing.anatomy.parts)):
         shown = drawn_cells(network.slicing, part)
-        assert len(shown) <= MOST_CELLS + 1
+        assert len(shown) <= MAX_DRAWN_CELLS + 1
         given = {m for m in network.models if len(network.slicing.cells[m][part])}
         assert set(shown) == given
 
@@ -161,7 +161,7 @@ def test_a_config_by_its_file(slices: Run, tmp_path: Path) -> None:
     assert numbers(done.out, "0")[:3] == [4, 2, 2]
     assert "peers of swarm.toml are 0 to 1" in slices("swarm.toml", "--peer", "2").err
     assert (
-        "--give: the config swarm.toml says that already"
+        "--give: the config swarm.toml sets this already"
         in slices("swarm.toml", "--give", "a=1").err
     )
 
@@ -183,7 +183,7 @@ def test_a_config_by_its_file(slices: Run, tmp_path: Path) -> None:
         (["64=1=10", "--give", "a=0.5", "--give", "b=0.5"], "leaves it empty in part '0'"),
         (["64=8=10", "--give", "a=1.5"], "a share is between 0 and 1, not 1.5"),
         (["resnet", "--buffers", "throw"], "buffers 'throw' is unknown"),
-        (["64=8=10", "--input", "64"], "a layout says it all"),
+        (["64=8=10", "--input", "64"], "cannot be used with a layout"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(slices: Run, arguments: list[str], text: str) -> None:
