@@ -1,4 +1,4 @@
-"""The commands of topology experiments: `gossamer topology show | compare | stress | advise`."""
+"""The commands about graphs of peers: `gossamer topology show`, `compare`, `stress` and `advise`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,16 @@ if TYPE_CHECKING:
     from ..graphs import SwarmGraph
 
 RULES = ("push", "metropolis", "max-degree", "edges")
-"""Weights, for the help; those of topology.Rule, which a test compares."""
+"""The values of topology.Rule, copied for the help, which must not import it: a test compares the two."""
 
-GRAPH_HELP = "regular:4, club.graphml, networkx:karate_club_graph, mine:graph, or a config (.toml)."
-WEIGHTS_HELP = f"Shares of mass: {', '.join(RULES)}. A config's own, else push, if left out."
+GRAPH_HELP = (
+    "A builder with its parameters (regular:4), a file (club.graphml), a function "
+    "(networkx:karate_club_graph), or a config (.toml)."
+)
+WEIGHTS_HELP = (
+    f"How a peer splits its values among its neighbours and itself: {', '.join(RULES)}. If left out, the "
+    "config's rule, or push."
+)
 Graph = Annotated[str, typer.Argument(metavar="GRAPH", help=GRAPH_HELP)]
 Graphs = Annotated[list[str], typer.Argument(metavar="GRAPH…")]
 Weights = Annotated[
@@ -29,20 +35,20 @@ YesNoOrNeither = Annotated[bool | None, typer.Option("--learn/--no-learn")]
 
 topology_app = typer.Typer(
     no_args_is_help=True,
-    help="Bring a graph and see how a swarm lives on it.",
+    help="Analyse and compare graphs of peers: how fast a swarm averages on them, and what breaks them.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Common:
-    """Options of all commands that are given graphs.
+class GraphOptions:
+    """Options of all commands that read graphs.
 
     Args:
-        peers: Peers of a builder; 16 if left out. Files bring their own.
-        tolerance: When disagreement counts as gone: a share of the first.
-        bridge: Join a graph in parts by the fewest added links.
-        seed: For random graphs, starts and losses.
+        peers: The number of peers of a builder; 16 if left out. Files contain their own.
+        tolerance: The disagreement at which averaging is complete, relative to that at the start.
+        bridge: Connect a graph that is in several components by adding as few links as possible.
+        seed: The seed of random graphs, starting values and failures.
     """
 
     peers: AtLeastOneIfGiven = None
@@ -60,38 +66,40 @@ class Common:
 
     @property
     def rule(self) -> Rule | None:
-        """How peers weigh what they give; the graph's own if None."""
+        """How peers split their values among neighbours; None for the graph's own rule."""
         return cast("Rule | None", self.weights)
 
     def load(self, text: str) -> SwarmGraph:
-        """Return the graph that a text names, and say what was added to it, or is not used."""
+        """Return the graph that an argument names; print which links were added and which weights ignored."""
         from ..graphs.swarm import load_graph, print_graph_notes
 
-        given = load_graph(text, self.peers, seed=self.seed, bridging=self.bridge)
-        print_graph_notes(given, "--rule edges takes them for shares", rule=self.rule, named=True)
-        return given
+        graph = load_graph(text, self.peers, seed=self.seed, bridging=self.bridge)
+        print_graph_notes(graph, "--rule edges uses them as shares", rule=self.rule, named=True)
+        return graph
 
 
 @command("show", topology_app)
-def show_command(graph: Graph, *, group: str | None = None, common: Common, output: Output) -> None:
-    """A graph's facts (size, spectrum, weak spots) and its picture.
+def show_command(
+    graph: Graph, *, group: str | None = None, options: GraphOptions, output: Output
+) -> None:
+    """Print a graph's properties (size, spectrum, weak points) and draw it.
 
-    A config shows the graph of its swarm, and every partial model on its own subgraph.
+    For a config, this is the graph of its swarm, and the subgraph of every partial model.
 
     Args:
-        group: The node attribute that colours peers on the picture.
+        group: The node attribute by which peers are coloured in the picture.
     """
     from ..graphs.show import MODEL_HEADER, examine, show
 
-    given = common.load(graph)
-    results = _results(output, "show", given.name)
+    swarm_graph = options.load(graph)
+    results = _results(output, "show", swarm_graph.name)
     with results.opened() as folder:
-        shown = examine(given, common.rule, common.tolerance, group)
-        console.table(given.name, ["what", "value"], shown.rows)
-        if shown.models:
-            console.table("each partial model on its own subgraph", MODEL_HEADER, shown.models)
+        properties = examine(swarm_graph, options.rule, options.tolerance, group)
+        console.table(swarm_graph.name, ["what", "value"], properties.rows)
+        if properties.models:
+            console.table("each partial model on its own subgraph", MODEL_HEADER, properties.models)
         results.begin()
-        console.print_written(show(shown, folder))
+        console.print_written(show(properties, folder))
 
 
 @command("compare", topology_app)
@@ -101,50 +109,54 @@ def compare_command(
     learn: YesNoOrNeither = None,
     rounds: AtLeastOne = 40,
     megabytes: float | None = None,
-    common: Common,
+    options: GraphOptions,
     output: Output,
 ) -> None:
-    """Graphs side by side: predicted and measured disagreement, messages, accuracy at equal bytes.
+    """Compare graphs: predicted and measured disagreement, messages, accuracy for the same bytes sent.
 
     Args:
-        graphs: Up to 8 graphs, as for show.
-        learn: Train a swarm on each graph at equal bytes; up to 128 peers if left out.
-        rounds: Rounds of the learning run.
-        megabytes: What the swarm may send while learning; a middling graph's if left out.
+        graphs: Up to 8 graphs, in the form that gossamer topology show accepts.
+        learn: Train a swarm on each graph, all with the same budget of bytes; if left out, only for up to
+            128 peers.
+        rounds: The number of rounds of training.
+        megabytes: What the whole swarm may send while training; if left out, what the graph of median cost
+            sends in one exchange per round.
     """
     load_torch()
     from ...topology import TopologyError
     from ..graphs import compare as comparing
 
-    found = [common.load(graph) for graph in graphs]
-    wanted = comparing.worth_learning(found) if learn is None else learn
+    swarm_graphs = [options.load(graph) for graph in graphs]
+    learns = comparing.worth_learning(swarm_graphs) if learn is None else learn
     if megabytes is not None and megabytes <= 0:
         raise TopologyError(f"--megabytes {megabytes:g}: give a positive number")
-    results = _results(output, "compare", f"{len(found)} graphs")
-    learning = comparing.Learning(rounds=rounds, seed=common.seed)
+    results = _results(output, "compare", f"{len(swarm_graphs)} graphs")
+    learning = comparing.Learning(rounds=rounds, seed=options.seed)
     budget = None
-    if wanted:
-        budget = comparing.default_budget(found, learning) if megabytes is None else megabytes * 1e6
+    if learns and megabytes is not None:
+        budget = megabytes * 1e6
+    elif learns:
+        budget = comparing.default_budget(swarm_graphs, learning)
     with results.opened() as folder:
         with console.progress("graphs") as bar:
-            task = bar.add_task("compare", total=len(found), latest="")
+            task = bar.add_task("compare", total=len(swarm_graphs), latest="")
             entries = comparing.compare(
-                found,
-                rule=common.rule,
-                tolerance=common.tolerance,
-                learning=learning if wanted else None,
+                swarm_graphs,
+                rule=options.rule,
+                tolerance=options.tolerance,
+                learning=learning if learns else None,
                 budget=budget,
-                seed=common.seed,
+                seed=options.seed,
                 on_graph=lambda name: bar.update(task, advance=1, latest=name),
             )
-        count, columns = len(found[0].graph), 5 if wanted else 4  # the last one is the accuracy
+        count, columns = len(swarm_graphs[0].graph), 5 if learns else 4  # the last is the accuracy
         console.table(
-            f"{count} peers, to {common.tolerance:g} of the first disagreement: predicted and measured",
+            f"{count} peers, to {options.tolerance:g} of the first disagreement: predicted and measured",
             comparing.PACE,
             comparing.pace_rows(entries),
         )
         console.table(
-            f"what it costs in messages of {learning.message / 1e3:.3g} kB, the cheapest first",
+            f"cost in messages of {learning.message / 1e3:.3g} kB, the cheapest first",
             comparing.COST[:columns],
             [row[:columns] for row in comparing.cost_rows(entries, learning.message)],
         )
@@ -154,38 +166,38 @@ def compare_command(
                 f"{budget / 1e6:.3g} MB for every graph; mean of the last quarter"
             )
         elif learn is None:
-            console.say(f"no learning run for {count} peers; --learn forces it")
+            console.say(f"no swarm is trained for {count} peers; --learn forces it")
         results.begin()
         files = comparing.write(
-            entries, folder, tolerance=common.tolerance, message=learning.message, budget=budget
+            entries, folder, tolerance=options.tolerance, message=learning.message, budget=budget
         )
         console.print_written(files)
 
 
 @command("stress", topology_app)
-def stress_command(graph: Graph, *, common: Common, output: Output) -> None:
-    """Lose peers and links, by chance and at the worst places; churn; delay: what breaks first?"""
+def stress_command(graph: Graph, *, options: GraphOptions, output: Output) -> None:
+    """Measure how a graph withstands failures of peers and links (random and worst case), churn and delay."""
     from ..graphs.show import LOSS_HEADER, loss_rows, stress, write_stress
 
-    given = common.load(graph)
-    results = _results(output, "stress", given.name)
+    swarm_graph = options.load(graph)
+    results = _results(output, "stress", swarm_graph.name)
     with results.opened() as folder:
         with console.progress("steps") as bar:
             task = bar.add_task("stress", total=6, latest="")
-            found = stress(
-                given,
-                rule=common.rule,
-                tolerance=common.tolerance,
-                seed=common.seed,
+            outcome = stress(
+                swarm_graph,
+                rule=options.rule,
+                tolerance=options.tolerance,
+                seed=options.seed,
                 on_step=lambda name: bar.update(task, advance=1, latest=name),
             )
-        title = f"{found.name}: {found.peers} peers, {found.links} links"
-        console.table(title, LOSS_HEADER, loss_rows(found))
-        slower = [(one.trouble, f"{one.factor:.3g}") for one in found.slowdowns]
-        console.table("churn and delay", ["trouble", "exchanges, in calm ones"], slower)
-        console.say(found.verdict)
+        title = f"{outcome.name}: {outcome.peers} peers, {outcome.links} links"
+        console.table(title, LOSS_HEADER, loss_rows(outcome))
+        rows = [(slowdown.trouble, f"{slowdown.factor:.3g}") for slowdown in outcome.slowdowns]
+        console.table("churn and delay", ["disturbance", "exchanges, times as many"], rows)
+        console.say(outcome.verdict)
         results.begin()
-        console.print_written(write_stress(found, folder))
+        console.print_written(write_stress(outcome, folder))
 
 
 @command("advise", topology_app)
@@ -200,16 +212,17 @@ def advise_command(
     seed: int = 0,
     output: Output,
 ) -> None:
-    """Graphs for a swarm, ranked by predicted rate within a budget of links or bytes, with the reason.
+    """Recommend graphs for a swarm: ranked by how fast they average, within a budget of links or bytes.
 
     Args:
-        peers: Peers of the swarm.
-        degree: Links that a peer may have: its messages per exchange.
-        kilobytes: What a peer may send in one averaging, on the average.
-        parameters: Values in one message, 4 bytes each.
-        groups: Semi-local groups: how many equal ones, or sizes, as in 10,10,12.
-        tolerance: When disagreement counts as gone: a share of the first.
-        seed: For random graphs, starts and losses.
+        peers: The number of peers.
+        degree: The most links of a peer, that is, messages that it sends per exchange.
+        kilobytes: What a peer may send in one averaging, as the mean over all peers.
+        parameters: The number of values in one message, 4 bytes each.
+        groups: Groups of peers that share a semi-local model: how many of equal size, or a list of sizes,
+            as in 10,10,12.
+        tolerance: The disagreement at which averaging is complete, relative to that at the start.
+        seed: The seed of random graphs, starting values and failures.
     """
     from ...topology import TopologyError, advise
     from ..graphs import compare as comparing
@@ -231,14 +244,14 @@ def advise_command(
         seed=seed,
     )
     if not advice.ranked:
-        told = "; ".join(f"{spec}: {reason}" for spec, reason in advice.refused)
-        raise TopologyError(f"no topology fits {title}: {told}")
-    columns = 5 if kilobytes is None else 6  # the last one is about the bytes
+        reasons = "; ".join(f"{spec}: {reason}" for spec, reason in advice.refused)
+        raise TopologyError(f"no topology fits {title}: {reasons}")
+    columns = 5 if kilobytes is None else 6  # the last one, the error left, needs a budget of bytes
     table = [row[:columns] for row in comparing.advice_rows(advice)]
     heading = f"{title}; best first, links and messages per peer"
     console.table(heading, comparing.ADVICE[:columns], table)
-    for one in advice.ranked:
-        console.say(f"{one.topology}: {comparing.reason(one)}")
+    for candidate in advice.ranked:
+        console.say(f"{candidate.topology}: {comparing.reason(candidate)}")
     for spec, reason in advice.refused:
         console.say(f"not {spec}: {reason}")
     best = advice.ranked[0]
@@ -252,9 +265,10 @@ def _check_tolerance(tolerance: float) -> None:
     if not 0 < tolerance < 1:
         from ...topology import TopologyError
 
-        raise TopologyError(f"--tolerance {tolerance:g}: give a share of the first, 0 … 1")
+        raise TopologyError(f"--tolerance {tolerance:g}: give a number between 0 and 1")
 
 
 def _results(output: Output, command: str, name: str) -> Results:
-    plain = "".join(c if c.isalnum() or c in "._-" else "-" for c in name)
-    return output.results(f"results/topology/{command}/{plain}", f"topology {command}")
+    """Return the results folder of a command; characters of `name` that folders cannot have are replaced."""
+    folder = "".join(c if c.isalnum() or c in "._-" else "-" for c in name)
+    return output.results(f"results/topology/{command}/{folder}", f"topology {command}")

@@ -159,7 +159,7 @@ FILES = {
         (("show", "regulr:x"), "unknown topology 'regulr': did you mean 'regular'?"),
         (("show", "no_such_module:graph"), "module 'no_such_module' cannot be imported"),
         (("show", "ring", "--rule", "even"), "--rule 'even': use push, metropolis"),
-        (("show", "ring", "--tolerance", "2"), "--tolerance 2: give a share of the first"),
+        (("show", "ring", "--tolerance", "2"), "--tolerance 2: give a number between 0 and 1"),
         (("compare", "ring", "small.csv"), "ring has 16, small.csv has 3 peers"),
         (("compare", "ring", "ring"), "the same graph was named twice"),
         (("compare", *["ring"] * 9), "9 graphs: one picture tells at most 8 apart"),
