@@ -62,6 +62,7 @@ from .topics import matches as matches
 from .transport import LARGEST_PACKET as LARGEST_PACKET
 from .transport import LONGEST_KEEPALIVE as LONGEST_KEEPALIVE
 from .transport import Address as Address
+from .transport import Buffers as Buffers
 from .transport import Connection as Connection
 from .transport import Echo as Echo
 from .transport import Hook as Hook

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from .transport.base import Buffers
 from .wire import MAX_MESSAGE_BYTES, Buffer, WireError
 
 MAGIC: Final = b"GSMC"
@@ -69,6 +70,13 @@ class Chunker:
 
         Do not write to the buffers before the iteration has ended.
         """
+        return map(bytes, self.split_views(buffers))
+
+    def split_views(self, buffers: Sequence[Buffer]) -> Iterator[Buffers]:
+        """Return an iterator over the payloads of one message, which are views of `buffers`.
+
+        Do not write to the buffers before all payloads are sent.
+        """
         views = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
         total = sum(len(view) for view in views)
         if total > MAX_MESSAGE_BYTES:
@@ -107,14 +115,14 @@ class Chunker:
         total: int,
         checksum: int,
         count: int,
-    ) -> Iterator[bytes]:
+    ) -> Iterator[Buffers]:
         message_id, attempt = id_and_attempt
         size = _chunk_size(total, count)
         for index in range(count):
             head = _HEADER.pack(
                 MAGIC, VERSION, attempt, self._sender, message_id, index, count, total, checksum
             )
-            yield b"".join([head, *_byte_range(views, index * size, (index + 1) * size)])
+            yield Buffers([head, *_byte_range(views, index * size, (index + 1) * size)])
 
 
 def _chunk_size(total: int, count: int) -> int:

@@ -22,6 +22,7 @@ from ..gossip import (
     Gossiper,
     MaskPlan,
     Message,
+    Payload,
     PrivacyError,
     PrivateRound,
     Recall,
@@ -220,7 +221,7 @@ class Outgoing:
 
     receiver: str
     model: str
-    packets: Iterator[bytes]
+    packets: Iterator[Payload]
 
 
 class Dispatch:
@@ -274,14 +275,12 @@ class Dispatch:
             self._check(message.model, total, limit - HEADER_BYTES)
             self._count(message, total, -(-total // (limit - HEADER_BYTES)))
             self._compression.sent(message, buffers)
-            packets = self._chunker.split(buffers)
+            packets: Iterator[Payload] = self._chunker.split_views(buffers)
             if overhead:
                 sealed = self._seal(message, packets)
                 if sealed is None:
                     continue  # just now out, or lacking a revocation list: the ledger repeats or gives up
                 packets = iter(sealed)
-            elif total > max_packet - HEADER_BYTES:
-                packets = iter(list(packets))  # a checksum over much: not on the event loop
             outgoing.append(Outgoing(message.receiver, message.model, packets))
         return outgoing
 
@@ -330,11 +329,11 @@ class Dispatch:
             return self._dtype
         return wide_enough(message.value, self._dtype)
 
-    def _seal(self, message: Message, packets: Iterator[bytes]) -> list[bytes] | None:
+    def _seal(self, message: Message, packets: Iterator[Payload]) -> list[bytes] | None:
         """A message's packets as its receiver alone can open them; here, not on the event loop."""
         sealed = []
         for packet in packets:
-            closed = self._security.seal(message.receiver, message.model, packet)
+            closed = self._security.seal(message.receiver, message.model, bytes(packet))
             if closed is None:
                 return None
             sealed.append(closed)

@@ -1,4 +1,5 @@
 from .base import YIELD_INTERVAL as YIELD_INTERVAL
+from .base import Buffers as Buffers
 from .base import Connection as Connection
 from .base import Hook as Hook
 from .base import Inbox as Inbox

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
@@ -29,7 +29,27 @@ per iteration of the loop would be too slow: a broker sends hundreds of small pa
 HEADER_BYTES = 16
 """Bytes of an MQTT packet besides topic and payload: header, lengths, packet id, properties."""
 
-Payload: TypeAlias = bytes | bytearray
+
+class Buffers:
+    """A payload in several buffers, which a socket writes one after the other without joining them first.
+
+    They must not change until the payload is sent. `bytes(…)` returns them joined.
+    """
+
+    __slots__ = ("_length", "views")
+
+    def __init__(self, views: Sequence[bytes | memoryview]) -> None:
+        self.views = views
+        self._length = sum(len(view) for view in views)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.views)
+
+
+Payload: TypeAlias = bytes | bytearray | Buffers
 Hook: TypeAlias = Callable[[], Awaitable[None]]
 """Awaited after every connection and reconnection, once all subscriptions are made: the place to publish a
 birth message."""

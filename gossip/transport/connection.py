@@ -126,8 +126,10 @@ class BrokerConnection:
         def read() -> None:
             # aiomqtt's read callback swallows exceptions and leaves the connection open.
             try:
-                client.loop_read()
-                while self._socket is not None and client.socket() and self._socket.pending():
+                assert self._socket is not None
+                if self._socket.read():
+                    client.loop_read()
+                while client.socket() and self._socket.pending():
                     client.loop_read()
             except Exception as error:
                 _log.debug("%s: cannot read: %r", self._address, error)
@@ -282,9 +284,11 @@ class BrokerConnection:
         if self.lost.done() or self._socket is None:
             return False
         if qos or retain:
-            info = self._paho.publish(topic, cast(Any, payload), qos, retain)
+            info = self._paho.publish(topic, bytes(payload), qos, retain)
         else:
             info = self._socket.publish(topic, payload)
+        if info is None:
+            return True
         if info.rc != paho.MQTT_ERR_SUCCESS:
             return False
         if info.is_published():

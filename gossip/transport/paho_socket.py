@@ -3,8 +3,9 @@
 `PacketSocket`: paho copies the rest of a packet before every write to the socket, concatenates byte strings
 as it reads a packet, and copies again to separate topic and payload. For a megabyte of parameters these
 copies are most of the cost: sending and receiving it takes 0.6 ms of processor time with this class, and
-1.3 ms with paho only. Here a large payload is written from the caller's buffer, and read into the buffer
-that the receiver gets. All packets except messages at QoS 0 are passed on to paho.
+1.3 ms with paho only. Here a large payload is written from the caller's buffers, and read into the buffer
+that the receiver gets. Messages at QoS 0 pass paho by, unless the socket is full; all other packets are
+passed on to it.
 
 The class also frames websockets, because in paho 2 a packet is lost if its frame needs two writes (the
 wrapper reports "0 bytes sent", and paho discards the packet), masking is a Python loop over every byte (0.1 s
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 import ssl
 import struct
 import time
@@ -26,7 +28,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import paho.mqtt.client as paho
 
-from .base import Payload
+from .base import Buffers, Payload
 
 Deliver: TypeAlias = Callable[[str, bytes | memoryview, bool], None]
 """Called with topic, payload and whether it was retained, for every message at QoS 0. Only a large
@@ -58,6 +60,10 @@ class PacketSocket:
         # The socket inside paho's wrapper for websockets; None without websockets. We bypass the wrapper's
         # `send`, which loses packets.
         self._websocket_inner = getattr(self._sock, "_socket", None)
+        # Sockets of TLS cannot write several buffers at once.
+        self._gathers = isinstance(self._sock, socket.socket) and not isinstance(
+            self._sock, ssl.SSLSocket
+        )
         self._deliver, self._version5 = deliver, version5
         self.error: OSError | None = None
         self.too_large: set[int] = set()
@@ -94,25 +100,48 @@ class PacketSocket:
 
     # --- writing --------------------------------------------------------------------------------
 
-    def publish(self, topic: str, payload: Payload) -> paho.MQTTMessageInfo:
-        """Send at QoS 0, not retained, like paho's `publish`; `payload` must not change until it is sent."""
+    def publish(self, topic: str, payload: Payload) -> paho.MQTTMessageInfo | None:
+        """Send at QoS 0, not retained; `payload` must not change until it is sent.
+
+        Returns None if all of it was written, else what paho's `publish` returns.
+        """
         name = topic.encode()
         body = len(name).to_bytes(2, "big") + name + (b"\0" if self._version5 else b"")
         head = bytes((_PUBLISH,)) + _varint(len(body) + len(payload)) + body
-        info = paho.MQTTMessageInfo(next(self._ids))
+        views = [head, *(payload.views if isinstance(payload, Buffers) else (payload,))]
         # We append to paho's private queue of outgoing packets, because its `publish` copies the payload.
         queue = getattr(self._client, "_out_packet", None)
         if queue is None:  # a version of paho without this queue: slower, with the same result
-            return self._client.publish(topic, payload)
-        if len(payload) <= _READ_BYTES:
-            queue.append(_entry(_PUBLISH, head + payload, info))
+            return self._client.publish(topic, bytes(payload))
+        if self._gathers:
+            if not queue and not self._closed:
+                views = self._write(views)
+                if not views:
+                    return None
+        elif len(payload) <= _READ_BYTES:
+            views = [b"".join(views)]
         else:
-            # Two entries for one packet: nothing is written between them, and paho writes an entry with the
-            # command 0 without further processing.
-            queue.append(_entry(0, head, None))
-            queue.append(_entry(_PUBLISH, memoryview(payload), info))
+            views = [b"".join(views[:-1]), views[-1]]
+        info = paho.MQTTMessageInfo(next(self._ids))
+        # Several entries for one packet: nothing is written between them, and paho writes an entry with the
+        # command 0 without further processing.
+        *first, last = (memoryview(view) for view in views if len(view))
+        queue.extend(_entry(0, view, None) for view in first)
+        queue.append(_entry(_PUBLISH, last, info))
         self._client.loop_write()
         return info
+
+    def _write(self, views: list[Any]) -> list[Any]:
+        """Write as much as the socket accepts, past paho, and return the rest."""
+        try:
+            count = self._sock.sendmsg(views)
+        except OSError:
+            return views  # the socket is full, or the connection is lost, which paho will notice
+        for index, view in enumerate(views):
+            if count < len(view):
+                return [memoryview(view)[count:], *views[index + 1 :]]
+            count -= len(view)
+        return []
 
     def send(self, data: Any) -> int:
         """Write as much as the socket accepts, in frames over websockets; paho calls this."""
@@ -130,21 +159,28 @@ class PacketSocket:
 
     # --- reading --------------------------------------------------------------------------------
 
+    def read(self) -> bool:
+        """Read from the socket and deliver messages; True if paho has to read too: a packet, or the end."""
+        try:
+            self._read()
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            pass
+        except OSError as error:
+            self.error = error
+        return bool(self._for_paho) or self._closed or self.error is not None
+
     def recv(self, count: int) -> bytes:
-        """Read from the socket, and return bytes of those packets that paho handles; paho calls this."""
-        if not self._for_paho and not self._closed:
-            try:
-                self._read()
-            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                if not self._for_paho:
-                    raise
-            except OSError as error:
-                self.error = error
-                raise
+        """Return bytes of those packets that paho handles; paho calls this."""
+        if not self._for_paho and not self.read():
+            raise BlockingIOError
+        if not self._for_paho and self.error is not None:
+            raise self.error
         data, self._for_paho = self._for_paho[:count], self._for_paho[count:]
         return data
 
     def _read(self) -> None:
+        if self._closed or self.error is not None:
+            return
         for _ in range(_MAX_READS):
             target = self._read_buffer if self._packet is None else self._packet[self._filled :]
             count = self._read_into(target)
@@ -166,8 +202,6 @@ class PacketSocket:
                 and not hasattr(self._sock, "pending")
             ):
                 break  # the socket is empty: another read would only raise BlockingIOError
-        if not self._for_paho:
-            raise BlockingIOError
 
     def _read_into(self, target: memoryview) -> int:
         if self._websocket_inner is None:

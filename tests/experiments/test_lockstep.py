@@ -105,7 +105,7 @@ def live(settings: Config, folder: Path) -> tuple[np.ndarray, int]:
             engine.train()
         for _ in range(100):
             sent = [
-                (out.receiver, (out.model, packet))
+                (out.receiver, (out.model, bytes(packet)))
                 for name, engine in engines.items()
                 for out in engine.turn(arrived[name], [], 0.0, 1 << 20)
                 for packet in out.packets

@@ -1,5 +1,6 @@
 """PacketSocket reads and writes the same packets as paho, however the stream of bytes is split."""
 
+import socket
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +12,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from gossamer.gossip import Buffers
 from gossamer.gossip.transport.paho_socket import PacketSocket, frame
 
 LARGE = 200_000
@@ -178,6 +180,66 @@ def test_what_is_written_is_what_paho_would_write(version5, size, accepts):
         client.loop_write()
     assert bytes(sock.written) == message("swarm/inbox", payload, version5=version5)
     assert info.is_published()
+
+
+@pytest.fixture
+def pair():
+    """Two connected sockets; the first does not block, and takes less than a large payload at once."""
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LARGE // 10)
+    with near, far:
+        yield near, far
+
+
+def received(client, far, size):
+    """Let paho write what is left, and return the next `size` bytes at the other end."""
+    data = b""
+    while len(data) < size:
+        client.loop_write()
+        data += far.recv(size - len(data))
+    return data
+
+
+@pytest.mark.parametrize("version5", [False, True])
+@pytest.mark.parametrize("sizes", [(0,), (1, 200), (40, 0, 300), (40, LARGE), (LARGE, 7, LARGE)])
+def test_payloads_in_several_buffers_are_written_in_order(pair, version5, sizes):
+    near, far = pair
+    rng = np.random.default_rng(0)
+    client, packets, _ = attached(near, version5=version5)
+    stream, infos = b"", []
+    for _ in range(3):
+        views = [memoryview(rng.bytes(size)) for size in sizes]
+        infos.append(packets.publish("swarm/inbox", Buffers(views)))
+        stream += message("swarm/inbox", b"".join(views), version5=version5)
+    assert received(client, far, len(stream)) == stream
+    assert not client.want_write()
+    # None: written at once. What did not fit was queued, and is reported once it is written.
+    assert (infos[0] is None) == (sum(sizes) < LARGE)
+    assert all(info is None or info.is_published() for info in infos)
+
+
+def test_nothing_is_written_past_packets_that_wait(pair):
+    near, far = pair
+    client, packets, _ = attached(near)
+    large, small = bytes(LARGE), b"small"
+    first, second = packets.publish("a", large), packets.publish("b", small)
+    assert first is not None
+    assert second is not None
+    stream = message("a", large) + message("b", small)
+    assert received(client, far, len(stream)) == stream
+
+
+def test_a_write_to_a_closed_connection_is_a_loss(pair):
+    near, far = pair
+    client, packets, _ = attached(near)
+    far.close()
+    lost = []
+    client.on_disconnect = lambda *_: lost.append(True)
+    info = packets.publish("a", b"payload")
+    assert info is not None
+    assert not info.is_published()
+    assert lost
 
 
 # --- websocket frames ------------------------------------------------------------------------------
