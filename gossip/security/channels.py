@@ -1,31 +1,32 @@
-"""Packets sealed for one member and opened by nobody else. No IO.
+"""Seal packets: encrypt and authenticate them so that only one member of the swarm can open them. No IO.
 
 Layout of a sealed packet (integers little-endian):
 
     4 bytes   magic "GSMX", then 1 byte version
-    3 bytes   mark of the receiver's exchange key (the beginning of its tag)
-    8 bytes   tag of the sender's exchange key (who, with which key: see `exchange_tag`)
-    8 bytes   number of the packet between these two incarnations, never used twice
+    3 bytes   the first bytes of the tag of the receiver's exchange key
+    8 bytes   tag of the sender's exchange key, which identifies the sender and the key (see `exchange_tag`)
+    8 bytes   packet number, never used twice between two incarnations (starts of a peer's process)
     8 bytes   number of the revocation list that the sender has
-    rest      AES-256-GCM: the inside, and 16 bytes that prove it
+    rest      the plaintext, encrypted with AES-256-GCM, and its 16-byte authentication tag
 
-Every peer draws an X25519 key when it starts and a new one every day, shown on its signed card. Two of them
-make a secret that only the two peers have, so what is sealed with it names its sender: no other member can
-make it.
+Every peer generates an X25519 key, its *exchange key*, when it starts and again every day, and publishes the
+public half on its signed card. From two of these keys both peers derive a secret that nobody else has, so a
+packet that decrypts under this secret can only come from the other peer.
 
-    shared = X25519(our exchange key, theirs); all zeros are refused
+    shared = X25519(our private exchange key, the other peer's public one); all zeros are refused
     pair   = HKDF-SHA256(shared, "pair", owner's public key, swarm, both ends, sorted)     end = name 0 key
     key    = HKDF-SHA256(pair, "packet", swarm, model, sender, session, receiver, session, number >> 16)
     nonce  = 4 zero bytes, number
     associated data = the header, then swarm, model, sender, session, receiver, session
 
-The inside is a whole chunk, header included, so its message, index and count cannot be changed or moved; or
-a word about revocation lists. Its first four bytes say which: whoever carries packets cannot tell.
+The plaintext is one of two things: a whole chunk, header included, so that its message, index and count are
+authenticated; or a control message about revocation lists. Its first four bytes tell the two apart, and they
+are encrypted, so the broker cannot drop control messages selectively.
 
-Whoever has one end's private key can compute the secret, so a key is deleted soon after the next one is
-drawn: what a running peer holds in memory opens a day of recorded traffic at most.
+Either private key is enough to compute the secret, so a key is deleted soon after its successor is
+generated: the memory of a running peer opens at most one day of recorded traffic.
 
-AES-GCM and not ChaCha20: with AES instructions, which laptops, phones and current boards have, it takes
+AES-GCM rather than ChaCha20: on processors with AES instructions (laptops, phones, current boards) it takes
 half the time.
 """
 
@@ -56,56 +57,58 @@ MAGIC: Final = b"GSMX"
 VERSION: Final = 3
 HEADER: Final = struct.Struct("<4sB3s8sQQ")
 OVERHEAD: Final = HEADER.size + 16
-"""Bytes that sealing adds: cut chunks that much smaller than the transport's limit."""
+"""Bytes that encryption adds to a packet: make chunks that much smaller than the transport's limit."""
 TAG_BYTES: Final = 8
-MARK_BYTES: Final = 3
+TAG_PREFIX_BYTES: Final = 3
 BLOCK_BITS: Final = 16
-"""A key seals 2**16 packets, far below what AES-GCM bears; the numbers of a pair go on."""
+"""A packet key encrypts 2**16 packets, far below AES-GCM's limit; then the next key is derived. Packet
+numbers keep rising."""
 
-ASK: Final = b"GSM?"
-"""The inside of a packet that asks for an answer."""
-HAVE: Final = b"GSM!"
-"""The inside of an answer: its header says which revocation list the sender has."""
+REQUEST: Final = b"GSM?"
+"""The plaintext of a control message that requests a reply."""
+REPLY: Final = b"GSM!"
+"""The plaintext of a reply; the packet's header says which revocation list the sender has."""
 
 FIRST_REPEAT: Final = 1.0
-"""Seconds after which a peer that lacks our revocation list is handed it (it may just be hearing it from the
-broker), and again after 2, 4, … seconds until it says that it has it."""
+"""Seconds before our revocation list is sent to a peer that lacks it: the broker may be delivering it just
+now. Sent again after 2, 4, … seconds, until the peer confirms that it has the list."""
 LONGEST_REPEAT: Final = 30.0
 
 WINDOW: Final = 4096
-"""Packets by which one may be overtaken and still be taken in. MQTT keeps the order, so this is ample."""
+"""Size of the replay window: a packet is refused if packets with numbers this much higher came before it.
+MQTT keeps the order, so this is ample."""
 MAX_INCARNATIONS: Final = 16
-"""Former incarnations of one peer that are remembered one by one."""
+"""Former incarnations of one peer whose last packet number is remembered."""
 OVERLAP: Final = 600.0
-"""Seconds for which a peer's former exchange key is of use after the next one: packets under way, and
-peers that have not seen its new card. Raise it if training holds up a peer's packets for longer."""
+"""Seconds for which a peer's old exchange key stays usable after a new one is published: for packets on
+their way, and peers that have not received the new card. Raise it if training delays packets for longer."""
 MAX_NAMES: Final = 20_000
-"""Peers that one start of ours can meet. Only invited ones count, so this is a bound, not a policy."""
+"""The most peers that a peer can meet before it is restarted. Only invited peers count: a bound on memory."""
 
 
 def check_chunk_sender(sender: str, session: str, packet: bytes) -> None:
-    """Raise unless a chunk says that it comes from the peer that sealed it.
+    """Raise TrustError unless the chunk's header names the peer that encrypted it.
 
-    Chunks are put together by the sender they name: a member must not be able to slip one of its own
-    into another's message.
+    Chunks are reassembled by the sender in their header: no member may insert a chunk into a message of
+    another member.
     """
-    named = packet[8:16] if len(packet) >= CHUNK_HEADER_BYTES else b""
-    if named != hashlib.blake2b(f"{sender}/{session}".encode(), digest_size=8).digest():
-        raise TrustError("impersonated", f"{sender} sealed a chunk of somebody else's message")
+    sender_hash = packet[8:16] if len(packet) >= CHUNK_HEADER_BYTES else b""
+    if sender_hash != hashlib.blake2b(f"{sender}/{session}".encode(), digest_size=8).digest():
+        raise TrustError("impersonated", f"{sender} sealed a chunk of another peer's message")
 
 
 # --- keys ---------------------------------------------------------------------------------------------
 
 
 def exchange_tag(name: str, exchange: bytes) -> bytes:
-    """8 bytes by which a receiver finds the sender of a packet: one exchange key of one peer."""
+    """Return 8 bytes that identify one exchange key of one peer; a receiver finds the sender by them."""
     return hashlib.blake2b(
         name.encode() + b"\0" + exchange, digest_size=TAG_BYTES, person=b"gossamer-tag"
     ).digest()
 
 
 def framed(parts: Iterable[str | bytes | int]) -> bytes:
-    """Parts as bytes, each with its length before it, so that no two lists look alike."""
+    """Concatenate parts, each preceded by its length, so that different lists never give the same bytes."""
     framed = bytearray()
     for part in parts:
         data = part if isinstance(part, bytes) else str(part).encode()
@@ -114,12 +117,12 @@ def framed(parts: Iterable[str | bytes | int]) -> bytes:
 
 
 def derive(secret: bytes, *context: str | bytes | int) -> bytes:
-    """32 bytes from a secret and everything that they are for."""
+    """Derive a 32-byte key from a secret; `context` says what the key is for."""
     return HKDF(SHA256(), 32, salt=None, info=framed(("gossamer v2", *context))).derive(secret)
 
 
 def agree(private: X25519PrivateKey, name: str, public: bytes) -> bytes:
-    """What our private key and another peer's public one have in common."""
+    """Return the X25519 shared secret of our private key and the public key of peer `name`."""
     try:
         return private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:  # of another length, or the result would be all zeros
@@ -127,7 +130,7 @@ def agree(private: X25519PrivateKey, name: str, public: bytes) -> bytes:
 
 
 class ExchangeKey:
-    """One of our own X25519 keys. `tag` marks the packets that we seal with it."""
+    """One of our own X25519 keys. Packets that we seal with it carry its `tag`."""
 
     __slots__ = ("name", "private", "public", "tag")
 
@@ -138,12 +141,12 @@ class ExchangeKey:
         self.tag = exchange_tag(name, self.public)
 
     @property
-    def mark(self) -> bytes:
-        """3 bytes by which whoever seals for us says which of our keys it used."""
-        return self.tag[:MARK_BYTES]
+    def tag_prefix(self) -> bytes:
+        """The 3 bytes in a packet's header that say which of our keys it was sealed for."""
+        return self.tag[:TAG_PREFIX_BYTES]
 
     def pair_secret(self, owner: bytes, swarm: str, name: str, exchange: bytes) -> bytes:
-        """What this key and that of peer `name` make together, in one swarm of one owner."""
+        """Return the secret of this key and the exchange key of peer `name`, for this owner and swarm."""
         ends = sorted([self.name.encode() + b"\0" + self.public, name.encode() + b"\0" + exchange])
         return derive(agree(self.private, name, exchange), "pair", owner, swarm, *ends)
 
@@ -151,186 +154,192 @@ class ExchangeKey:
 # --- channels -----------------------------------------------------------------------------------------
 
 
-class Window:
-    """Which numbers have been seen: each counts once, and very late ones not at all.
+class ReplayWindow:
+    """Remembers which packet numbers were received, so that each packet is accepted once.
 
-    top: the highest one seen before, if any was; all up to it count as seen.
+    highest: the highest number received on an earlier channel, or -1; all numbers up to it count as received.
     """
 
-    __slots__ = ("_seen", "top")
+    __slots__ = ("_received", "highest")
 
-    def __init__(self, top: int = -1) -> None:
-        self.top = top
-        self._seen = 0 if top < 0 else (1 << WINDOW) - 1
+    def __init__(self, highest: int = -1) -> None:
+        self.highest = highest
+        self._received = 0 if highest < 0 else (1 << WINDOW) - 1
+        """A bit set: bit i stands for the number `highest - i`."""
 
-    def fresh(self, number: int) -> bool:
-        """Whether this number has not been seen and is not too late to tell."""
-        behind = self.top - number
-        return behind < 0 or (behind < WINDOW and not self._seen >> behind & 1)
+    def is_new(self, number: int) -> bool:
+        """Return True if this number was not received yet; False also for numbers below the window."""
+        offset = self.highest - number
+        return offset < 0 or (offset < WINDOW and not self._received >> offset & 1)
 
-    def note(self, number: int) -> None:
-        """Note a number, once its packet proved genuine."""
-        if number > self.top:
-            self._seen = (self._seen << min(number - self.top, WINDOW)) & ((1 << WINDOW) - 1)
-            self.top = number
-        self._seen |= 1 << (self.top - number)
+    def add(self, number: int) -> None:
+        """Mark a number as received, once its packet proved genuine."""
+        if number > self.highest:
+            shift = min(number - self.highest, WINDOW)
+            self._received = (self._received << shift) & ((1 << WINDOW) - 1)
+            self.highest = number
+        self._received |= 1 << (self.highest - number)
 
 
 @dataclass(slots=True, eq=False)
 class Channel:
-    """This incarnation of ours and one of another peer's.
+    """The keys and counters between our present incarnation and one incarnation of another peer.
 
-    Make it with `Channels.open`, which lets it go on where another between the same incarnations has stopped.
+    Make it with `Channels.open`, which continues the counters of an earlier channel between the same two.
     """
 
     member: Member
-    """The other peer, as its newest card has it."""
-    exchanges: dict[bytes, bytes]
-    """The other's keys by the tag on its packets, oldest first: two for a while after a renewal."""
-    number: int
-    """Of the last packet: it counts everything that is sealed for this incarnation of the peer, whatever the
-    key, so that no key ever meets a nonce twice."""
-    window: Window
+    """The other peer, as described by its newest card."""
+    their_keys: dict[bytes, bytes]
+    """The other peer's public exchange keys by their tags, oldest first: two for a while after a renewal."""
+    last_number: int
+    """Number of the last packet that we sealed for this incarnation of the peer. One counter for all keys, so
+    that no key is ever used twice with the same nonce."""
+    window: ReplayWindow
     our_tag: bytes = b""
-    """The tag of our newest key that the other has used: we seal with that one."""
-    present: bool = False
-    """Whether this incarnation has said that it is there; it stays so, in reach or not."""
-    revocations: int = 0
-    """The highest number of a revocation list in its statuses and genuine packets."""
+    """The tag of our newest key that the other peer has used: we seal with that key."""
+    seen_online: bool = False
+    """Whether this incarnation was ever online, by its status or a genuine packet; never reset."""
+    list_number: int = 0
+    """The highest number of a revocation list in the other peer's statuses and genuine packets."""
     list_due: float = inf
-    """When to hand our revocation list over, and how long to wait before the next time."""
+    """When to send our revocation list to the other peer; infinite if it has the list."""
     list_wait: float = 0.0
-    pairs: dict[tuple[bytes, bytes], bytes] = field(default_factory=dict)
-    """Pair secrets by our tag and the other's."""
+    """Seconds between that time and the next."""
+    pair_secrets: dict[tuple[bytes, bytes], bytes] = field(default_factory=dict)
+    """Secrets by the tags of our key and the other peer's key."""
     ciphers: dict[tuple[bytes, bytes, str, bool], tuple[int, AESGCM, bytes]] = field(
         default_factory=dict
     )
-    """The cipher in use, and what its packets are bound to, by both tags, model and whether it is ours
-    to seal with; with the block of numbers that it is for."""
+    """Cached ciphers by (our tag, their tag, model, outgoing): the block of packet numbers that the cipher is
+    for, the cipher, and the associated data of its packets."""
 
     @property
     def name(self) -> str:
-        """The other peer."""
+        """The name of the other peer."""
         return self.member.name
 
     @property
-    def newest(self) -> bytes:
-        """The tag of the other's newest key, which we seal for."""
-        return next(reversed(self.exchanges))
+    def newest_tag(self) -> bytes:
+        """The tag of the other peer's newest key, for which we seal."""
+        return next(reversed(self.their_keys))
 
     def forget(self, tag: bytes) -> None:
-        """Forget what was made with an exchange key, ours or the other's."""
-        self.exchanges.pop(tag, None)
-        self.pairs = {at: pair for at, pair in self.pairs.items() if tag not in at}
+        """Delete an exchange key, ours or the other peer's, and everything derived from it."""
+        self.their_keys.pop(tag, None)
+        self.pair_secrets = {at: pair for at, pair in self.pair_secrets.items() if tag not in at}
         self.ciphers = {at: each for at, each in self.ciphers.items() if tag not in at[:2]}
 
 
 class FormerIncarnations:
-    """The former incarnations of one peer: a packet of theirs that counted once never counts again."""
+    """The highest packet number of each former incarnation of a peer, so that no packet can be replayed."""
 
-    __slots__ = ("_before", "_tops")
+    __slots__ = ("_forgotten_until", "_highest")
 
     def __init__(self) -> None:
-        self._tops: dict[bytes, tuple[float, int]] = {}
-        self._before = -inf
-        """Incarnations that began no later, and are not among those remembered, may be ones we forgot."""
+        self._highest: dict[bytes, tuple[float, int]] = {}
+        """By incarnation: when it started, and the highest packet number received from it."""
+        self._forgotten_until = -inf
+        """An unknown incarnation that started no later than this may have been met and forgotten."""
 
     def __len__(self) -> int:
-        return len(self._tops)
+        return len(self._highest)
 
-    def note(self, incarnation: bytes, since: float, top: int) -> None:
-        """Remember how far an incarnation has counted."""
-        self._tops.pop(incarnation, None)
-        self._tops[incarnation] = (since, top)
-        if len(self._tops) > MAX_INCARNATIONS:
-            since, _ = self._tops.pop(next(iter(self._tops)))
-            self._before = max(self._before, since)
+    def add(self, incarnation: bytes, since: float, highest: int) -> None:
+        """Remember the highest packet number of an incarnation; forget the oldest beyond the limit."""
+        self._highest.pop(incarnation, None)
+        self._highest[incarnation] = (since, highest)
+        if len(self._highest) > MAX_INCARNATIONS:
+            since, _ = self._highest.pop(next(iter(self._highest)))
+            self._forgotten_until = max(self._forgotten_until, since)
 
-    def top(self, member: Member) -> int:
-        """How far this incarnation has counted, -1 if it is new. TrustError if that may be forgotten."""
-        if member.incarnation in self._tops:
-            return self._tops[member.incarnation][1]
-        if member.since <= self._before:
+    def highest(self, member: Member) -> int:
+        """Return the highest packet number of this incarnation, or -1 if it is new.
+
+        TrustError if the incarnation is so old that its number may have been forgotten.
+        """
+        if member.incarnation in self._highest:
+            return self._highest[member.incarnation][1]
+        if member.since <= self._forgotten_until:
             raise TrustError(
                 "stale",
-                f"an incarnation of {member.name} that began before others of it that are over: start "
-                "it again",
+                f"{member.name} started before other incarnations of it that have ended since: restart it",
             )
         return -1
 
 
 class Channels:
-    """Our channels to the others, by name and by tag, and what must not be forgotten of closed ones.
+    """Our channels to the other peers, and the packet numbers of closed channels.
 
-    A peer that was given up may come back in the same incarnation: somebody showed us its last will while
-    it lived. Its channel then has the keys of the one before, so neither our numbers nor its own may begin
-    again. Ours go on above every number of any channel that was closed: one count, whatever else is
-    forgotten. Of its own the highest is remembered, for each of its last incarnations; those before are told
-    by when they began.
+    A peer that was given up may come back in the same incarnation, for instance if somebody showed us its
+    last will while it was running. The new channel then has the same keys as the closed one, so packet
+    numbers must not start again in either direction. Our numbers continue above the highest number used on
+    any closed channel. For the other direction, `FormerIncarnations` keeps the highest number received.
     """
 
     def __init__(self, max_names: int = MAX_NAMES) -> None:
         self._max_names = max_names
         self.by_name: dict[str, Channel] = {}
-        """Every peer's, to its present incarnation."""
+        """The channel to each peer's present incarnation, by the peer's name."""
         self.by_tag: dict[bytes, Channel] = {}
-        """By the tags on the packets that come on them."""
+        """The same channels, by the sender's tag in incoming packets."""
         self._former: dict[str, FormerIncarnations] = {}
         self._overlaps: dict[str, float] = {}
-        """Peers with two exchange keys, and until when the former one is of use."""
-        self._floor = 0
-        """No closed channel has taken a higher number."""
+        """Peers with two exchange keys, and the time at which the old one is dropped."""
+        self._highest_sent = 0
+        """The highest packet number that we used on any closed channel."""
 
     def open(self, member: Member) -> Channel:
-        """A channel to this incarnation of a member, in place of any other to it.
+        """Open a channel to this incarnation of a member; it replaces the channel to any other incarnation.
 
-        TrustError, and nothing changed, if its packets could count twice.
+        Raise TrustError, and change nothing, if packets from this incarnation could be replayed.
         """
         name = member.name
-        met = self.by_name.keys() | self._former.keys()
-        if name not in met and len(met) >= self._max_names:
+        known_names = self.by_name.keys() | self._former.keys()
+        if name not in known_names and len(known_names) >= self._max_names:
             raise TrustError(
                 "used-up",
-                f"over {self._max_names} peers were here: {name} is not taken in; start this peer again",
+                f"{name} is not admitted: this peer has met {self._max_names} others, its limit; restart it",
             )
         if name in self._former:
-            self._former[name].top(member)
+            self._former[name].highest(member)
         self.close(name)
-        top = self._former[name].top(member) if name in self._former else -1
+        highest = self._former[name].highest(member) if name in self._former else -1
         tag = exchange_tag(name, member.exchange)
-        channel = Channel(member, {tag: member.exchange}, self._floor, Window(top))
-        self.by_name[name] = self.by_tag[channel.newest] = channel
+        window = ReplayWindow(highest)
+        channel = Channel(member, {tag: member.exchange}, self._highest_sent, window)
+        self.by_name[name] = self.by_tag[tag] = channel
         return channel
 
     def renew(self, channel: Channel, exchange: bytes, now: float) -> None:
-        """Note the next exchange key of a peer; its former one is of use for a while."""
-        self._drop_former(channel)
+        """Add a peer's new exchange key; its old one stays usable for `OVERLAP` seconds."""
+        self._drop_old_keys(channel)
         tag = exchange_tag(channel.name, exchange)
-        channel.exchanges[tag] = exchange
+        channel.their_keys[tag] = exchange
         self.by_tag[tag] = channel
         self._overlaps[channel.name] = now + OVERLAP
 
     def end_overlaps(self, now: float) -> None:
-        """Forget former exchange keys of the others whose time is over."""
+        """Drop the old exchange keys of other peers whose overlap is over."""
         for name in [name for name, until in self._overlaps.items() if now >= until]:
             del self._overlaps[name]
-            self._drop_former(self.by_name[name])
+            self._drop_old_keys(self.by_name[name])
 
     def close(self, peer: str) -> None:
-        """Close the channel to a peer, if there is one; what may never come twice is kept."""
-        old = self.by_name.pop(peer, None)
-        if old is None:
+        """Close the channel to a peer, if there is one; its packet numbers are remembered."""
+        channel = self.by_name.pop(peer, None)
+        if channel is None:
             return
         self._overlaps.pop(peer, None)
-        for tag in old.exchanges:
+        for tag in channel.their_keys:
             self.by_tag.pop(tag, None)
-        self._floor = max(self._floor, old.number)
-        if old.window.top >= 0:
+        self._highest_sent = max(self._highest_sent, channel.last_number)
+        if channel.window.highest >= 0:
             former = self._former.setdefault(peer, FormerIncarnations())
-            former.note(old.member.incarnation, old.member.since, old.window.top)
+            former.add(channel.member.incarnation, channel.member.since, channel.window.highest)
 
-    def _drop_former(self, channel: Channel) -> None:
-        for tag in list(channel.exchanges)[:-1]:
+    def _drop_old_keys(self, channel: Channel) -> None:
+        for tag in list(channel.their_keys)[:-1]:
             channel.forget(tag)
             del self.by_tag[tag]
 
@@ -339,11 +348,14 @@ class Channels:
 
 
 class Keyring:
-    """One start of a peer: its exchange keys, its channels, and which revocation list it and others have.
+    """The keys of one incarnation of a peer: its exchange keys, its channels to others, and its mask key.
+
+    It also keeps track of which revocation list each peer has. Methods are thread-safe: the event loop and
+    the worker thread both call them.
 
     owner: the public key of the swarm's owner. session: as on the peer's card. models: the partial models
-    that it implements and is admitted to. mask_key: the private key behind the session's masks, if it goes
-    on after a restart. Methods may be called from the event loop and the peer's own thread alike.
+    that the peer implements and is admitted to. mask_key: the private key of the session's masks, if the
+    session continues after a restart; a new one is generated otherwise.
     """
 
     def __init__(
@@ -359,113 +371,111 @@ class Keyring:
     ) -> None:
         self.name, self.session, self.swarm = identity.name, session, swarm
         self.incarnation = secrets.token_bytes(INCARNATION_BYTES)
-        """Tells this start of the peer from all others."""
+        """A random number that identifies this start of the peer."""
         self.mask_key: bytes | None = mask_key or X25519PrivateKey.generate().private_bytes_raw()
-        """The private key behind this session's masks; None once the session is over."""
+        """The private key from which this session's masks are derived; None once the session is over."""
         mask_private = X25519PrivateKey.from_private_bytes(self.mask_key)
-        self.masks = mask_private.public_key().public_bytes_raw()
-        self.answered = False
-        """Whether anybody has sealed a genuine packet for this start of ours."""
+        self.mask_public = mask_private.public_key().public_bytes_raw()
+        self.has_received = False
+        """Whether any peer has sent a genuine packet to this incarnation."""
         self._owner, self._models = owner, frozenset(models)
-        self._own = [ExchangeKey(self.name)]
+        self._our_keys = [ExchangeKey(self.name)]
         """Our exchange keys, newest first: two for a while after a renewal."""
         self._overlap_ends = 0.0
         self._channels = Channels(max_names)
         self._list, self._list_number = b"", 0
         """The newest revocation list, as its owner signed it."""
-        self._asked: dict[str, bytes] = {}
-        """Who waits for an answer, and the revocation list that came with the question, if one did."""
+        self._reply_to: dict[str, bytes] = {}
+        """Peers that await a reply, and the revocation list that each sent (empty if none)."""
         self._outbox: list[tuple[str, str, bytes]] = []
         self._lock = threading.RLock()
 
     # --- members --------------------------------------------------------------------------------
 
     def admit(self, member: Member, now: float) -> None:
-        """Note an admitted peer, a new incarnation of one, or a new exchange key or invitation of one.
+        """Add a member, or update it: a new incarnation, exchange key or invitation of a known peer.
 
-        TrustError, and nothing changed, if no channel to it can be had.
+        Raise TrustError, and change nothing, if no channel to it can be opened.
         """
         with self._lock:
             for public in (member.exchange, member.masks):
-                agree(self._own[0].private, member.name, public)  # or the key is of no use
+                agree(self._our_keys[0].private, member.name, public)  # raises on unusable keys
             channel = self._channels.by_name.get(member.name)
             start = (member.incarnation, member.session)
             if channel is None or (channel.member.incarnation, channel.member.session) != start:
                 channel = self._channels.open(member)
-                channel.our_tag = self._own[0].tag
-                self._plan_handing_over(channel, now)
-            elif exchange_tag(member.name, member.exchange) not in channel.exchanges:
+                channel.our_tag = self._our_keys[0].tag
+                self._plan_sending_list(channel, now)
+            elif exchange_tag(member.name, member.exchange) not in channel.their_keys:
                 self._channels.renew(channel, member.exchange, now)
             channel.member = member
 
     def retire(self, peer: str) -> None:
-        """Note that a peer left, was given up, revoked or expired."""
+        """Close the channel to a peer that left, was given up or revoked, or whose invitation expired."""
         with self._lock:
             self._channels.close(peer)
-            self._asked.pop(peer, None)
+            self._reply_to.pop(peer, None)
 
-    def seen(self, peer: str, status: StatusHead, now: float, *, online: bool) -> None:
-        """Note a status of a member: which revocation list it has, and whether it says that it is there."""
+    def note_status(self, peer: str, status: StatusHead, now: float, *, online: bool) -> None:
+        """Note from a member's status which revocation list it has, and whether it is online."""
         with self._lock:
             channel = self._channels.by_name.get(peer)
             if channel is not None and channel.member.incarnation == status.incarnation:
-                channel.present |= online
-                channel.revocations = max(channel.revocations, status.revocations)
-                self._plan_handing_over(channel, now)
+                channel.seen_online |= online
+                channel.list_number = max(channel.list_number, status.revocations)
+                self._plan_sending_list(channel, now)
 
-    def present(self) -> list[str]:
-        """The members that say they are there and share a model with us."""
+    def online_members(self) -> list[str]:
+        """Return the members that were seen online and share a model with us."""
         with self._lock:
             return sorted(
                 c.name
                 for c in self._channels.by_name.values()
-                if c.present and c.member.models & self._models
+                if c.seen_online and c.member.models & self._models
             )
 
     # --- exchange keys --------------------------------------------------------------------------
 
     @property
     def exchange(self) -> bytes:
-        """Our newest exchange key, for our card."""
-        return self._own[0].public
+        """Our newest public exchange key, for our card."""
+        return self._our_keys[0].public
 
     def renew_exchange(self, now: float) -> None:
-        """Draw the next exchange key; show it on a new card.
+        """Generate the next exchange key; the caller publishes it on a new card.
 
-        The former one is kept for `OVERLAP` seconds. Until then we seal with it for every peer that has not
-        used the new one yet: it may not have seen our card.
+        The old one is kept for `OVERLAP` seconds. Until then we still seal with it for every peer that has
+        not used the new one: that peer may not have received our new card.
         """
         with self._lock:
             new = ExchangeKey(self.name)
-            while new.mark == self._own[0].mark:
+            while new.tag_prefix == self._our_keys[0].tag_prefix:
                 new = ExchangeKey(self.name)
-            for old in self._own[1:]:
+            for old in self._our_keys[1:]:
                 for channel in self._channels.by_name.values():
                     channel.forget(old.tag)
-            self._own = [new, self._own[0]]
+            self._our_keys = [new, self._our_keys[0]]
             self._overlap_ends = now + OVERLAP
 
     def _end_overlaps(self, now: float) -> None:
-        """Delete former exchange keys, ours and the others', once nobody needs them."""
+        """Delete the old exchange keys, ours and other peers', whose overlap is over."""
         self._channels.end_overlaps(now)
-        if len(self._own) > 1 and now >= self._overlap_ends:
-            former = self._own.pop()
+        if len(self._our_keys) > 1 and now >= self._overlap_ends:
+            old = self._our_keys.pop()
             for channel in self._channels.by_name.values():
-                channel.forget(former.tag)
+                channel.forget(old.tag)
 
     def mask_secret(self, peer: str) -> bytes:
-        """32 bytes that this peer and that one alone can compute, for masks (see `PrivateRound`).
+        """Return the 32-byte secret that only we and `peer` can compute, for masks (see `PrivateRound`).
 
-        It comes from keys that both drew for their sessions. It survives a restart from a checkpoint, which
-        the masks of a round under way must do, but no new session: rounds are then counted anew, and no
+        It is derived from the mask keys of both peers' sessions. It survives a restart from a checkpoint, as
+        the masks of an unfinished round must, but not a new session: round numbers then start again, and no
         mask may be used for two values.
         """
         with self._lock:
             channel = self._channel(peer)
             if self.mask_key is None:
-                raise TrustError(
-                    "stale", "the session is over, and the key of its masks is deleted"
-                )
+                raise TrustError("stale", "the session is over, and its mask key is deleted")
             ends = sorted([(self.name, self.session), (peer, channel.member.session)])
             private = X25519PrivateKey.from_private_bytes(self.mask_key)
             shared = agree(private, peer, channel.member.masks)
@@ -474,69 +484,72 @@ class Keyring:
     # --- revocation lists -----------------------------------------------------------------------
 
     def set_list(self, number: int, data: bytes, now: float) -> None:
-        """Take over a newer revocation list: members that lack it are given nothing else from now on."""
+        """Install a newer revocation list: a member that lacks it is sent only this list from now on."""
         with self._lock:
             self._list, self._list_number = data, number
             for channel in self._channels.by_name.values():
-                self._plan_handing_over(channel, now)
+                self._plan_sending_list(channel, now)
 
-    def tell(self, peers: Iterable[str], word: bytes) -> None:
-        """Say something to members: ASK for an answer, or HAVE, which says which revocation list we have."""
+    def send_control(self, peers: Iterable[str], plaintext: bytes) -> None:
+        """Queue a control message for members: REQUEST, or REPLY."""
         with self._lock:
             for channel in filter(None, map(self._channels.by_name.get, peers)):
-                self._tell(channel, word)
+                self._send_control(channel, plaintext)
 
-    def take_asked(self) -> list[tuple[str, bytes]]:
-        """Who waits for an answer, each with the revocation list that it handed over, empty if none."""
+    def take_requests(self) -> list[tuple[str, bytes]]:
+        """Return and clear the peers that await a reply, and the revocation list of each (empty if none)."""
         with self._lock:
-            asked, self._asked = self._asked, {}
-            return list(asked.items())
+            requests, self._reply_to = self._reply_to, {}
+            return list(requests.items())
 
     def tick(self, now: float) -> list[tuple[str, str, bytes]]:
-        """Packets about revocation lists that are due: (receiver, model, packet) for its inbox."""
+        """Return the control packets that are due, as (receiver, model whose inbox to use, packet)."""
         with self._lock:
             self._end_overlaps(now)
             for channel in self._channels.by_name.values():
-                if channel.present and now >= channel.list_due:
+                if channel.seen_online and now >= channel.list_due:
                     channel.list_due = now + channel.list_wait
                     channel.list_wait = min(2 * channel.list_wait, LONGEST_REPEAT)
-                    self._tell(channel, self._list)
+                    self._send_control(channel, self._list)
             outgoing, self._outbox = self._outbox, []
             return outgoing
 
-    def _plan_handing_over(self, channel: Channel, now: float) -> None:
-        """Plan to hand our revocation list to a peer that lacks it, or stop."""
-        if channel.revocations >= self._list_number:
+    def _plan_sending_list(self, channel: Channel, now: float) -> None:
+        """Plan to send our revocation list to a peer if it lacks the list; cancel the plan if not."""
+        if channel.list_number >= self._list_number:
             channel.list_due = inf
         else:
-            self._begin_handing_over(channel, now)
+            self._start_sending_list(channel, now)
 
-    def _begin_handing_over(self, channel: Channel, now: float) -> None:
+    def _start_sending_list(self, channel: Channel, now: float) -> None:
         if channel.list_due == inf:
             channel.list_due, channel.list_wait = now + FIRST_REPEAT, 2 * FIRST_REPEAT
 
-    def _tell(self, channel: Channel, inside: bytes) -> None:
-        # In the inbox of any model that the other has: what is said concerns all of them.
+    def _send_control(self, channel: Channel, plaintext: bytes) -> None:
+        # A control message concerns all models, so the inbox of any model of the receiver will do.
         if channel.member.models:
             model = min(channel.member.models)
-            self._outbox.append((channel.name, model, self._seal(channel, model, inside)))
+            self._outbox.append((channel.name, model, self._seal(channel, model, plaintext)))
 
     # --- packets --------------------------------------------------------------------------------
 
     def seal(self, receiver: str, model: str, packet: bytes) -> bytes:
-        """Seal a chunk for a member. TrustError if it is none, or lacks the revocation list that we have."""
+        """Seal a chunk for a member.
+
+        Raise TrustError if the receiver is not a member of the model, or lacks our revocation list.
+        """
         with self._lock:
             channel = self._channel(receiver)
             if model not in channel.member.models or model not in self._models:
                 raise TrustError("not-a-member", f"{model!r} is not shared with {receiver}")
-            if channel.revocations < self._list_number:
-                raise TrustError("behind", self._list_is_missing(channel, channel.revocations))
+            if channel.list_number < self._list_number:
+                raise TrustError("behind", self._behind_message(channel, channel.list_number))
             return self._seal(channel, model, packet)
 
-    def claimed(self, model: str, sealed: Buffer) -> Channel:
-        """The channel on which a packet says that it comes; TrustError if that cannot be.
+    def claimed_channel(self, model: str, sealed: Buffer) -> Channel:
+        """Return the channel that a packet's header names; TrustError if there is no such channel.
 
-        Nothing is proved by it, but it is cheap: no lock (an event loop may ask) and no cipher.
+        This proves nothing, but it is cheap: it takes no lock (the event loop calls it) and decrypts nothing.
         """
         if len(sealed) < OVERHEAD:
             raise TrustError("malformed", f"{len(sealed)} bytes are too few for a sealed packet")
@@ -545,63 +558,63 @@ class Keyring:
             raise TrustError("malformed", "a packet that is not sealed, or of another version")
         channel = self._channels.by_tag.get(tag)
         if channel is None:
-            raise TrustError("unknown-sender", "sealed by nobody whose card is known")
+            raise TrustError("unknown-sender", "sealed by a peer whose card is not known")
         if model not in self._models:
-            raise TrustError("not-a-member", f"{model!r} is not a model of ours")
+            raise TrustError("not-a-member", f"this peer has no model {model!r}")
         return channel
 
     def open(self, model: str, sealed: Buffer, now: float) -> tuple[str, str, bytes] | None:
-        """Open a packet that arrived in the inbox of `model`: its sender, the sender's session and the chunk
-        inside; None if it was about revocation lists.
+        """Open a packet that arrived in the inbox of `model`.
 
-        TrustError says why a packet is not genuine, or not handed on.
+        Return its sender, the sender's session and the chunk, or None if it was a control message. Raise
+        TrustError if the packet is not genuine, or the two peers do not have the same revocation list.
         """
         with self._lock:
-            channel = self.claimed(model, sealed)
-            _, _, mark, tag, number, listed = HEADER.unpack_from(sealed)
-            own = next((key for key in self._own if key.mark == mark), None)
-            if own is None:
+            channel = self.claimed_channel(model, sealed)
+            _, _, tag_prefix, tag, number, list_number = HEADER.unpack_from(sealed)
+            our_key = next((key for key in self._our_keys if key.tag_prefix == tag_prefix), None)
+            if our_key is None:
                 raise TrustError(
-                    "stale", f"{channel.name} sealed for an exchange key of ours that is out of use"
+                    "stale", f"{channel.name} sealed for an exchange key that this peer has deleted"
                 )
-            if not channel.window.fresh(number):
+            if not channel.window.is_new(number):
                 raise TrustError("replayed", f"packet {number} of {channel.name} came before")
-            cipher, place = self._cipher(channel, own, tag, model, number, outgoing=False)
+            cipher, context = self._cipher(channel, our_key, tag, model, number, outgoing=False)
             try:
                 body = memoryview(sealed)[HEADER.size :]
                 header = bytes(sealed[: HEADER.size])
-                inside = cipher.decrypt(_nonce(number), body, header + place)
+                plaintext = cipher.decrypt(_nonce(number), body, header + context)
             except InvalidTag:
                 raise TrustError(
                     "forged", f"not sealed by {channel.name} for {model!r}, or changed on the way"
                 ) from None
-            channel.window.note(number)
-            channel.present = self.answered = True
-            if own is self._own[0]:
-                channel.our_tag = own.tag
-            channel.revocations = max(channel.revocations, listed)
-            self._plan_handing_over(channel, now)
-            kind = inside[:4]
-            if kind == signed.MAGIC:
-                self._asked[channel.name] = inside
-            elif kind == ASK:
-                self._asked.setdefault(channel.name, b"")
-            if kind in (signed.MAGIC, ASK, HAVE):
+            channel.window.add(number)
+            channel.seen_online = self.has_received = True
+            if our_key is self._our_keys[0]:
+                channel.our_tag = our_key.tag
+            channel.list_number = max(channel.list_number, list_number)
+            self._plan_sending_list(channel, now)
+            magic = plaintext[:4]
+            if magic == signed.MAGIC:
+                self._reply_to[channel.name] = plaintext
+            elif magic == REQUEST:
+                self._reply_to.setdefault(channel.name, b"")
+            if magic in (signed.MAGIC, REQUEST, REPLY):
                 return None
             if model not in channel.member.models:
                 raise TrustError("not-a-member", f"{model!r} is not shared with {channel.name}")
-            if listed < self._list_number:
-                self._begin_handing_over(channel, now)  # though it may have said otherwise
-                raise TrustError("behind", self._list_is_missing(channel, listed))
-            if listed > self._list_number:
+            if list_number < self._list_number:
+                self._start_sending_list(channel, now)  # even if its statuses name a newer list
+                raise TrustError("behind", self._behind_message(channel, list_number))
+            if list_number > self._list_number:
                 raise TrustError(
                     "ahead",
-                    f"{channel.name} has revocation list {listed}; {self._list_number} is known",
+                    f"{channel.name} has revocation list {list_number}, this peer {self._list_number}",
                 )
-        check_chunk_sender(channel.name, channel.member.session, inside)
-        return channel.name, channel.member.session, inside
+        check_chunk_sender(channel.name, channel.member.session, plaintext)
+        return channel.name, channel.member.session, plaintext
 
-    # --- insides --------------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------
 
     def _channel(self, peer: str) -> Channel:
         channel = self._channels.by_name.get(peer)
@@ -609,48 +622,51 @@ class Keyring:
             raise TrustError("unknown-sender", f"no admitted card of {peer} is known")
         return channel
 
-    def _list_is_missing(self, channel: Channel, listed: int) -> str:
+    def _behind_message(self, channel: Channel, list_number: int) -> str:
         return (
-            f"{channel.name} has revocation list {listed}, and {self._list_number} is known: it is handed "
-            "over first"
+            f"{channel.name} has revocation list {list_number}, this peer {self._list_number}: the newer "
+            "list is sent to it first"
         )
 
-    def _seal(self, channel: Channel, model: str, inside: bytes) -> bytes:
-        channel.number += 1
-        number = channel.number
-        own = next((key for key in self._own if key.tag == channel.our_tag), self._own[0])
-        theirs = channel.newest
+    def _seal(self, channel: Channel, model: str, plaintext: bytes) -> bytes:
+        channel.last_number += 1
+        number, tag = channel.last_number, channel.newest_tag
+        keys = self._our_keys
+        our_key = next((key for key in keys if key.tag == channel.our_tag), keys[0])
         header = HEADER.pack(
-            MAGIC, VERSION, theirs[:MARK_BYTES], own.tag, number, self._list_number
+            MAGIC, VERSION, tag[:TAG_PREFIX_BYTES], our_key.tag, number, self._list_number
         )
-        cipher, place = self._cipher(channel, own, theirs, model, number, outgoing=True)
-        return header + cipher.encrypt(_nonce(number), inside, header + place)
+        cipher, context = self._cipher(channel, our_key, tag, model, number, outgoing=True)
+        return header + cipher.encrypt(_nonce(number), plaintext, header + context)
 
     def _cipher(
         self,
         channel: Channel,
-        own: ExchangeKey,
+        our_key: ExchangeKey,
         tag: bytes,
         model: str,
         number: int,
         *,
         outgoing: bool,
     ) -> tuple[AESGCM, bytes]:
-        """The cipher of a packet, and what the packet is bound to. tag: of the other's exchange key."""
-        at, block = (own.tag, tag, model, outgoing), number >> BLOCK_BITS
-        known = channel.ciphers.get(at)
-        if known is not None and known[0] == block:
-            return known[1:]
-        pair = channel.pairs.get(at[:2])
+        """Return the cipher of a packet and its associated data after the header.
+
+        tag: that of the other peer's exchange key.
+        """
+        at, block = (our_key.tag, tag, model, outgoing), number >> BLOCK_BITS
+        cached = channel.ciphers.get(at)
+        if cached is not None and cached[0] == block:
+            return cached[1:]
+        pair = channel.pair_secrets.get(at[:2])
         if pair is None:
-            exchange = channel.exchanges[tag]
-            pair = own.pair_secret(self._owner, self.swarm, channel.name, exchange)
-            channel.pairs[at[:2]] = pair
+            their_key = channel.their_keys[tag]
+            pair = our_key.pair_secret(self._owner, self.swarm, channel.name, their_key)
+            channel.pair_secrets[at[:2]] = pair
         ours, theirs = (self.name, self.session), (channel.name, channel.member.session)
-        place = (self.swarm, model, *((*ours, *theirs) if outgoing else (*theirs, *ours)))
-        found = AESGCM(derive(pair, "packet", *place, block)), framed(place)
-        channel.ciphers[at] = (block, *found)
-        return found
+        context = (self.swarm, model, *((*ours, *theirs) if outgoing else (*theirs, *ours)))
+        cipher = AESGCM(derive(pair, "packet", *context, block))
+        channel.ciphers[at] = (block, cipher, framed(context))
+        return cipher, framed(context)
 
 
 def _nonce(number: int) -> bytes:

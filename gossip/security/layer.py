@@ -31,7 +31,7 @@ from .. import topics
 from ..chunks import HEADER_BYTES, Reassembler
 from ..wire import Buffer, Message, WireError, decode, require_schema
 from . import signed
-from .channels import ASK, HAVE, MAX_NAMES, OVERHEAD, Keyring
+from .channels import MAX_NAMES, OVERHEAD, REPLY, REQUEST, Keyring
 from .guards import Guards
 from .identity import Identity, MisdatedCard, TrustError
 from .invitation import CLOCK_SKEW, Admission, Revocations, check, revocation_topic
@@ -231,7 +231,7 @@ class SwarmSecurity:
         self._issued = self._date()
         keyring, admission = self.keyring, self._admission
         head = CardHead(
-            self._issued, keyring.incarnation, self._cards, keyring.exchange, keyring.masks,
+            self._issued, keyring.incarnation, self._cards, keyring.exchange, keyring.mask_public,
             self._session, self._since, self._models, admission.invitation, admission.endorsement,
         )  # fmt: skip
         return sign_card(self.identity, self.swarm, head, body)
@@ -313,7 +313,7 @@ class SwarmSecurity:
             self._early.keep(peer, payload)
             return []
         online = signed.state_of(body) == "online"
-        self.keyring.seen(peer, head, self._clock(), online=online)
+        self.keyring.note_status(peer, head, self._clock(), online=online)
         return [Heard("status", peer, body)]
 
     def _own(self, kind: str, payload: bytes) -> list[Heard]:
@@ -375,7 +375,7 @@ class SwarmSecurity:
         Cheap: whoever is no member cannot fill the memory of a peer that is busy.
         """
         where = f"the inbox of {model}"
-        return self._trusted(where, self.keyring.claimed, model, packet) is not None
+        return self._trusted(where, self.keyring.claimed_channel, model, packet) is not None
 
     def open(self, model: str, packet: Buffer) -> Opened | None:
         """The genuine chunk in a packet; None, counted by cause, if there is none."""
@@ -417,16 +417,16 @@ class SwarmSecurity:
         out: list[Heard] = []
         for peer, card in self._misdated.due(now):
             out += self.hear(topics.card(self.swarm, peer), card)
-        for peer, payload in self.keyring.take_asked():
+        for peer, payload in self.keyring.take_requests():
             if payload:
                 out += self.hear(revocation_topic(self.swarm), payload)
-            self.keyring.tell([peer], HAVE)
+            self.keyring.send_control([peer], REPLY)
         out += self._out(self.register.expire(now), "its invitation has expired")
         out += self._out_oneself(now >= self._claims.expires)
-        others = [] if self.keyring.answered else self.keyring.present()
+        others = [] if self.keyring.has_received else self.keyring.online_members()
         step = self._unanswered.look(others, clock)
         if step == "ask":
-            self.keyring.tell(others[:NAMED], ASK)
+            self.keyring.send_control(others[:NAMED], REQUEST)
         if self._renew_exchange(now) or self.card_due() or step == "reissue":
             out.append(Heard("reissue-card", self.name))
         return self.keyring.tick(clock), out

@@ -105,7 +105,7 @@ class Person:
         keyring = self.security.keyring
         admission = admission or self.admission
         head = CardHead(
-            self.clock.wall(), keyring.incarnation, 1000, keyring.exchange, keyring.masks,
+            self.clock.wall(), keyring.incarnation, 1000, keyring.exchange, keyring.mask_public,
             self.session, self.clock.wall(), frozenset(self.models),
             admission.invitation, admission.endorsement,
         )  # fmt: skip

@@ -109,7 +109,7 @@ def test_a_status_of_another_incarnation_says_nothing_about_this_one():
     (anna, ben), clock = group("anna", "ben")
     show(anna, list_against())
     other = StatusHead(bytes(16), 7, 10**9)
-    anna.security.keyring.seen(ben.name, other, clock.now, online=True)
+    anna.security.keyring.note_status(ben.name, other, clock.now, online=True)
     assert not anna.packets(ben)
     exchange([anna, ben], clock)
     assert ben.list_number == 1
@@ -196,7 +196,7 @@ def test_no_list_can_be_read_off_the_broker_or_told_from_other_packets():
 def pretend(liar, listener, number, clock):
     """Let a liar seal for somebody as if that one had the same list."""
     head = StatusHead(listener.security.keyring.incarnation, 1, number)
-    liar.security.keyring.seen(listener.name, head, clock.now, online=True)
+    liar.security.keyring.note_status(listener.name, head, clock.now, online=True)
 
 
 # --- revoked members and those who do not know it -----------------------------------------------------

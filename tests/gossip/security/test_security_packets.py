@@ -38,7 +38,7 @@ from gossamer.gossip.security.channels import (
     WINDOW,
     ExchangeKey,
     FormerIncarnations,
-    Window,
+    ReplayWindow,
     check_chunk_sender,
 )
 from gossamer.gossip.security.invitation import CLOCK_SKEW
@@ -155,7 +155,7 @@ def test_the_check_of_senders_agrees_with_the_chunker():
     check_chunk_sender("anna@x", "s", packet)
     assert packet[8:16] == hashlib.blake2b(b"anna@x/s", digest_size=8).digest()
     for wrong in (("anna@x", "t"), ("ben@x", "s")):
-        with pytest.raises(TrustError, match="somebody else's message"):
+        with pytest.raises(TrustError, match="another peer's message"):
             check_chunk_sender(*wrong, packet)
     with pytest.raises(TrustError):
         check_chunk_sender("anna@x", "s", packet[:20])
@@ -268,19 +268,19 @@ def test_a_key_of_no_use_is_refused(key):
 
 
 def test_the_window_lets_every_number_through_once():
-    window, rng = Window(), np.random.default_rng(0)
+    window, rng = ReplayWindow(), np.random.default_rng(0)
     order = np.arange(20_000)
     for start in range(0, len(order), 500):  # overtaking within a window
         rng.shuffle(order[start : start + 500])
     for number in map(int, order):
-        assert window.fresh(number)
-        window.note(number)
-        assert not window.fresh(number)
-    assert not window.fresh(20_000 - WINDOW - 1)
-    window.note(10**9)
-    assert not window.fresh(19_999)
-    assert window.fresh(10**9 - 1)
-    assert window.fresh(10**9 + 1)
+        assert window.is_new(number)
+        window.add(number)
+        assert not window.is_new(number)
+    assert not window.is_new(20_000 - WINDOW - 1)
+    window.add(10**9)
+    assert not window.is_new(19_999)
+    assert window.is_new(10**9 - 1)
+    assert window.is_new(10**9 + 1)
 
 
 def test_without_security_everything_passes_unchanged():
@@ -387,8 +387,8 @@ def test_a_session_that_changes_and_changes_back_repeats_no_nonce():
 def test_keys_change_every_so_many_packets_and_nobody_notices():
     (anna, ben), _ = group("anna", "ben")
     ben.packets(anna)
-    to_ben = anna.security.keyring.claimed("global", ben.packets(anna)[0])
-    to_ben.number = (1 << BLOCK_BITS) - 4
+    to_ben = anna.security.keyring.claimed_channel("global", ben.packets(anna)[0])
+    to_ben.last_number = (1 << BLOCK_BITS) - 4
     packets = [packet for _ in range(8) for packet in anna.packets(ben)]
     order = [*packets[5:], *packets[:5]]  # also where the order is lost
     assert len(received(ben, order)) == 8
@@ -432,7 +432,7 @@ def test_incarnations_beyond_those_remembered_are_refused_and_newer_ones_are_not
         assert received(anna, again.packets(anna))  # or nothing came of it that could come back
     clock.now += 1
     with pytest.raises(
-        TrustError, match=r"began before others of it that are over: start it again"
+        TrustError, match=r"started before other incarnations of it that have ended"
     ):
         anna.security.keyring.admit(first, clock.now)
     assert not hears_card(anna, ben)
@@ -447,7 +447,7 @@ def test_incarnations_beyond_those_remembered_are_refused_and_newer_ones_are_not
 def test_a_past_takes_up_bounded_room():
     past = FormerIncarnations()
     for number in range(10 * MAX_INCARNATIONS):
-        past.note(number.to_bytes(32, "big"), float(number), 7)
+        past.add(number.to_bytes(32, "big"), float(number), 7)
     assert len(past) == MAX_INCARNATIONS
 
 
@@ -464,12 +464,12 @@ def test_more_names_than_can_be_remembered_are_refused():
 
 
 def test_a_window_that_goes_on_refuses_all_up_to_its_top():
-    window = Window(9000)
-    assert not any(window.fresh(number) for number in range(9001))
-    assert window.fresh(9001)
-    window.note(9000 + 2 * WINDOW)
-    assert window.fresh(9001 + WINDOW)
-    assert not window.fresh(9001)
+    window = ReplayWindow(9000)
+    assert not any(window.is_new(number) for number in range(9001))
+    assert window.is_new(9001)
+    window.add(9000 + 2 * WINDOW)
+    assert window.is_new(9001 + WINDOW)
+    assert not window.is_new(9001)
 
 
 # --- cards and exchange keys that grow old ------------------------------------------------------------
@@ -599,7 +599,7 @@ def test_both_ends_may_renew_at_once():
 def test_a_renewal_says_nothing_new_about_its_peer():
     (anna, ben), _ = renewed("anna", "ben")
     assert hears_card(ben, anna)
-    assert ben.security.keyring.present() == [anna.name]
+    assert ben.security.keyring.online_members() == [anna.name]
     assert ben.security.tick() == ([], [])
     assert ben.security.hear(topics.status(SWARM, anna.name), anna.security.status(ONLINE))
 
