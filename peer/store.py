@@ -45,7 +45,7 @@ def schema_entries(
     """
     dtype = str(network.flat.dtype).removeprefix("torch.")
     wide = common is not None and owner in common.owners
-    slicing = common.common if common is not None and wide else network.slicing
+    slicing = common.slicing if common is not None and wide else network.slicing
     return [
         (
             f"{name} ({' × '.join(model for model, _ in axes if model)})",
@@ -109,7 +109,7 @@ class MatchedStore(NetworkStore):
             self._heard[name] = value
         elif self.common is not None and name in self.common.owners:
             self._wide[name] = value
-            super().write(name, self.common.lower(name, value))
+            super().write(name, self.common.extract(name, value))
         else:
             super().write(name, value)
 
@@ -134,10 +134,10 @@ class MatchedStore(NetworkStore):
             return moved
         known = {owner: heard[owner] for owner in self.common.owners if owner in heard}
         if known:
-            from ..models.matching import find_places
+            from ..models.matching import find_indices
 
             before = self._wide | known
-            self.common = find_places(self._network, self.common, before)
+            self.common = find_indices(self._network, self.common, before)
             self._wide = before
             moved += _taken(self.common, known)
         return moved
@@ -161,11 +161,11 @@ class MatchedStore(NetworkStore):
 
     def snapshot(self) -> dict[str, Any]:
         """What the network does not hold, of the same moment as the network."""
-        places = {} if self.common is None else self.common.places
+        indices = {} if self.common is None else self.common.indices
         return {
             "wide": dict(self._wide),
             "heard": None if self._heard is None else dict(self._heard),
-            "places": {model: list(parts) for model, parts in places.items()},
+            "places": {model: list(parts) for model, parts in indices.items()},
         }
 
     def restore(self, data: Mapping[str, Any]) -> None:
@@ -175,7 +175,7 @@ class MatchedStore(NetworkStore):
         if self.common is not None:
             from ..models.matching import CommonWidth
 
-            layouts = {model: self.common.common.layout(model) for model in self.common.models}
+            layouts = {model: self.common.slicing.layout(model) for model in self.common.models}
             self.common = CommonWidth(self._network.slicing, layouts, data["places"])
 
     def _read(self, name: str) -> Array:
@@ -184,7 +184,7 @@ class MatchedStore(NetworkStore):
         own = super().read(name)
         if self.common is None or name not in self.common.owners:
             return own
-        return self.common.lift(name, own, self._wide[name])
+        return self.common.embed(name, own, self._wide[name])
 
 
 def _check(network: SlicedNetwork, matching: Mapping[str, Matching]) -> None:
@@ -245,17 +245,17 @@ def _starts(
         )
     widths = {model: how.width for model, how in fused.items() if how.width is not None}
     start = CommonWidth(network.slicing, widths)
-    bounds = {model: common.common.layout(model) for model in fused}
-    inside = CommonWidth(start.common, bounds)
+    bounds = {model: common.slicing.layout(model) for model in fused}
+    inside = CommonWidth(start.slicing, bounds)
     return {
-        owner: inside.lift(owner, start.start(fused[owner].seed, fused[owner].start)[owner])
+        owner: inside.embed(owner, start.start(fused[owner].seed, fused[owner].start)[owner])
         for owner in start.owners
     }
 
 
 def _taken(common: CommonWidth, heard: Mapping[str, Array]) -> int:
     """How many of the peer's cells are at places that were free: all zero in what was heard."""
-    anatomy = common.common.anatomy
+    anatomy = common.slicing.anatomy
     used = np.zeros(int(anatomy.firsts[-1]), dtype=bool)
     flat = common.flat(heard)
     for parameter in anatomy.parameters:
@@ -265,9 +265,9 @@ def _taken(common: CommonWidth, heard: Mapping[str, Array]) -> int:
             if cells is not None:
                 used[cells[axis]] = True
     return sum(
-        int((~used[anatomy.firsts[part] + common.common.cells[model][part][places]]).sum())
+        int((~used[anatomy.firsts[part] + common.slicing.cells[model][part][indices]]).sum())
         for model in common.models
-        for part, places in enumerate(common.places[model])
+        for part, indices in enumerate(common.indices[model])
         if 0 < part < len(anatomy.parts) - 1
     )
 

@@ -193,7 +193,9 @@ def match_naively(peers: list[Cells], sweeps: int = 20) -> list[np.ndarray]:
             own_score = np.sum(value**2 / (prior + peers[j].precision))
             for rank in range(new_atoms):
                 cost[row, len(atoms) + rank] = (
-                    -own_score - 2 * math.log(options.mass / count) + 2 * math.log(rank + 1)
+                    -own_score
+                    - 2 * math.log(options.concentration / count)
+                    + 2 * math.log(rank + 1)
                 )
         _, columns = linear_sum_assignment(cost)
         next_atom = max(atoms, default=-1) + 1

@@ -99,6 +99,7 @@ def fuse_command(
     files = network_files(files, out)
     variances = variance or [1.0]
     other_options: dict[str, Any] = asdict(matching)
+    other_options["concentration"] = other_options.pop("mass")
     options = MatchOptions(variance=variances[0] if len(variances) == 1 else 1.0, **other_options)
     layer_names = None if order is None else [name.strip() for name in order.split(",")]
     networks = [read_network(path, layer_names) for path in files]
@@ -136,8 +137,8 @@ def _print_tables(
         cell_counts = [len(cells) for cells in part.assignments]  # one per network
         # matched: cells that became one with a cell of another network. created: cells of the fused network
         # beyond the number in the widest network.
-        cells = name, sum(cell_counts), width, part.matched, width - max(cell_counts)
-        rows.append((*cells, f"{part.objective[-1]:.1f}", f"{part.ended}, {part.sweeps}"))
+        cells = name, sum(cell_counts), width, part.matched_cells, width - max(cell_counts)
+        rows.append((*cells, f"{part.objective[-1]:.1f}", f"{part.stop_reason}, {part.sweeps}"))
     header = ["part", "given", "fused", "matched", "created", "objective", "ended, sweeps"]
     if rows:
         console.table("cells by part", header, rows)
@@ -200,7 +201,7 @@ def logits(chain: Chain, x: Tensor, activation: str = "relu") -> Tensor:
     }
     h = x.double()
     for index, layer in enumerate(chain.layers):
-        values = {name.rpartition(".")[2]: value for name, value in layer.own.items()}
+        values = {name.rpartition(".")[2]: value for name, value in layer.per_cell.items()}
         h = h @ torch.from_numpy(layer.weight).T
         if "bias" in values:
             h = h + torch.from_numpy(values["bias"])
@@ -225,7 +226,7 @@ def _slopes(layer: Layer) -> Tensor | None:
     import torch
 
     # In a state dict PReLU's slopes are called `weight`; besides the bias they are the only values per cell.
-    slopes = next((v for name, v in layer.own.items() if not name.endswith("bias")), None)
+    slopes = next((v for name, v in layer.per_cell.items() if not name.endswith("bias")), None)
     return None if slopes is None else torch.from_numpy(slopes)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...models import ModelError, mlp, stream
-from ...models.matching import MAGI, Chain, Fusion, Layer, MatchOptions, fuse
+from ...models.matching import MAGI_KL, Chain, Fusion, Layer, MatchOptions, fuse
 from ..cli.fuse import accuracy, logits
 from ..data import Samples, load, partition
 
@@ -228,7 +228,7 @@ def dp_means(
     if chains[0].hidden != 1:
         raise ValueError("DP-means of cells is defined for networks with one hidden layer")
     first, last = chains[0].layers
-    inputs, own = first.weight.shape[1], list(first.own)
+    inputs, own = first.weight.shape[1], list(first.per_cell)
     rows = np.concatenate([_rows(chain) for chain in chains])
     peer = np.repeat(np.arange(len(chains)), [chain.widths[1] for chain in chains])
     total = counts.sum(axis=0)
@@ -258,18 +258,18 @@ def dp_means(
     hidden = replace(
         first,
         weight=centres[:, :inputs],
-        own={name: centres[:, inputs + index] for index, name in enumerate(own)},
+        per_cell={name: centres[:, inputs + index] for index, name in enumerate(own)},
     )
     output_biases = {
-        name: np.einsum("jk,jk->k", shares, np.stack([c.layers[1].own[name] for c in chains]))
-        for name in last.own
+        name: np.einsum("jk,jk->k", shares, np.stack([c.layers[1].per_cell[name] for c in chains]))
+        for name in last.per_cell
     }
     return Chain((hidden, Layer(out.T, output_biases, last.weight_name)))
 
 
 def _rows(chain: Chain) -> np.ndarray:
     first, last = chain.layers
-    own = [value[:, None] for value in first.own.values()]
+    own = [value[:, None] for value in first.per_cell.values()]
     return np.hstack([first.weight, *own, last.weight.T])
 
 
@@ -393,7 +393,7 @@ def _distilled(peers: Peers) -> Outcome:
     return peers.score(chain)
 
 
-LAMBDAS = (0.0, MAGI, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
+LAMBDAS = (0.0, MAGI_KL, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
 
 
 def magi(value: float, variance: float = 1.0) -> str:
@@ -410,7 +410,7 @@ METHODS: Mapping[str, Callable[[Peers], Outcome]] = MappingProxyType(
         "FedProx, shared start": _averaged("shared", PROXIMAL),
         "DP-means": lambda peers: peers.score(dp_means(peers.own, peers.split.counts)),
         "PFNM": _matched(),
-        "PFNM γ0=1e-5": _matched(mass=1e-5),
+        "PFNM γ0=1e-5": _matched(concentration=1e-5),
         "PFNM σ²=0.1": _matched(variance=0.1, limit=None),
         **{magi(value): _matched(kl=value) for value in LAMBDAS[1:]},
         **{magi(value, 0.1): _matched(kl=value, variance=0.1, limit=None) for value in LAMBDAS[1:]},
@@ -488,8 +488,8 @@ def _next(setting: Setting, fused: Fusion, peer: int, rng: np.random.Generator) 
 
     values = {
         first.weight_name: with_new_cells(first.weight),
-        **{name: with_new_cells(value) for name, value in first.own.items()},
-        last.weight_name: with_new_cells(last.weight.T).T, **last.own,
+        **{name: with_new_cells(value) for name, value in first.per_cell.items()},
+        last.weight_name: with_new_cells(last.weight.T).T, **last.per_cell,
     }  # fmt: skip
     module = _initial(setting, rng)
     noisy = {name: value + NOISE * rng.normal(size=value.shape) for name, value in values.items()}

@@ -1,14 +1,15 @@
-"""Matching: fuse or align networks whose cells are in another order.
+"""Matching: fuse or align networks whose cells are in different orders.
 
     from gossamer.models.matching import Chain, MatchOptions, fuse
 
     fused = fuse([Chain.read(state) for state in states], MatchOptions(variance=0.1))
     fused.chain.state()          # the fused network, of any width
-    fused.extract(3)             # what it gives back to peer 3
+    fused.extract(3)             # the fused cells that peer 3 has, in its own order
 
-`match` is one part, `fuse` a whole network; `align` permutes the cells of a SlicedNetwork to agree with a
-reference, function unchanged; `CommonWidth` lets peers of different widths average one partial model.
-Streams pass `past` on: `fuse(newer, past=fused.past)`."""
+`match` matches the cells of one part, `fuse` fuses whole networks; `align` permutes the cells of a
+SlicedNetwork to agree with a reference, without changing its function; `CommonWidth` lets peers of different
+widths average one partial model. When the same peers have trained new networks, pass the posterior of the
+last fusion: `fuse(new_chains, past=fused.past)`."""
 
 import lazy_loader
 

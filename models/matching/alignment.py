@@ -1,20 +1,18 @@
-"""Alignment: permute a peer's cells to agree best with a reference; the function stays the same.
+"""Alignment: permute a peer's cells to agree best with a reference; the network's function stays the same.
 
-This is what runs before averaging: coordinates may be averaged only when cell k of a slice means the
-same on both sides. Cells move only inside their part and their partial model, with everything that
-stands for them: coupled channels of several layers move together, batch statistics along with them.
+Two peers may average a coordinate only if cell k of a slice plays the same role in both networks, so peers
+align before they average. Cells move only inside their part and their partial model, together with all their
+parameters: coupled channels of several layers move together, and so do batch statistics.
 
-Peers of different widths in one partial model: a common width, and each peer's places in it.
-
-A partial model may carry more cells than a peer can afford. All its peers then gossip one vector at the
-*common* width; each peer's network is the part of it at the peer's own places. Training moves those
-coordinates alone, averaging moves all of them, so that push-sum sees equal vectors everywhere and its
-guarantees hold as they are. Cells that nobody uses are zero; a newcomer whose cells match none of those
-in use takes free ones, and so the model grows, never beyond the common width.
+`CommonWidth` is for peers whose slices of one partial model have different widths. All these peers gossip
+one vector at the *common* width, and each peer's network holds only some of its cells. Training changes the
+coordinates of those cells only, averaging changes all coordinates; push-sum sees vectors of equal length on
+all peers, so its guarantees hold. Cells that no peer uses are zero: they are free. A newcomer whose cells
+match none of the cells in use takes free ones, so the model can grow up to the common width.
 
     common = CommonWidth(network.slicing, {"global": "64-100-10"})
-    mass.sum += weight * common.lift("global", change)          # after training: own change → common
-    network.write("global", common.lower("global", estimate))    # after averaging: common → own
+    mass.sum += weight * common.embed("global", change)          # after training: peer's cells → common
+    network.write("global", common.extract("global", estimate))  # after averaging: common → peer's cells
 """
 
 from __future__ import annotations
@@ -47,23 +45,23 @@ class Alignment:
     """A permutation of cells, ready to be applied to any vector of the network's shape.
 
     moves
-        Model → part → for every place in the slice, the place whose cell goes there.
+        Model → part → for every index in the slice, the index of the cell that moves there.
     order
-        The same as indices: `flat[order]` is the aligned flat vector.
+        The same permutation by coordinates: `flat[order]` is the aligned flat vector.
     agreement
-        How well known coordinates agreed before and after every pass (a sum of products; for
-        activations, of correlations). It never falls.
+        How well the network agreed with the reference before the first pass and after every pass: the sum
+        of products of their weights or, for activations, of correlations. It never falls.
     """
 
     moves: Mapping[str, Mapping[str, np.ndarray]]
     order: np.ndarray
     agreement: tuple[float, ...]
-    take: np.ndarray
-    """The same by numbers of cells: cell c becomes what cell `take[c]` was."""
+    cell_order: np.ndarray
+    """The same permutation by cell numbers: cell c gets the weights of cell `cell_order[c]`."""
 
     @property
     def moved(self) -> int:
-        """How many cells change their place."""
+        """How many cells move to another index."""
         return sum(
             int((move != np.arange(len(move))).sum())
             for parts in self.moves.values()
@@ -71,16 +69,16 @@ class Alignment:
         )
 
     def apply(self, network: SlicedNetwork) -> None:
-        """Permute the network in place, statistics that it keeps to itself included.
+        """Permute the network in place, including batch statistics that are not averaged.
 
-        Permute the optimizer's state with `permute` as well.
+        Permute the optimizer's state as well, with `permute_optimizer`.
         """
         network.flat.copy_(self.permute(network.flat))
-        own = replace(network.slicing.anatomy, parameters=())
-        own.permute(network.own_buffers(), self.take)
+        buffers_only = replace(network.slicing.anatomy, parameters=())
+        buffers_only.permute(network.own_buffers(), self.cell_order)
 
     def permute(self, flat: Tensor) -> Tensor:
-        """A flat vector of the network (weights, momentum, a gradient) in the new order: a copy."""
+        """Return a permuted copy of a flat vector of the network (weights, momentum or a gradient)."""
         if flat.shape != self.order.shape:
             raise ModelError(
                 f"align: the network has {len(self.order)} values, {tuple(flat.shape)} were given"
@@ -98,117 +96,123 @@ def align(
     parts: Sequence[str] | None = None,
     passes: int = 30,
 ) -> Alignment:
-    """Find the permutation of `network`'s cells that agrees best with `reference`; apply it yourself.
+    """Return the permutation of `network`'s cells that agrees best with `reference`; the caller applies it.
 
         align(network, {"global": estimate}).apply(network)
 
-    Any network whose parts are known can be aligned, with one of the same widths.
+    The reference must have the network's widths.
 
     reference
-        Another sliced network, or values per owner in the swarm's common order, as a neighbour sends
-        them. Coordinates that it does not give are not compared.
+        Another sliced network, or values per partial model in the order that all peers share, as a
+        neighbour sends them. Coordinates that the reference does not give are not compared.
     by, inputs
-        Compare weights, or what cells answer to the peer's own `inputs`: the outputs of dense layers and
-        convolutions that parts are named after, so parts of other kinds need `parts` or weights.
+        Compare the weights of cells, or their activations on `inputs`, samples of this peer. Activations are
+        the outputs of dense layers and convolutions that give a part its name; parts of other layers must
+        be left out with `parts`, or compared by weights.
     models, parts
-        Only these; by default all models that the reference gives, and all parts but inputs and outputs,
-        whose cells mean something by their place.
+        Permute only these. By default: all models that the reference gives, and all parts except inputs and
+        outputs, whose order has a meaning (pixels, classes).
     passes
         An upper bound; a pass that changes nothing is the last.
     """
     slicing, anatomy = network.slicing, network.slicing.anatomy
-    target, known = _reference(network, reference)
-    chosen = _chosen_models(slicing, reference, models)
+    target, is_given = _reference_values(network, reference)
+    chosen_models = _chosen_models(slicing, reference, models)
     ends = anatomy.ends or ()
-    wanted = [name for name in anatomy.names if name not in ends] if parts is None else parts
+    part_names = [name for name in anatomy.names if name not in ends] if parts is None else parts
     slices = [
         _Slice(model, part, anatomy.firsts[part] + slicing.cells[model][part])
-        for part in sorted(anatomy.find(name, "align: ") for name in wanted)
-        for model in chosen
+        for part in sorted(anatomy.find(name, "align: ") for name in part_names)
+        for model in chosen_models
         if len(slicing.cells[model][part])
     ]
     if by == "activations":
-        take, agreement = _by_activations(network, target, known, slices, inputs)
+        cell_order, agreement = _by_activations(network, target, is_given, slices, inputs)
     elif by == "weights":
         for name, _ in network.module.named_buffers():
-            if (
-                name in anatomy.spans
-            ):  # the scale of statistics says nothing about how weights agree
+            if name in anatomy.spans:  # batch statistics are no evidence of which cells agree
                 target[anatomy.spans[name]] = 0.0
-        take, agreement = _by_weights(network, target, [one.cells for one in slices], passes)
+        cells_of_slices = [one.cells for one in slices]
+        cell_order, agreement = _by_weights(network, target, cells_of_slices, passes)
     else:
         raise ModelError(f"align: by {by!r} is unknown; there are weights, activations")
-    moves: dict[str, dict[str, np.ndarray]] = {model: {} for model in chosen}
+    moves: dict[str, dict[str, np.ndarray]] = {model: {} for model in chosen_models}
     for model, part, cells in slices:
-        order = np.argsort(cells)
-        moves[model][anatomy.names[part]] = order[np.searchsorted(cells, take[cells], sorter=order)]
-    return Alignment(moves, anatomy.flat_order(take), tuple(agreement), take)
+        by_number = np.argsort(cells)
+        move = by_number[np.searchsorted(cells, cell_order[cells], sorter=by_number)]
+        moves[model][anatomy.names[part]] = move
+    return Alignment(moves, anatomy.flat_order(cell_order), tuple(agreement), cell_order)
 
 
 class _Slice(NamedTuple):
-    """The cells, by number, that a partial model has of a part."""
+    """The cells of one part that belong to one partial model, numbered through the whole network."""
 
     model: str
     part: int
     cells: np.ndarray
 
 
-def _reference(network: SlicedNetwork, reference: Reference) -> tuple[np.ndarray, np.ndarray]:
-    """The reference in this network's coordinates, 0 where it gives none, and where it gives some."""
+def _reference_values(
+    network: SlicedNetwork, reference: Reference
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the reference as a flat vector, and a mask of the coordinates that it gives; others are 0."""
     if isinstance(reference, SlicedNetwork):
         reference = {
-            owner: reference.read(owner) for owner in reference.owners if owner in network.owners
+            model: reference.read(model) for model in reference.owners if model in network.owners
         }
-    values = np.zeros(len(network.flat))
-    known = np.zeros(len(values), dtype=bool)
-    for owner, given in reference.items():
-        where = network.slicing.coordinates(owner)
-        array = np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given, np.float64)
+    flat = np.zeros(len(network.flat))
+    is_given = np.zeros(len(flat), dtype=bool)
+    for model, values in reference.items():
+        where = network.slicing.coordinates(model)
+        array = np.asarray(
+            values.detach().cpu() if isinstance(values, Tensor) else values, np.float64
+        )
         if array.shape != where.shape:
             raise ModelError(
-                f"align: {owner!r} has {len(where)} coordinates on peer {network.peer!r}, the reference "
+                f"align: {model!r} has {len(where)} coordinates on peer {network.peer!r}, the reference "
                 f"gives {array.shape}; peers of other widths need a common width"
             )
         if not np.isfinite(array).all():
-            raise ModelError(f"align: the reference of {owner!r} has values that are not finite")
-        values[where] = array
-        known[where] = True
-    if not known.any():
+            raise ModelError(f"align: the reference of {model!r} has values that are not finite")
+        flat[where] = array
+        is_given[where] = True
+    if not is_given.any():
         raise ModelError(
             f"align: the reference shares nothing with peer {network.peer!r}, whose models are "
             f"{', '.join(network.models)}"
         )
-    return values, known
+    return flat, is_given
 
 
 def _chosen_models(
     slicing: Slicing, reference: Reference, models: Sequence[str] | None
 ) -> list[str]:
-    """The models to permute, those that others depend on first."""
-    given = set(reference.owners if isinstance(reference, SlicedNetwork) else reference)
-    wanted = [model for model in slicing.models if model in given] if models is None else models
-    if unknown := [model for model in wanted if model not in slicing.models]:
+    """Return the models to permute, each after the models that it depends on."""
+    if models is None:
+        given = set(reference.owners if isinstance(reference, SlicedNetwork) else reference)
+        models = [model for model in slicing.models if model in given]
+    if unknown := [model for model in models if model not in slicing.models]:
         raise ModelError(
             f"align: no model {unknown[0]!r} here; models are {', '.join(slicing.models)}"
         )
-    return sorted(wanted, key=lambda model: (len(slicing.graph.dependencies(model)), model))
+    return sorted(models, key=lambda model: (len(slicing.graph.dependencies(model)), model))
 
 
 def permute_optimizer(
-    optimizer: torch.optim.Optimizer, network: SlicedNetwork, found: Alignment
+    optimizer: torch.optim.Optimizer, network: SlicedNetwork, alignment: Alignment
 ) -> None:
-    """Bring momentum, Adam's moments and the like, in place, into the order that `found` gives.
+    """Permute the optimizer's state (momentum, Adam's moments) in place, as `alignment` permutes the network.
 
-    Everything that an optimizer remembers in the shape of a parameter is moved with it; numbers that
-    it keeps per parameter stay. Call it together with `found.apply(network)`, before the next step.
+    Every tensor that has the shape of its parameter is permuted; other state stays. Call it together with
+    `alignment.apply(network)`, before the next optimizer step.
     """
     for name, parameter in network.module.named_parameters():
         span = network.slicing.anatomy.spans[name]
-        # Cells change places inside a parameter, never between two of them.
-        order = torch.from_numpy(found.order[span] - span.start).to(parameter.device)
-        for slot in optimizer.state.get(parameter, {}).values():
-            if isinstance(slot, Tensor) and slot.shape == parameter.shape:
-                slot.copy_(slot.reshape(-1)[order].view(slot.shape))
+        # An alignment moves values inside a parameter, never from one parameter to another.
+        order = torch.from_numpy(alignment.order[span] - span.start).to(parameter.device)
+        for state in optimizer.state.get(parameter, {}).values():
+            if isinstance(state, Tensor) and state.shape == parameter.shape:
+                state.copy_(state.reshape(-1)[order].view(state.shape))
 
 
 # --- by weights: coordinate ascent, one optimal assignment per slice of a part --------------------
@@ -217,59 +221,61 @@ def permute_optimizer(
 def _by_weights(
     network: SlicedNetwork, target: np.ndarray, slices: Sequence[np.ndarray], passes: int
 ) -> tuple[np.ndarray, list[float]]:
-    """Raise Σ own · reference over known coordinates until no slice can be permuted to more.
+    """Permute slice after slice until no permutation of one slice raises Σ weight · reference weight.
 
-    Returns for every cell the one that takes its place, and the sum before and after every pass.
+    Returns for every cell the one whose weights it gets, and the sum before and after every pass.
     """
     anatomy = network.slicing.anatomy
     flat = network.flat.double().cpu().numpy()
 
-    def best(take: np.ndarray, mine: np.ndarray, cells: np.ndarray) -> np.ndarray:
-        """The permutation with one slice assigned anew; `take` itself where nothing is gained."""
-        score = np.zeros((len(cells), len(cells)))  # [own cell, place]
-        for where, others in blocks(anatomy, cells):
-            where = where[:, settled[others].all(axis=1)]
-            score += mine[where] @ target[where].T
+    def assign(cell_order: np.ndarray, aligned: np.ndarray, cells: np.ndarray) -> np.ndarray:
+        """Assign the cells of one slice again; return `cell_order` itself if that gains nothing."""
+        score = np.zeros((len(cells), len(cells)))  # [cell, cell of the reference]
+        for coordinates, other_cells in weights_of_cells(anatomy, cells):
+            compared = coordinates[:, is_assigned[other_cells].all(axis=1)]
+            score += aligned[compared] @ target[compared].T
         _, chosen = linear_sum_assignment(-score.T)
         gain = score[chosen, np.arange(len(cells))].sum() - np.trace(score)
-        if gain <= 1e-9 * (1 + np.abs(score).max()):
-            return take  # ties are not worth moving for
-        trial = take.copy()
-        trial[cells] = take[cells[chosen]]
+        if gain <= 1e-9 * (1 + np.abs(score).max()):  # rounding error: do not swap equal cells
+            return cell_order
+        trial = cell_order.copy()
+        trial[cells] = cell_order[cells[chosen]]
         return trial
 
-    stay = np.arange(int(anatomy.firsts[-1]))
-    # A first pass compares only columns whose other end is in its place already.
-    settled = np.ones(len(stay), dtype=bool)
-    settled[np.concatenate([stay[:0], *slices])] = False
-    take, mine = stay, flat
+    identity = np.arange(int(anatomy.firsts[-1]))
+    # The first pass compares only weights whose other cell is not to be permuted, or was assigned before.
+    is_assigned = np.ones(len(identity), dtype=bool)
+    is_assigned[np.concatenate([identity[:0], *slices])] = False
+    cell_order, aligned = identity, flat
     for cells in slices:
-        take = best(take, mine, cells)
-        mine = flat[anatomy.flat_order(take)]
-        settled[cells] = True
+        cell_order = assign(cell_order, aligned, cells)
+        aligned = flat[anatomy.flat_order(cell_order)]
+        is_assigned[cells] = True
     agreement = [float(flat @ target)]
-    if mine @ target <= agreement[0]:  # it looked at few columns, and they led astray
-        take, mine = stay, flat
-    agreement.append(float(mine @ target))
+    if aligned @ target <= agreement[0]:  # the few weights that it compared were misleading
+        cell_order, aligned = identity, flat
+    agreement.append(float(aligned @ target))
     for _ in range(passes):
         for cells in slices:
-            trial = best(take, mine, cells)
-            moved = mine if trial is take else flat[anatomy.flat_order(trial)]
-            if moved @ target > mine @ target:
-                take, mine = trial, moved
-        agreement.append(float(mine @ target))
+            trial = assign(cell_order, aligned, cells)
+            permuted = aligned if trial is cell_order else flat[anatomy.flat_order(trial)]
+            if permuted @ target > aligned @ target:
+                cell_order, aligned = trial, permuted
+        agreement.append(float(aligned @ target))
         if agreement[-1] == agreement[-2]:
             break
-    return take, agreement
+    return cell_order, agreement
 
 
-def blocks(anatomy: Anatomy, cells: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Every parameter that touches `cells`, seen from them: their coordinates and the cells besides.
+def weights_of_cells(
+    anatomy: Anatomy, cells: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield, for every parameter with `cells` on an axis, the cells' coordinates and the other cells there.
 
-    The first is [cells, columns]. The second, [columns, k], holds the cells that each column touches
-    besides: none for a bias, one for a dense weight. A cell may stand on an axis several times (a channel
-    flattened into a dense layer, four stacked gates): its k-th position means what the k-th of any other
-    cell of its part means.
+    The coordinates are [cells, columns]: row i has the weights of `cells[i]`, and a column has weights that
+    correspond. The other cells are [columns, k]: those on the parameter's other axes, none for a bias, one
+    for a dense weight. A cell may occur several times on an axis (a channel flattened into a dense layer,
+    four stacked gates): its n-th occurrence corresponds to the n-th occurrence of every cell of its part.
     """
     for parameter in anatomy.parameters:
         for index, axis in enumerate(parameter.axes):
@@ -278,19 +284,20 @@ def blocks(anatomy: Anatomy, cells: np.ndarray) -> Iterator[tuple[np.ndarray, np
             by_cell = np.argsort(axis, kind="stable")
             first = np.searchsorted(axis[by_cell], cells)
             count = np.searchsorted(axis[by_cell], cells, side="right") - first
-            each = int(count.min()) if len(count) else 0
-            if not each:
+            occurrences = int(count.min()) if len(count) else 0
+            if not occurrences:
                 continue
             span = anatomy.spans[parameter.name]
             flat = np.arange(span.start, span.stop, dtype=np.int64).reshape(parameter.shape)
-            seen = np.moveaxis(flat, index, 0)[by_cell[first[:, None] + np.arange(each)]]
-            sizes = (*parameter.shape[:index], *parameter.shape[index + 1 :])
-            columns = int(np.prod(sizes, dtype=np.int64))
-            rest = (*parameter.axes[:index], *parameter.axes[index + 1 :])
-            grid = np.indices(sizes).reshape(len(sizes), columns)
-            others = [axis[at] for axis, at in zip(rest, grid, strict=True) if axis is not None]
-            besides = np.stack(others, axis=1) if others else np.empty((columns, 0), np.int64)
-            yield seen.reshape(len(cells), -1), np.tile(besides, (each, 1))
+            positions = by_cell[first[:, None] + np.arange(occurrences)]
+            coordinates = np.moveaxis(flat, index, 0)[positions]
+            other_sizes = (*parameter.shape[:index], *parameter.shape[index + 1 :])
+            columns = int(np.prod(other_sizes, dtype=np.int64))
+            other_axes = (*parameter.axes[:index], *parameter.axes[index + 1 :])
+            grid = np.indices(other_sizes).reshape(len(other_sizes), columns)
+            others = [cell[i] for cell, i in zip(other_axes, grid, strict=True) if cell is not None]
+            other_cells = np.stack(others, axis=1) if others else np.empty((columns, 0), np.int64)
+            yield coordinates.reshape(len(cells), -1), np.tile(other_cells, (occurrences, 1))
 
 
 # --- by activations: correlations on the peer's own samples -------------------------------------
@@ -299,13 +306,14 @@ def blocks(anatomy: Anatomy, cells: np.ndarray) -> Iterator[tuple[np.ndarray, np
 def _by_activations(
     network: SlicedNetwork,
     target: np.ndarray,
-    known: np.ndarray,
+    is_given: np.ndarray,
     slices: Sequence[_Slice],
     inputs: Tensor | None,
 ) -> tuple[np.ndarray, list[float]]:
-    """Correlate what the cells of both networks answer to the same inputs; returns as `_by_weights`.
+    """Match the cells whose activations on `inputs` correlate best; the result is as in `_by_weights`.
 
-    What the reference does not give is silent in both, or private cells would be compared with nothing.
+    Coordinates that the reference does not give are set to 0 in both networks, because the reference has
+    nothing that this peer's private cells could be compared with.
     """
     if inputs is None or len(inputs) < 2:
         raise ModelError(
@@ -314,58 +322,58 @@ def _by_activations(
     anatomy = network.slicing.anatomy
     if any(parameter.private for parameter in anatomy.parameters):
         raise ModelError(
-            'align: by activations hears nothing through norms that are private (buffers="local"); align by '
-            "weights"
+            'align: by activations cannot compare networks whose norms are private (buffers="local"), '
+            "because the reference has no values for them; align by weights"
         )
     parts = [anatomy.parts[part] for part in sorted({one.part for one in slices})]
-    flat = np.where(known, network.flat.double().cpu().numpy(), 0.0)
-    own = _answers(_with_values(network, flat), parts, inputs)
-    theirs = _answers(_with_values(network, target), parts, inputs)
-    take = np.arange(int(anatomy.firsts[-1]))
+    flat = np.where(is_given, network.flat.double().cpu().numpy(), 0.0)
+    own = _activations(_with_values(network, flat), parts, inputs)
+    wanted = _activations(_with_values(network, target), parts, inputs)
+    cell_order = np.arange(int(anatomy.firsts[-1]))
     agreement = [0.0, 0.0]
     for _, part, cells in slices:
-        name, chosen = anatomy.names[part], cells - anatomy.firsts[part]
-        score = own[name][:, chosen].T @ theirs[name][:, chosen]
-        _, best = linear_sum_assignment(-score.T)
+        name, columns = anatomy.names[part], cells - anatomy.firsts[part]
+        score = own[name][:, columns].T @ wanted[name][:, columns]
+        _, chosen = linear_sum_assignment(-score.T)
         agreement[0] += float(np.trace(score))
-        agreement[1] += float(score[best, np.arange(len(cells))].sum())
-        take[cells] = cells[best]
-    return take, agreement
+        agreement[1] += float(score[chosen, np.arange(len(cells))].sum())
+        cell_order[cells] = cells[chosen]
+    return cell_order, agreement
 
 
 def _with_values(network: SlicedNetwork, flat: np.ndarray) -> nn.Module:
-    """A copy of the network's module with other values, ready to answer."""
-    other = deepcopy(network.module).eval()
+    """Return a copy of the network's module with the values of `flat`, in evaluation mode."""
+    module = deepcopy(network.module).eval()
     anatomy = network.slicing.anatomy
-    tensors = named_tensors(other)
-    for name, piece in anatomy.views(torch.from_numpy(flat)).items():
-        tensors[name].data = piece.to(tensors[name])
-    if anatomy.buffers:  # statistics of the peer's own do not fit other values: take the batch's
-        for norm in other.modules():
+    tensors = named_tensors(module)
+    for name, values in anatomy.views(torch.from_numpy(flat)).items():
+        tensors[name].data = values.to(tensors[name])
+    if anatomy.buffers:  # the peer's own statistics do not fit these values: use the batch's
+        for norm in module.modules():
             if isinstance(norm, BATCH_NORMS):
                 norm.train()
-    return other
+    return module
 
 
 @torch.no_grad()
-def _answers(module: nn.Module, parts: Sequence[Part], inputs: Tensor) -> dict[str, np.ndarray]:
-    """For every part its layer's outputs [answers, cells], standardised; silent cells give zeros."""
+def _activations(module: nn.Module, parts: Sequence[Part], inputs: Tensor) -> dict[str, np.ndarray]:
+    """Return for every part its layer's outputs [outputs, cells], centred and of length 1 per cell."""
     layers = dict(module.named_modules())
-    caught: dict[str, np.ndarray] = {}
+    activations: dict[str, np.ndarray] = {}
 
     def hook(part: Part, layer: nn.Module, _: object, output: Tensor) -> None:
         channel = -1 if isinstance(layer, nn.Linear) else 1
-        answers = output.movedim(channel, -1).flatten(0, -2).double().cpu().numpy()
-        if answers.shape[1] != part.cells:
+        values = output.movedim(channel, -1).flatten(0, -2).double().cpu().numpy()
+        if values.shape[1] != part.cells:
             raise ModelError(
-                f"align: layer {part.name!r} has {answers.shape[1]} outputs for {part.cells} cells, so "
-                "by activations does not say whose they are; align it by weights"
+                f"align: layer {part.name!r} has {values.shape[1]} outputs for {part.cells} cells, so its "
+                "activations cannot be told apart by cell; align it by weights"
             )
-        answers = answers - answers.mean(axis=0)
-        length = np.linalg.norm(answers, axis=0)
-        caught[part.name] = answers / np.where(length > 0, length, 1)
+        values = values - values.mean(axis=0)
+        length = np.linalg.norm(values, axis=0)
+        activations[part.name] = values / np.where(length > 0, length, 1)
 
-    for part in parts:  # the module is a copy: hooks may stay
+    for part in parts:  # the module is a copy, so nobody has to remove the hooks
         layer = layers.get(part.name)
         if not isinstance(layer, (nn.Linear, *CONVOLUTIONS)):
             raise ModelError(
@@ -374,163 +382,173 @@ def _answers(module: nn.Module, parts: Sequence[Part], inputs: Tensor) -> dict[s
             )
         layer.register_forward_hook(partial(hook, part))
     module(inputs)
-    return caught
+    return activations
 
 
-Places = Mapping[str, Sequence[np.ndarray]]
+CellIndices = Mapping[str, Sequence[np.ndarray]]
+"""Model → for every part, the index in the common slice of each of the peer's cells."""
 
 
 class CommonWidth:
-    """Where one peer's slices are in partial models of a common width.
+    """Which cells of partial models of a common width one peer's network holds.
 
-    slicing
-        The peer's own.
+    peer_slicing
+        The slicing of the peer's network.
     widths
-        For every model with a common width its layout there; the same on all peers. Models that these
-        depend on take part at the peer's own layout unless they are named too.
-    places
-        For every such model and part, the common cell of each of the peer's cells. Without them a peer
-        takes the first ones: right for peers that start fresh, for then all widths are nested. A
-        peer with a network of its own finds its places with `find_places`.
+        Layouts at the common width by model, the same on all peers. Models that these models depend on are
+        included with the peer's own layout unless they have an entry too.
+    indices
+        For every such model and part, the index in the common slice of each of the peer's cells. By
+        default a peer with n cells holds the first n: right for untrained peers, because a narrow peer's
+        cells are then among those of every wider peer. For a trained network use `find_indices`.
     """
 
     def __init__(
-        self, slicing: Slicing, widths: Mapping[str, str | Layout], places: Places | None = None
+        self,
+        peer_slicing: Slicing,
+        widths: Mapping[str, str | Layout],
+        indices: CellIndices | None = None,
     ):
-        self.own = slicing
+        self.peer_slicing = peer_slicing
         layouts = {
             model: Layout.slice(text) if isinstance(text, str) else text
             for model, text in widths.items()
         }
         for model, layout in layouts.items():
-            _check_layout(slicing, model, layout)
+            _check_layout(peer_slicing, model, layout)
         for model in list(layouts):
-            for other in slicing.graph.dependencies(model):
-                layouts.setdefault(other, slicing.layout(other))
+            for other in peer_slicing.graph.dependencies(model):
+                layouts.setdefault(other, peer_slicing.layout(other))
         self.models: tuple[str, ...] = tuple(sorted(layouts))
-        anatomy = resized(slicing.anatomy, np.sum([lay.cells for lay in layouts.values()], axis=0))
-        self.common = Slicing(anatomy, layouts, graph=slicing.graph, cross=slicing.cross)
-        self.places: dict[str, tuple[np.ndarray, ...]] = {
-            model: _check_places(slicing, model, layouts[model], (places or {}).get(model))
+        cells = np.sum([layout.cells for layout in layouts.values()], axis=0)
+        anatomy = resized(peer_slicing.anatomy, cells)
+        self.slicing = Slicing(anatomy, layouts, graph=peer_slicing.graph, cross=peer_slicing.cross)
+        """The slicing of a network at the common width."""
+        self.indices: dict[str, tuple[np.ndarray, ...]] = {
+            model: _check_indices(peer_slicing, model, layouts[model], (indices or {}).get(model))
             for model in self.models
         }
-        into = _cell_map(slicing, self.common, self.places)
-        mapped = _coordinate_map(slicing.anatomy, anatomy, into)
+        cell_map = _cell_map(peer_slicing, self.slicing, self.indices)
+        coordinate_map = _coordinate_map(peer_slicing.anatomy, anatomy, cell_map)
         self._positions: dict[str, np.ndarray] = {}
-        for owner in self.common.owners:
-            where = self.common.coordinates(owner)
-            position = np.full(anatomy.size, -1, dtype=np.int64)
-            position[where] = np.arange(len(where))
-            found = self._positions[owner] = position[mapped[slicing.coordinates(owner)]]
-            assert (found >= 0).all(), "an owner touches cells outside the common network"
+        for model in self.slicing.owners:
+            where = self.slicing.coordinates(model)
+            position_of = np.full(anatomy.size, -1, dtype=np.int64)
+            position_of[where] = np.arange(len(where))
+            positions = position_of[coordinate_map[peer_slicing.coordinates(model)]]
+            assert (positions >= 0).all(), "a model has coordinates outside the common network"
+            self._positions[model] = positions
 
     @property
     def owners(self) -> tuple[str, ...]:
-        """The owners that are averaged at the common width."""
-        return self.common.owners
+        """The partial models (and pairs of them) that are averaged at the common width."""
+        return self.slicing.owners
 
-    def size(self, owner: str) -> int:
-        """How many values `owner` averages."""
-        return len(self.common.coordinates(owner))
+    def size(self, model: str) -> int:
+        """How many values `model` averages."""
+        return len(self.slicing.coordinates(model))
 
-    def positions(self, owner: str) -> np.ndarray:
-        """For each of the peer's values of `owner`, its position in the common vector."""
-        if owner not in self._positions:
+    def positions(self, model: str) -> np.ndarray:
+        """For each of the peer's values of `model`, its position in the common vector."""
+        if model not in self._positions:
             raise ModelError(
-                f"{owner!r} has no common width here; owners are {', '.join(self.owners)}"
+                f"model {model!r} has no common width here; models with one are {', '.join(self.owners)}"
             )
-        return self._positions[owner]
+        return self._positions[model]
 
-    def lower(self, owner: str, common: np.ndarray) -> np.ndarray:
-        """The peer's own values out of a common vector."""
-        self._check_size(owner, common, self.size(owner), "common")
-        return common[self.positions(owner)]
+    def extract(self, model: str, common: np.ndarray) -> np.ndarray:
+        """Return the peer's own values out of a common vector."""
+        self._check_size(model, common, self.size(model), "common")
+        return common[self.positions(model)]
 
-    def lift(self, owner: str, own: np.ndarray, common: np.ndarray | None = None) -> np.ndarray:
-        """A common vector with the peer's own values in it; elsewhere `common`, or zeros."""
-        positions = self.positions(owner)
-        self._check_size(owner, own, len(positions), "own")
+    def embed(self, model: str, own: np.ndarray, common: np.ndarray | None = None) -> np.ndarray:
+        """Return a common vector with the peer's own values; the others are those of `common`, or zeros."""
+        positions = self.positions(model)
+        self._check_size(model, own, len(positions), "own")
         if common is None:
-            found = np.zeros(self.size(owner), dtype=own.dtype)
+            values = np.zeros(self.size(model), dtype=own.dtype)
         else:
-            self._check_size(owner, common, self.size(owner), "common")
-            found = common.copy()
-        found[positions] = own
-        return found
+            self._check_size(model, common, self.size(model), "common")
+            values = common.copy()
+        values[positions] = own
+        return values
 
     def start(self, seed: int, start: Start | None = None) -> dict[str, np.ndarray]:
-        """Starting values at the common width, the same on every peer of the swarm.
+        """Return starting values at the common width, the same on every peer that passes the same seed.
 
-        Pass the same seed everywhere; `lower` gives each peer its part.
+        `extract` takes a peer's own values out of them.
         """
         values = starting_values(
-            self.common, np.zeros(self.common.anatomy.size), seed=seed, peer="", start=start
+            self.slicing, np.zeros(self.slicing.anatomy.size), seed=seed, peer="", start=start
         )
-        return {owner: values[self.common.coordinates(owner)] for owner in self.owners}
+        return {model: values[self.slicing.coordinates(model)] for model in self.owners}
 
     def flat(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Common vectors per owner as one flat vector of the common network; others are zero."""
-        flat = np.zeros(self.common.anatomy.size)
-        for owner, given in values.items():
-            self._check_size(owner, given, self.size(owner), "common")
-            flat[self.common.coordinates(owner)] = given
+        """Return the flat vector of a network at the common width; models not in `values` are zero."""
+        flat = np.zeros(self.slicing.anatomy.size)
+        for model, common in values.items():
+            self._check_size(model, common, self.size(model), "common")
+            flat[self.slicing.coordinates(model)] = common
         return flat
 
-    def _check_size(self, owner: str, values: np.ndarray, size: int, kind: str) -> None:
+    def _check_size(self, model: str, values: np.ndarray, size: int, width: str) -> None:
         if values.shape != (size,):
-            raise ModelError(f"{owner!r} has {size} {kind} values here, {values.shape} were given")
+            raise ModelError(f"{model!r} has {size} {width} values here, {values.shape} were given")
 
 
 def resized(anatomy: Anatomy, cells: Sequence[int] | np.ndarray) -> Anatomy:
-    """The anatomy of the same network with other widths. Every axis must span one whole part."""
+    """Return the anatomy of the same network with `cells` per part. Every axis must span one whole part."""
     parts = tuple(Part(name, int(count)) for name, count in zip(anatomy.names, cells, strict=True))
     parameters = []
-    for one in anatomy.parameters:
-        shape, axes = list(one.shape), list(one.axes)
-        for index, axis in enumerate(one.axes):
+    for parameter in anatomy.parameters:
+        shape, axes = list(parameter.shape), list(parameter.axes)
+        for index, axis in enumerate(parameter.axes):
             part = anatomy.part_of(axis)
             if axis is None or part is None:
                 continue
             if not np.array_equal(axis, anatomy.cells(part)):
                 raise ModelError(
-                    f"parameter {one.name!r}: an axis does not span one part in its order, so the "
+                    f"parameter {parameter.name!r}: an axis does not span one part in its order, so the "
                     "network cannot be given another width"
                 )
             axes[index] = dense_axes(parts, part)[0]
             shape[index] = parts[part].cells
-        parameters.append(ParameterMap(one.name, tuple(shape), tuple(axes)))
+        parameters.append(ParameterMap(parameter.name, tuple(shape), tuple(axes)))
     return Anatomy(parts, tuple(parameters))
 
 
 def _cell_map(
-    own: Slicing, common: Slicing, places: Mapping[str, Sequence[np.ndarray | None]]
+    own: Slicing, common: Slicing, indices: Mapping[str, Sequence[np.ndarray | None]]
 ) -> np.ndarray:
-    """For each own cell its number in the common network; -1 for cells outside it, or without a place."""
-    found = np.full(int(own.anatomy.firsts[-1]), -1, dtype=np.int64)
-    for model, parts in places.items():
+    """Return for each of the peer's cells its number in the common network, or -1 if it has none (yet)."""
+    cell_map = np.full(int(own.anatomy.firsts[-1]), -1, dtype=np.int64)
+    for model, parts in indices.items():
         for part, chosen in enumerate(parts):
             if chosen is not None:
-                mine = own.anatomy.firsts[part] + own.cells[model][part]
-                found[mine] = common.anatomy.firsts[part] + common.cells[model][part][chosen]
-    return found
+                own_cells = own.anatomy.firsts[part] + own.cells[model][part]
+                common_cells = common.anatomy.firsts[part] + common.cells[model][part]
+                cell_map[own_cells] = common_cells[chosen]
+    return cell_map
 
 
-def _coordinate_map(own: Anatomy, common: Anatomy, into: np.ndarray) -> np.ndarray:
-    """For each own coordinate the one in the common network, or -1; `into` maps the cells."""
-    found = np.full(own.size, -1, dtype=np.int64)
-    for mine, theirs in zip(own.parameters, common.parameters, strict=True):
-        index, inside = np.zeros(mine.shape, np.int64), np.ones(mine.shape, bool)
-        for at, (axis, other) in enumerate(zip(mine.axes, theirs.axes, strict=True)):
-            place = np.arange(mine.shape[at])
-            if axis is not None and other is not None:
-                first = other[0] if len(other) else 0  # an axis spans one whole part
-                place = np.where(into[axis] >= 0, into[axis] - first, -1)
-            place = place.reshape([-1 if i == at else 1 for i in range(len(mine.shape))])
-            index = index * theirs.shape[at] + place
-            inside &= place >= 0
-        coordinates = np.where(inside, common.offsets[theirs.name] + index, -1)
-        found[own.spans[mine.name]] = coordinates.ravel()
-    return found
+def _coordinate_map(own: Anatomy, common: Anatomy, cell_map: np.ndarray) -> np.ndarray:
+    """Return for each of the peer's coordinates the one in the common network, or -1 if it has none."""
+    coordinate_map = np.full(own.size, -1, dtype=np.int64)
+    for own_parameter, parameter in zip(own.parameters, common.parameters, strict=True):
+        shape = own_parameter.shape
+        flat_index, is_mapped = np.zeros(shape, np.int64), np.ones(shape, bool)
+        both_axes = zip(own_parameter.axes, parameter.axes, strict=True)
+        for dimension, (own_axis, axis) in enumerate(both_axes):
+            index = np.arange(shape[dimension])
+            if own_axis is not None and axis is not None:
+                first = axis[0] if len(axis) else 0  # an axis spans one whole part
+                index = np.where(cell_map[own_axis] >= 0, cell_map[own_axis] - first, -1)
+            index = index.reshape([-1 if i == dimension else 1 for i in range(len(shape))])
+            flat_index = flat_index * parameter.shape[dimension] + index
+            is_mapped &= index >= 0
+        coordinates = np.where(is_mapped, common.offsets[parameter.name] + flat_index, -1)
+        coordinate_map[own.spans[own_parameter.name]] = coordinates.ravel()
+    return coordinate_map
 
 
 def _check_layout(slicing: Slicing, model: str, layout: Layout) -> None:
@@ -544,36 +562,36 @@ def _check_layout(slicing: Slicing, model: str, layout: Layout) -> None:
             f"common width of {model!r}: {layout.as_slice()} has {len(layout.cells)} parts, the network "
             f"has {len(own.cells)}"
         )
-    for part, have, bound in zip(slicing.anatomy.parts, own.cells, layout.cells, strict=True):
-        if have > bound:
+    for part, count, bound in zip(slicing.anatomy.parts, own.cells, layout.cells, strict=True):
+        if count > bound:
             raise ModelError(
-                f"common width of {model!r}: this peer has {have} cells of part {part.name!r}, the common "
+                f"common width of {model!r}: this peer has {count} cells of part {part.name!r}, the common "
                 f"width allows {bound}; raise it on all peers, or make the slice smaller"
             )
 
 
-def _check_places(
-    slicing: Slicing, model: str, layout: Layout, places: Sequence[np.ndarray] | None
+def _check_indices(
+    slicing: Slicing, model: str, layout: Layout, indices: Sequence[np.ndarray] | None
 ) -> tuple[np.ndarray, ...]:
     own = slicing.layout(model).cells
-    if places is None:
+    if indices is None:
         return tuple(np.arange(count) for count in own)
-    found = []
+    checked = []
     for part, count, bound, given in zip(
-        slicing.anatomy.parts, own, layout.cells, places, strict=True
+        slicing.anatomy.parts, own, layout.cells, indices, strict=True
     ):
         array = np.asarray(given, dtype=np.int64)
-        good = array.shape == (count,) and len(np.unique(array)) == count
-        if not good or (count and not 0 <= array.min() <= array.max() < bound):
+        is_distinct = array.shape == (count,) and len(np.unique(array)) == count
+        if not is_distinct or (count and not 0 <= array.min() <= array.max() < bound):
             raise ModelError(
-                f"places of {model!r} in part {part.name!r}: give {count} different numbers from 0 to "
+                f"indices of {model!r} in part {part.name!r}: give {count} different numbers from 0 to "
                 f"{bound - 1}"
             )
-        found.append(array)
-    return tuple(found)
+        checked.append(array)
+    return tuple(checked)
 
 
-def find_places(
+def find_indices(
     network: SlicedNetwork,
     common: CommonWidth,
     values: Mapping[str, np.ndarray],
@@ -581,80 +599,85 @@ def find_places(
     *,
     parts: Sequence[str] | None = None,
 ) -> CommonWidth:
-    """The same common width with places at which `network`'s cells agree best with `values`.
+    """Return the same common width with the indices at which `network`'s cells agree best with `values`.
 
     values
-        Common vectors per owner, as neighbours send them. Cells that are all zero there are free.
+        Common vectors per partial model, as neighbours send them. Cells whose values are all zero are free.
     options
-        What a match and a free cell cost: raise `variance` to match more, raise `mass` to grow more.
+        The cost of a match and of a free cell: raise `variance` for more matches, `concentration` for growth.
     parts
-        As in `align`: by default all but the first and the last.
+        The parts to match; by default all but the first and the last.
 
-    Each part is matched on the columns whose other end has its place already, from the inputs up.
-    What was received counts as one observation, however many peers stand behind it.
+    Parts are matched from the inputs up. Only weights whose other cell already has an index are compared.
+    The received values count as one observation, however many peers they are averaged from.
     """
     options = options or MatchOptions()
-    own, theirs = network.slicing, common.common
-    anatomy = theirs.anatomy
-    inner = anatomy.names[1:-1] if parts is None else parts
-    chosen = sorted(anatomy.find(name, "common width: ") for name in inner)
+    own_slicing, slicing = network.slicing, common.slicing
+    anatomy = slicing.anatomy
+    names = anatomy.names[1:-1] if parts is None else parts
+    matched_parts = sorted(anatomy.find(name, "common width: ") for name in names)
     flat = network.flat.double().cpu().numpy()
     target = common.flat(values)
     if not np.isfinite(target).all():
         raise ModelError("common width: the values of the neighbours are not all finite")
-    places: dict[str, list[np.ndarray | None]] = {
+    indices: dict[str, list[np.ndarray | None]] = {
         model: [
-            None if part in chosen else cells for part, cells in enumerate(common.places[model])
+            None if part in matched_parts else cells
+            for part, cells in enumerate(common.indices[model])
         ]
         for model in common.models
     }
-    order = sorted(common.models, key=lambda model: (len(own.graph.dependencies(model)), model))
-    for part, model in itertools.product(chosen, order):
-        cells = own.cells[model][part]
-        into = _cell_map(own, theirs, places)
-        settled = np.zeros(int(anatomy.firsts[-1]), dtype=bool)
-        settled[into[into >= 0]] = True
-        # The own values at the common width, as if the cells to be placed had the first places.
-        there = anatomy.firsts[part] + theirs.cells[model][part]
-        into[own.anatomy.firsts[part] + cells] = there[: len(cells)]
-        mapped = _coordinate_map(own.anatomy, anatomy, into)
-        lifted = np.zeros(anatomy.size)
-        lifted[mapped[mapped >= 0]] = flat[mapped >= 0]
-        columns = [
-            (where, where[:, settled[others].all(axis=1)])
-            for where, others in blocks(anatomy, there)
-        ]
-        used = np.zeros(len(there), dtype=bool)
-        for where, _ in columns:
-            used |= (target[where] != 0).any(axis=1)
-        pairs = [(lifted[some[: len(cells)]], target[some]) for _, some in columns]
-        places[model][part] = _assign(pairs, used, len(cells), options)
-    layouts = {model: theirs.layout(model) for model in common.models}
-    return CommonWidth(common.own, layouts, places)  # pyright: ignore[reportArgumentType]
+    by_dependency = sorted(
+        common.models, key=lambda model: (len(own_slicing.graph.dependencies(model)), model)
+    )
+    for part, model in itertools.product(matched_parts, by_dependency):
+        cells = own_slicing.cells[model][part]
+        common_cells = anatomy.firsts[part] + slicing.cells[model][part]
+        cell_map = _cell_map(own_slicing, slicing, indices)
+        has_index = np.zeros(int(anatomy.firsts[-1]), dtype=bool)
+        has_index[cell_map[cell_map >= 0]] = True
+        # Embed the network's values as if the n cells to be matched had the first n indices.
+        cell_map[own_slicing.anatomy.firsts[part] + cells] = common_cells[: len(cells)]
+        coordinate_map = _coordinate_map(own_slicing.anatomy, anatomy, cell_map)
+        embedded = np.zeros(anatomy.size)
+        embedded[coordinate_map[coordinate_map >= 0]] = flat[coordinate_map >= 0]
+        is_used = np.zeros(len(common_cells), dtype=bool)
+        pairs = []
+        for coordinates, other_cells in weights_of_cells(anatomy, common_cells):
+            is_used |= (target[coordinates] != 0).any(axis=1)
+            compared = coordinates[:, has_index[other_cells].all(axis=1)]
+            pairs.append((embedded[compared[: len(cells)]], target[compared]))
+        indices[model][part] = _assign(pairs, is_used, len(cells), options)
+    layouts = {model: slicing.layout(model) for model in common.models}
+    return CommonWidth(common.peer_slicing, layouts, indices)  # pyright: ignore[reportArgumentType]
 
 
 def _assign(
     pairs: Sequence[tuple[np.ndarray, np.ndarray]],
-    used: np.ndarray,
+    is_used: np.ndarray,
     cells: int,
     options: MatchOptions,
 ) -> np.ndarray:
-    """The best place of every cell, from its values and those of the places, column by column."""
-    cross = np.zeros((cells, len(used)))
-    here, away = np.zeros(cells), np.zeros(len(used))
-    for x, y in pairs:
-        cross += x @ y.T
-        here += (x**2).sum(axis=1)
-        away += (y**2).sum(axis=1)
+    """Return the best index in the common slice for each of the peer's cells.
+
+    Each pair compares weights of one parameter: [the peer's cells, columns] with [common cells, columns].
+    """
+    products = np.zeros((cells, len(is_used)))
+    own_squares, common_squares = np.zeros(cells), np.zeros(len(is_used))
+    for own, common in pairs:
+        products += own @ common.T
+        own_squares += (own**2).sum(axis=1)
+        common_squares += (common**2).sum(axis=1)
     precision, prior = 1 / options.variance, options.prior_precision
     both, one = precision**2 / (prior + 2 * precision), precision**2 / (prior + precision)
-    # Two observers: odds 1/1 for an atom that the other has, mass/2 for a new one.
-    gain = both * (here[:, None] + 2 * cross + away) - one * away
-    free = one * here + 2 * np.log(options.mass / 2)
-    score = np.where(used, gain, free[:, None])
-    empty = np.flatnonzero(~used)
+    # PFNM with two observers: prior odds 1/1 of a cell that the other has, concentration/2 of a new one.
+    match_score = both * (own_squares[:, None] + 2 * products + common_squares)
+    match_score -= one * common_squares
+    free_score = one * own_squares + 2 * np.log(options.concentration / 2)
+    score = np.where(is_used, match_score, free_score[:, None])
+    free = np.flatnonzero(~is_used)
     if options.kind == "printed":
-        score[:, empty] -= 2 * np.log(np.arange(1, len(empty) + 1))
+        score[:, free] -= 2 * np.log(np.arange(1, len(free) + 1))
     elif options.kind == "efpf":
-        score[:, empty] -= 2 * np.log(used.sum() + np.arange(1, len(empty) + 1))
+        score[:, free] -= 2 * np.log(is_used.sum() + np.arange(1, len(free) + 1))
     return linear_sum_assignment(-score)[1]

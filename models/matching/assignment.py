@@ -1,17 +1,19 @@
-"""Matching the cells of one part: sweeps over the peers, one optimal assignment per step.
+"""Match the cells of one part of several networks (PFNM, MAGI): sweeps of optimal assignments.
 
-An *atom* is a cell of the fused network. Every cell of a peer goes to an atom, no two of them to the
-same one; a step frees one peer's cells and gives them back in the best way, all others standing still.
+An *atom* is a cell of the fused network. Every cell of a peer is assigned to an atom, and no two cells of one
+peer to the same atom. A step assigns one peer's cells again, with all other peers' assignments fixed; a sweep
+is one step for every peer.
 
-What it costs to give a cell to an atom is computed for all pairs at once, as two matrix products. With
-R = Σ v/σ² and A = Σ 1/σ² of the cells in an atom, prior mean µ and prior precision a:
+The cost of assigning each cell to each atom is computed for all pairs at once, with two matrix products. With
+R = Σ v/σ² and A = Σ 1/σ² over the cells v of an atom, prior mean µ, prior precision a and columns d:
 
-    Q(R, A) = Σ_d (µa + R)²/(a + A) − µ²a          what the data say for the atom
+    Q(R, A) = Σ_d (µa + R)²/(a + A) − µ²a             evidence of the data for the atom
     T(R, A) = Σ_d A (θ − µ)²,  θ = (µa + R)/(a + A)   MAGI's distance from the prior
 
-An atom is worth Q − λT. Adding the cell v of a peer with precision p changes both, and since a + A + p
-does not depend on the cell, the change is a constant per atom, plus a product that is linear in v, plus
-one in v². Columns on which all peers bring the same precisions are folded together for the last one.
+The *worth* of an atom is Q − λT. Adding the cell v of a peer with precision p changes Q and T. As a + A + p
+does not depend on v, the change is a constant per atom, plus a product linear in v, plus a product in v².
+Columns that have equal precisions on every peer form a *column class*: the product in v² needs only one
+column per class.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ from scipy.special import gammaln
 
 from ..errors import ModelError, check_choice, check_number
 
-Kind = Literal["printed", "set", "efpf"]
+PartitionPrior = Literal["printed", "set", "efpf"]
 
-MAGI = 0.1
-"""The `kl` with which MAGI is run unless somebody chose another."""
+MAGI_KL = 0.1
+"""The default λ of MAGI, for `MatchOptions.kl`."""
 
 
 @dataclass(frozen=True)
@@ -37,38 +39,38 @@ class MatchOptions:
     """How cells are matched. The defaults are those of the PFNM paper.
 
     variance
-        How far a cell of one peer lies from its atom (σ²), when peers do not bring a variance of their
-        own. Lower it (0.1) for larger, usually more accurate networks; raise it to merge more.
+        Variance σ² of a peer's cells around their atom, for peers that give no variance of their own.
+        Lower it (0.1) for larger, usually more accurate networks; raise it to merge more cells.
     prior_variance
-        How far atoms lie from the prior mean (σ0²). It shrinks what is read: weights seen once are
-        multiplied by σ0²/(σ0² + σ²).
-    mass
+        Variance σ0² of atoms around the prior mean. The prior shrinks fused weights: those of an atom with
+        one cell are multiplied by σ0²/(σ0² + σ²).
+    concentration
         γ0 of the Beta process: raise it for more atoms. 1e-5 makes a network as wide as the widest peer.
     kind
-        What a new atom costs beside the data. `set` and `efpf` are joint distributions: every step
-        raises the objective; `set` barely merges, `efpf` barely grows. `printed` is the paper's own,
-        lies between, and belongs to no joint distribution, so that its sweeps may run in circles; they
-        are stopped when a partition comes back.
+        The prior of the partition of cells into atoms, that is, the cost of a new atom. `set` and `efpf` are
+        joint distributions, so every step raises the objective; `set` merges few cells, `efpf` creates
+        few atoms. `printed`, the formula of the paper, lies between them. It belongs to no joint
+        distribution, so sweeps may cycle; they stop when a partition repeats.
     kl
-        MAGI's λ, from 0 (PFNM) to 1: raise it for smaller networks. Above 0.5 even equal cells may be
-        kept apart; measured accuracy falls from about 0.7.
+        MAGI's λ, from 0 (PFNM) to 1: raise it for smaller networks. Above 0.5 even equal cells may get
+        different atoms; measured accuracy falls from about 0.7.
     limit
-        The capacity: a fused part is never wider than this, or than the widest network if that is wider
-        (with groups: than the widest of each together), however many networks a stream brings. Cells that
-        find no room are forced into the atoms that fit them best, which blurs those. Raise it when
-        accuracy falls as more networks come; None lets the network grow freely.
+        The largest number of atoms in a part, however many networks are fused. The widest network always
+        fits (with groups: the sum of every group's widest). At the limit, cells are forced into the atoms
+        that fit best, which makes those less accurate. Raise it when accuracy falls as more networks are
+        fused; None sets no limit.
     sweeps
-        Passes over the peers after the first; matching usually settles before.
+        The largest number of sweeps after the first pass; matching usually converges earlier.
     tolerance
-        Under `set` and `efpf`, a sweep that raises the objective by less than this share is the last.
+        With `set` and `efpf`, sweeps end when one raises the objective by less than this fraction.
     shrink
-        Whether the prior counts when atoms are read. False gives the plain weighted mean of the cells.
+        Whether fused values include the prior. False gives the plain weighted mean of the cells.
     """
 
     variance: float = 1.0
     prior_variance: float = 10.0
-    mass: float = 1.0
-    kind: Kind = "printed"
+    concentration: float = 1.0
+    kind: PartitionPrior = "printed"
     kl: float = 0.0
     limit: int | None = 700
     sweeps: int = 20
@@ -76,9 +78,9 @@ class MatchOptions:
     shrink: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("variance (σ²)", "prior_variance (σ0²)", "mass (γ0)"):
+        for name in ("variance (σ²)", "prior_variance (σ0²)", "concentration (γ0)"):
             check_number(f"matching: {name}", getattr(self, name.split()[0]), above=0)
-        check_choice("matching: kind", self.kind, get_args(Kind))
+        check_choice("matching: kind", self.kind, get_args(PartitionPrior))
         check_number("matching: kl (λ)", self.kl, least=0, most=1)
         if self.limit is not None and self.limit < 1:
             raise ModelError(
@@ -95,11 +97,11 @@ class MatchOptions:
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """One peer's cells of one part: a row of values for each, and how far each column is to be trusted.
+    """One peer's cells of one part: one row of values per cell, one precision per column.
 
     precision
-        1/σ² per column; 0 masks a column that means nothing here (a connection to a cell that this
-        peer lacks). A masked column is *not observed*, which is not the same as a zero.
+        1/σ² per column; 0 marks a column as *not observed*, which differs from a value of zero: this peer
+        lacks the cell that the column's weights lead to.
     group
         A label per cell, or None: cells match only atoms of their own label (a partial model, say).
     """
@@ -132,7 +134,7 @@ class Cells:
         precision: float | np.ndarray = 1.0,
         group: np.ndarray | None = None,
     ) -> Cells:
-        """Cells in double precision; one number serves as every column's precision."""
+        """Return cells in float64; a single number is the precision of every column."""
         rows = np.asarray(values, dtype=np.float64)
         columns = np.broadcast_to(np.asarray(precision, dtype=np.float64), rows.shape[1:])
         return cls(rows, columns, group)
@@ -140,10 +142,10 @@ class Cells:
 
 @dataclass(frozen=True, eq=False)
 class Atoms:
-    """Fused cells as sums: `sums` Σ v/σ², `precisions` Σ 1/σ², `counts` how many peers are in each.
+    """Fused cells, one per row: `sums` Σ v/σ², `precisions` Σ 1/σ², `counts` of peers that have a cell in it.
 
-    Sums of two sets of peers add, row by row, so that merging in any order gives the same atoms; the
-    prior enters only when they are read.
+    Atoms of two sets of peers add row by row, so merging in any order gives the same atoms. The prior is
+    not part of the sums; `read` includes it.
     """
 
     sums: np.ndarray
@@ -154,60 +156,62 @@ class Atoms:
         return len(self.counts)
 
     def read(self, prior_precision: float, mean: np.ndarray, *, shrink: bool = True) -> np.ndarray:
-        """The values of the atoms: the posterior mean, or without `shrink` the weighted mean alone.
+        """Return the values of the atoms: the posterior mean, or without `shrink` the weighted mean.
 
-        Columns that nobody observed are at the prior mean either way.
+        Columns that no peer observed have the prior mean either way.
         """
         if shrink:
             return (self.sums + mean * prior_precision) / (self.precisions + prior_precision)
-        seen = self.precisions > 0
-        return np.where(seen, self.sums / np.where(seen, self.precisions, 1), mean)
+        observed = self.precisions > 0
+        return np.where(observed, self.sums / np.where(observed, self.precisions, 1), mean)
 
     def extended(self, size: int) -> Atoms:
-        """The same atoms followed by empty ones, up to `size`."""
-        more = size - len(self)
+        """Return the same atoms followed by empty ones, up to `size`."""
+        missing = size - len(self)
         return Atoms(
-            np.pad(self.sums, ((0, more), (0, 0))),
-            np.pad(self.precisions, ((0, more), (0, 0))),
-            np.pad(self.counts, (0, more)),
+            np.pad(self.sums, ((0, missing), (0, 0))),
+            np.pad(self.precisions, ((0, missing), (0, 0))),
+            np.pad(self.counts, (0, missing)),
         )
 
     def plus(self, other: Atoms) -> Atoms:
-        """Both sets of peers together; row i is the same atom in both."""
+        """Return the atoms of both sets of peers together; row i is the same atom in both."""
         size = max(len(self), len(other))
         one, two = self.extended(size), other.extended(size)
         return Atoms(one.sums + two.sums, one.precisions + two.precisions, one.counts + two.counts)
 
 
-def gather(peers: Sequence[Cells], assignments: Sequence[np.ndarray], size: int) -> Atoms:
-    """The atoms that assignments make: `assignments[j][l]` is the atom of cell l of peer j."""
+def sum_atoms(peers: Sequence[Cells], assignments: Sequence[np.ndarray], size: int) -> Atoms:
+    """Sum the cells of each atom; `assignments[j][l]` is the atom of cell l of peer j."""
     columns = peers[0].values.shape[1]
     sums, precisions = np.zeros((size, columns)), np.zeros((size, columns))
     counts = np.zeros(size, dtype=np.int64)
     for peer, atoms in zip(peers, assignments, strict=True):
-        # A peer gives an atom at most one cell, so plain indexing adds each row once.
+        # At most one cell of a peer is in an atom, so plain indexing adds each row once.
         sums[atoms] += peer.values * peer.precision
         precisions[atoms] += peer.precision
         counts[atoms] += 1
     return Atoms(sums, precisions, counts)
 
 
-Ending = Literal["settled", "repeated", "tolerance", "sweep limit"]
+StopReason = Literal["settled", "repeated", "tolerance", "sweep limit"]
+"""settled: a sweep changed nothing; repeated: a partition came again; tolerance: see MatchOptions."""
 
 
 @dataclass(frozen=True, eq=False)
-class Matched:
-    """The outcome for one part.
+class MatchResult:
+    """The result of matching one part.
 
     assignments
-        For each peer the atom of each of its cells. Labels are arbitrary: compare partitions.
+        For each peer the atom of each of its cells. The numbers of atoms are arbitrary; what counts is which
+        cells share one.
     atoms, values
-        Sums per atom, and what they read as.
+        The atoms, and their values (`Atoms.read`).
     objective
-        The log posterior, up to a constant, after the first pass and after every step since. Under
-        `printed` and in streaming there is none: it is that of `set`, as a yardstick, and may fall.
-    sweeps, ended
-        Passes over the peers after the first, and why there was no further one.
+        The log posterior, up to a constant, after the first pass and after every later step. With `printed`
+        and in streaming no joint posterior exists; the objective is then that of `set`, and may fall.
+    sweeps, stop_reason
+        The number of sweeps after the first pass, and why they ended.
     """
 
     assignments: tuple[np.ndarray, ...]
@@ -215,11 +219,11 @@ class Matched:
     values: np.ndarray
     objective: tuple[float, ...]
     sweeps: int
-    ended: Ending
+    stop_reason: StopReason
 
     @property
-    def matched(self) -> int:
-        """Cells that share their atom with another peer's."""
+    def matched_cells(self) -> int:
+        """How many cells share their atom with a cell of another peer."""
         return int(sum((self.atoms.counts[atoms] > 1).sum() for atoms in self.assignments))
 
 
@@ -230,16 +234,16 @@ def match(
     mean: float | np.ndarray = 0.0,
     seed: int | np.random.Generator = 0,
     history: History | None = None,
-) -> Matched:
-    """Match the cells of any number of peers, whatever the number of cells of each.
+) -> MatchResult:
+    """Match the cells of any number of peers; peers may have different numbers of cells.
 
     mean
         The prior mean, one number or one per column.
     seed
-        Orders the peers within a sweep. The order alone can move a fused network's accuracy by a few
-        points: fix it, and compare methods under the same one.
+        Draws the order of peers within a sweep. That order can change a fused network's accuracy by a few
+        points, so compare methods with the same seed.
     history
-        The outcome of earlier steps, for streaming; see `Stream`.
+        Atoms of earlier networks of the same peers, for streaming; see `fuse`.
     """
     options = options or MatchOptions()
     _check(peers, history)
@@ -247,36 +251,38 @@ def match(
     centre = np.broadcast_to(np.asarray(mean, dtype=np.float64), (columns,))
     state = MatchState(peers, options, centre, history)
     rng = np.random.default_rng(seed)
-    # The widest first: the others then find atoms to match instead of making their own.
+    # The widest peer first: the cells of the others can then match its atoms instead of making new ones.
     for peer in sorted(range(len(peers)), key=lambda j: -len(peers[j].values)):
         state.step(peer)
-    trace = [state.objective()]
-    seen = [state.partition()]
-    joint = options.kind != "printed" and history is None
-    sweeps, ended = 0, None
-    while ended is None and sweeps < options.sweeps:
-        before = trace[-1]
+    objective = [state.objective()]
+    partitions = [state.partition()]
+    is_joint = options.kind != "printed" and history is None
+    sweeps, stop_reason = 0, None
+    while stop_reason is None and sweeps < options.sweeps:
+        before = objective[-1]
         for peer in rng.permutation(len(peers)):
             state.step(int(peer))
-            trace.append(state.objective())
+            objective.append(state.objective())
         sweeps += 1
         partition = state.partition()
-        if partition == seen[-1]:
-            ended = "settled"
-        elif partition in seen:
-            ended = "repeated"
-        elif joint and trace[-1] - before <= options.tolerance * (1 + abs(before)):
-            ended = "tolerance"
+        if partition == partitions[-1]:
+            stop_reason = "settled"
+        elif partition in partitions:
+            stop_reason = "repeated"
+        elif is_joint and objective[-1] - before <= options.tolerance * (1 + abs(before)):
+            stop_reason = "tolerance"
         else:
-            seen.append(partition)
+            partitions.append(partition)
     assignments = state.labels()
-    # Added up afresh: thousands of steps that add and subtract leave round-off behind.
+    # Sum again from the cells: thousands of additions and subtractions have left rounding errors in `state`.
     size = 1 + max(int(atoms.max()) for atoms in assignments)
-    atoms = gather(peers, assignments, max(size, len(history.atoms) if history else 0))
+    atoms = sum_atoms(peers, assignments, max(size, len(history.atoms) if history else 0))
     if history is not None:
         atoms = history.atoms.plus(atoms)
     values = atoms.read(options.prior_precision, centre, shrink=options.shrink)
-    return Matched(assignments, atoms, values, tuple(trace), sweeps, ended or "sweep limit")
+    return MatchResult(
+        assignments, atoms, values, tuple(objective), sweeps, stop_reason or "sweep limit"
+    )
 
 
 def _check(peers: Sequence[Cells], history: History | None) -> None:
@@ -295,7 +301,7 @@ def _check(peers: Sequence[Cells], history: History | None) -> None:
         return
     if history.uses.shape != (len(peers), len(history.atoms)):
         raise ModelError(
-            f"matching: the history knows {history.uses.shape[0]} peers, {len(peers)} were given"
+            f"matching: the history has {history.uses.shape[0]} peers, {len(peers)} were given"
         )
     if history.atoms.sums.shape[1] != columns:
         raise ModelError(
@@ -303,14 +309,16 @@ def _check(peers: Sequence[Cells], history: History | None) -> None:
             f"the cells have {columns}"
         )
     if history.step < 1 or (history.uses >= history.step).any():
-        raise ModelError("matching: an atom was used more often than there were steps before it")
+        raise ModelError(
+            "matching: in the history an atom was used more often than there were steps"
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """What streaming remembers: the atoms so far, and how often each peer used each of them.
+    """The state of a stream of networks: its atoms so far, and how often each peer used each atom.
 
-    `step` counts from 1: the step that is being matched now.
+    `step` is the number of the networks that are matched now, counted from 1.
     """
 
     atoms: Atoms
@@ -319,7 +327,7 @@ class History:
 
 
 class MatchState:
-    """Atoms in rows; a peer's step touches the statistics of its own atoms only."""
+    """Current assignments, and statistics of every atom in rows; a step updates only the rows it changes."""
 
     def __init__(
         self,
@@ -329,27 +337,28 @@ class MatchState:
         history: History | None,
     ):
         self._options, self._history = options, history
-        none = np.zeros((0, peers[0].values.shape[1]))
-        earlier = history.atoms if history else Atoms(none, none, np.zeros(0, dtype=np.int64))
+        empty = np.zeros((0, peers[0].values.shape[1]))
+        earlier = history.atoms if history else Atoms(empty, empty, np.zeros(0, dtype=np.int64))
         self._costs = Costs(
             options, mean, [*(peer.precision[None] for peer in peers), earlier.precisions]
         )
         self._peers = [self._costs.prepare(peer) for peer in peers]
         self.assignments = [np.empty(0, dtype=np.int64) for _ in peers]
-        self._pinned = len(earlier)
+        self._permanent = len(earlier)
+        """The first so many atoms are the history's: they stay even without a cell."""
         self._sums = earlier.sums.copy()
         self._precisions = self._costs.fold(earlier.precisions).copy()
-        self._counts = np.zeros(self._pinned, dtype=np.int64)
+        self._counts = np.zeros(self._permanent, dtype=np.int64)
         self._worth = self._costs.worth(self._sums, self._precisions)
-        # History knows no groups: streaming matches whole parts.
-        self._group = np.zeros(self._pinned, dtype=np.int64)
-        self._widest = _widest(self._peers)
+        # A history has no groups: streaming matches whole parts.
+        self._group = np.zeros(self._permanent, dtype=np.int64)
+        self._widest = _widest_by_group(self._peers)
 
     def step(self, j: int) -> None:
-        """Free the cells of peer j and assign them anew."""
+        """Assign the cells of peer j again, with all other assignments fixed."""
         peer = self._peers[j]
         self._remove(j)
-        cost = self._cost_matrix(j, *self._growth(peer))
+        cost = self._cost_matrix(j, *self._new_atoms(peer))
         self.assignments[j] = self._add(peer, linear_sum_assignment(cost)[1])
 
     def objective(self) -> float:
@@ -358,7 +367,7 @@ class MatchState:
         data = 0.5 * float(self._worth[used].sum())
         counts, peers = self._counts[used], len(self._peers)
         prior = float(
-            len(counts) * (np.log(self._options.mass) - gammaln(peers + 1))
+            len(counts) * (np.log(self._options.concentration) - gammaln(peers + 1))
             + (gammaln(counts) + gammaln(peers - counts + 1)).sum()
         )
         if self._options.kind == "efpf":
@@ -366,22 +375,22 @@ class MatchState:
         return data + prior
 
     def partition(self) -> bytes:
-        """The same bytes for the same partition, whatever the labels."""
+        """Return bytes that are equal for equal partitions, however the atoms are numbered."""
         return np.concatenate(self.labels()).tobytes()
 
     def labels(self) -> tuple[np.ndarray, ...]:
-        """Assignments with atoms numbered as they first appear; earlier steps' atoms keep theirs."""
+        """Return assignments with atoms numbered as they first appear, after those of the history."""
         flat = np.concatenate(self.assignments)
-        known, first = np.unique(flat, return_index=True)
-        late = known[np.argsort(first)]
-        late = late[late >= self._pinned]
-        table = np.arange(len(self._counts))
-        table[late] = self._pinned + np.arange(len(late))
-        cuts = np.cumsum([len(atoms) for atoms in self.assignments])[:-1]
-        return tuple(np.split(table[flat], cuts))
+        used, first_cell = np.unique(flat, return_index=True)
+        by_appearance = used[np.argsort(first_cell)]
+        new = by_appearance[by_appearance >= self._permanent]
+        label = np.arange(len(self._counts))
+        label[new] = self._permanent + np.arange(len(new))
+        ends = np.cumsum([len(atoms) for atoms in self.assignments])[:-1]
+        return tuple(np.split(label[flat], ends))
 
     def _remove(self, j: int) -> None:
-        """Take a peer's cells out and drop the atoms that are empty now."""
+        """Subtract a peer's cells from their atoms, and delete atoms that have no cell left."""
         peer, atoms = self._peers[j], self.assignments[j]
         if not len(atoms):
             return
@@ -389,23 +398,24 @@ class MatchState:
         self._precisions[atoms] -= peer.precision
         self._counts[atoms] -= 1
         keep = self._counts > 0
-        keep[: self._pinned] = True
-        stale = atoms[keep[atoms]]
-        self._worth[stale] = self._costs.worth(self._sums[stale], self._precisions[stale])
+        keep[: self._permanent] = True
+        changed = atoms[keep[atoms]]
+        self._worth[changed] = self._costs.worth(self._sums[changed], self._precisions[changed])
         self.assignments[j] = atoms[:0]
         if keep.all():
             return
-        table = np.cumsum(keep) - 1
+        new_number = np.cumsum(keep) - 1
         self._sums, self._precisions = self._sums[keep], self._precisions[keep]
         self._counts, self._worth = self._counts[keep], self._worth[keep]
         self._group = self._group[keep]
-        self.assignments = [table[other] for other in self.assignments]
+        self.assignments = [new_number[other] for other in self.assignments]
 
-    def _growth(self, peer: Prepared) -> tuple[int, np.ndarray]:
-        """New atoms that any of the peer's cells may take, and the group of each that is for one group only.
+    def _new_atoms(self, peer: PeerCells) -> tuple[int, np.ndarray]:
+        """Return how many new atoms are open to all of the peer's cells, and the group of each reserved one.
 
-        At capacity a group still gets as many atoms as its widest peer has cells: the rest is forced into
-        atoms that exist. Each step leaves that room to the others, so an assignment always exists.
+        A reserved atom is open to cells of its group only: under the limit, every group may still have as
+        many atoms as its widest peer has cells, so an assignment always exists. Further cells must share
+        atoms that exist.
         """
         limit = self._options.limit
         if limit is None:
@@ -421,42 +431,42 @@ class MatchState:
         return max(free, 0), np.concatenate(missing)
 
     def _cost_matrix(self, j: int, free: int, reserved: np.ndarray) -> np.ndarray:
-        """[cells, atoms and new atoms]; the smallest total is the likeliest assignment."""
+        """Return costs [cells, atoms and new atoms]; the smallest sum is the most probable assignment."""
         peer, options, peers = self._peers[j], self._options, len(self._peers)
-        existing, fresh = len(self._counts), free + len(reserved)
-        cost = np.empty((peer.cells, existing + fresh))
+        existing, new = len(self._counts), free + len(reserved)
+        cost = np.empty((peer.cells, existing + new))
         if existing:
             gains = self._costs.gains(self._sums, self._precisions, self._worth, peer)
             cost[:, :existing] = -gains - 2 * self._log_odds(j)
             if peer.group is not None:
                 cost[:, :existing][peer.group[:, None] != self._group] = np.inf
         step = self._history.step if self._history else 1
-        rank = np.arange(1, fresh + 1, dtype=np.float64)
+        rank = np.arange(1, new + 1, dtype=np.float64)
         if options.kind == "set":
             rank[:] = 1
         elif options.kind == "efpf":
             rank += existing
-        new = -peer.alone[:, None] - 2 * np.log(options.mass / (step * peers)) + 2 * np.log(rank)
-        cost[:, existing:] = new
+        log_odds = np.log(options.concentration / (step * peers))
+        cost[:, existing:] = -peer.single_worth[:, None] - 2 * log_odds + 2 * np.log(rank)
         if peer.group is not None:
             cost[:, existing + free :][peer.group[:, None] != reserved] = np.inf
         return cost
 
     def _log_odds(self, j: int) -> np.ndarray:
-        """How likely peer j is to use each atom, before looking at its values."""
+        """Return the log of the prior odds that peer j uses each atom."""
         if self._history is None:
             return np.log(self._counts / (len(self._peers) - self._counts))
-        # The streaming heuristic: a peer comes back to the atoms that it used itself.
+        # The streaming heuristic of PFNM: a peer tends to use the atoms that it used before.
         uses = np.zeros(len(self._counts))
-        uses[: self._pinned] = self._history.uses[j]
+        uses[: self._permanent] = self._history.uses[j]
         return np.log((1 + uses) / (self._history.step - uses))
 
-    def _add(self, peer: Prepared, columns: np.ndarray) -> np.ndarray:
-        """Put the cells into the atoms that were chosen; returns their labels."""
+    def _add(self, peer: PeerCells, columns: np.ndarray) -> np.ndarray:
+        """Add each cell to the atom of its column in the cost matrix; returns the atom of each cell."""
         atoms, existing = columns.copy(), len(self._counts)
-        fresh = columns >= existing
-        count = int(fresh.sum())
-        atoms[fresh] = existing + np.arange(count)
+        is_new = columns >= existing
+        count = int(is_new.sum())
+        atoms[is_new] = existing + np.arange(count)
         if count:
             pad = ((0, count), (0, 0))
             self._sums, self._precisions = np.pad(self._sums, pad), np.pad(self._precisions, pad)
@@ -472,24 +482,24 @@ class MatchState:
         return atoms
 
 
-def _widest(peers: Sequence[Prepared]) -> dict[int, int]:
-    """For every group, the most cells that a peer has of it; without groups all cells are of group 0."""
-    found: dict[int, int] = {}
+def _widest_by_group(peers: Sequence[PeerCells]) -> dict[int, int]:
+    """Return the most cells that one peer has of each group; without groups all cells are of group 0."""
+    widest: dict[int, int] = {}
     for peer in peers:
         labels = np.zeros(peer.cells, dtype=np.int64) if peer.group is None else peer.group
         for group, cells in zip(*np.unique(labels, return_counts=True), strict=True):
-            found[int(group)] = max(found.get(int(group), 0), int(cells))
-    return found
+            widest[int(group)] = max(widest.get(int(group), 0), int(cells))
+    return widest
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
-    """What does not change about a peer's cells while its neighbours move."""
+class PeerCells:
+    """Terms of a peer's cells (values v, precisions p) that do not depend on assignments: computed once."""
 
-    scaled: np.ndarray  # v p           [cells, columns]
-    squares: np.ndarray  # (v p)² folded [cells, kinds]
-    precision: np.ndarray  # p folded    [kinds]
-    alone: np.ndarray  # worth of an atom that has this cell alone
+    scaled: np.ndarray  # v p [cells, columns]
+    squares: np.ndarray  # Σ (v p)² over each column class [cells, classes]
+    precision: np.ndarray  # p [classes]
+    single_worth: np.ndarray  # worth of an atom with only this cell [cells]
     group: np.ndarray | None
 
     @property
@@ -499,76 +509,79 @@ class Prepared:
 
 
 class Costs:
-    """Worths and gains of atoms; rows are atoms.
+    """Computes the worth of atoms, and what each cell would add to it; rows are atoms.
 
-    Columns that always share their precision are found once and folded: 784 inputs then count as one kind.
+    Precisions are kept per column class (see the module's docstring): 784 inputs are usually one class.
     """
 
     def __init__(self, options: MatchOptions, mean: np.ndarray, precisions: Sequence[np.ndarray]):
-        # as bytes a column compares at once; np.unique along an axis would sort rows of floats
+        # Columns are compared as bytes: faster than np.unique along an axis, which sorts rows of floats.
         stacked = np.ascontiguousarray(np.vstack(precisions).T)
         keys = stacked.view(np.dtype((np.void, stacked.dtype.itemsize * stacked.shape[1]))).ravel()
-        _, self._first, self._kind = np.unique(keys, return_index=True, return_inverse=True)
-        self._order = np.argsort(self._kind, kind="stable")
-        self._starts = np.searchsorted(self._kind[self._order], np.arange(len(self._first)))
+        _, self._first, self._class = np.unique(keys, return_index=True, return_inverse=True)
+        self._by_class = np.argsort(self._class, kind="stable")
+        self._starts = np.searchsorted(self._class[self._by_class], np.arange(len(self._first)))
         self._kl, self._prior, self._mean = options.kl, options.prior_precision, mean
-        self._push = mean * self._prior
-        # most columns have no mean: what depends on it is left out where it is all zero
-        self._centred = not mean.any()
-        self._rest = float((mean * self._push).sum())
+        self._prior_sum = mean * self._prior  # µa
+        self._zero_mean = not mean.any()
+        self._prior_square = float((mean * self._prior_sum).sum())  # Σ_d µ²a
 
     def fold(self, columns: np.ndarray) -> np.ndarray:
-        """Precisions [..., columns] as [..., kinds]."""
+        """Return precisions [..., columns] as [..., classes]."""
         return columns[..., self._first]
 
-    def _total(self, columns: np.ndarray) -> np.ndarray:
-        """Values [rows, columns] added up within each kind."""
-        return np.add.reduceat(columns[:, self._order], self._starts, axis=1)
+    def _sum_classes(self, columns: np.ndarray) -> np.ndarray:
+        """Sum values [rows, columns] over each column class: [rows, classes]."""
+        return np.add.reduceat(columns[:, self._by_class], self._starts, axis=1)
 
-    def prepare(self, cells: Cells) -> Prepared:
-        """Do once what each step needs of a peer."""
+    def prepare(self, cells: Cells) -> PeerCells:
+        """Compute the terms of a peer's cells that every step needs."""
         scaled = cells.values * cells.precision
         precision = self.fold(cells.precision)
-        alone = self.worth(scaled, np.broadcast_to(precision, (len(scaled), len(precision))))
-        squares = self._total(scaled**2)
-        return Prepared(scaled, squares, precision, alone, cells.group)
+        rows = np.broadcast_to(precision, (len(scaled), len(precision)))
+        squares = self._sum_classes(scaled**2)
+        return PeerCells(scaled, squares, precision, self.worth(scaled, rows), cells.group)
 
     def worth(self, sums: np.ndarray, precisions: np.ndarray) -> np.ndarray:
-        """Q − λT of every atom."""
+        """Return Q − λT of every atom."""
         total = precisions + self._prior
-        found = self._squared(sums + self._push, 1 / total) - self._rest
+        worth = self._weighted_squares(sums + self._prior_sum, 1 / total) - self._prior_square
         if self._kl:
-            found -= self._kl * self._squared(self._lift(sums, precisions), precisions / total**2)
-        return found
+            shift = self._shift(sums, precisions)
+            worth -= self._kl * self._weighted_squares(shift, precisions / total**2)
+        return worth
 
     def gains(
-        self, sums: np.ndarray, precisions: np.ndarray, worth: np.ndarray, peer: Prepared
+        self, sums: np.ndarray, precisions: np.ndarray, worth: np.ndarray, peer: PeerCells
     ) -> np.ndarray:
-        """By how much every atom's worth rises with every cell: [cells, atoms]."""
+        """Return by how much each cell would raise the worth of each atom: [cells, atoms].
+
+        `square`, `linear` and `constant` are the coefficients of v² (per column class), of v and of 1.
+        """
         after = precisions + peer.precision
         square = 1 / (after + self._prior)
-        pushed = sums + self._push
-        linear = pushed * square[..., self._kind]
-        constant = np.einsum("ij,ij->i", pushed, linear) - self._rest
+        posterior_sums = sums + self._prior_sum
+        linear = posterior_sums * square[..., self._class]
+        constant = np.einsum("ij,ij->i", posterior_sums, linear) - self._prior_square
         if self._kl:
-            penalty = self._kl * after * square**2
-            lifted = self._lift(sums, after)
-            pull = lifted * penalty[..., self._kind]
-            constant -= np.einsum("ij,ij->i", lifted, pull)
-            linear -= pull
-            square -= penalty
+            square_penalty = self._kl * after * square**2
+            shift = self._shift(sums, after)
+            linear_penalty = shift * square_penalty[..., self._class]
+            constant -= np.einsum("ij,ij->i", shift, linear_penalty)
+            linear -= linear_penalty
+            square -= square_penalty
         gains = peer.scaled @ linear.T
         gains *= 2
         gains += peer.squares @ square.T
         gains += constant - worth
         return gains
 
-    def _lift(self, sums: np.ndarray, precisions: np.ndarray) -> np.ndarray:
-        """(a + A)(θ − µ), which is R − µA."""
-        if self._centred:
+    def _shift(self, sums: np.ndarray, precisions: np.ndarray) -> np.ndarray:
+        """Return R − µA, which is (a + A)(θ − µ)."""
+        if self._zero_mean:
             return sums
-        return sums - self._mean * precisions[..., self._kind]
+        return sums - self._mean * precisions[..., self._class]
 
-    def _squared(self, rows: np.ndarray, kinds: np.ndarray) -> np.ndarray:
-        """Σ_d rows² · factor, the factor given by kind."""
-        return np.einsum("ij,ij->i", self._total(rows**2), kinds)
+    def _weighted_squares(self, rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """Return Σ_d weight · value² of every row; weights are given per column class."""
+        return np.einsum("ij,ij->i", self._sum_classes(rows**2), weights)

@@ -1,4 +1,7 @@
-"""Fusing whole networks: parts are matched from the outputs down, each on what is above it."""
+"""Fuse whole networks of dense layers: match their hidden parts one by one, from the outputs to the inputs.
+
+When a part is matched, the part above it is fused already, so the weights between the two can be compared.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..errors import ModelError, check_number
-from .assignment import Atoms, Cells, History, Matched, MatchOptions, match
+from .assignment import Atoms, Cells, History, MatchOptions, MatchResult, match
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One dense layer: `weight` [cells, inputs], and values per cell by name (`bias`, slopes, …).
+    """One dense layer: `weight` [cells, inputs], and tensors with one value per cell (`bias`, slopes, …).
 
-    `weight_name` and the keys of `own` are the names in the network's state dict.
+    `weight_name` and the keys of `per_cell` are the names in the network's state dict.
     """
 
     weight: np.ndarray
-    own: Mapping[str, np.ndarray]
+    per_cell: Mapping[str, np.ndarray]
     weight_name: str = "weight"
 
     @property
@@ -48,16 +51,17 @@ class Chain:
     def size(self) -> int:
         """How many parameters the network has."""
         return sum(
-            layer.weight.size + sum(v.size for v in layer.own.values()) for layer in self.layers
+            layer.weight.size + sum(v.size for v in layer.per_cell.values())
+            for layer in self.layers
         )
 
     def state(self, dtype: np.dtype | type = np.float32) -> dict[str, np.ndarray]:
-        """A state dict of arrays, names as they were."""
-        found: dict[str, np.ndarray] = {}
+        """Return a state dict of arrays, with the names of the state dict that was read."""
+        state: dict[str, np.ndarray] = {}
         for layer in self.layers:
-            found[layer.weight_name] = layer.weight.astype(dtype)
-            found.update({name: value.astype(dtype) for name, value in layer.own.items()})
-        return found
+            state[layer.weight_name] = layer.weight.astype(dtype)
+            state.update({name: value.astype(dtype) for name, value in layer.per_cell.items()})
+        return state
 
     @classmethod
     def read(
@@ -66,16 +70,17 @@ class Chain:
         name: str = "the network",
         order: Sequence[str] | None = None,
     ) -> Chain:
-        """Read a state dict: two-dimensional values are layers, others belong to the layer before.
+        """Read a state dict: matrices are layers, vectors belong to the layer before them.
 
         name
-            Stands in errors: a file, a peer.
+            What error messages call this network: a file or a peer.
         order
-            The names of the values as they run. By default it is that of the state dict, numbered layers by
-            their numbers: right for a module's `state_dict()`, but a file sorts names as text.
+            The keys of `state` in the order in which the layers run. By default this is the state dict's
+            order, with numbered layers sorted by number: right for a module's `state_dict()`, but the
+            names in a file may be sorted as text.
         """
         layers: list[tuple[str, np.ndarray, dict[str, np.ndarray]]] = []
-        for key in order or _in_order(state):
+        for key in order or _run_order(state):
             value = np.asarray(state[key], dtype=np.float64)
             if not np.isfinite(value).all():
                 raise ModelError(
@@ -99,14 +104,17 @@ class Chain:
                 )
         if not layers:
             raise ModelError(f"{name}: there is no dense layer in it")
-        # By name, for networks that list their values in other orders are fused too.
+        # Sorted by name, because the networks to fuse may list the same tensors in different orders.
         return cls(
-            tuple(Layer(value, dict(sorted(own.items())), key) for key, value, own in layers)
+            tuple(
+                Layer(weight, dict(sorted(per_cell.items())), key)
+                for key, weight, per_cell in layers
+            )
         )
 
 
 def check_alike(chains: Sequence[Chain], names: Sequence[str]) -> None:
-    """Refuse networks whose parts do not correspond, naming the layer and the sizes."""
+    """Raise, naming the layer and the sizes, if the networks differ in more than their hidden widths."""
     if not chains:
         raise ModelError("fuse: no networks were given")
     first = chains[0]
@@ -116,11 +124,11 @@ def check_alike(chains: Sequence[Chain], names: Sequence[str]) -> None:
                 f"{name} has {len(chain.layers)} layers ({_shape(chain)}), {names[0]} has "
                 f"{len(first.layers)} ({_shape(first)}); networks of one depth can be fused"
             )
-        for mine, theirs in zip(first.layers, chain.layers, strict=True):
-            if list(mine.own) != list(theirs.own) or mine.weight_name != theirs.weight_name:
+        for expected, layer in zip(first.layers, chain.layers, strict=True):
+            if _names(expected) != _names(layer):
                 raise ModelError(
-                    f"layer {theirs.weight_name!r} of {name} holds {_names(theirs)}, the one of "
-                    f"{names[0]} holds {_names(mine)}: their parts do not correspond"
+                    f"layer {layer.weight_name!r} of {name} holds {_names(layer)}, the one of "
+                    f"{names[0]} holds {_names(expected)}: their parts do not correspond"
                 )
         for what, index in (("inputs", 0), ("outputs", -1)):
             if chain.widths[index] != first.widths[index]:
@@ -132,7 +140,7 @@ def check_alike(chains: Sequence[Chain], names: Sequence[str]) -> None:
 
 
 def part_names(chain: Chain) -> tuple[str, ...]:
-    """The names of the hidden parts: their layers' names without `.weight`."""
+    """Return the names of the hidden parts: their layers' names without `.weight`."""
     return tuple(layer.weight_name.removesuffix(".weight") for layer in chain.layers[:-1])
 
 
@@ -141,62 +149,64 @@ def _shape(chain: Chain) -> str:
 
 
 def _names(layer: Layer) -> str:
-    return ", ".join([layer.weight_name, *layer.own])
+    return ", ".join([layer.weight_name, *layer.per_cell])
 
 
-def _in_order(state: Mapping[str, np.ndarray]) -> list[str]:
-    """`2.weight` before `10.bias`, other names as given; in a module the weight first.
+def _run_order(state: Mapping[str, np.ndarray]) -> list[str]:
+    """Sort names by the order in which layers run: numbers by value, other names by first appearance.
 
-    Files sort names as text; numbers say in which order the layers of a Sequential run.
+    `2.weight` comes before `10.bias`, as in a Sequential, although files sort names as text. Within a
+    layer the weight is first.
     """
-    seen: dict[str, int] = {}
+    appearance: dict[str, int] = {}
     for name in state:
         for step in name.split(".")[:-1]:
-            seen.setdefault(step, len(seen))
+            appearance.setdefault(step, len(appearance))
 
-    def place(name: str) -> tuple[list[int], bool]:
+    def position(name: str) -> tuple[list[int], bool]:
         *path, last = name.split(".")
-        return [int(step) if step.isdecimal() else seen[step] for step in path], last != "weight"
+        steps = [int(step) if step.isdecimal() else appearance[step] for step in path]
+        return steps, last != "weight"
 
-    return sorted(state, key=place)
+    return sorted(state, key=position)
 
 
 @dataclass(frozen=True, eq=False)
 class Past:
-    """What a fusion leaves to the next one: posteriors that become priors (streaming).
+    """The posterior of a fusion, which is the prior of the next one when networks arrive as a stream.
 
-    `parts` holds for every hidden part its atoms and how often each peer used each; `top` the values of the
-    output layer that `_top` read, a row for each output.
+    `parts` has for every hidden part its atoms, and how often each peer used each atom; `output` has the sums
+    of the output layer, a row for each output.
     """
 
     step: int
     parts: tuple[tuple[Atoms, np.ndarray], ...]
-    top: Atoms
+    output: Atoms
 
     def history(self, part: int, columns: int) -> History:
-        """One part's, with room for the cells that the part above has gained since."""
+        """Return one part's history, padded to `columns`: the part above may have more cells than before."""
         atoms, uses = self.parts[part]
-        more = ((0, 0), (0, columns - atoms.sums.shape[1]))
-        wider = Atoms(np.pad(atoms.sums, more), np.pad(atoms.precisions, more), atoms.counts)
-        return History(wider, uses, self.step + 1)
+        padding = ((0, 0), (0, columns - atoms.sums.shape[1]))
+        sums, precisions = np.pad(atoms.sums, padding), np.pad(atoms.precisions, padding)
+        return History(Atoms(sums, precisions, atoms.counts), uses, self.step + 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Fusion:
-    """A fused network and where every peer's cells went.
+    """A fused network, and the fused cell of every peer's cell.
 
     chain
         The fused network.
     parts
-        The outcome of every hidden part, in the network's order.
+        The result of matching every hidden part, in the network's order.
     peers
         The networks that were fused.
     past
-        Hand it to the next `fuse` of the same peers when more networks arrive.
+        Pass it to the next `fuse` of the same peers when they have trained new networks.
     """
 
     chain: Chain
-    parts: tuple[Matched, ...]
+    parts: tuple[MatchResult, ...]
     peers: tuple[Chain, ...]
     past: Past
 
@@ -206,51 +216,58 @@ class Fusion:
         return sum(part.objective[-1] for part in self.parts)
 
     def assignment(self, peer: int) -> tuple[np.ndarray, ...]:
-        """For every hidden part, the fused cell that each of a peer's cells became."""
+        """Return, for every hidden part, the fused cell of each of a peer's cells."""
         return tuple(part.assignments[peer] for part in self.parts)
 
     def embed(self, peer: int, chain: Chain | None = None) -> Chain:
-        """A peer's network in the fused shape: the same function, its cells where they were matched.
+        """Return a peer's network with the fused network's widths and cell order; it computes the same.
 
-        Cells that the peer lacks neither feed nor are fed: all their weights are 0. `chain` replaces
-        the peer's network by another of its shape (the same one after more training, say).
+        Cells that the peer lacks have only zero weights. `chain` is used instead of the peer's network:
+        another one of its widths, such as the same network after more training.
         """
-        source = self._replaced(self.peers[peer], chain, f"peer {peer}")
-        places, widths = self._places(peer), self.chain.widths
+        source = self._checked(chain, self.peers[peer], f"peer {peer}")
+        cells, widths = self._cells_by_part(peer), self.chain.widths
         layers = []
         for index, layer in enumerate(source.layers):
+            inputs, outputs = cells[index], cells[index + 1]
             weight = np.zeros((widths[index + 1], widths[index]))
-            weight[np.ix_(places[index + 1], places[index])] = layer.weight
-            own = {name: np.zeros(len(weight)) for name in layer.own}
-            for name, value in layer.own.items():
-                own[name][places[index + 1]] = value
-            layers.append(replace(layer, weight=weight, own=own))
+            weight[np.ix_(outputs, inputs)] = layer.weight
+            per_cell = {name: np.zeros(len(weight)) for name in layer.per_cell}
+            for name, value in layer.per_cell.items():
+                per_cell[name][outputs] = value
+            layers.append(replace(layer, weight=weight, per_cell=per_cell))
         return Chain(tuple(layers))
 
     def extract(self, peer: int, chain: Chain | None = None) -> Chain:
-        """The fused network's cells that a peer takes part in, in that peer's own order and width.
+        """Return the fused network reduced to the cells that a peer has, in that peer's own order.
 
-        `chain` replaces the fused network by another of its shape (the fused one, trained further).
+        `chain` is used instead of the fused network: another one of its widths, such as the fused network
+        after more training.
         """
-        source, places = self._replaced(self.chain, chain, "the fused network"), self._places(peer)
+        source = self._checked(chain, self.chain, "the fused network")
+        cells = self._cells_by_part(peer)
         return Chain(
             tuple(
                 replace(
                     layer,
-                    weight=layer.weight[np.ix_(places[index + 1], places[index])],
-                    own={name: value[places[index + 1]] for name, value in layer.own.items()},
+                    weight=layer.weight[np.ix_(cells[index + 1], cells[index])],
+                    per_cell={
+                        name: value[cells[index + 1]] for name, value in layer.per_cell.items()
+                    },
                 )
                 for index, layer in enumerate(source.layers)
             )
         )
 
     @staticmethod
-    def _replaced(known: Chain, given: Chain | None, what: str) -> Chain:
-        if given is not None and given.widths != known.widths:
-            raise ModelError(f"{what} has {known.widths} cells, {given.widths} were given")
-        return given or known
+    def _checked(chain: Chain | None, default: Chain, name: str) -> Chain:
+        """Return `chain`, or the default; raise if their widths differ."""
+        if chain is not None and chain.widths != default.widths:
+            raise ModelError(f"{name} has {default.widths} cells, {chain.widths} were given")
+        return chain or default
 
-    def _places(self, peer: int) -> list[np.ndarray]:
+    def _cells_by_part(self, peer: int) -> list[np.ndarray]:
+        """Return, for every part from inputs to outputs, the fused cell of each of a peer's cells."""
         inputs, outputs = self.chain.widths[0], self.chain.widths[-1]
         return [np.arange(inputs), *self.assignment(peer), np.arange(outputs)]
 
@@ -267,126 +284,141 @@ def fuse(
     past: Past | None = None,
     seed: int | np.random.Generator = 0,
 ) -> Fusion:
-    """Fuse networks that differ in their cells' order, their widths and what they were trained on.
+    """Fuse networks that differ in their cells' order, their hidden widths and their training data.
 
     variances
         σ² of each peer; raise it for peers whose networks are noisier. Default: `options.variance`.
     counts
-        Training samples `[peers, outputs]` of every class. A peer then counts for an output by its
-        share of that class: worth many points when peers have different classes.
+        Training samples of every class, `[peers, outputs]`. An output then weighs each peer by its share of
+        that class: worth many points of accuracy when peers have different classes.
     bias_mean
-        The prior mean of biases: what biases started from.
+        The prior mean of biases: the value from which training started.
     groups
-        Labels `[peer][hidden part][cell]`, or None: cells match only within their label.
+        Labels `[peer][hidden part][cell]`, or None: only cells with equal labels match.
+    names
+        What error messages call the networks.
     past
-        The `past` of the same peers' last fusion: its posterior is this one's prior, so that networks
-        trained on new samples add to it. Peers keep their places in `chains`.
+        The `past` of the last fusion of the same peers, in the same order: its posterior is the prior of
+        this fusion, so networks that were trained on new samples refine the fused network.
     seed
-        Orders the sweeps; see `match`.
+        Draws the order of peers in sweeps; see `match`.
     """
     options = options or MatchOptions()
     names = names or [f"network {index}" for index in range(len(chains))]
     check_alike(chains, names)
-    spread = peer_variances(names, options, variances)
+    variance = peer_variances(names, options, variances)
     shares = class_shares(chains, counts)
     rng = np.random.default_rng(seed)
     first = chains[0]
     peers = range(len(chains))
     outputs = first.widths[-1]
-    # Where the outputs of every peer's layer are in the fused network; outputs keep their places.
+    # Of the part above: each peer's assignment to fused cells (outputs keep their order), and precisions.
     above = [np.arange(outputs) for _ in peers]
-    width, above_precision = outputs, [shares[j] / spread[j] for j in peers]
-    parts: list[Matched] = []
-    top, top_sums = _top(chains, shares / spread[:, None], options, bias_mean, past)
-    layers: list[Layer] = [top]
-    memory: list[tuple[Atoms, np.ndarray]] = []
+    width, above_precision = outputs, [shares[j] / variance[j] for j in peers]
+    parts: list[MatchResult] = []
+    output_layer, output_sums = _fuse_outputs(
+        chains, shares / variance[:, None], options, bias_mean, past
+    )
+    layers: list[Layer] = [output_layer]
+    posteriors: list[tuple[Atoms, np.ndarray]] = []
     for part in range(first.hidden, 0, -1):
-        below = first.layers[part - 1]
+        template = first.layers[part - 1]
         inputs = first.widths[0] if part == 1 else 0
-        own_means = _own_means(chains, part - 1, bias_mean)
-        mean = np.concatenate([np.zeros(inputs), own_means, np.zeros(width)])
+        means = _per_cell_means(chains, part - 1, bias_mean)
+        mean = np.concatenate([np.zeros(inputs), means, np.zeros(width)])
         cells = []
         for j in peers:
-            out = np.zeros((chains[j].layers[part - 1].cells, width))
-            out[:, above[j]] = chains[j].layers[part].weight.T
-            seen = np.zeros(width)
-            seen[above[j]] = above_precision[j]
-            own = _own(chains[j].layers[part - 1])
-            blocks, precision = [own, out], [np.full(own.shape[1], 1 / spread[j]), seen]
-            if part == 1:  # inputs mean the same to all; lower parts are not matched yet
-                blocks.insert(0, chains[j].layers[0].weight)
-                precision.insert(0, np.full(first.widths[0], 1 / spread[j]))
+            outgoing = np.zeros((chains[j].layers[part - 1].cells, width))
+            outgoing[:, above[j]] = chains[j].layers[part].weight.T
+            outgoing_precision = np.zeros(width)
+            outgoing_precision[above[j]] = above_precision[j]
+            per_cell = _per_cell(chains[j].layers[part - 1])
+            values = [per_cell, outgoing]
+            precision = [np.full(per_cell.shape[1], 1 / variance[j]), outgoing_precision]
+            if (
+                part == 1
+            ):  # all peers have the same inputs; other incoming weights are not comparable yet
+                values.insert(0, chains[j].layers[0].weight)
+                precision.insert(0, np.full(first.widths[0], 1 / variance[j]))
             group = None if groups is None else np.asarray(groups[j][part - 1])
-            cells.append(Cells(np.hstack(blocks), np.concatenate(precision), group))
+            cells.append(Cells(np.hstack(values), np.concatenate(precision), group))
         history = past.history(part - 1, len(mean)) if past else None
-        found = match(cells, options, mean=mean, seed=rng, history=history)
-        incoming, own, out = np.split(found.values, [inputs, inputs + len(below.own)], axis=1)
-        layers[0] = replace(layers[0], weight=out.T.copy())
-        layers.insert(
-            0, replace(below, weight=incoming, own=dict(zip(below.own, own.T, strict=True)))
+        matched = match(cells, options, mean=mean, seed=rng, history=history)
+        incoming, per_cell, outgoing = np.split(
+            matched.values, [inputs, inputs + len(template.per_cell)], axis=1
         )
-        parts.insert(0, found)
-        memory.insert(0, (found.atoms, _uses(found, history)))
-        above = list(found.assignments)
-        width = len(found.atoms)
-        above_precision = [np.full(len(above[j]), 1 / spread[j]) for j in peers]
-    left = Past(past.step + 1 if past else 1, tuple(memory), top_sums)
-    return Fusion(Chain(tuple(layers)), tuple(parts), tuple(chains), left)
+        layers[0] = replace(layers[0], weight=outgoing.T.copy())
+        by_name = dict(zip(template.per_cell, per_cell.T, strict=True))
+        layers.insert(0, replace(template, weight=incoming, per_cell=by_name))
+        parts.insert(0, matched)
+        posteriors.insert(0, (matched.atoms, _uses(matched, history)))
+        above = list(matched.assignments)
+        width = len(matched.atoms)
+        above_precision = [np.full(len(above[j]), 1 / variance[j]) for j in peers]
+    posterior = Past(past.step + 1 if past else 1, tuple(posteriors), output_sums)
+    return Fusion(Chain(tuple(layers)), tuple(parts), tuple(chains), posterior)
 
 
-def _top(
+def _fuse_outputs(
     chains: Sequence[Chain],
     precision: np.ndarray,
     options: MatchOptions,
     bias_mean: float,
     past: Past | None,
 ) -> tuple[Layer, Atoms]:
-    """The output layer's own values; its weights too when no hidden part decides about them."""
+    """Fuse the output layer's biases, and its weights if there is no hidden part; returns layer and sums.
+
+    With hidden parts, the output weights are fused with the cells of the last hidden part.
+    """
     last, columns = chains[0].layers[-1], None if not chains[0].hidden else 0
-    values = [np.hstack([_own(c.layers[-1]), c.layers[-1].weight[:, :columns]]) for c in chains]
+    values = [
+        np.hstack([_per_cell(chain.layers[-1]), chain.layers[-1].weight[:, :columns]])
+        for chain in chains
+    ]
     sums = np.einsum("jk,jkc->kc", precision, np.stack(values))
-    amounts = np.broadcast_to(precision.sum(0)[:, None], sums.shape)
-    atoms = Atoms(sums, amounts, np.full(len(sums), len(chains)))
+    precisions = np.broadcast_to(precision.sum(0)[:, None], sums.shape)
+    atoms = Atoms(sums, precisions, np.full(len(sums), len(chains)))
     if past is not None:
-        atoms = past.top.plus(atoms)
+        atoms = past.output.plus(atoms)
     mean = np.zeros(sums.shape[1])
-    mean[: len(last.own)] = _own_means(chains, -1, bias_mean)
-    read = atoms.read(options.prior_precision, mean, shrink=options.shrink)
-    own, weight = np.split(read, [len(last.own)], axis=1)
-    named = dict(zip(last.own, own.T, strict=True))
-    return replace(last, weight=last.weight if columns == 0 else weight, own=named), atoms
+    mean[: len(last.per_cell)] = _per_cell_means(chains, -1, bias_mean)
+    fused = atoms.read(options.prior_precision, mean, shrink=options.shrink)
+    per_cell, weight = np.split(fused, [len(last.per_cell)], axis=1)
+    by_name = dict(zip(last.per_cell, per_cell.T, strict=True))
+    return replace(last, weight=last.weight if columns == 0 else weight, per_cell=by_name), atoms
 
 
-def _uses(found: Matched, history: History | None) -> np.ndarray:
-    """How often each peer has used each atom, this step included."""
-    uses = np.zeros((len(found.assignments), len(found.atoms)), dtype=np.int64)
+def _uses(matched: MatchResult, history: History | None) -> np.ndarray:
+    """Return how often each peer has used each atom, including this fusion: [peers, atoms]."""
+    uses = np.zeros((len(matched.assignments), len(matched.atoms)), dtype=np.int64)
     if history is not None:
         uses[:, : history.uses.shape[1]] = history.uses
-    for peer, atoms in enumerate(found.assignments):
+    for peer, atoms in enumerate(matched.assignments):
         uses[peer, atoms] += 1
     return uses
 
 
-def _own(layer: Layer) -> np.ndarray:
-    if not layer.own:
+def _per_cell(layer: Layer) -> np.ndarray:
+    """Return a layer's per-cell tensors as the columns of a matrix [cells, tensors]."""
+    if not layer.per_cell:
         return np.empty((layer.cells, 0))
-    return np.stack(list(layer.own.values()), axis=1)
+    return np.stack(list(layer.per_cell.values()), axis=1)
 
 
-def _own_means(chains: Sequence[Chain], layer: int, bias_mean: float) -> list[float]:
-    """Prior means of a layer's values per cell: biases as told, the others their average."""
+def _per_cell_means(chains: Sequence[Chain], layer: int, bias_mean: float) -> list[float]:
+    """Return the prior means of a layer's per-cell tensors: `bias_mean` for biases, else the average."""
     return [
         bias_mean
         if name.rpartition(".")[2] == "bias"
-        else float(np.mean([chain.layers[layer].own[name].mean() for chain in chains]))
-        for name in chains[0].layers[layer].own
+        else float(np.mean([chain.layers[layer].per_cell[name].mean() for chain in chains]))
+        for name in chains[0].layers[layer].per_cell
     ]
 
 
 def peer_variances(
     names: Sequence[str], options: MatchOptions, variances: Sequence[float] | None
 ) -> np.ndarray:
-    """σ² of every peer."""
+    """Return σ² of every peer; raise if the numbers do not fit."""
     if variances is None:
         return np.full(len(names), options.variance)
     if len(variances) != len(names):
@@ -399,7 +431,7 @@ def peer_variances(
 
 
 def class_shares(chains: Sequence[Chain], counts: np.ndarray | None) -> np.ndarray:
-    """Each peer's share of each class; a class that nobody saw is shared evenly."""
+    """Return each peer's share of each class [peers, outputs]; a class without samples is shared evenly."""
     peers, outputs = len(chains), chains[0].widths[-1]
     if counts is None:
         return np.ones((peers, outputs))

@@ -114,7 +114,7 @@ def test_pushes_between_widths_conserve_weight_and_sum(
             networks[giver].write("all", networks[giver].read("all").numpy() + change)
             common = stores[giver].common
             assert common is not None
-            expected = expected + peers[giver].weight("all") / ONE * common.lift("all", change)
+            expected = expected + peers[giver].weight("all") / ONE * common.embed("all", change)
         elif giver != taker and peers[giver].weight("all") > 2:
             share = peers[giver].weight("all") // 2
             peers[giver].push("all", {names[taker]: share}, 0.0)
@@ -177,14 +177,14 @@ def test_a_fused_newcomer_takes_its_cells_places_and_free_ones() -> None:
     store.write("all", there.read("all"))
     assert store.match_cells(learner(own)) == 2
     assert store.common is not None
-    places = store.common.places["all"][1]
-    assert places[:4].tolist() == [4, 2, 0, 1]
-    assert set(places[4:]) <= {5, 6, 7, 8}
+    indices = store.common.indices["all"][1]
+    assert indices[:4].tolist() == [4, 2, 0, 1]
+    assert set(indices[4:]) <= {5, 6, 7, 8}
     assert torch.equal(own.flat, before)
     again = MatchedStore(network(6, "b"), fuse("4-5-3", "4-9-3"), trained=True)
     again.restore(store.snapshot())
     assert again.common is not None
-    assert again.common.places["all"][1].tolist() == places.tolist()
+    assert again.common.indices["all"][1].tolist() == indices.tolist()
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_peers_of_three_widths_agree_on_the_common_vector(run):
     assert np.abs(vectors - vectors[0]).max() < 1e-3
     for life, store in zip(nest.lives, stores, strict=True):
         own = life.peer.learner.network.read("global").numpy()
-        np.testing.assert_array_equal(store.common.lower("global", store.read("global")), own)
+        np.testing.assert_array_equal(store.common.extract("global", store.read("global")), own)
 
 
 def test_widths_that_differ_are_refused_by_name(run):

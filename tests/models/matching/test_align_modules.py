@@ -133,7 +133,7 @@ def test_parts_that_answer_otherwise_are_refused_by_activations() -> None:
     with pytest.raises(ModelError, match="a dense layer or a convolution, which 'lstm' is not"):
         align(network, network, by="activations", inputs=inputs("lstm"))
     private = sliced("resnet", "a", "local")
-    with pytest.raises(ModelError, match="norms that are private"):
+    with pytest.raises(ModelError, match="norms are private"):
         align(private, private, by="activations", inputs=inputs("resnet"))
 
 

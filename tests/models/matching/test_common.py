@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.models import ModelError, ModelGraph, SgdLearner, SlicedNetwork, mlp
-from gossamer.models.matching import CommonWidth, MatchOptions, find_places, resized
+from gossamer.models.matching import CommonWidth, MatchOptions, find_indices, resized
 
 GRAPH = ModelGraph({"group": ["all"]})
 
@@ -21,7 +21,7 @@ def network(layout: str, slices: dict[str, str], peer: str, seed: int | None = 0
 
 def wide(values: dict[str, np.ndarray], common: CommonWidth, layout: str) -> SlicedNetwork:
     """The common vectors as a network of the common width."""
-    slices = {model: common.common.layout(model) for model in common.models}
+    slices = {model: common.slicing.layout(model) for model in common.models}
     module = mlp(layout, activation="tanh", output="none").double()
     found = SlicedNetwork(module, slices, graph=GRAPH, peer="wide")
     found.flat.copy_(torch.from_numpy(common.flat(values)))
@@ -30,21 +30,23 @@ def wide(values: dict[str, np.ndarray], common: CommonWidth, layout: str) -> Sli
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 100))
-def test_lifting_and_lowering_are_inverse_and_keep_the_function(a: int, b: int, seed: int) -> None:
-    """A lifted network is the same function at the common width: absent cells weigh nothing."""
+def test_embedding_and_extracting_are_inverse_and_keep_the_function(
+    a: int, b: int, seed: int
+) -> None:
+    """An embedded network is the same function at the common width: absent cells weigh nothing."""
     own = network(f"4={a}={b}=3", {"all": f"4-{a}-{b}-3"}, "a", seed)
     rng = np.random.default_rng(seed)
-    places = {"all": (np.arange(4), rng.permutation(7)[:a], rng.permutation(6)[:b], np.arange(3))}
-    common = CommonWidth(own.slicing, {"all": "4-7-6-3"}, places)
+    indices = {"all": (np.arange(4), rng.permutation(7)[:a], rng.permutation(6)[:b], np.arange(3))}
+    common = CommonWidth(own.slicing, {"all": "4-7-6-3"}, indices)
     values = own.read("all").numpy()
-    lifted = common.lift("all", values)
-    assert len(lifted) == common.size("all") == 4 * 7 + 7 + 7 * 6 + 6 + 6 * 3 + 3
-    assert np.array_equal(common.lower("all", lifted), values)
+    embedded = common.embed("all", values)
+    assert len(embedded) == common.size("all") == 4 * 7 + 7 + 7 * 6 + 6 + 6 * 3 + 3
+    assert np.array_equal(common.extract("all", embedded), values)
     x = torch.randn(9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    assert torch.allclose(wide({"all": lifted}, common, "4=7=6=3")(x), own(x), atol=1e-12)
-    filled = common.lift("all", values, np.full(common.size("all"), 5.0))
-    assert np.array_equal(common.lower("all", filled), values)
-    assert (filled == 5.0).sum() == len(lifted) - len(values)
+    assert torch.allclose(wide({"all": embedded}, common, "4=7=6=3")(x), own(x), atol=1e-12)
+    filled = common.embed("all", values, np.full(common.size("all"), 5.0))
+    assert np.array_equal(common.extract("all", filled), values)
+    assert (filled == 5.0).sum() == len(embedded) - len(values)
 
 
 def test_local_cells_and_dependent_models_take_their_places() -> None:
@@ -56,7 +58,7 @@ def test_local_cells_and_dependent_models_take_their_places() -> None:
     assert common.size("group") == 4 * 5 + 5 + 3 * (6 + 5) + 3
     for owner in common.owners:
         values = own.read(owner).numpy()
-        assert np.array_equal(common.lower(owner, common.lift(owner, values)), values)
+        assert np.array_equal(common.extract(owner, common.embed(owner, values)), values)
     alone = CommonWidth(own.slicing, {"group": "0-5-3"})
     assert alone.size("all") == len(own.slicing.coordinates("all"))
 
@@ -67,7 +69,7 @@ def test_all_widths_start_nested() -> None:
         own = network(f"4={width}=2", {"all": f"4-{width}-2"}, f"p{width}")
         common = CommonWidth(own.slicing, {"all": "4-8-2"})
         start = common.start(seed=7)
-        own.write("all", common.lower("all", start["all"]))
+        own.write("all", common.extract("all", start["all"]))
         starts.append((start["all"], own))
     assert np.array_equal(starts[0][0], starts[1][0])
     small, large = (dict(own.module.named_parameters()) for _, own in starts)
@@ -83,16 +85,16 @@ def test_a_newcomer_finds_its_cells(seed: int) -> None:
     large = network("6=7=5=3", {"all": "6-7-5-3"}, "large", seed)
     large.flat.mul_(4)
     reach = CommonWidth(large.slicing, {"all": "6-9-8-3"})
-    values = {"all": reach.lift("all", large.read("all").numpy())}
+    values = {"all": reach.embed("all", large.read("all").numpy())}
     small = network("6=4=3=3", {"all": "6-4-3-3"}, "small", None)
     one, two = rng.permutation(7)[:4], rng.permutation(5)[:3]
     source = CommonWidth(
         small.slicing, {"all": "6-9-8-3"}, {"all": (np.arange(6), one, two, np.arange(3))}
     )
-    small.write("all", source.lower("all", values["all"]))
-    found = find_places(small, CommonWidth(small.slicing, {"all": "6-9-8-3"}), values)
-    assert found.places["all"][1].tolist() == one.tolist()
-    assert found.places["all"][2].tolist() == two.tolist()
+    small.write("all", source.extract("all", values["all"]))
+    found = find_indices(small, CommonWidth(small.slicing, {"all": "6-9-8-3"}), values)
+    assert found.indices["all"][1].tolist() == one.tolist()
+    assert found.indices["all"][2].tolist() == two.tolist()
 
 
 def test_a_stranger_takes_free_cells_up_to_the_bound() -> None:
@@ -101,15 +103,15 @@ def test_a_stranger_takes_free_cells_up_to_the_bound() -> None:
     stranger = network("6=4=3", {"all": "6-4-3"}, "b", 2)
     stranger.flat.mul_(20)
     layout = {"all": "6-6-3"}
-    values = {"all": CommonWidth(first.slicing, layout).lift("all", first.read("all").numpy())}
-    greedy = MatchOptions(kind="set", mass=100.0)
-    found = find_places(stranger, CommonWidth(stranger.slicing, layout), values, greedy)
-    places = found.places["all"][1]
-    assert {4, 5} <= set(places.tolist())  # both free ones, and for the rest it has to match
-    assert len(set(places.tolist())) == 4
-    timid = MatchOptions(variance=1e6, mass=1e-6)
-    kept = find_places(stranger, CommonWidth(stranger.slicing, layout), values, timid)
-    assert set(kept.places["all"][1].tolist()) == {0, 1, 2, 3}
+    values = {"all": CommonWidth(first.slicing, layout).embed("all", first.read("all").numpy())}
+    greedy = MatchOptions(kind="set", concentration=100.0)
+    found = find_indices(stranger, CommonWidth(stranger.slicing, layout), values, greedy)
+    indices = found.indices["all"][1]
+    assert {4, 5} <= set(indices.tolist())  # both free ones, and for the rest it has to match
+    assert len(set(indices.tolist())) == 4
+    timid = MatchOptions(variance=1e6, concentration=1e-6)
+    kept = find_indices(stranger, CommonWidth(stranger.slicing, layout), values, timid)
+    assert set(kept.indices["all"][1].tolist()) == {0, 1, 2, 3}
 
 
 def test_peers_of_three_widths_learn_together() -> None:
@@ -127,7 +129,7 @@ def test_peers_of_three_widths_learn_together() -> None:
         for index, width in enumerate((6, 10, 16)):
             own = network(f"8={width}=3", {"all": f"8-{width}-3"}, f"p{index}")
             common = CommonWidth(own.slicing, {"all": "8-16-3"})
-            own.write("all", common.lower("all", common.start(0)["all"]))
+            own.write("all", common.extract("all", common.start(0)["all"]))
             share = slice(30 * index, 30 * index + 30)
             made.append(
                 SgdLearner(
@@ -151,13 +153,13 @@ def test_peers_of_three_widths_learn_together() -> None:
     for _ in range(60):
         moved = np.zeros_like(vector)
         for learner, common in zip(together, commons, strict=True):
-            learner.network.write("all", common.lower("all", vector))
+            learner.network.write("all", common.extract("all", vector))
             learner.train(1)
-            change = learner.network.read("all").numpy() - common.lower("all", vector)
-            moved += common.lift("all", change)
+            change = learner.network.read("all").numpy() - common.extract("all", vector)
+            moved += common.embed("all", change)
         vector = vector + moved / len(together)
     for lone, joint, common in zip(alone, together, commons, strict=True):
-        joint.network.write("all", common.lower("all", vector))
+        joint.network.write("all", common.extract("all", vector))
         assert joint.test().accuracy > lone.test().accuracy
 
 
@@ -169,7 +171,7 @@ def test_a_resized_anatomy_keeps_names_and_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("widths", "places", "message"),
+    ("widths", "indices", "message"),
     [
         ({"all": "4-3-3"}, None, "has 5 cells of part '0', the common width allows 3"),
         ({"all": "4-9"}, None, "has 2 parts, the network has 3"),
@@ -182,17 +184,17 @@ def test_a_resized_anatomy_keeps_names_and_order() -> None:
         ({"all": "4-9-3"}, {"all": (range(4), range(5, 10), range(3))}, "from 0 to 8"),
     ],
 )
-def test_bad_widths_are_refused(widths: dict[str, str], places: object, message: str) -> None:
+def test_bad_widths_are_refused(widths: dict[str, str], indices: object, message: str) -> None:
     slicing = network("4=5=3", {"all": "4-5-3"}, "a").slicing
     with pytest.raises(ModelError, match=message):
-        CommonWidth(slicing, widths, places)  # type: ignore[arg-type]
+        CommonWidth(slicing, widths, indices)  # type: ignore[arg-type]
 
 
 def test_vectors_of_another_size_are_refused() -> None:
     common = CommonWidth(network("4=5=3", {"all": "4-5-3"}, "a").slicing, {"all": "4-9-3"})
     with pytest.raises(ModelError, match="common values here"):
-        common.lower("all", np.zeros(3))
+        common.extract("all", np.zeros(3))
     with pytest.raises(ModelError, match="own values here"):
-        common.lift("all", np.zeros(3))
-    with pytest.raises(ModelError, match="'x' has no common width here; owners are all"):
+        common.embed("all", np.zeros(3))
+    with pytest.raises(ModelError, match="'x' has no common width here; models with one are all"):
         common.positions("x")

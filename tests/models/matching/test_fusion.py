@@ -44,7 +44,7 @@ def permuted(chain: Chain, rng: np.random.Generator) -> Chain:
         tuple(
             Layer(
                 layer.weight[np.ix_(orders[index + 1], orders[index])],
-                {name: value[orders[index + 1]] for name, value in layer.own.items()},
+                {name: value[orders[index + 1]] for name, value in layer.per_cell.items()},
                 layer.weight_name,
             )
             for index, layer in enumerate(chain.layers)
@@ -76,7 +76,7 @@ def test_permuted_copies_fuse_to_the_same_function(
     expected = answer(chain, x, activation)
     assert torch.allclose(answer(fused.chain, x, activation), expected, atol=1e-6)
     # With the paper's shrinkage the function is the same as the prior tends to say nothing.
-    wide = MatchOptions(kind=kind, prior_variance=1e12, mass=1e-6)  # type: ignore[arg-type]
+    wide = MatchOptions(kind=kind, prior_variance=1e12, concentration=1e-6)  # type: ignore[arg-type]
     again = fuse(chains, wide, seed=seed)
     assert torch.allclose(answer(again.chain, x, activation), expected, atol=1e-6)
 
@@ -96,7 +96,9 @@ def test_networks_map_into_the_fused_one_and_back(widths: list[int], seed: int) 
         back = fused.extract(peer, inside)
         for one, two in zip(back.layers, chain.layers, strict=True):
             assert np.array_equal(one.weight, two.weight)
-            assert all(np.array_equal(one.own[name], two.own[name]) for name in two.own)
+            assert all(
+                np.array_equal(one.per_cell[name], two.per_cell[name]) for name in two.per_cell
+            )
         assert fused.extract(peer).widths == chain.widths
 
 
@@ -149,7 +151,7 @@ def test_a_class_belongs_to_the_peers_that_saw_it() -> None:
     """Output weights follow the shares of samples; a class that nobody saw is shared evenly."""
     _, chain = network("4=5=3", 1)
     other = Chain(
-        (chain.layers[0], Layer(chain.layers[1].weight + 1, chain.layers[1].own, "2.weight"))
+        (chain.layers[0], Layer(chain.layers[1].weight + 1, chain.layers[1].per_cell, "2.weight"))
     )
     counts = np.array([[30, 0, 0], [10, 20, 0]])
     fused = fuse([chain, other], PLAIN, counts=counts)
@@ -161,7 +163,9 @@ def test_a_peer_with_a_smaller_variance_counts_more() -> None:
     _, chain = network("4=5=3", 1)
     moved = Chain(
         (
-            Layer(chain.layers[0].weight + 0.1, chain.layers[0].own, chain.layers[0].weight_name),
+            Layer(
+                chain.layers[0].weight + 0.1, chain.layers[0].per_cell, chain.layers[0].weight_name
+            ),
             chain.layers[1],
         )
     )
@@ -241,7 +245,7 @@ def test_a_limit_that_is_not_reached_changes_nothing() -> None:
 
 def test_a_history_of_other_peers_is_refused() -> None:
     chains = [network("4=5=3", seed)[1] for seed in range(3)]
-    with pytest.raises(ModelError, match="history knows 3 peers, 2 were given"):
+    with pytest.raises(ModelError, match="history has 3 peers, 2 were given"):
         fuse(chains[:2], past=fuse(chains).past)
 
 

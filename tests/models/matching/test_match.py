@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gossamer.models import ModelError
 from gossamer.models.matching import Cells, MatchOptions, match
-from gossamer.models.matching.assignment import gather
+from gossamer.models.matching.assignment import sum_atoms
 
 JOINT = ["set", "efpf"]
 
@@ -43,7 +43,7 @@ def posterior(
             for cell in np.flatnonzero(mine == atom)
         ]
         m = len(members)
-        total += 0.5 * worth(members, options, mean) + log(options.mass)
+        total += 0.5 * worth(members, options, mean) + log(options.concentration)
         total += lgamma(m) + lgamma(count - m + 1) - lgamma(count + 1)
     return total - (lgamma(len(atoms) + 1) if options.kind == "efpf" else 0)
 
@@ -95,7 +95,7 @@ def problems(draw: st.DrawFn, masked: bool = True) -> tuple[list[Cells], float]:
 options_of = st.builds(
     MatchOptions,
     prior_variance=st.sampled_from([0.5, 10.0, 1e4]),
-    mass=st.sampled_from([1e-3, 1.0, 20.0]),
+    concentration=st.sampled_from([1e-3, 1.0, 20.0]),
     kind=st.sampled_from(["printed", "set", "efpf"]),
     kl=st.sampled_from([0.0, 0.1, 0.7, 1.0]),
     limit=st.sampled_from([None, 4, 700]),
@@ -129,7 +129,7 @@ def test_the_joint_objective_never_falls(
     found = match(problem[0], options, mean=problem[1])
     trace = np.array(found.objective)
     assert (np.diff(trace) >= -1e-9 * (1 + np.abs(trace[:-1]))).all()
-    assert found.ended in ("settled", "tolerance", "repeated")  # long before the limit
+    assert found.stop_reason in ("settled", "tolerance", "repeated")  # long before the limit
 
 
 @pytest.mark.parametrize("kind", JOINT)
@@ -292,15 +292,17 @@ def test_the_printed_prior_ends_although_it_may_run_in_circles() -> None:
     endings: list[str] = []
     for seed in range(60):
         peers = random_peers(seed, [4, 4, 4, 4], 2, 2.0)
-        found = match(peers, MatchOptions(kind="printed", mass=3.0, sweeps=1000), seed=seed)
-        endings.append(found.ended)
+        found = match(
+            peers, MatchOptions(kind="printed", concentration=3.0, sweeps=1000), seed=seed
+        )
+        endings.append(found.stop_reason)
     assert {"settled", "repeated"} <= set(endings)  # circles are there to be met
     assert "sweep limit" not in endings
 
 
 def test_a_sweep_limit_is_kept() -> None:
     found = match(random_peers(0, [4, 4, 4], 2), MatchOptions(sweeps=0))
-    assert (found.sweeps, found.ended, len(found.objective)) == (0, "sweep limit", 1)
+    assert (found.sweeps, found.stop_reason, len(found.objective)) == (0, "sweep limit", 1)
 
 
 def test_a_larger_kl_gives_fewer_atoms() -> None:
@@ -314,7 +316,7 @@ def test_a_larger_kl_gives_fewer_atoms() -> None:
 def test_without_a_prior_kl_is_a_larger_variance() -> None:
     """With a flat prior MAGI is PFNM at σ²/(1−λ): the same partition."""
     peers = random_peers(7, [6, 5, 6], 8)
-    flat = MatchOptions(prior_variance=1e9, mass=1e-4)
+    flat = MatchOptions(prior_variance=1e9, concentration=1e-4)
     magi = match(peers, MatchOptions(**{**flat.__dict__, "kl": 0.4}))
     scaled = [Cells(peer.values, peer.precision * 0.6) for peer in peers]
     assert partition(magi.assignments) == partition(match(scaled, flat).assignments)
@@ -325,8 +327,8 @@ def test_atoms_of_two_halves_add_to_those_of_the_whole() -> None:
     peers = random_peers(8, [5, 5, 5, 5], 6)
     whole = match(peers)
     size = len(whole.atoms)
-    left = gather(peers[:2], whole.assignments[:2], size)
-    right = gather(peers[2:], whole.assignments[2:], size)
+    left = sum_atoms(peers[:2], whole.assignments[:2], size)
+    right = sum_atoms(peers[2:], whole.assignments[2:], size)
     both = left.plus(right)
     assert np.allclose(both.read(0.1, np.zeros(6)), whole.values, atol=1e-12)
     assert both.counts.tolist() == whole.atoms.counts.tolist()
@@ -362,7 +364,7 @@ def test_bad_cells_are_refused(peers: Callable[[], list[Cells]], message: str) -
         ("variance", 0.0, r"variance \(σ²\) is 0.0"),
         ("variance", float("inf"), "finite number above 0"),
         ("prior_variance", -1.0, "σ0²"),
-        ("mass", 0.0, "γ0"),
+        ("concentration", 0.0, "γ0"),
         ("kind", "best", "there are printed, set, efpf"),
         ("limit", 0, "None for no limit"),
         ("sweeps", -1, "0 or more"),
