@@ -250,8 +250,10 @@ class Swarm:
         from ..models.fednp import FedNPLearner
 
         with self._error_context("fednp", f"peer {index}: "):
-            wrapped = FedNPLearner(learner, config.fednp, teller=index == 0, seed=config.seed)
-            wrapped.count_as(weight)
+            wrapped = FedNPLearner(
+                learner, config.fednp, counting_peer=index == 0, seed=config.seed
+            )
+            wrapped.set_weight(weight)
             return wrapped
 
     def _sparse_member(self, index: int) -> Member:

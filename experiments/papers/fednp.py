@@ -110,8 +110,8 @@ def run(options: FedNPOptions | None, seed: int) -> Record:
     ]
     if options is not None:
         for index, inner in enumerate(learners):
-            learners[index] = FedNPLearner(inner, options, teller=index == 0, seed=seed)
-            learners[index].count_as(sizes[index])
+            learners[index] = FedNPLearner(inner, options, counting_peer=index == 0, seed=seed)
+            learners[index].set_weight(sizes[index])
     arena = Arena(learners, every=EPOCHS, weights=sizes, threads=1)
     errors, own = [], []
     grid_features = Points(GRID, GRID).features
@@ -125,7 +125,7 @@ def run(options: FedNPOptions | None, seed: int) -> Record:
         shared = learners[0].network(grid_features)[:, 0].tolist()
     spread = None
     if options is not None:
-        _, variance = learners[0].predicted()
+        _, variance = learners[0].predict_target()
         design = torch.cat([grid_features, torch.ones(len(GRID), 1)], dim=1)
         spread = (design.square() @ variance).sqrt().tolist()
     return {

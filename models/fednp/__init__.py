@@ -1,8 +1,8 @@
-"""FedNP: an auxiliary task that estimates the global data distribution, by a server or by gossip.
+"""FedNP: an auxiliary task that estimates the global data distribution, with a server or by gossip.
 
-    learner = FedNPLearner(SgdLearner(…), FedNPOptions(strength=0.01), teller=is_first)
+    learner = FedNPLearner(SgdLearner(…), FedNPOptions(strength=0.01), counting_peer=is_first)
 
-The wrapped learner runs in the arena and as a live peer. `server_round` is the paper's Algorithm 1."""
+The FedNPLearner runs in the arena and as a live peer. `server_round` is the paper's Algorithm 1."""
 
 import lazy_loader
 

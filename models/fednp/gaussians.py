@@ -1,35 +1,35 @@
-"""Gaussians: factors and sites, tilted moments, and networks through which they pass.
+"""The Gaussians of FedNP: factors and sites, tilted moments, and a network that maps Gaussians to Gaussians.
 
-A diagonal Gaussian N(m, s) is held as (η, λ) = (m/s, 1/s), in float64: a product of factors is a sum, a
-quotient a difference, and a *site*, which is a factor and no distribution, may have λ = 0 (it says
-nothing) without anything being divided by zero. Variances are only ever made from cavities and products.
+*Factors.* A diagonal Gaussian N(m, s) is stored by its natural parameters (η, λ) = (m/s, 1/s), in float64.
+The product of two factors is then a sum, their quotient a difference. A *site* is the factor of one peer's
+data. It need not be a distribution: it may have λ = 0 (no information), so only cavities and products of
+all factors are converted to a mean and a variance.
 
-Moments of the tilted distribution N(z; mz, sz)·σ(f·z), three ways, all differentiable in f.
-
-With C = f·z ~ N(m, s), m = f·mz, s = f²·sz, E_d = E[σ(C)^d] and r_d = E_d / E_1, Stein's lemma gives
+*Tilted moments.* The tilted distribution is N(z; mz, sz)·σ(f·z): the cavity times a sigmoid of the signal
+f. Its mean and variance can be computed in three ways, all differentiable in f. With C = f·z ~ N(m, s), m
+= f·mz, s = f²·sz, E_d = E[σ(C)^d] and r_d = E_d / E_1, Stein's lemma gives
 
     mean = mz + sz·f·(1 − r2)        variance = sz + (sz·f)²·(2·r3 − r2 − r2²)
 
-without a division by f, which may be 0. (The paper's eqs (12), (25) and (40) lost terms of its (37).)
+without a division by f, which may be 0. (The paper's eqs (12), (25) and (40) lack terms of its eq (37).)
 
 `quadrature`
-    Gauss–Hermite nodes in z, weighted by σ(f·z): positive weights, so the variance is positive whatever
-    the number of nodes. The default.
+    Gauss–Hermite nodes in z, weighted by σ(f·z): weights are positive, so the variance is positive for any
+    number of nodes. The default.
 `closed`
-    The two lines above with E_d ≈ σ(a(m + b)/√(1 + ζ²a²s)), a = 2d(1 − 2^(−1/d)), b = log(2^(1/d) − 1),
-    ζ² = π/8: the paper's Theorem 2 with the signs and roots put right. Its variance is positive for
-    |m| ≤ 8 and s ≤ 16; beyond, it may come out ≤ 0, and then the site update must be skipped.
+    The two formulas above with E_d ≈ σ(a(m + b)/√(1 + ζ²a²s)), a = 2d(1 − 2^(−1/d)), b = log(2^(1/d) − 1),
+    ζ² = π/8: the paper's Theorem 2 with corrected signs and roots. Its variance is positive for |m| ≤ 8 and
+    s ≤ 16; beyond, it may be ≤ 0, and then the site update must be skipped.
 `probit`
     σ(C) ≈ Φ(ζ·C), whose tilted moments are exact: the variance is always positive.
 
-The largest error of the mean of C for |m| ≤ 8, s ≤ 16: 0.02 with 20 nodes, 3.0 closed, 1.8 probit, the
-last two where σ is far out in its left tail, which it does not share with Φ (for m ≥ −1 and s ≤ 2: 0.11
-and 0.05).
+The largest error of the mean of C for |m| ≤ 8, s ≤ 16 is 0.02 with 20 nodes, 3.0 closed and 1.8 probit; the
+last two occur far in the left tail, where σ and Φ differ (for m ≥ −1 and s ≤ 2: 0.11 and 0.05).
 
-A natural-parameter network: a Gaussian goes in, a Gaussian comes out, and nothing is sampled.
-
-Weights are Gaussian too. A linear layer's moments are exact; a ReLU's are as well, for a Gaussian input;
-the only approximation is that what leaves a ReLU is taken for Gaussian and its cells for independent.
+*Natural-parameter network (NPN).* It maps the mean and variance of its inputs to those of its outputs,
+without sampling; its weights are Gaussian too. The moments of a linear layer are exact, and so are those
+of a ReLU of a Gaussian. The only approximation is that the outputs of ReLUs are treated as Gaussian and
+independent.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from .options import Moments
 
 @dataclass(frozen=True, eq=False)
 class Natural:
-    """A Gaussian factor exp(η·z − λ·z²/2), one per dimension; `a + b` is the product of two."""
+    """Gaussian factors exp(η·z − λ·z²/2), one per dimension; `a + b` is the product of two factors."""
 
     eta: Tensor
     precision: Tensor
 
     @classmethod
     def of(cls, mean: Tensor, variance: Tensor) -> Natural:
-        """The factor that is the distribution N(mean, variance)."""
+        """Return the natural parameters of the distribution N(mean, variance)."""
         if not bool((variance > 0).all()):
             raise ModelError(f"a Gaussian needs variances above 0, not {float(variance.min()):g}")
         precision = 1.0 / variance.double()
@@ -66,13 +66,13 @@ class Natural:
 
     @classmethod
     def flat(cls, dimensions: int) -> Natural:
-        """The factor that says nothing: every site before its first update."""
+        """Return the factor 1, without information: every site before its first update."""
         zero = torch.zeros(dimensions, dtype=torch.float64)
         return cls(zero, zero.clone())
 
     @classmethod
     def standard(cls, dimensions: int) -> Natural:
-        """N(0, 1) in every dimension: the prior of z."""
+        """Return N(0, 1) in every dimension: the prior of z."""
         zero = torch.zeros(dimensions, dtype=torch.float64)
         return cls(zero, torch.ones_like(zero))
 
@@ -86,92 +86,96 @@ class Natural:
         return Natural(power * self.eta, power * self.precision)
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance; every dimension must be proper."""
+        """Return mean and variance; raise unless all values are finite and all precisions positive."""
         if not bool((torch.isfinite(self.stack()).all(0) & (self.precision > 0)).all()):
-            worst = float(self.precision.min())
+            lowest = float(self.precision.min())
             raise ModelError(
-                f"a factor with precision {worst:g} is no distribution and has no variance: "
+                f"a factor with precision {lowest:g} is no distribution and has no variance: "
                 "multiply it with the others first"
             )
         return self.eta / self.precision, 1.0 / self.precision
 
     def where(self, mask: Tensor, other: Natural) -> Natural:
-        """This factor where the mask is true, the other one elsewhere."""
+        """Return this factor in dimensions where the mask is true, the other one elsewhere."""
         return Natural(
             torch.where(mask, self.eta, other.eta),
             torch.where(mask, self.precision, other.precision),
         )
 
     def stack(self) -> Tensor:
-        """One tensor [2, dimensions]: η, then λ."""
+        """Return η and λ as one tensor [2, dimensions]."""
         return torch.stack([self.eta, self.precision])
 
     @classmethod
     def unstack(cls, values: Tensor) -> Natural:
-        """The inverse of `stack`, always in float64 and in memory of its own."""
+        """Return the inverse of `stack`, as a copy in float64."""
         eta, precision = values.detach().double().clone()
         return cls(eta, precision)
 
 
 def server_cavities(prior: Natural, sites: Sequence[Natural]) -> list[Natural]:
-    """For each client the prior times everybody else's site: Algorithm 1's line 11, with the prior kept.
+    """Return for each client the prior times all other clients' sites: line 11 of the paper's Algorithm 1.
 
-    As printed the prior is dropped, so that one silent client leaves another without any cavity.
+    The paper's line lacks the prior: with two clients, a site without information would then leave the other
+    client without a proper cavity.
     """
     total = sum(sites, prior)
     return [total - site for site in sites]
 
 
-def updated_site(site: Natural, fresh: Natural, damping: float = 1.0) -> Natural:
-    """Move a site towards `fresh`, the factor that gives the tilted moments, by a share `damping`.
+def updated_site(site: Natural, factor: Natural, damping: float = 1.0) -> Natural:
+    """Move a site towards `factor`, which gives the tilted moments, by the fraction `damping`.
 
-    σ(f·z) is log-concave, so the exact site precision is never below 0. One that comes out so is an error
-    of the approximation, or of a cavity that is out of date: there the site stays what it was.
+    σ(f·z) is log-concave, so the exact precision of a site is never below 0. A negative one is an error of
+    the approximation or of an outdated cavity; the site keeps its old value in such dimensions.
     """
-    mixed = site * (1.0 - damping) + fresh * damping
-    usable = torch.isfinite(fresh.eta) & torch.isfinite(fresh.precision) & (fresh.precision >= 0)
+    mixed = site * (1.0 - damping) + factor * damping
+    usable = torch.isfinite(factor.eta) & torch.isfinite(factor.precision) & (factor.precision >= 0)
     return mixed.where(usable, site)
 
 
 _ZETA2 = math.pi / 8
-_WIDE = 0.25
-"""Variance of f·z from which on g and h are taken from moments. At 0.5 either way is exact to 1e-11 with 20
-nodes; below, moments cancel, and above, the other form loses accuracy sooner."""
+"""ζ² of the approximation σ(x) ≈ Φ(ζ·x)."""
+_LARGE_VARIANCE = 0.25
+"""Variance of f·z above which g and h (see `_tilt`) are computed from moments of z. At 0.5 both ways are
+exact to 1e-11 with 20 nodes; below, the differences of moments cancel, and above, the direct sums need
+more nodes."""
 
 
 def tilted_moments(
     mean: Tensor, variance: Tensor, f: Tensor, method: Moments = "quadrature", nodes: int = 20
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance of z under cavity × σ(f·z), for each dimension by itself.
+    """Return mean and variance of z under cavity × σ(f·z), for each dimension separately.
 
-    mean, variance: the cavity's. f: one number per dimension, or one for all. nodes: of the quadrature;
-    20 are accurate to 0.02, raise them where |f|·√variance is above 4.
+    mean, variance: of the cavity. f: the signal, one number per dimension or one for all. nodes: number of
+    quadrature nodes; 20 are accurate to 0.02, raise it where |f|·√variance is above 4.
     """
     if method == "quadrature":
         return _quadrature(mean, variance, f, nodes)
     g, h = _tilt(mean, variance, f, method, nodes)
-    reach = variance * f
-    return mean + reach * g, variance + reach * reach * h
+    covariance = variance * f  # of z and f·z
+    return mean + covariance * g, variance + covariance * covariance * h
 
 
 def tilted_factor(
     mean: Tensor, variance: Tensor, f: Tensor, method: Moments = "quadrature", nodes: int = 20
 ) -> tuple[Tensor, Tensor]:
-    """η and λ of the Gaussian factor that turns the cavity into one with the tilted moments.
+    """Return η and λ of the Gaussian factor by which the cavity gets the tilted moments.
 
-    It is 1 / tilted variance − 1 / variance, computed without that subtraction: beside a cavity of precision
-    10^13 a factor of precision 0.1 would be lost to rounding. Arguments are those of `tilted_moments`.
+    λ is 1 / tilted variance − 1 / variance, but computed without this subtraction: beside a cavity of
+    precision 10^13, rounding would remove a factor of precision 0.1. Arguments are those of
+    `tilted_moments`.
     """
     g, h = _tilt(mean, variance, f, method, nodes)
-    narrowing = 1 + f * f * variance * h  # tilted variance / variance
-    precision = -f * f * h / narrowing
-    return mean * precision + f * g / narrowing, precision
+    variance_ratio = 1 + f * f * variance * h  # tilted variance / variance
+    precision = -f * f * h / variance_ratio
+    return mean * precision + f * g / variance_ratio, precision
 
 
 def _tilt(
     mean: Tensor, variance: Tensor, f: Tensor, method: Moments, nodes: int
 ) -> tuple[Tensor, Tensor]:
-    """g = 1 − r2 and h = 2·r3 − r2 − r2² of the module's docstring."""
+    """Return g = 1 − r2 and h = 2·r3 − r2 − r2², as in the module's docstring."""
     match method:
         case "quadrature":
             return _quadrature_tilt(mean, variance, f, nodes)
@@ -183,7 +187,7 @@ def _tilt(
 
 
 def sigmoid_power_mean(mean: Tensor, variance: Tensor, power: int) -> Tensor:
-    """E[σ(C)^power] for C ~ N(mean, variance), by the corrected closed form."""
+    """Return E[σ(C)^power] for C ~ N(mean, variance), by the corrected closed form."""
     return torch.sigmoid(_probit_argument(mean, variance, power))
 
 
@@ -194,40 +198,41 @@ def _probit_argument(mean: Tensor, variance: Tensor, power: int) -> Tensor:
 
 
 def _nodes(mean: Tensor, variance: Tensor, f: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Nodes of a standard normal, f·z at each of them, and the weights that they have under the tilt."""
+    """Return the nodes of a standard normal, f·z at each node, and the nodes' weights after tilting."""
     points, log_weights = (values.to(mean) for values in _hermite(nodes))
-    signal = f[..., None] * (mean[..., None] + torch.sqrt(variance)[..., None] * points)
-    # In logarithms: far out on the wrong side σ underflows at every node at once.
-    return points, signal, torch.softmax(log_weights + F.logsigmoid(signal), dim=-1)
+    fz = f[..., None] * (mean[..., None] + torch.sqrt(variance)[..., None] * points)
+    # In logarithms: σ(f·z) underflows at every node if f·z is far below 0.
+    return points, fz, torch.softmax(log_weights + F.logsigmoid(fz), dim=-1)
 
 
 def _quadrature(mean: Tensor, variance: Tensor, f: Tensor, nodes: int) -> Gaussian:
     points, _, weights = _nodes(mean, variance, f, nodes)
     z = mean[..., None] + torch.sqrt(variance)[..., None] * points
-    first = (weights * z).sum(-1)
-    return first, (weights * (z - first[..., None]).square()).sum(-1)
+    tilted_mean = (weights * z).sum(-1)
+    return tilted_mean, (weights * (z - tilted_mean[..., None]).square()).sum(-1)
 
 
 def _quadrature_tilt(
     mean: Tensor, variance: Tensor, f: Tensor, nodes: int
 ) -> tuple[Tensor, Tensor]:
-    points, signal, weights = _nodes(mean, variance, f, nodes)
-    spread = torch.sqrt(variance)
-    up, down = torch.sigmoid(signal), torch.sigmoid(-signal)
-    middle = (weights * up).sum(-1)
-    g = (weights * down).sum(-1)
-    h = (weights * ((up - middle[..., None]).square() - up * down)).sum(-1)
-    # From the moments of z where they differ from the cavity's: there the lines above need more nodes.
-    first = (weights * points).sum(-1)
-    second = (weights * (points - first[..., None]).square()).sum(-1)
-    wide = f * f * variance > _WIDE
-    reach = torch.where(wide, f * spread, torch.ones_like(spread))
-    return torch.where(wide, first / reach, g), torch.where(wide, (second - 1) / reach.square(), h)
+    points, fz, weights = _nodes(mean, variance, f, nodes)
+    deviation = torch.sqrt(variance)
+    sigmoid, complement = torch.sigmoid(fz), torch.sigmoid(-fz)
+    sigmoid_mean = (weights * sigmoid).sum(-1)
+    g = (weights * complement).sum(-1)
+    h = (weights * ((sigmoid - sigmoid_mean[..., None]).square() - sigmoid * complement)).sum(-1)
+    # Where the variance of f·z is large, these sums need more nodes: use the tilted moments of z instead.
+    tilted_mean = (weights * points).sum(-1)
+    tilted_variance = (weights * (points - tilted_mean[..., None]).square()).sum(-1)
+    large = f * f * variance > _LARGE_VARIANCE
+    scale = torch.where(large, f * deviation, torch.ones_like(deviation))
+    g = torch.where(large, tilted_mean / scale, g)
+    return g, torch.where(large, (tilted_variance - 1) / scale.square(), h)
 
 
 def _closed_tilt(mean: Tensor, variance: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
     m, s = f * mean, f * f * variance
-    # In logarithms, as above.
+    # In logarithms, because the sigmoids may underflow.
     e1, e2, e3 = (F.logsigmoid(_probit_argument(m, s, power)) for power in (1, 2, 3))
     r2, r3 = torch.exp(e2 - e1), torch.exp(e3 - e1)
     return 1 - r2, 2 * r3 - r2 - r2 * r2
@@ -244,7 +249,7 @@ def _probit_tilt(mean: Tensor, variance: Tensor, f: Tensor) -> tuple[Tensor, Ten
 
 @cache
 def _hermite(nodes: int) -> tuple[Tensor, Tensor]:
-    """Nodes of the standard normal and the logarithms of their weights."""
+    """Return the quadrature nodes of the standard normal, and the logarithms of their weights."""
     if not 2 <= nodes <= 100:
         raise ModelError(f"{nodes} quadrature nodes: give 2 to 100")
     points, weights = np.polynomial.hermite_e.hermegauss(nodes)
@@ -252,43 +257,49 @@ def _hermite(nodes: int) -> tuple[Tensor, Tensor]:
 
 
 Gaussian = tuple[Tensor, Tensor]
-"""Mean and variance, one of each per cell."""
+"""Means and variances of independent Gaussians."""
 
-_UNSURE = -5.0  # softplus(−5) = 0.0067: weights begin almost certain
+_START_RAW = -5.0
+"""Starting value of raw variances. The variance is softplus(−5) = 0.0067: weights start almost certain."""
 
 
 class GaussianLinear(nn.Module):
-    """y = W·x + b with W and b Gaussian: mean and variance of y from those of x."""
+    """Computes mean and variance of y = W·x + b from those of x; W and b are Gaussian.
+
+    Their variances are softplus(raw) and softplus(raw_bias), so they are positive.
+    """
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
         self.mean = nn.Parameter(torch.zeros(outputs, inputs))
-        self.raw = nn.Parameter(torch.full((outputs, inputs), _UNSURE))
+        self.raw = nn.Parameter(torch.full((outputs, inputs), _START_RAW))
         self.bias = nn.Parameter(torch.zeros(outputs))
-        self.raw_bias = nn.Parameter(torch.full((outputs,), _UNSURE))
+        self.raw_bias = nn.Parameter(torch.full((outputs,), _START_RAW))
 
     def forward(self, mean: Tensor, variance: Tensor) -> Gaussian:
-        """Moments of y; a cell's variance adds up what is unsure about x, about W, and about both."""
-        spread = F.softplus(self.raw)
-        out = F.linear(mean, self.mean, self.bias)
-        doubt = F.linear(variance, self.mean.square()) + F.linear(variance + mean.square(), spread)
-        return out, doubt + F.softplus(self.raw_bias)
+        """Return mean and variance of y; the variance has terms of x, of W, and of both."""
+        weight_variance = F.softplus(self.raw)
+        y_mean = F.linear(mean, self.mean, self.bias)
+        from_x = F.linear(variance, self.mean.square())
+        y_variance = from_x + F.linear(variance + mean.square(), weight_variance)
+        return y_mean, y_variance + F.softplus(self.raw_bias)
 
 
 def relu_moments(mean: Tensor, variance: Tensor) -> Gaussian:
-    """Exact mean and variance of max(x, 0) for x ~ N(mean, variance)."""
+    """Return the exact mean and variance of max(x, 0) for x ~ N(mean, variance)."""
     deviation = torch.sqrt(variance)
     t = mean / deviation
-    below = torch.special.ndtr(t)
+    positive = torch.special.ndtr(t)  # P(x > 0)
     density = torch.exp(-0.5 * t * t) / math.sqrt(2 * math.pi)
-    first = mean * below + deviation * density
-    second = (mean.square() + variance) * below + mean * deviation * density
-    # Rounding may leave a hair less than nothing where all of x is below 0.
-    return first, (second - first.square()).clamp_min(torch.finfo(mean.dtype).tiny)
+    relu_mean = mean * positive + deviation * density
+    relu_square = (mean.square() + variance) * positive + mean * deviation * density
+    # Rounding may make the variance slightly negative where almost all of x is below 0.
+    smallest = torch.finfo(mean.dtype).tiny
+    return relu_mean, (relu_square - relu_mean.square()).clamp_min(smallest)
 
 
 class NPN(nn.Module):
-    """One hidden part of ReLU cells between two Gaussian linear layers."""
+    """A natural-parameter network: two Gaussian linear layers with ReLUs between them."""
 
     def __init__(self, inputs: int, hidden: int, outputs: int):
         super().__init__()
@@ -296,12 +307,13 @@ class NPN(nn.Module):
         self.last = GaussianLinear(hidden, outputs)
 
     def forward(self, mean: Tensor, variance: Tensor) -> Gaussian:
-        """The distribution of the outputs."""
+        """Return mean and variance of the outputs."""
         return self.last(*relu_moments(*self.first(mean, variance)))
 
 
 def gaussian_kl(one: Gaussian, other: Gaussian) -> Tensor:
-    """KL[one ‖ other] of diagonal Gaussians, summed over dimensions."""
-    (mean, variance), (at, spread) = one, other
-    ratio = variance / spread
-    return 0.5 * (ratio + (mean - at).square() / spread - 1 - torch.log(ratio)).sum()
+    """Return KL[one ‖ other] of diagonal Gaussians, summed over dimensions."""
+    (mean, variance), (other_mean, other_variance) = one, other
+    ratio = variance / other_variance
+    distance = (mean - other_mean).square() / other_variance
+    return 0.5 * (ratio + distance - 1 - torch.log(ratio)).sum()

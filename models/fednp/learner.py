@@ -1,34 +1,40 @@
-"""FedNP as a learner that wraps a learner, by gossip or with a server.
+"""FedNP as a learner that wraps another learner, by gossip or with a server.
 
-To the swarm FedNP is two more partial models of an ordinary network, so arena, live peers, checkpoints,
-trust and the wire take it as it is:
+FedNP infers a latent z of the swarm's data by expectation propagation. Each peer has a *site*, the Gaussian
+factor of z that stands for its own data; its *cavity* is the prior times all other peers' sites. A network f
+computes the site from the peer's inputs, and a natural-parameter network (NPN, gaussians.py) predicts the
+target parameters, the last layer's say, from z.
+
+FedNP adds two partial models to the network, so simulations, live peers, checkpoints, security and the wire
+handle it like any other network:
 
 `fednp`
-    f and the NPN: shared parameters like any others, trained and averaged.
+    f and the NPN: ordinary shared parameters, trained and averaged.
 `fednp-sites`
-    What gossip knows of all sites: per dimension of z the *mean* over peers of η and of λ, and the means of
-    two counts. To the first one peer, the teller, brings 1 and all others 0; to the second every peer
-    brings 1.
+    The means over all peers of their sites (η and λ per dimension of z) and of two counts. To the first
+    count one peer, the *counting peer*, contributes 1 and all others 0; to the second every peer
+    contributes 1.
 
-Why a mean is enough. A cavity needs the *sum* of sites, and push-sum yields Σs / Σw. With weight 1 each,
-Σs / N is the mean of what peers put in, and the first count's mean is 1/N: their quotient is the sum, exact
-as soon as push-sum has converged, with nobody told how many peers there are. A peer that moves its site by Δ
-adds Δ to push-sum's sum, once, as training does; its next cavity is prior + sum − its own site, in which
-its own contributions cancel. (Until others have heard of a change, a peer sees its own N-fold; it is
-damped, and changes die out as sites converge.)
+A cavity needs the *sum* of sites, but push-sum yields the mean Σs / Σw. If every peer has weight 1, the
+mean of the sites is Σs / N and the mean of the first count is 1 / N. Their quotient is the sum, exact as
+soon as push-sum has converged, although no peer was given N. A peer that changes its site by Δ adds Δ once
+to push-sum's sum, as training does. Its next cavity is prior + sum − own site, in which its own
+contributions cancel. (Before other peers have received a change, the peer sees its change N-fold. Damping
+reduces this error, and it vanishes as sites converge.)
 
-Training by Δ means `s += w · Δ`, though. Where weights are not 1 while peers train (by numbers of samples;
-asynchronously, when a peer holds more or less than its own), the step on the estimate must be Δ / w: that
-is `FedNPLearner.weight_of`. The 1 of a count is divided likewise, so the unit of weights cancels.
+Training changes a peer's estimate by Δ, and so push-sum's sum by w · Δ. If the peer's weight w is not 1
+(it is the number of samples, or asynchronous gossip has changed it), the estimate must change by Δ / w:
+`FedNPLearner.weight_of` gives w. Contributions to the counts are divided by w too, so the unit of weights
+cancels.
 
-Before that the quotient is no sum. Far from the teller the first count is 3^−hops on a ring, so that N would
-be 10^13 thirty hops away. The quotient of the two counts is the number of peers, whatever they weigh. It is
-believed when it has settled, and never beyond the peers that this one has seen (PeerCount); until a number
-is known, the cavity is the prior.
+Before push-sum has converged, the quotient is not the sum: on a ring, the first count is about 3^−hops at
+that many hops from the counting peer, so thirty hops away N would be 10^13. The second count divided by
+the first is the number of peers, whatever their weights. It is used once it has stopped changing, and
+never above the number of peers seen (PeerCount). Until a number is available, the cavity is the prior.
 
-A newcomer adds its weight at the estimates that it hears: quotient and sum stay what they were, and its
-own changes then count fully, since both means are over the same weight. A peer that leaves hands its site
-over with its mass: what it knew of the data stays.
+A newcomer adds its weight at the estimates that it receives: sums and quotients stay the same, and its own
+changes then count fully, since all means are over the same weight. A peer that leaves hands over its site
+with its mass, so the evidence of its data remains.
 """
 
 from __future__ import annotations
@@ -62,26 +68,26 @@ from .options import FedNPOptions
 
 
 def read_target(network: SlicedNetwork, target: str | Sequence[str]) -> dict[str, nn.Parameter]:
-    """Parameters by name: `last`, or names of parameters or of layers, in the network's own order."""
+    """Return the target parameters by name, in the network's order; see FedNPLearner."""
     parameters = dict(network.module.named_parameters())
     if target == "last":
-        wanted = [_last_layer(network.module)]
+        names = [_last_layer(network.module)]
     else:
-        wanted = [target] if isinstance(target, str) else list(target)
-    found: set[str] = set()
-    for name in wanted:
-        mine = {key for key in parameters if key == name or key.startswith(f"{name}.") or not name}
-        if not mine:
+        names = [target] if isinstance(target, str) else list(target)
+    targets: set[str] = set()
+    for name in names:
+        keys = {key for key in parameters if key == name or key.startswith(f"{name}.") or not name}
+        if not keys:
             raise ModelError(
                 f"FedNP's target {name!r}: the network of peer {network.peer!r} has no such parameter or "
                 f"layer; parameters are {', '.join(parameters)}"
             )
-        found |= mine
-    return {name: parameter for name, parameter in parameters.items() if name in found}
+        targets |= keys
+    return {name: parameter for name, parameter in parameters.items() if name in targets}
 
 
 class Features:
-    """What f sees of inputs: the inputs themselves, or what enters a layer of the network."""
+    """Computes the inputs of f from samples: the samples themselves, or the inputs of a layer."""
 
     def __init__(
         self,
@@ -107,53 +113,54 @@ class Features:
             self.width = self(inputs[:1]).shape[1]
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """One row per input."""
+        """Return one row of features per sample."""
         if self._layer is None:
             return inputs.flatten(1)
-        seen: list[Tensor] = []
-        handle = self._layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        layer_inputs: list[Tensor] = []
+        handle = self._layer.register_forward_pre_hook(lambda _, args: layer_inputs.append(args[0]))
         try:
             self._module(inputs)
         finally:
             handle.remove()
-        return seen[-1].flatten(1)
+        return layer_inputs[-1].flatten(1)
 
 
 def _last_layer(module: nn.Module) -> str:
-    """The name of the last linear layer; of the last layer with parameters if there is none."""
-    named = list(module.named_modules())
-    linear = [name for name, layer in named if isinstance(layer, nn.Linear)]
+    """Return the name of the last linear layer, or of the last layer with parameters if there is none."""
+    layers = list(module.named_modules())
+    linear = [name for name, layer in layers if isinstance(layer, nn.Linear)]
     if linear:
         return linear[-1]
-    return [name for name, layer in named if list(layer.parameters(recurse=False))][-1]
+    return [name for name, layer in layers if list(layer.parameters(recurse=False))][-1]
 
 
 def _require_shared(network: SlicedNetwork, layer: str) -> None:
-    """f is averaged by everybody, so what it looks at must mean the same to everybody."""
+    """Raise unless the inputs of `layer` belong to one partial model: f is shared, so its inputs must be."""
     slicing = network.slicing
     weight = next((p for p in slicing.anatomy.parameters if p.name == f"{layer}.weight"), None)
     cells = weight.axes[1] if weight is not None and len(weight.axes) > 1 else None
     if cells is None:
         return
-    holders = {
+    models = {
         model
         for model in network.models
-        for first, own in zip(slicing.anatomy.firsts, slicing.cells[model], strict=False)
-        if np.isin(first + own, cells).any()
+        for first, indices in zip(slicing.anatomy.firsts, slicing.cells[model], strict=False)
+        if np.isin(first + indices, cells).any()
     }
-    if len(holders) > 1:
+    if len(models) > 1:
         raise ModelError(
-            f"FedNP's features: what enters layer {layer!r} of peer {network.peer!r} belongs to the partial "
-            f"models {', '.join(sorted(holders))}, so f would mix cells that differ from peer to peer; use "
+            f"FedNP's features: the inputs of layer {layer!r} of peer {network.peer!r} belong to the partial "
+            f"models {', '.join(sorted(models))}, so f would mix cells that differ from peer to peer; use "
             "features='input'"
         )
 
 
 MODEL, SITES = "fednp", "fednp-sites"
+"""The names of FedNP's two partial models; see the module's docstring."""
 
 
 class Auxiliary(nn.Module):
-    """f, the NPN, and the gossiped means of sites and counts."""
+    """The parameters that FedNP adds: f, the NPN, and the gossiped means of sites and counts."""
 
     def __init__(self, inputs: int, outputs: int, options: FedNPOptions):
         super().__init__()
@@ -163,13 +170,13 @@ class Auxiliary(nn.Module):
         self.sites = nn.Parameter(torch.zeros(2, dimensions), requires_grad=False)
         self.counts = nn.Parameter(torch.zeros(2), requires_grad=False)
 
-    def learned(self) -> list[nn.Parameter]:
-        """What descends along the KL loss: f and the NPN."""
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that are trained on the KL loss: those of f and of the NPN."""
         return [*self.f.parameters(), *self.npn.parameters()]
 
     @torch.no_grad()
     def start(self, seed: int, target: Tensor) -> None:
-        """Starting values that all peers of a swarm draw alike; the NPN first predicts `target`."""
+        """Set starting values, equal on all peers with equal seeds; the NPN first predicts `target`."""
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1 and parameter.requires_grad and not name.endswith("raw"):
                 drawn = stream(seed, MODEL, name).standard_normal(tuple(parameter.shape))
@@ -180,28 +187,28 @@ class Auxiliary(nn.Module):
 
 
 class Joint(nn.Module):
-    """A module with FedNP's parameters beside it; called, it is the module."""
+    """A module that also holds FedNP's parameters; its output is the inner module's."""
 
     def __init__(self, model: nn.Module, auxiliary: Auxiliary):
         super().__init__()
         self.model, self.fednp = model, auxiliary
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """What the module itself computes."""
+        """Return the output of the inner module."""
         return self.model(*inputs)
 
 
-def join(network: SlicedNetwork, auxiliary: Auxiliary) -> SlicedNetwork:
-    """The network with the auxiliary one beside it, cut as before, plus FedNP's two partial models.
+def add_auxiliary(network: SlicedNetwork, auxiliary: Auxiliary) -> SlicedNetwork:
+    """Return the network with the same slices, plus FedNP's parameters in two partial models of their own.
 
-    Those are on every peer, whole: each is a part of one cell.
+    All peers have these two models in full: each is a part that has one cell.
     """
     slicing, anatomy = network.slicing, network.slicing.anatomy
-    taken = slicing.graph.models | set(network.models)
+    models = slicing.graph.models | set(network.models)
     graph = ModelGraph(
-        {model: slicing.graph.dependencies(model) for model in taken} | {MODEL: (), SITES: ()}
+        {model: slicing.graph.dependencies(model) for model in models} | {MODEL: (), SITES: ()}
     )
-    own, statistics = (
+    parameters, statistics = (
         tuple(replace(each, name=f"model.{each.name}") for each in maps)
         for maps in (anatomy.parameters, anatomy.buffers)
     )
@@ -212,45 +219,47 @@ def join(network: SlicedNetwork, auxiliary: Auxiliary) -> SlicedNetwork:
     )
     joined = replace(
         anatomy, parts=(*anatomy.parts, Part(MODEL, 1), Part(SITES, 1)),
-        parameters=(*own, *added), buffers=statistics,
+        parameters=(*parameters, *added), buffers=statistics,
     )  # fmt: skip
     slices = {model: [*map(list, slicing.cells[model]), [], []] for model in network.models}
-    none = [[] for _ in anatomy.parts]
+    no_cells = [[] for _ in anatomy.parts]
+    auxiliary_slices = {MODEL: [*no_cells, [0], []], SITES: [*no_cells, [], [0]]}
     return SlicedNetwork(
-        Joint(network.module, auxiliary), slices | {MODEL: [*none, [0], []], SITES: [*none, [], [0]]},
+        Joint(network.module, auxiliary), slices | auxiliary_slices,
         graph=graph, peer=network.peer, rest=None, cross=slicing.cross, anatomy=joined,
         buffers=network.buffers,
     )  # fmt: skip
 
 
-_MOST = 1000  # samples that f looks at for a site
+_MAX_SAMPLES = 1000
+"""The number of samples from which a site is computed, at most."""
 
 
 class FedNPLearner:
-    """Trains as the learner inside does, and holds its last layer to what the swarm's data suggest.
+    """Trains another learner, and pulls its target parameters towards those predicted from all peers' data.
 
-        learner = FedNPLearner(SgdLearner(network, …), FedNPOptions(strength=0.01), teller=peer == 0)
+        learner = FedNPLearner(SgdLearner(network, …), FedNPOptions(strength=0.01), counting_peer=peer == 0)
 
-    In each of the inner learner's steps, f looks at some of the peer's inputs, its answer tilts the cavity
-    to q(z), the NPN turns q(z) into a distribution of the target parameters, and the gradient of
-    strength · (KL to the present parameters + KL of q(z) to the prior) joins the step. After training, the
-    peer's site is updated and the change handed to gossip; this module's docstring says how.
+    In each step of the inner learner, f computes a signal from some of the peer's inputs, the signal tilts
+    the cavity to q(z), and the NPN turns q(z) into a distribution of the target parameters. The gradient of
+    strength · (KL to the current parameters + KL of q(z) to the prior) is added to the step's gradient. After
+    training, the peer's site is updated and the change is given to gossip, as the module's docstring says.
 
     inner
         Any learner. Its network is replaced by a joint one, in place: use `learner.network` from then on.
-        One without an `optimizer` gets the pull at the end of each training instead of at each step.
-    teller
-        True for exactly one peer of the swarm, the one that brings 1 to the count of peers.
+        If it has no `optimizer`, its target parameters are pulled once, at the end of each training.
+    counting_peer
+        True for exactly one peer of the swarm: the one that contributes 1 to the first count.
     peers
-        How many peers there are, where that is known, stays, and all weigh 1; None counts by gossip. The
-        count is not believed beyond `peers_seen`, which an arena or a live peer sets.
+        The number of peers, if it is fixed and all have weight 1; None counts them by gossip. The count is
+        limited by `peers_seen`, which an arena or a live peer sets.
     target
         The parameters that the NPN predicts: `last` for the last linear layer, or names of parameters or
-        layers of the inner network. They should be shared: private ones would be drawn together.
+        layers of the inner network. They should be shared: FedNP pulls private ones together as well.
     inputs
-        The peer's own training inputs; taken from the inner learner's `samples` if left out.
+        The peer's own training inputs; by default those in the inner learner's `samples`.
     seed
-        The swarm's: shared parameters start alike.
+        The same on all peers, so that shared parameters start equal.
     """
 
     def __init__(
@@ -258,7 +267,7 @@ class FedNPLearner:
         inner: Learner,
         options: FedNPOptions | None = None,
         *,
-        teller: bool = False,
+        counting_peer: bool = False,
         peers: int | None = None,
         target: str | Sequence[str] = "last",
         inputs: Tensor | None = None,
@@ -266,12 +275,12 @@ class FedNPLearner:
     ):
         self.inner, self.options = inner, options or FedNPOptions()
         if peers is not None and peers < 1:
-            raise ModelError(f"a swarm of {peers} peers: there is at least one")
+            raise ModelError(f"FedNP: peers is {peers}; a swarm has at least one")
         network = inner.network
-        if taken := {MODEL, SITES} & set(network.models):
+        if taken_names := {MODEL, SITES} & set(network.models):
             raise ModelError(
-                f"peer {network.peer!r} has a partial model {min(taken)!r} already, and FedNP needs the "
-                "name; rename it, or wrap the learner only once"
+                f"peer {network.peer!r} has a partial model {min(taken_names)!r} already, and FedNP needs "
+                "the name; rename it, or wrap the learner only once"
             )
         self._peers, self._model = peers, network.module
         self._target = read_target(network, target)
@@ -281,63 +290,68 @@ class FedNPLearner:
         auxiliary = Auxiliary(
             self._features.width, sum(p.numel() for p in self._target.values()), self.options
         )
-        auxiliary.start(seed, self._values().detach())
+        auxiliary.start(seed, self._target_values().detach())
         self._auxiliary = auxiliary.to(network.flat)
-        self.network = inner.network = join(network, self._auxiliary)
+        self.network = inner.network = add_auxiliary(network, self._auxiliary)
         self._adam = AdamRule(self.options.auxiliary_rate, (0.9, 0.999), 1e-8, 0.0, decoupled=False)
-        self._moments = [[torch.zeros_like(p.data) for p in auxiliary.learned()] for _ in range(2)]
+        trained = auxiliary.trained_parameters()
+        self._moments = [[torch.zeros_like(p.data) for p in trained] for _ in range(2)]
         self._steps = 0
         dimensions = self.options.dimensions
         self.prior = Natural.standard(dimensions)
         self.site = Natural.flat(dimensions)
-        """This peer's own site, as it was handed to gossip."""
+        """This peer's own site, as it was last given to gossip."""
         self.cavity = self.prior
-        """What all the others say of z, as of the last training."""
+        """The prior times all other peers' sites, at the start of the last training."""
         self.weight_of: Callable[[str], float] = lambda model: 1.0
-        """The weight that this peer holds of a partial model at the end of its training, in any unit that
-        all peers share. Whoever runs the peer sets it where that is not 1."""
+        """Returns the weight that this peer holds of a partial model at the end of its training, in a unit
+        that all peers share. An arena or a live peer replaces it if weights are not 1."""
         self.peers_seen: Callable[[], float] = lambda: inf
-        """How many peers of the swarm this one knows of, itself included. Whoever runs the peer sets it;
-        without it, cavities are the prior until gossip's count has settled."""
+        """Returns how many peers of the swarm this peer has seen, including itself. An arena or a live peer
+        replaces it; otherwise cavities are the prior until gossip's count has stopped changing."""
         self._count = PeerCount()
-        self._untold = torch.tensor([1.0 if teller else 0.0, 1.0], dtype=torch.float64)
-        """What this peer has still to bring to the counts."""
-        drawn = stream(seed, "fednp order", network.peer).integers(2**31)
-        self._generator = torch.Generator().manual_seed(int(drawn))
+        contribution = [1.0 if counting_peer else 0.0, 1.0]
+        self._not_contributed = torch.tensor(contribution, dtype=torch.float64)
+        """This peer's contributions to the counts; 0 once they are made."""
+        generator_seed = stream(seed, "fednp order", network.peer).integers(2**31)
+        self._generator = torch.Generator().manual_seed(int(generator_seed))
         self._optimizer = getattr(inner, "optimizer", None)
         if self._optimizer is not None:
-            inner.optimizer = CorrectedOptimizer(self._optimizer, self._assist)  # type: ignore[attr-defined]
+            corrected = CorrectedOptimizer(self._optimizer, self._train_auxiliary)
+            inner.optimizer = corrected  # type: ignore[attr-defined]
 
-    def count_as(self, weight: float) -> None:
-        """Say that this peer's weight in averages is not 1, but this number: its samples, for one."""
+    def set_weight(self, weight: float) -> None:
+        """Set this peer's weight in averages, if it is not 1 but the number of samples, for example."""
         check_weights([self.network], [weight])
         self.weight_of = lambda model: weight
 
     def train(self, steps: int = 1) -> Metrics:
-        """Train the inner learner `steps` times under the pull, then update the site."""
-        self.inner.network = self.network  # whoever runs the learner may have given it another
-        self.cavity = self.present_cavity()
-        self._count.observe(self._gossiped(), self.peers_seen())
+        """Train the inner learner `steps` times with FedNP's loss, then update the site."""
+        self.inner.network = self.network  # a caller may have replaced the network of this learner
+        self.cavity = self.current_cavity()
+        self._count.observe(self._gossiped_count(), self.peers_seen())
         metrics = self.inner.train(steps)
         if self._optimizer is None:
-            self._assist()
-            self._pull()
+            self._train_auxiliary()
+            self._pull_target()
         weight = self.weight_of(SITES)
-        if weight > 0:  # a newcomer that has heard nothing yet has no mass to put changes into
+        if (
+            weight > 0
+        ):  # a newcomer has weight 0 until it has received values, and cannot contribute yet
             if not self.options.freeze_z:
                 self._update_site(weight)
             counts = self._auxiliary.counts.data
-            counts.add_((self._untold / weight).to(counts))
-            self._untold.zero_()  # it is brought once
+            counts.add_((self._not_contributed / weight).to(counts))
+            self._not_contributed.zero_()
         return metrics
 
     def test(self) -> Metrics:
-        """The inner learner's test."""
+        """Return the inner learner's test metrics."""
         self.inner.network = self.network
         return self.inner.test()
 
     def state(self) -> dict[str, Any]:
-        """The inner learner's state, this peer's site and last cavity, and the random state."""
+        """Return the inner learner's state and FedNP's own, for a checkpoint."""
         return {
             "inner": self.inner.state(),
             "site": self.site.stack(),
@@ -347,71 +361,70 @@ class FedNPLearner:
                 "first": [moment.clone() for moment in self._moments[0]],
                 "second": [moment.clone() for moment in self._moments[1]],
             },
-            "untold": self._untold.clone(),
+            "untold": self._not_contributed.clone(),
             "count": asdict(self._count),
             "generator": self._generator.get_state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from where `state` was taken."""
+        """Continue from a `state`."""
         self.inner.restore(state["inner"])
         self.site = Natural.unstack(torch.as_tensor(state["site"]))
         self.cavity = Natural.unstack(torch.as_tensor(state["cavity"]))
         self._steps = int(state["adam"]["steps"])
-        for moments, saved in zip(self._moments, ("first", "second"), strict=True):
-            for moment, value in zip(moments, state["adam"][saved], strict=True):
+        for moments, key in zip(self._moments, ("first", "second"), strict=True):
+            for moment, value in zip(moments, state["adam"][key], strict=True):
                 moment.copy_(torch.as_tensor(value))
-        self._untold = torch.as_tensor(state["untold"]).clone()
+        self._not_contributed = torch.as_tensor(state["untold"]).clone()
         self._count = PeerCount(**state["count"])
         self._generator.set_state(torch.as_tensor(state["generator"]))
 
-    # --- what the swarm knows -------------------------------------------------------------------
+    # --- estimates from gossip ------------------------------------------------------------------
 
-    def counted(self) -> float:
-        """The swarm's weight: how many peers there are, if each weighs 1. It is 1 while nobody knows.
-
-        It is never above what the peers that this one has seen weigh.
-        """
+    def total_weight(self) -> float:
+        """Return the sum of all peers' weights: the number of peers, if each has weight 1. 1 if unknown."""
         if self._peers is not None:
             return float(self._peers)
-        brought = float(self._auxiliary.counts[1])
-        peers = self._count.number(self._gossiped(), self.peers_seen())
-        return peers / brought if brought > 0 and peers < inf else 1.0
+        # The mean of a count to which each peer contributes 1: peers / total weight.
+        peers_per_weight = float(self._auxiliary.counts[1])
+        peers = self._count.number(self._gossiped_count(), self.peers_seen())
+        return peers / peers_per_weight if peers_per_weight > 0 and peers < inf else 1.0
 
-    def present_cavity(self) -> Natural:
-        """prior + N · mean − own site, from what gossip says now; the prior while N is not steady.
+    def current_cavity(self) -> Natural:
+        """Return prior + total weight · mean site − own site, by gossip's current values.
 
-        Sites only ever sharpen, so no cavity is wider than the prior. Where one seems to be, gossip is
-        still far from agreement: the last good one stands.
+        It is the prior while the number of peers is not steady. Sites have precisions of 0 or more, so no
+        cavity has less precision than the prior. If one has, gossip is far from agreement: the last cavity is
+        returned.
         """
-        known = self._peers is not None
-        if not known and not self._count.steady(self._gossiped(), self.peers_seen()):
+        is_fixed = self._peers is not None
+        if not is_fixed and not self._count.steady(self._gossiped_count(), self.peers_seen()):
             return self.prior
         mean = Natural.unstack(self._auxiliary.sites)
-        found = self.prior + mean * self.counted() - self.site
+        cavity = self.prior + mean * self.total_weight() - self.site
         slack = 1e-5 * self.prior.precision
-        return found.where(found.precision >= self.prior.precision - slack, self.cavity)
+        return cavity.where(cavity.precision >= self.prior.precision - slack, self.cavity)
 
     @torch.no_grad()
     def receive(self, cavity: Natural, peers: int) -> None:
-        """Take a cavity from a server, together with the number of clients."""
+        """Use a cavity from a server, for a swarm of so many clients."""
         self._peers = peers
         total = cavity + self.site - self.prior
         self._auxiliary.sites.copy_(total.stack() / peers)
         self._auxiliary.counts.copy_(torch.tensor([1.0 / peers, 1.0], dtype=torch.float64))
 
-    def _gossiped(self) -> float:
-        """How many peers gossip has counted; infinite if it has not yet heard of the teller."""
-        told, brought = self._auxiliary.counts.tolist()
-        return brought / told if told > 0 else inf
+    def _gossiped_count(self) -> float:
+        """Return gossip's number of peers; infinite before anything of the counting peer has arrived."""
+        counting_peers, all_peers = self._auxiliary.counts.tolist()
+        return all_peers / counting_peers if counting_peers > 0 else inf
 
     def signal(self, inputs: Tensor) -> Tensor:
-        """f(X): what f says of some inputs together, one number per dimension of z."""
-        found = self._auxiliary.f(self._features(inputs)).mean(dim=0).double()
-        return found.mean().expand_as(found) if self.options.signals == "one" else found
+        """Return f(X), the mean of f over the inputs: one number per dimension of z."""
+        signal = self._auxiliary.f(self._features(inputs)).mean(dim=0).double()
+        return signal.mean().expand_as(signal) if self.options.signals == "one" else signal
 
     def latent(self, inputs: Tensor) -> Gaussian:
-        """q(z): the cavity, tilted by what f says of some inputs; untilted in dimensions where that fails."""
+        """Return q(z), the cavity tilted by the signal of the inputs; not tilted where that is not finite."""
         options, cavity = self.options, self.cavity.moments()
         if options.freeze_z:
             return self.prior.moments()
@@ -421,20 +434,20 @@ class FedNPLearner:
         return torch.where(usable, mean, cavity[0]), torch.where(usable, variance, cavity[1])
 
     @torch.no_grad()
-    def predicted(self) -> Gaussian:
-        """p(θ | z) by all of the peer's inputs: what is expected of the target parameters, flat."""
-        return self._decode(*self.latent(self._features.inputs[:_MOST]))
+    def predict_target(self) -> Gaussian:
+        """Return the NPN's distribution of the target parameters, flat, from the peer's own inputs."""
+        return self._decode(*self.latent(self._features.inputs[:_MAX_SAMPLES]))
 
-    # --- insides --------------------------------------------------------------------------------
+    # --- training -------------------------------------------------------------------------------
 
-    def _values(self) -> Tensor:
+    def _target_values(self) -> Tensor:
         return torch.cat([parameter.reshape(-1) for parameter in self._target.values()])
 
     def _loss(self, inputs: Tensor) -> Tensor:
         latent = self.latent(inputs)
-        values = self._values()
-        own = (values, torch.full_like(values, self.options.spread))
-        loss = gaussian_kl(self._decode(*latent), own)
+        values = self._target_values()
+        current = (values, torch.full_like(values, self.options.spread))
+        loss = gaussian_kl(self._decode(*latent), current)
         if self.options.freeze_z:
             return loss
         return loss + gaussian_kl(latent, self.prior.moments()).to(loss)
@@ -443,36 +456,36 @@ class FedNPLearner:
         like = self.network.flat
         return self._auxiliary.npn(mean.to(like), variance.to(like))
 
-    def _assist(self) -> None:
-        """One step of f and the NPN along the KL loss; the inner parameters get its gradient, scaled."""
-        steps = self._optimizer is not None
-        inner = [p for p in self._model.parameters() if steps and p.requires_grad]
-        learned = self._auxiliary.learned()
+    def _train_auxiliary(self) -> None:
+        """Train f and the NPN for one step on the KL loss; add its scaled gradient to the network's."""
+        has_optimizer = self._optimizer is not None
+        inner = [p for p in self._model.parameters() if has_optimizer and p.requires_grad]
+        trained = self._auxiliary.trained_parameters()
         with torch.enable_grad():
-            loss = self._loss(self._draw())
-            found = torch.autograd.grad(loss, [*inner, *learned], allow_unused=True)
+            loss = self._loss(self._sample_inputs())
+            gradients = torch.autograd.grad(loss, [*inner, *trained], allow_unused=True)
         with torch.no_grad():
-            for parameter, gradient in zip(inner, found, strict=False):
+            for parameter, gradient in zip(inner, gradients, strict=False):
                 if gradient is not None:
                     pull = self.options.strength * gradient
                     parameter.grad = pull if parameter.grad is None else parameter.grad + pull
-            gradients = [
+            trained_gradients = [
                 torch.zeros_like(parameter) if gradient is None else gradient
-                for parameter, gradient in zip(learned, found[len(inner) :], strict=True)
+                for parameter, gradient in zip(trained, gradients[len(inner) :], strict=True)
             ]
             self._steps += 1
-            self._adam.step(learned, gradients, self._moments, self._steps)
+            self._adam.step(trained, trained_gradients, self._moments, self._steps)
 
     @torch.no_grad()
-    def _pull(self) -> None:
-        """For learners without an optimizer: one step of the target along the KL loss."""
+    def _pull_target(self) -> None:
+        """Move the target parameters one step along the KL loss, for learners without an optimizer."""
         options, target = self.options, list(self._target.values())
-        share = min(options.auxiliary_rate * options.strength / options.spread, 1.0)
-        wanted = self.predicted()[0].split([parameter.numel() for parameter in target])
-        for parameter, mean in zip(target, wanted, strict=True):
-            parameter.lerp_(mean.view_as(parameter), share)
+        fraction = min(options.auxiliary_rate * options.strength / options.spread, 1.0)
+        means = self.predict_target()[0].split([parameter.numel() for parameter in target])
+        for parameter, mean in zip(target, means, strict=True):
+            parameter.lerp_(mean.view_as(parameter), fraction)
 
-    def _draw(self) -> Tensor:
+    def _sample_inputs(self) -> Tensor:
         inputs, batch = self._features.inputs, self.options.batch
         if batch == 0 or batch >= len(inputs):
             return inputs
@@ -481,7 +494,7 @@ class FedNPLearner:
     @torch.no_grad()
     def _update_site(self, weight: float) -> None:
         options = self.options
-        signal = self.signal(self._features.inputs[:_MOST])
+        signal = self.signal(self._features.inputs[:_MAX_SAMPLES])
         factor = tilted_factor(*self.cavity.moments(), signal, options.moments, options.nodes)
         site = updated_site(self.site, Natural(*factor), options.damping)
         change = (site - self.site).stack() / weight
@@ -504,10 +517,10 @@ def _inputs_of(inner: Learner, inputs: Tensor | None) -> Tensor:
 def server_round(
     learners: Sequence[FedNPLearner], samples: Sequence[float] | None = None, steps: int = 1
 ) -> list[Metrics]:
-    """One round: clients train and upload; the server averages parameters and divides out cavities.
+    """Run one round with a server: clients train, the server averages parameters and computes cavities.
 
-    samples: n_k, by which parameters are weighed; sites always count once each. The learners' cavities
-    are set for the next round, as a server would send them; nothing is left to gossip.
+    samples: the weights of the clients' parameters in the average; sites always have weight 1. The learners'
+    cavities are set for the next round, as if the server had sent them; no gossip is needed.
     """
     if not learners:
         raise ModelError("a server needs at least one client")
@@ -520,28 +533,32 @@ def server_round(
     return metrics
 
 
-_CLOSE = 0.1
-"""The relative difference up to which two numbers of peers are taken for the same."""
-_PATIENCE = 10
-"""Trainings for which gossip's count must stay the same before it is believed, at least."""
+_TOLERANCE = 0.1
+"""The relative difference up to which two numbers of peers count as equal."""
+_MIN_TRAININGS = 10
+"""The number of trainings for which gossip's count must stay equal before it is used, at least."""
 
 
 @dataclass
 class PeerCount:
-    """The number of peers: those seen, or fewer once gossip's count has settled.
+    """Estimates the number of peers: the peers seen, or gossip's count once that is steady and lower.
 
-    Gossip's count is exact when push-sum has converged and off by any factor before; the peers seen (by their
-    presence, or all that an arena runs) are known at once, and may include some that are gone for good.
+    Gossip's count is exact when push-sum has converged, and may be wrong by any factor before. The number of
+    peers seen (those with a presence, or all peers of an arena) is available at once, but may include peers
+    that are gone.
     """
 
     seen: float = 1.0
+    """The most peers ever seen."""
     reference: float = inf
+    """The gossiped count that later ones are compared with."""
     trainings: int = 0
-    """For which gossip's count was close to the reference."""
+    """For how many trainings gossip's count has been close to the reference."""
     before: float | None = None
+    """The number of peers at the last training."""
 
     def observe(self, gossiped: float, seen: float) -> None:
-        """Take in what is known at a training. `gossiped` is infinite if nothing was counted yet."""
+        """Record the counts at a training. `gossiped` is infinite before gossip has counted any peer."""
         self.before = self.number(gossiped, seen)
         if _close(gossiped, self.reference):
             self.trainings += 1
@@ -549,26 +566,28 @@ class PeerCount:
             self.reference, self.trainings = gossiped, 0
 
     def number(self, gossiped: float, seen: float) -> float:
-        """How many peers there are; infinite if that is not known at all."""
-        # The most ever seen: what those who left have contributed is still in the means.
+        """Return how many peers there are; infinite if unknown."""
+        # Peers that have left still count: their contributions are in the means.
         self.seen = max(self.seen, seen)
-        settled = self.trainings >= _patience(gossiped) and _close(gossiped, self.reference)
-        return min(gossiped, self.seen) if settled else self.seen
+        enough = self.trainings >= _trainings_needed(gossiped)
+        is_steady = enough and _close(gossiped, self.reference)
+        return min(gossiped, self.seen) if is_steady else self.seen
 
     def steady(self, gossiped: float, seen: float) -> bool:
-        """Whether the number is known, and about what it was at the last training."""
+        """Return whether the number of peers is known, and close to the one at the last training."""
         now = self.number(gossiped, seen)
         return now < inf and (self.before is None or _close(now, self.before))
 
 
-def _patience(count: float) -> float:
-    """Trainings after which a count that stayed the same is no longer about to change.
+def _trainings_needed(count: float) -> float:
+    """Return for how many trainings a count must stay equal before it is taken as final.
 
-    On a ring, where mixing is slowest, the count of peers next to the teller grows with √(4t) in t exchanges:
-    it stays within a tenth for up to count² / 18 of them. Peers far away count down from 3^hops.
+    On a ring, where mixing is slowest, the count of peers near the counting peer grows with √(4t) in t
+    exchanges, so it can stay within a tenth for up to count² / 18 exchanges although it still grows. Far from
+    the counting peer the count falls from 3^hops.
     """
-    return max(_PATIENCE, count * count / 4)
+    return max(_MIN_TRAININGS, count * count / 4)
 
 
 def _close(one: float, other: float) -> bool:
-    return one < inf and other < inf and abs(one - other) <= _CLOSE * max(one, other)
+    return one < inf and other < inf and abs(one - other) <= _TOLERANCE * max(one, other)

@@ -35,7 +35,7 @@ def test_a_config_with_the_table_runs_fednp_on_the_digits(weights):
     assert rounds[-1].accuracy > 0
     learners = [member.learner for member in simulation.members]
     assert all(isinstance(learner, FedNPLearner) for learner in learners)
-    counted = [round(learner.counted(), 3) for learner in learners]
+    counted = [round(learner.total_weight(), 3) for learner in learners]
     assert counted == [3.0 if weights == "peers" else 60.0] * 3
 
 

@@ -25,7 +25,7 @@ class Held(FedNPLearner):
 
 
 def wrapped(name: str, kind: type[FedNPLearner] = FedNPLearner) -> FedNPLearner:
-    return kind(make_learner(name), OPTIONS, teller=name == NAMES[0], seed=0)
+    return kind(make_learner(name), OPTIONS, counting_peer=name == NAMES[0], seed=0)
 
 
 def servers() -> dict[str, str]:
@@ -53,7 +53,7 @@ async def live(mode: str, broker: MemoryBroker) -> tuple[list[FedNPLearner], lis
 def errors(learners: list[FedNPLearner]) -> float:
     wanted = server_cavities(learners[0].prior, [learner.site for learner in learners])
     return max(
-        float((learner.present_cavity().stack() - cavity.stack()).abs().max())
+        float((learner.current_cavity().stack() - cavity.stack()).abs().max())
         for learner, cavity in zip(learners, wanted, strict=True)
     )
 
@@ -62,7 +62,7 @@ def errors(learners: list[FedNPLearner]) -> float:
 def test_cavities_are_the_servers_once_peers_agree(run, mode):
     learners, reports = run(live(mode, MemoryBroker(FAULTS, seed=3)))
     assert held(reports, SITES) == injected(reports, SITES) == 4
-    assert [round(learner.counted(), 3) for learner in learners] == [4.0] * 4
+    assert [round(learner.total_weight(), 3) for learner in learners] == [4.0] * 4
     assert float(torch.stack([learner.site.stack() for learner in learners]).abs().sum()) > 0.1
     assert errors(learners) < (1e-3 if mode == "async" else 1e-5)
 

@@ -52,7 +52,7 @@ def sgd(
 
 def swarm(options: FedNPOptions = OPTIONS, **changes) -> list[FedNPLearner]:
     return [
-        FedNPLearner(sgd(peer, **changes), options, teller=peer == 0, seed=0)
+        FedNPLearner(sgd(peer, **changes), options, counting_peer=peer == 0, seed=0)
         for peer in range(PEERS)
     ]
 
@@ -60,7 +60,7 @@ def swarm(options: FedNPOptions = OPTIONS, **changes) -> list[FedNPLearner]:
 def test_a_wrapped_learner_is_a_learner_whose_network_has_two_more_models():
     inner = sgd(0)
     before = inner.network.flat.clone()
-    learner = FedNPLearner(inner, OPTIONS, teller=True)
+    learner = FedNPLearner(inner, OPTIONS, counting_peer=True)
     assert isinstance(learner, Learner)
     assert learner.network.owners == ("fednp", SITES, "global")
     assert len(learner.network.slicing.private) == 0
@@ -98,7 +98,7 @@ def test_the_pull_draws_the_target_to_what_the_npn_predicts():
             learner.train(1)
         layer = dict(learner.network.module.named_parameters())
         values = torch.cat([layer["model.2.weight"].reshape(-1), layer["model.2.bias"]]).detach()
-        return float((values - learner.predicted()[0]).norm())
+        return float((values - learner.predict_target()[0]).norm())
 
     assert distance(0.5) < 0.5 * distance(0.0)
 
@@ -113,10 +113,10 @@ def test_exact_means_give_the_servers_cavities_and_everything_else():
     wanted = server_cavities(gossip[0].prior, [learner.site for learner in gossip])
     for learner, other, cavity in zip(gossip, server, wanted, strict=True):
         torch.testing.assert_close(
-            learner.present_cavity().stack(), cavity.stack(), rtol=1e-9, atol=1e-9
+            learner.current_cavity().stack(), cavity.stack(), rtol=1e-9, atol=1e-9
         )
         torch.testing.assert_close(learner.network.flat, other.network.flat, rtol=1e-9, atol=1e-9)
-        assert learner.counted() == pytest.approx(PEERS)
+        assert learner.total_weight() == pytest.approx(PEERS)
     assert float(wanted[0].stack().abs().sum()) > PEERS  # the sites do say something
 
 
@@ -129,18 +129,19 @@ def test_gossip_on_a_graph_gives_the_servers_cavities_once_it_has_converged():
         arena.average()
         wanted = server_cavities(learners[0].prior, [learner.site for learner in learners])
         for learner, cavity in zip(learners, wanted, strict=True):
-            error = (learner.present_cavity().stack() - cavity.stack()).abs().max()
+            error = (learner.current_cavity().stack() - cavity.stack()).abs().max()
             assert float(error) < 1e-6
 
 
 def test_on_a_ring_of_60_sites_stay_as_sharp_as_the_servers():
-    """Thirty hops from the teller the count of peers is 3^30 when it is first heard of."""
+    """Thirty hops from the counting peer the count of peers is 3^30 when it is first heard of."""
     options = FedNPOptions(strength=0.05, dimensions=2, hidden=3, batch=4)
 
     def learners() -> list[FedNPLearner]:
         inner = [sgd(peer, samples=6, mean=peer % 5) for peer in range(60)]
         return [
-            FedNPLearner(each, options, teller=peer == 0, seed=0) for peer, each in enumerate(inner)
+            FedNPLearner(each, options, counting_peer=peer == 0, seed=0)
+            for peer, each in enumerate(inner)
         ]
 
     def sharpest(some: list[FedNPLearner]) -> float:
@@ -153,7 +154,7 @@ def test_on_a_ring_of_60_sites_stay_as_sharp_as_the_servers():
         arena.average()
         server_round(server)
         assert sharpest(gossip) <= 10 * sharpest(server)
-        assert all(learner.counted() <= 60 * (1 + 1e-6) for learner in gossip)
+        assert all(learner.total_weight() <= 60 * (1 + 1e-6) for learner in gossip)
 
 
 def test_a_peer_that_has_seen_nobody_waits_with_its_cavity_until_the_count_has_settled():
@@ -164,11 +165,11 @@ def test_a_peer_that_has_seen_nobody_waits_with_its_cavity_until_the_count_has_s
         for learner in learners:
             learner.train(1)
         average(networks)
-        found.append(float((learners[1].present_cavity() - learners[1].prior).stack().abs().max()))
+        found.append(float((learners[1].current_cavity() - learners[1].prior).stack().abs().max()))
     assert found[0] == found[9] == 0
     assert found[-1] > 0
     wanted = server_cavities(learners[0].prior, [learner.site for learner in learners])
-    torch.testing.assert_close(learners[1].present_cavity().stack(), wanted[1].stack())
+    torch.testing.assert_close(learners[1].current_cavity().stack(), wanted[1].stack())
 
 
 def test_a_peer_that_sees_the_swarm_grow_takes_the_prior_at_that_moment():
@@ -182,11 +183,11 @@ def test_a_peer_that_sees_the_swarm_grow_takes_the_prior_at_that_moment():
             learner.train(1)
         average([learner.network for learner in learners])
         if count == 2:
-            assert learners[1].counted() == pytest.approx(2)
-    assert learners[1].counted() == pytest.approx(4)
-    good = learners[1].present_cavity()
+            assert learners[1].total_weight() == pytest.approx(2)
+    assert learners[1].total_weight() == pytest.approx(4)
+    good = learners[1].current_cavity()
     seen[0] = 9
-    assert torch.equal(learners[1].present_cavity().stack(), learners[1].prior.stack())
+    assert torch.equal(learners[1].current_cavity().stack(), learners[1].prior.stack())
     assert float(good.precision.min()) > 1
 
 
@@ -199,23 +200,23 @@ def test_float32_networks_are_exact_enough():
     wanted = server_cavities(learners[0].prior, [learner.site for learner in learners])
     for learner, cavity in zip(learners, wanted, strict=True):
         torch.testing.assert_close(
-            learner.present_cavity().stack(), cavity.stack(), rtol=1e-5, atol=1e-5
+            learner.current_cavity().stack(), cavity.stack(), rtol=1e-5, atol=1e-5
         )
 
 
 def test_weights_by_samples_leave_the_sum_of_sites_right():
     learners, sizes = swarm(double=True), [1.0, 2.0, 3.0, 6.0]
     for learner, size in zip(learners, sizes, strict=True):
-        learner.count_as(size)
+        learner.set_weight(size)
     arena = Arena(learners, weights=sizes, threads=1)
     for _ in range(3):
         arena.train()
         arena.average()
     wanted = server_cavities(learners[0].prior, [learner.site for learner in learners])
     for learner, cavity in zip(learners, wanted, strict=True):
-        assert learner.counted() == pytest.approx(sum(sizes))
+        assert learner.total_weight() == pytest.approx(sum(sizes))
         torch.testing.assert_close(
-            learner.present_cavity().stack(), cavity.stack(), rtol=1e-9, atol=1e-9
+            learner.current_cavity().stack(), cavity.stack(), rtol=1e-9, atol=1e-9
         )
 
 
@@ -243,7 +244,7 @@ def test_a_cavity_that_cannot_be_is_not_used():
     good = learner.cavity
     with torch.no_grad():
         learner.network.module.fednp.sites[1].fill_(-5.0)
-    assert torch.equal(learner.present_cavity().stack(), good.stack())
+    assert torch.equal(learner.current_cavity().stack(), good.stack())
     learner.train(1)
     assert torch.isfinite(learner.network.flat).all()
 
@@ -275,7 +276,7 @@ def test_learners_without_an_optimizer_are_wrapped_too():
 
 
 def test_a_restored_learner_goes_on_as_if_nothing_had_happened():
-    learner, twin = (FedNPLearner(sgd(3), OPTIONS, teller=True) for _ in range(2))
+    learner, twin = (FedNPLearner(sgd(3), OPTIONS, counting_peer=True) for _ in range(2))
     learner.train(2)
     state, flat = learner.state(), learner.network.flat.clone()
     learner.train(2)
@@ -307,7 +308,7 @@ def test_bad_input_is_named():
     with pytest.raises(ModelError, match="at least one"):
         FedNPLearner(sgd(0), peers=0)
     with pytest.raises(ModelError, match="positive"):
-        FedNPLearner(sgd(0), OPTIONS).count_as(0.0)
+        FedNPLearner(sgd(0), OPTIONS).set_weight(0.0)
     with pytest.raises(ModelError, match="at least one client"):
         server_round([])
 
@@ -327,7 +328,7 @@ def test_a_convolutional_network_with_batch_norm_is_wrapped_too(buffers):
         )
         inner = SgdLearner(network, (x, y), (x, y), local_samples=12, batch=6, loss="cross-entropy")
         return FedNPLearner(
-            inner, OPTIONS.model_copy(update={"features": "last"}), teller=peer == 0
+            inner, OPTIONS.model_copy(update={"features": "last"}), counting_peer=peer == 0
         )
 
     learners = [learner(peer) for peer in range(2)]
