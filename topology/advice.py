@@ -354,7 +354,7 @@ def _slowest(schedule: Schedule, models: Members, tolerance: float) -> tuple[str
     paces: dict[str, Pace] = {}
     window = schedule.period or WINDOW
     for model, who in models.items():
-        part = schedule.part(who)
+        part = schedule.restricted_to(who)
         parts = components(part.union(0, window))
         if len(parts) > 1:
             raise DisconnectedError(

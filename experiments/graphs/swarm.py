@@ -113,7 +113,7 @@ class SwarmGraph:
             return PUSHES
         tolerance = tolerance or config.gossip.tolerance
         paces = (
-            predict_pace(self.schedule.part(who), self.rule, tolerance, self.steps)
+            predict_pace(self.schedule.restricted_to(who), self.rule, tolerance, self.steps)
             for who in self.models.values()
         )
         most = max((pace.exchanges for pace in paces), default=1.0)

@@ -348,7 +348,7 @@ def test_bad_conditions_are_named(changed: dict[str, Any], message: str) -> None
 
 
 def test_churn_that_makes_no_sense_is_named() -> None:
-    with pytest.raises(TopologyError, match="step 3: leave 0: it is away already"):
+    with pytest.raises(TopologyError, match="step 3: leave 0: it is absent already"):
         World(conditions(events=(Event(1, "leave", 0), Event(3, "leave", 0))), GRAPH, 0)
 
 

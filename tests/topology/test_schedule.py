@@ -119,7 +119,7 @@ def test_events_act_from_their_step_on() -> None:
 
 
 def test_absent_peers_keep_their_mass() -> None:
-    schedule = churn(build("clique", 4), [Event(3, "arrive", 2)], away=[2])
+    schedule = churn(build("clique", 4), [Event(3, "arrive", 2)], absent=[2])
     assert 2 not in schedule.graph(0)
     matrix = schedule.matrix(0).toarray()
     assert matrix[2, 2] == 1
@@ -187,7 +187,7 @@ def test_missing_trace(tmp_path: Path) -> None:
     ("event", "reason"),
     [
         (Event(1, "leave", 9), "the graph has peers"),
-        (Event(1, "arrive", 0), "there already"),
+        (Event(1, "arrive", 0), "present already"),
         (Event(1, "link-down", 0, 2), "no such link"),
         (Event(1, "link-up", 0, 1), "up already"),
     ],
