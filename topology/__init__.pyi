@@ -27,8 +27,8 @@ from .spec import build as build
 from .spec import build_schedule as build_schedule
 from .spec import from_function as from_function
 from .spec import load as load
+from .spec import normalize_graph as normalize_graph
 from .spec import parse as parse
-from .spec import plain as plain
 from .spectrum import Facts as Facts
 from .spectrum import Pace as Pace
 from .spectrum import contraction as contraction
@@ -52,6 +52,7 @@ from .structure import check_stochastic as check_stochastic
 from .structure import components as components
 from .structure import edge_weights as edge_weights
 from .structure import effective_diameter as effective_diameter
+from .structure import has_weights as has_weights
 from .structure import max_degree as max_degree
 from .structure import metropolis as metropolis
 from .structure import mixing_matrix as mixing_matrix
@@ -60,4 +61,3 @@ from .structure import require_connected as require_connected
 from .structure import require_models_connected as require_models_connected
 from .structure import uniform_push as uniform_push
 from .structure import weak_spots as weak_spots
-from .structure import weighted as weighted

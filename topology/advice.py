@@ -1,9 +1,8 @@
-"""Which graph should a swarm use? The fewest links that join torn partial models; candidates within a budget,
-ranked by their predicted rate.
+"""Advice on graphs: the fewest links that connect all partial models, and topologies ranked within a budget.
 
-Bridging several models at once is a set-cover problem, since one link may serve many models: it is solved
-exactly as an integer program whose constraints (cuts that some link must cross) are added as they are found
-violated.
+Bridging (adding links until every partial model's subgraph is connected) is a set-cover problem, since one
+link may serve many models. It is solved exactly, as an integer program whose constraints (some added link
+must leave a component) are added when a solution violates them.
 """
 
 from collections import Counter
@@ -30,159 +29,169 @@ from .structure import (
     weak_spots,
 )
 
-EXACT = 4000
-"""Candidate links up to which the least set is sought; beyond, a good one is taken."""
+MAX_EXACT_LINKS = 4000
+"""The number of candidate links up to which the smallest set is searched; beyond, a heuristic chooses."""
 
 
 @dataclass(frozen=True)
 class Bridging:
-    """Links to add. `least` is False when the swarm was too large to prove that none is spare."""
+    """Links to add. `least` is False if there may be a smaller set: the swarm was too large to search."""
 
     edges: tuple[Edge, ...]
     least: bool
 
 
-def bridge(graph: nx.Graph, members: Members, exact: int = EXACT) -> Bridging:
-    """The least set of links whose addition connects every partial model's subgraph.
+def bridge(graph: nx.Graph, members: Members, exact: int = MAX_EXACT_LINKS) -> Bridging:
+    """Return the smallest set of links whose addition connects every partial model's subgraph.
 
-    Among equals, peers with few links are taken first. Add the result with `bridged`.
+    Links between peers with few links are preferred. `bridged` adds the links to the graph.
 
-    exact: candidate links up to which the least set is sought; beyond, a good one is taken.
+    exact: the number of candidate links up to which the smallest set is searched; beyond, a heuristic
+    chooses.
     """
-    torn = {
-        model: part
-        for model, part in subgraphs(graph, members).items()
-        if len(components(part)) > 1
+    disconnected = {
+        model: subgraph
+        for model, subgraph in subgraphs(graph, members).items()
+        if len(components(subgraph)) > 1
     }
-    if not torn:
+    if not disconnected:
         return Bridging((), True)
-    if not graph.is_directed() and _nested([frozenset(part) for part in torn.values()]):
-        return Bridging(tuple(sorted(_chained(graph, torn))), True)
-    candidates = _candidates(graph, torn, exact)
-    chosen = _least(graph, torn, candidates) if candidates is not None else None
+    peers_by_model = [frozenset(subgraph) for subgraph in disconnected.values()]
+    if not graph.is_directed() and _are_nested(peers_by_model):
+        return Bridging(tuple(sorted(_chain_components(graph, disconnected))), True)
+    candidates = _candidate_links(graph, disconnected, exact)
+    chosen = _smallest_set(graph, disconnected, candidates) if candidates is not None else None
     if chosen is not None:
         return Bridging(tuple(sorted(chosen)), True)
-    return Bridging(tuple(sorted(_chained(graph, torn))), False)
+    return Bridging(tuple(sorted(_chain_components(graph, disconnected))), False)
 
 
 def bridged(graph: nx.Graph, bridging: Bridging) -> nx.Graph:
-    """A copy of `graph` with the links added, each marked `bridge=True`."""
+    """Return a copy of `graph` with the links added, each with the attribute `bridge=True`."""
     copy = graph.copy()
     copy.add_edges_from(bridging.edges, bridge=True)
     return copy
 
 
-def _candidates(graph: nx.Graph, torn: Mapping[str, nx.Graph], exact: int) -> list[Edge] | None:
-    """One link for each way in which a link can help; None when there are too many ways.
+def _candidate_links(
+    graph: nx.Graph, disconnected: Mapping[str, nx.Graph], exact: int
+) -> list[Edge] | None:
+    """Return one link for each set of components that a link can join; None if there are too many.
 
-    Peers that lie in the same component of the same models are interchangeable.
+    Peers in the same component of the same models are interchangeable: they form a class.
     """
-    place: dict[int, list[tuple[str, int]]] = {}
-    for model, part in torn.items():
-        for number, component in enumerate(components(part)):
+    components_of_peer: dict[int, list[tuple[str, int]]] = {}
+    for model, subgraph in disconnected.items():
+        for number, component in enumerate(components(subgraph)):
             for peer in component:
-                place.setdefault(peer, []).append((model, number))
+                components_of_peer.setdefault(peer, []).append((model, number))
     classes: dict[tuple[tuple[str, int], ...], list[int]] = {}
-    for peer in sorted(place, key=lambda peer: (graph.degree(peer), peer)):
-        classes.setdefault(tuple(place[peer]), []).append(peer)
+    for peer in sorted(components_of_peer, key=lambda peer: (graph.degree(peer), peer)):
+        classes.setdefault(tuple(components_of_peer[peer]), []).append(peer)
     if len(classes) ** 2 > 2 * exact:
         return None
     used: Counter[int] = Counter()
     edges: list[Edge] = []
     pairs = permutations if graph.is_directed() else combinations
     for a, b in pairs(classes, 2):
-        parts_of_b = dict(b)
-        if any(parts_of_b.get(model, number) != number for model, number in a):
+        components_of_b = dict(b)
+        if any(components_of_b.get(model, number) != number for model, number in a):
             u, v = (min(classes[side], key=lambda peer: used[peer]) for side in (a, b))
             used.update((u, v))
             edges.append((u, v))
     return edges
 
 
-def _least(
-    graph: nx.Graph, torn: Mapping[str, nx.Graph], candidates: list[Edge]
+def _smallest_set(
+    graph: nx.Graph, disconnected: Mapping[str, nx.Graph], candidates: list[Edge]
 ) -> list[Edge] | None:
-    """Integer program with lazy cuts; None when the solver gives up."""
-    members = {model: frozenset(part.nodes) for model, part in torn.items()}
+    """Solve the integer program, adding violated constraints until there are none; None if that fails."""
+    members = {model: frozenset(subgraph.nodes) for model, subgraph in disconnected.items()}
     rows: list[np.ndarray] = []
     chosen: list[Edge] = []
     for _ in range(200):
         before = len(rows)
-        for model, part in torn.items():
-            whole = part.copy()
-            whole.add_edges_from(e for e in chosen if members[model].issuperset(e))
+        for model, subgraph in disconnected.items():
+            joined = subgraph.copy()
+            joined.add_edges_from(e for e in chosen if members[model].issuperset(e))
             rows += [
                 np.array(
                     [
-                        _crosses(edge, side, members[model], graph.is_directed())
+                        _leaves(edge, peers, members[model], graph.is_directed())
                         for edge in candidates
                     ]
                 )
-                for side in _open_sides(whole)
+                for peers in _closed_sets(joined)
             ]
         if len(rows) == before:
             return chosen
-        cuts = LinearConstraint(np.array(rows, dtype=float), lb=1)  # pyright: ignore[reportArgumentType]
+        leave = LinearConstraint(np.array(rows, dtype=float), lb=1)  # pyright: ignore[reportArgumentType]
         ones = np.ones(len(candidates))
-        found = milp(
-            ones, integrality=ones, bounds=(0, 1), constraints=cuts, options={"time_limit": 20}
+        solution = milp(
+            ones, integrality=ones, bounds=(0, 1), constraints=leave, options={"time_limit": 20}
         )
-        if not found.success:
+        if not solution.success:
             return None
-        chosen = [edge for edge, taken in zip(candidates, found.x, strict=True) if taken > 0.5]
+        chosen = [edge for edge, taken in zip(candidates, solution.x, strict=True) if taken > 0.5]
     return None
 
 
-def _crosses(edge: Edge, side: frozenset[int], members: frozenset[int], directed: bool) -> bool:
+def _leaves(edge: Edge, peers: frozenset[int], members: frozenset[int], directed: bool) -> bool:
+    """Return whether a link leads from `peers` to another member (or back, if undirected)."""
     u, v = edge
     if u not in members or v not in members:
         return False
-    return (u in side and v not in side) or (not directed and v in side and u not in side)
+    return (u in peers and v not in peers) or (not directed and v in peers and u not in peers)
 
 
-def _open_sides(graph: nx.Graph) -> Iterator[frozenset[int]]:
-    """Sets of peers that some added link must leave; none when the graph is connected."""
+def _closed_sets(graph: nx.Graph) -> Iterator[frozenset[int]]:
+    """Yield sets of peers that no link leaves, so that an added one must; none if the graph is connected."""
     if not isinstance(graph, nx.DiGraph):
-        parts = components(graph)
-        yield from parts if len(parts) > 1 else ()
+        found = components(graph)
+        yield from found if len(found) > 1 else ()
         return
-    order = nx.condensation(graph)
-    if len(order) == 1:
+    condensed = nx.condensation(graph)
+    if len(condensed) == 1:
         return
-    everybody = frozenset(graph.nodes)
-    for part in order:
-        inside = frozenset(order.nodes[part]["members"])
-        if order.out_degree(part) == 0:
-            yield inside
-        if order.in_degree(part) == 0:
-            yield everybody - inside
+    all_peers = frozenset(graph.nodes)
+    for component in condensed:
+        peers = frozenset(condensed.nodes[component]["members"])
+        if condensed.out_degree(component) == 0:
+            yield peers
+        if condensed.in_degree(component) == 0:
+            yield all_peers - peers
 
 
-def _nested(models: Sequence[frozenset[int]]) -> bool:
-    """Whether of any two models one lies inside the other or they share nobody.
+def _are_nested(models: Sequence[frozenset[int]]) -> bool:
+    """Return whether of any two models one contains the other, or they have no peer in common.
 
-    Then each needs one link less than it has parts, smaller ones first: whichever links join a small
-    model, to the larger ones around it they are worth the same. No search is needed.
+    Then no search is needed: each model, the smallest first, needs one link less than it has components,
+    and any links that connect a small model help the larger models around it equally.
     """
     return all(a <= b or b <= a or not a & b for a, b in combinations(models, 2))
 
 
-def _chained(graph: nx.Graph, torn: Mapping[str, nx.Graph]) -> set[Edge]:
-    """Join each model's parts one after the other, small models first, counting links already added."""
+def _chain_components(graph: nx.Graph, disconnected: Mapping[str, nx.Graph]) -> set[Edge]:
+    """Return links that join each model's components in a chain, the smallest models first.
+
+    Links that were added for smaller models count for the larger ones.
+    """
     added: set[Edge] = set()
     degree = Counter(dict(graph.degree()))
-    for part in sorted(torn.values(), key=len):
-        whole = part.copy()
-        whole.add_edges_from(edge for edge in added if edge[0] in whole and edge[1] in whole)
-        if isinstance(whole, nx.DiGraph):  # a circle through all sources and sinks joins everything
-            order = nx.condensation(whole)
-            ends = [p for p in order if not (order.in_degree(p) and order.out_degree(p))]
-            parts = [order.nodes[p]["members"] for p in ends] if len(order) > 1 else []
-            steps = list(pairwise([*parts, parts[0]])) if len(parts) > 1 else []
+    for subgraph in sorted(disconnected.values(), key=len):
+        joined = subgraph.copy()
+        joined.add_edges_from(edge for edge in added if edge[0] in joined and edge[1] in joined)
+        if isinstance(joined, nx.DiGraph):  # a circle of all sources and sinks connects everything
+            condensed = nx.condensation(joined)
+            ends = [
+                c for c in condensed if not (condensed.in_degree(c) and condensed.out_degree(c))
+            ]
+            chain = [condensed.nodes[c]["members"] for c in ends] if len(condensed) > 1 else []
+            pairs = list(pairwise([*chain, chain[0]])) if len(chain) > 1 else []
         else:
-            steps = list(pairwise(components(whole)))
-        for here, there in steps:
-            u, v = (min(side, key=lambda peer: (degree[peer], peer)) for side in (here, there))
+            pairs = list(pairwise(components(joined)))
+        for pair in pairs:
+            u, v = (min(side, key=lambda peer: (degree[peer], peer)) for side in pair)
             degree.update((u, v))
             added.add((u, v))
     return added
@@ -190,17 +199,18 @@ def _chained(graph: nx.Graph, torn: Mapping[str, nx.Graph]) -> set[Edge]:
 
 # --- candidates -----------------------------------------------------------------------------------
 
-WINDOW = 16
-"""Steps over which a schedule that draws afresh is rated: its first so many, repeated."""
+RATED_STEPS = 16
+"""The period by which schedules without one are rated: their first so many steps, repeated."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A graph that fits the budget.
+    """A topology that fits the budget.
 
-    `topology` is what a config writes. `rate` is |λ2| per exchange of the slowest partial model,
-    `sends` the messages of the busiest peer in one exchange, `error` what is left of the
-    disagreement when the byte budget is spent (None without one).
+    `topology` is its name for configs. `rate` is |λ2| per exchange of the slowest partial model, `sends` the
+    number of messages of the busiest peer in one exchange, `messages` the number per peer until the tolerance
+    is reached, `added` the bridging links. `error` is the fraction of the first error that remains when the
+    byte budget is spent (None without a budget).
     """
 
     topology: str
@@ -216,14 +226,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Advice:
-    """Candidates, best first, and what did not fit with the reason."""
+    """Candidates, best first, and the refused topologies with the reason."""
 
     ranked: tuple[Candidate, ...]
     refused: tuple[tuple[str, str], ...] = ()
 
 
-def specs(peers: int, degree: int | None, groups: int = 1) -> Iterator[str]:
-    """Topologies worth asking about, for a swarm of this size and this many links per peer."""
+def candidate_specs(peers: int, degree: int | None, groups: int = 1) -> Iterator[str]:
+    """Yield topologies to try for a swarm with so many peers, links per peer and groups of peers."""
     links = min(degree if degree is not None else ceil(log(max(peers, 2), 2)), peers - 1)
     yield from ("ring", "torus", "hypercube", "clique", "exponential", "expander")
     for count in range(links, 2, -1):
@@ -233,15 +243,17 @@ def specs(peers: int, degree: int | None, groups: int = 1) -> Iterator[str]:
     for count in (links // 2 * 2, (links - 2) // 2 * 2):
         if 4 <= count < peers:
             yield f"watts-strogatz:{count}:0.3"
-    if groups > 1:  # a link to the next group for everybody, or a few for the whole group
+    if groups > 1:  # between groups a link for every peer, or one or two links per group
         size, sides = peers // groups, 1 if groups == 2 else 2
-        for inner, joints in ((links - sides, size), (links - 1, 2), (links - sides, 1)):
-            if inner > 1 and _even(peers, groups, inner):
-                yield f"clusters:{groups}:{joints}:{inner}"
-    yield from ("one-peer-exponential", f"random-matchings:{WINDOW}", f"rotating-rings:{WINDOW}")
+        for inner, between in ((links - sides, size), (links - 1, 2), (links - sides, 1)):
+            if inner > 1 and _has_regular_groups(peers, groups, inner):
+                yield f"clusters:{groups}:{between}:{inner}"
+    yield "one-peer-exponential"
+    yield from (f"random-matchings:{RATED_STEPS}", f"rotating-rings:{RATED_STEPS}")
 
 
-def _even(peers: int, groups: int, degree: int) -> bool:
+def _has_regular_groups(peers: int, groups: int, degree: int) -> bool:
+    """Return whether groups of these sizes can be regular graphs of this degree."""
     sizes = {peers // groups, -(-peers // groups)}
     return all(size * degree % 2 == 0 and degree < size for size in sizes)
 
@@ -260,13 +272,15 @@ def advise(
     """Rank topologies for `peers` peers.
 
     degree
-        Messages that a peer may send in one exchange; None leaves them free.
+        Messages that a peer may send in one exchange; None for any number.
     budget, message
-        Bytes that a peer may send, on the average, in one averaging, and bytes of one message. With a
-        budget the rank is by the disagreement left when it is spent, else by the rate per exchange.
+        Bytes that a peer may send in one averaging (the mean over peers), and bytes of one message. With a
+        budget, topologies are ranked by the error that remains when it is spent, else by exchanges.
     members
-        Partial models that must be connected: torn ones are bridged, within `degree`, and the slowest
-        model counts.
+        Partial models that must be connected: disconnected ones are bridged, within `degree`. The slowest
+        model decides.
+    asked
+        The topologies to rank; by default those of `candidate_specs`.
     """
     if peers < 2:
         raise TopologyError(f"a swarm has at least 2 peers, not {peers}")
@@ -279,17 +293,17 @@ def advise(
     models = {"everybody": range(peers), **(members or {})}
     ranked: list[Candidate] = []
     refused: list[tuple[str, str]] = []
-    for spec in asked or specs(peers, degree, max(len(members or {}), 1)):
+    for spec in asked or candidate_specs(peers, degree, max(len(members or {}), 1)):
         try:
-            ranked.append(_judge(spec, peers, degree, budget, message, models, tolerance, seed))
+            ranked.append(_rate(spec, peers, degree, budget, message, models, tolerance, seed))
         except TopologyError as error:
             refused.append((spec, " ".join(str(error).split())))
-    # exchanges before rate: an exact schedule has rate 0, and still needs its whole period
-    ranked.sort(key=lambda one: (one.error or 0.0, one.exchanges, round(one.rate, 9), one.messages))
+    # Exchanges come before the rate: an exact schedule has rate 0, but still needs its whole period.
+    ranked.sort(key=lambda c: (c.error or 0.0, c.exchanges, round(c.rate, 9), c.messages))
     return Advice(tuple(ranked), tuple(refused))
 
 
-def _judge(
+def _rate(
     spec: str,
     peers: int,
     degree: int | None,
@@ -305,43 +319,44 @@ def _judge(
     if kind in SCHEDULES:
         schedule = build_schedule(spec, peers, seed)
         sends, per_exchange = _traffic(schedule)
-        _within(sends, degree)
+        _check_degree(sends, degree)
     else:
         graph = build(spec, peers, seed)
-        _within(_traffic(static(graph))[0], degree)
+        _check_degree(_traffic(static(graph))[0], degree)
         bridging = bridge(graph, models)
         graph, added = bridged(graph, bridging), bridging.edges
         schedule = static(graph)
         sends, per_exchange = _traffic(schedule)
         if added:
-            _within(sends, degree, f", {len(added)} of them to join torn models")
-        edges, cut = weak_spots(graph)
-        if edges or cut:
-            reason += f"; {len(cut)} peers and {len(edges)} links alone can split it"
+            _check_degree(sends, degree, f", {len(added)} of them to connect partial models")
+        cut_edges, bridge_peers = weak_spots(graph)
+        if cut_edges or bridge_peers:
+            count = f"{len(bridge_peers)} peers and {len(cut_edges)} links"
+            reason += f"; losing any one of {count} splits it"
     slowest, pace = _slowest(schedule, models, tolerance)
     error = None
     if budget is not None:
         affordable = int(budget // (message * per_exchange))
-        # an exact schedule has averaged nothing for certain before its period is over
-        exact = pace.exact_after
-        error = pace.rate**affordable if exact is None else float(affordable < exact)
+        # An exact schedule averages exactly at the end of its period; before, nothing is certain.
+        period = pace.exact_after
+        error = pace.rate**affordable if period is None else float(affordable < period)
     if len(models) > 1 and slowest != "everybody":
-        reason += f"; slowest is {slowest}"
+        reason += f"; the slowest model is {slowest}"
     messages = pace.exchanges * per_exchange
     return Candidate(
         spec, pace.rate, sends, messages, pace.exchanges, reason, slowest, added, error
     )
 
 
-def _within(sends: int, degree: int | None, why: str = "") -> None:
+def _check_degree(sends: int, degree: int | None, why: str = "") -> None:
     if degree is not None and sends > degree:
         raise TopologyError(f"its busiest peer has {sends} links{why}, the budget is {degree}")
 
 
 def _traffic(schedule: Schedule) -> tuple[int, float]:
-    """Messages of the busiest peer in one exchange, and per peer on the average."""
+    """Return the most messages of a peer in one exchange, and the mean messages per peer and exchange."""
     most, total = 0, 0
-    steps = schedule.period or WINDOW
+    steps = schedule.period or RATED_STEPS
     for step in range(steps):
         graph = schedule.graph(step)
         sends = [len(graph[peer]) for peer in graph]
@@ -350,16 +365,16 @@ def _traffic(schedule: Schedule) -> tuple[int, float]:
 
 
 def _slowest(schedule: Schedule, models: Members, tolerance: float) -> tuple[str, Pace]:
-    """The partial model that averages most slowly, and its pace."""
+    """Return the partial model that averages most slowly, and its pace."""
     paces: dict[str, Pace] = {}
-    window = schedule.period or WINDOW
-    for model, who in models.items():
-        part = schedule.restricted_to(who)
-        parts = components(part.union(0, window))
-        if len(parts) > 1:
+    steps = schedule.period or RATED_STEPS
+    for model, peers in models.items():
+        model_schedule = schedule.restricted_to(peers)
+        found = components(model_schedule.union(0, steps))
+        if len(found) > 1:
             raise DisconnectedError(
-                f"{model!r} never meets on it: a schedule cannot be bridged", parts
+                f"the peers of {model!r} are never connected: a schedule cannot be bridged", found
             )
-        paces[model] = predict_pace(part, tolerance=tolerance, steps=window)
+        paces[model] = predict_pace(model_schedule, tolerance=tolerance, steps=steps)
     slowest = max(paces, key=lambda model: paces[model].rate)
     return slowest, paces[slowest]

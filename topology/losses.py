@@ -1,4 +1,4 @@
-"""Losing peers and links: how much of the swarm still holds together, and how fast it mixes."""
+"""Robustness of a graph: how connected it stays, and how fast it mixes, when peers or links are removed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from .spectrum import DENSE, predicted_exchanges, spectral_gap
+from .spectrum import MAX_DENSE, predicted_exchanges, spectral_gap
 from .structure import (
     Edge,
     Rule,
@@ -24,23 +24,24 @@ from .structure import (
     weak_spots,
 )
 
-Kind = Literal["peers", "links"]
+ItemKind = Literal["peers", "links"]
 Item = int | Edge
+"""A peer or a link."""
 Scores = Mapping[Any, float]
 
-SHARES = tuple(np.linspace(0, 0.5, 11).round(3).tolist())
-"""Shares lost at which a swarm is looked at, unless told otherwise."""
+DEFAULT_SHARES = tuple(np.linspace(0, 0.5, 11).round(3).tolist())
+"""The shares of peers or links after whose removal a swarm is evaluated."""
 
-SMALL = 64
-"""Up to so many peers the fewest losses that split a swarm are sought exactly."""
+MAX_EXACT_PEERS = 64
+"""The number of peers up to which the smallest set that splits a swarm is searched exactly."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A swarm after a loss: what share is gone, and what is left.
+    """A swarm after a loss.
 
-    `whole` is the share of the survivors in the largest part that hangs together; `exchanges` is the
-    prediction for that part.
+    `share` is the share of peers or links that were removed, `whole` the share of the remaining peers in the
+    largest component, and `exchanges` the predicted number for that component.
     """
 
     share: float
@@ -50,13 +51,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Loss:
-    """One way to lose peers or links, from nothing lost to the largest share asked for.
+    """The course of one way to lose peers or links: at random, or by the worst known attack.
 
-    `first_split` is the share lost when the survivors first fell apart (None: they never did);
-    `first` names who or what went first; `attack` says how the worst was chosen.
+    `first_split` is the lost share at which the swarm was first disconnected (None: it never was); `first`
+    are the peers or links that an attack removes first, and `attack` is its name in ATTACKS.
     """
 
-    kind: Kind
+    kind: ItemKind
     how: Literal["random", "worst"]
     points: tuple[Point, ...]
     first_split: float | None
@@ -73,40 +74,41 @@ def _link_paths(graph: nx.Graph) -> Scores:
 
 
 def _slow_links(graph: nx.Graph) -> Scores:
-    """How much each link carries of the slowest mode of the largest part: its worth for mixing."""
-    part = graph.subgraph(components(graph)[0])
-    if len(part) < 3 or len(part) > DENSE or part.is_directed():
+    """Score each link of the largest component by the change of the slowest mode across it."""
+    largest = graph.subgraph(components(graph)[0])
+    if len(largest) < 3 or len(largest) > MAX_DENSE or largest.is_directed():
         return {}
-    nodes = sorted(part.nodes)
-    _, vectors = np.linalg.eigh(mixing_matrix(part, "metropolis").toarray())
-    at = dict(zip(nodes, vectors[:, -2].tolist(), strict=True))
-    return {(u, v): (at[u] - at[v]) ** 2 for u, v in part.edges}
+    nodes = sorted(largest.nodes)
+    _, vectors = np.linalg.eigh(mixing_matrix(largest, "metropolis").toarray())
+    mode = dict(zip(nodes, vectors[:, -2].tolist(), strict=True))
+    return {(u, v): (mode[u] - mode[v]) ** 2 for u, v in largest.edges}
 
 
-ATTACKS: Mapping[Kind, Mapping[str, Callable[[nx.Graph], Scores]]] = MappingProxyType(
+ATTACKS: Mapping[ItemKind, Mapping[str, Callable[[nx.Graph], Scores]]] = MappingProxyType(
     {
         "peers": {"most links": lambda graph: dict(graph.degree()), "most paths": _paths},
         "links": {"most paths": _link_paths, "slowest mode": _slow_links},
     }
 )
-"""Ways to choose the next loss badly: the items with the highest scores go first."""
+"""Attacks by name: functions that score peers or links. Those with the highest scores are removed first."""
 
 
 def random_loss(
     graph: nx.Graph,
-    kind: Kind,
-    shares: Sequence[float] = SHARES,
+    kind: ItemKind,
+    shares: Sequence[float] = DEFAULT_SHARES,
     rule: Rule = "push",
     tolerance: float = 1e-6,
     draws: int = 5,
     seed: Seed = 0,
 ) -> Loss:
-    """Peers or links that fail by chance: means over `draws` orders; raise it for smoother curves."""
+    """Remove peers or links at random: means over `draws` orders; raise it for smoother curves."""
     rng = np.random.default_rng(seed)
-    losing = _Losing(graph, kind, shares, rule, tolerance)
-    orders = [[losing.items[i] for i in rng.permutation(len(losing.items))] for _ in range(draws)]
-    runs = [losing.points(order) for order in orders]
-    splits = [split for split in map(losing.first_split, orders) if split is not None]
+    removal = _Removal(graph, kind, shares, rule, tolerance)
+    items = removal.items
+    orders = [[items[i] for i in rng.permutation(len(items))] for _ in range(draws)]
+    runs = [removal.points(order) for order in orders]
+    splits = [split for split in map(removal.first_split, orders) if split is not None]
     points = tuple(
         Point(
             share,
@@ -120,137 +122,138 @@ def random_loss(
 
 def worst_loss(
     graph: nx.Graph,
-    kind: Kind,
-    shares: Sequence[float] = SHARES,
+    kind: ItemKind,
+    shares: Sequence[float] = DEFAULT_SHARES,
     rule: Rule = "push",
     tolerance: float = 1e-6,
 ) -> Loss:
-    """The most harmful of the known attacks, each choosing anew after every share lost.
+    """Return the loss by the most harmful of ATTACKS; each attack computes its scores again at every share.
 
-    First to go are the fewest whose loss splits the swarm (`fewest_to_split`). No attack is proven the
-    worst beyond that.
+    Every attack begins with the smallest set whose removal splits the swarm (`fewest_to_split`). Beyond that,
+    none is proven to be the worst possible.
     """
     require_connected(graph)
-    losing = _Losing(graph, kind, shares, rule, tolerance)
+    removal = _Removal(graph, kind, shares, rule, tolerance)
     fewest = fewest_to_split(graph, kind)
-    found = []
+    attacks = []
     for name, score in ATTACKS[kind].items():
-        order = losing.attack(score, fewest)
-        points = losing.points(order)
-        found.append((sum(point.whole for point in points), name, order, points))
-    _, name, order, points = min(found, key=lambda attack: attack[:2])
-    first = len(fewest) / len(losing.items) if fewest else None
-    lost = tuple(order[: max(len(fewest), 1)])
-    return Loss(kind, "worst", tuple(points), first, lost, name)
+        order = removal.attack(score, fewest)
+        points = removal.points(order)
+        attacks.append((sum(point.whole for point in points), name, order, points))
+    _, name, order, points = min(attacks, key=lambda attack: attack[:2])
+    first_split = len(fewest) / len(removal.items) if fewest else None
+    first = tuple(order[: max(len(fewest), 1)])
+    return Loss(kind, "worst", tuple(points), first_split, first, name)
 
 
-def fewest_to_split(graph: nx.Graph, kind: Kind) -> list[Item]:
-    """Peers (or links) whose loss cuts the swarm apart; empty if none does.
+def fewest_to_split(graph: nx.Graph, kind: ItemKind) -> list[Item]:
+    """Return a small set of peers (or links) whose removal splits the swarm; empty if there is none.
 
-    The fewest on undirected graphs up to `SMALL` peers, and where one is enough; else those around the
-    peer with the fewest links, which is often as few.
+    It is the smallest if one item is enough, or on undirected graphs up to `MAX_EXACT_PEERS` peers.
+    Otherwise it is the neighbours (or links) of the peer with the fewest links, which is often as small.
     """
     if isinstance(graph, nx.DiGraph) and not nx.is_strongly_connected(graph):
-        raise TopologyError("this graph is in parts already: nothing needs to be lost")
+        raise TopologyError(
+            "this graph is disconnected already: nothing has to be removed to split it"
+        )
     if len(graph) < 2:
         return []
-    edges, peers = weak_spots(graph)
-    spots = edges if kind == "links" else peers
-    if spots:
-        return [spots[0]]
-    exact = len(graph) <= SMALL and not graph.is_directed()
-    by_links = sorted(
-        graph, key=lambda peer: (len(graph[peer]), peer)
-    )  # outgoing ones, if directed
+    cut_edges, bridge_peers = weak_spots(graph)
+    weak = cut_edges if kind == "links" else bridge_peers
+    if weak:
+        return [weak[0]]
+    exact = len(graph) <= MAX_EXACT_PEERS and not graph.is_directed()
+    # By links, outgoing ones in a directed graph.
+    by_degree = sorted(graph, key=lambda peer: (len(graph[peer]), peer))
     if kind == "links":
         if exact:
             return sorted(nx.minimum_edge_cut(graph))
-        edges = list(graph.edges(by_links[0]))
-        return sorted(edges if graph.is_directed() else [(min(e), max(e)) for e in edges])
-    # Neighbourhoods that leave somebody outside, the smallest first.
-    around = [peer for peer in by_links if len(graph[peer]) < len(graph) - 1]
-    if not around:
-        return []  # whoever is left still hears everybody
-    return sorted(nx.minimum_node_cut(graph) if exact else graph[around[0]])
+        links = list(graph.edges(by_degree[0]))
+        return sorted(links if graph.is_directed() else [(min(e), max(e)) for e in links])
+    # Removing all neighbours of a peer isolates it, unless all other peers are its neighbours.
+    can_be_isolated = [peer for peer in by_degree if len(graph[peer]) < len(graph) - 1]
+    if not can_be_isolated:
+        return []  # a clique stays connected
+    return sorted(nx.minimum_node_cut(graph) if exact else graph[can_be_isolated[0]])
 
 
-def without(graph: nx.Graph, kind: Kind, lost: Sequence[Item]) -> nx.Graph:
-    """A copy of the graph after a loss."""
-    left = graph.copy()
+def without(graph: nx.Graph, kind: ItemKind, lost: Sequence[Item]) -> nx.Graph:
+    """Return a copy of the graph without the lost peers or links."""
+    remaining = graph.copy()
     if kind == "peers":
-        left.remove_nodes_from(lost)
+        remaining.remove_nodes_from(lost)
     else:
-        left.remove_edges_from(lost)  # pyright: ignore[reportArgumentType]
-    return left
+        remaining.remove_edges_from(lost)  # pyright: ignore[reportArgumentType]
+    return remaining
 
 
-def _items(graph: nx.Graph, kind: Kind) -> list[Item]:
+def _items(graph: nx.Graph, kind: ItemKind) -> list[Item]:
     return sorted(graph.nodes) if kind == "peers" else sorted(graph.edges)
 
 
 @dataclass(frozen=True)
-class _Losing:
-    """Peers or links of a graph that are lost in some order, looked at after some shares of them."""
+class _Removal:
+    """Removes peers or links of a graph in some order, and evaluates the graph after given shares."""
 
     graph: nx.Graph
-    kind: Kind
+    kind: ItemKind
     shares: Sequence[float]
     rule: Rule
     tolerance: float
 
     @cached_property
     def items(self) -> list[Item]:
-        """All that can be lost."""
+        """All peers or all links."""
         return _items(self.graph, self.kind)
 
     def attack(self, score: Callable[[nx.Graph], Scores], first: Sequence[Item]) -> list[Item]:
-        """Return an order of loss: `first`, then the highest scores, computed anew at every share."""
+        """Return an order of removal: `first`, then the highest scores, computed again at every share."""
         order = list(first)
         for share in self.shares:
-            wanted = round(share * len(self.items)) - len(order)
-            if wanted > 0:
-                left = without(self.graph, self.kind, order)
-                scores = score(left)
-                # stable: ties go by number
-                items = sorted(_items(left, self.kind), key=lambda item: -scores.get(item, 0.0))
-                order += items[:wanted]
+            count = round(share * len(self.items)) - len(order)
+            if count > 0:
+                remaining = without(self.graph, self.kind, order)
+                scores = score(remaining)
+                # A stable sort: equal scores stay in the order of their numbers.
+                items = _items(remaining, self.kind)
+                order += sorted(items, key=lambda item: -scores.get(item, 0.0))[:count]
         return order
 
     def points(self, order: Sequence[Item]) -> list[Point]:
-        """Return what is left after each share."""
+        """Return the state of the swarm after each share."""
         points = []
         for share in self.shares:
-            left = without(self.graph, self.kind, order[: round(share * len(self.items))])
-            if not left:
+            remaining = without(self.graph, self.kind, order[: round(share * len(self.items))])
+            if not remaining:
                 points.append(Point(share, 0.0, inf))
                 continue
-            part = left.subgraph(components(left)[0])
-            exchanges = predicted_exchanges(
-                spectral_gap(mixing_matrix(part, self.rule)), self.tolerance
-            )
-            points.append(Point(share, len(part) / len(left), exchanges))
+            largest = remaining.subgraph(components(remaining)[0])
+            gap = spectral_gap(mixing_matrix(largest, self.rule))
+            exchanges = predicted_exchanges(gap, self.tolerance)
+            points.append(Point(share, len(largest) / len(remaining), exchanges))
         return points
 
     def first_split(self, order: Sequence[Item], steps: int = 50) -> float | None:
-        """Return the share lost, to one part in `steps`, when the survivors first fall apart."""
+        """Return the lost share at which the swarm is first disconnected, to within 1 / `steps`."""
         nodes = sorted(self.graph.nodes)
         index = {node: i for i, node in enumerate(nodes)}
         edges = list(self.graph.edges)
         ends = np.array([(index[u], index[v]) for u, v in edges], dtype=np.intp).reshape(-1, 2)
-        rank = {item: place for place, item in enumerate(order)}
+        removed_at = {item: number for number, item in enumerate(order)}
         if self.kind == "peers":
-            gone = np.array([rank[node] for node in nodes])  # when each peer goes
-            link_gone = gone[ends].min(axis=1)
+            peer_removed_at = np.array([removed_at[node] for node in nodes])
+            link_removed_at = peer_removed_at[ends].min(axis=1)
         else:
-            gone = np.full(len(nodes), len(order))
-            link_gone = np.array([rank[edge] for edge in edges])
+            peer_removed_at = np.full(len(nodes), len(order))
+            link_removed_at = np.array([removed_at[edge] for edge in edges])
         shape, directed = (len(nodes), len(nodes)), self.graph.is_directed()
         counts = {max(1, round(len(order) * step / steps)) for step in range(1, steps + 1)}
         for count in sorted(counts):
-            left = int((gone >= count).sum())
-            some = ends[link_gone >= count]
-            links = csr_array((np.ones(len(some)), tuple(some.T)), shape=shape)
-            parts, _ = connected_components(links, directed, connection="strong")
-            if left and parts - (len(nodes) - left) > 1:  # the lost count as parts of their own
+            peers_left = int((peer_removed_at >= count).sum())
+            ends_left = ends[link_removed_at >= count]
+            links = csr_array((np.ones(len(ends_left)), tuple(ends_left.T)), shape=shape)
+            found, _ = connected_components(links, directed, connection="strong")
+            removed_peers = len(nodes) - peers_left  # each is a component of its own
+            if peers_left and found - removed_peers > 1:
                 return count / len(order)
         return None

@@ -1,11 +1,11 @@
-"""A graph or a schedule from a config: a name with parameters, short or long.
+"""Graphs and schedules from a config's `topology`: a name with parameters, as a string or as a table.
 
 "regular:4"    "torus"    "clusters:4:2"    "file:swarm.graphml"    "function:mine:graph"
-"swarm.graphml"    "graphs/office.csv"    "networkx:karate_club_graph"    (the same, told by their look)
+"swarm.graphml"    "graphs/office.csv"    "networkx:karate_club_graph"    (`file:` and `function:` left out)
 {"kind": "regular", "degree": 4}            {"kind": "file", "path": "swarm.csv", "format": "edges"}
 
-Graphs from files and from a user's own function are made plain: peers 0 … n−1. Other labels are numbered
-in the order of the file and kept as `label` on the nodes. Every error gives the file, where possible the
+The peers of graphs from files and from a user's function are numbered 0 … n−1. Other labels are numbered in
+the order of the file and kept as the attribute `label` of the nodes. Errors give the file, where possible the
 line, and the reason.
 """
 
@@ -30,17 +30,17 @@ from .graphs import BUILDERS, SCHEDULES, Schedule, static
 from .structure import Seed, TopologyError, name_peers
 
 Spec = str | Path | Mapping[str, Any] | nx.Graph
-"""What a config's `topology = …` may be; from Python also a graph itself."""
+"""The types of a config's `topology = …`; from Python also a path or a graph."""
 
 
 def build(spec: Spec, peers: int | None = None, seed: Seed = 0) -> nx.Graph:
-    """The graph that `spec` names, for `peers` peers (a file or a graph brings its own number).
+    """Return the graph of a spec, for `peers` peers; not needed for a file or a graph.
 
-    Errors name an unknown kind or parameter and the nearest known one, and a number of peers that
-    the graph does not have.
+    Raises for an unknown name or parameter, with the nearest known one, and for a graph that does not have
+    `peers` peers.
     """
     if isinstance(spec, nx.Graph):
-        graph = plain(spec)
+        graph = normalize_graph(spec)
     elif isinstance(spec, Path):
         graph = load(spec)
     else:
@@ -48,7 +48,7 @@ def build(spec: Spec, peers: int | None = None, seed: Seed = 0) -> nx.Graph:
         if kind == "file":
             graph = _call(kind, load, parameters)
         elif kind == "function":
-            # its own parameters belong to the user's function, so they are not checked here
+            # The other parameters are for the user's function, so they are not checked here.
             name = parameters.pop("name", None)
             if not isinstance(name, str):
                 raise TopologyError("topology function: give name = 'module:function'")
@@ -56,21 +56,21 @@ def build(spec: Spec, peers: int | None = None, seed: Seed = 0) -> nx.Graph:
         elif kind in SCHEDULES:
             raise TopologyError(f"{kind} changes over time: it is a schedule, not one graph")
         else:
-            builder = _known(kind, BUILDERS, ("file", "function", *SCHEDULES))
+            builder = _find(kind, BUILDERS, ("file", "function", *SCHEDULES))
             if peers is None:
                 raise TopologyError(f"topology {kind}: how many peers?")
             graph = _call(kind, builder, parameters, peers=peers, seed=seed)
     if peers is not None and len(graph) != peers:
-        few = "fewer" if len(graph) < peers else "more"
+        comparison = "fewer" if len(graph) < peers else "more"
         raise TopologyError(
-            f"the graph has {few} peers than the swarm: {len(graph)}, not {peers}. Set peers = "
+            f"the graph has {comparison} peers than the swarm: {len(graph)}, not {peers}. Set peers = "
             f"{len(graph)}, or give a graph of {peers}"
         )
     return graph
 
 
 def build_schedule(spec: Spec | Schedule, peers: int | None = None, seed: Seed = 0) -> Schedule:
-    """As `build`, for graphs that may change over time; a graph becomes a schedule that stays."""
+    """Return the schedule of a spec, as `build`; a graph becomes a schedule that does not change."""
     if isinstance(spec, Schedule):
         return spec
     if isinstance(spec, str | Mapping):
@@ -83,7 +83,10 @@ def build_schedule(spec: Spec | Schedule, peers: int | None = None, seed: Seed =
 
 
 def parse(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Split a spec into its kind and parameters; words of the short form are converted by type."""
+    """Return the kind (a builder, a schedule, `file` or `function`) and the parameters of a spec.
+
+    The parameters of a string are converted to the types that the builder declares.
+    """
     if isinstance(spec, str):
         kind, *words = spec.split(":")
         if kind == "file":
@@ -94,17 +97,14 @@ def parse(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
             if looks_like_file(spec):
                 return "file", {"path": spec}
             if len(words) == 1 and words[0].isidentifier():
-                _doubt(kind)
+                _refuse_misspelt(kind)
                 return "function", {"name": spec}
-        known = BUILDERS | SCHEDULES
-        takes = _parameters(_known(kind, known, ("file", "function")))
-        if len(words) > len(takes):
-            names = ":".join([kind, *takes])
-            raise TopologyError(f"topology {spec!r} has too many parts: write {names}")
-        chosen = list(takes.values())[: len(words)]
-        return kind, {
-            p.name: _convert(spec, p, word) for p, word in zip(chosen, words, strict=True)
-        }
+        accepted = _parameters(_find(kind, BUILDERS | SCHEDULES, ("file", "function")))
+        if len(words) > len(accepted):
+            names = ":".join([kind, *accepted])
+            raise TopologyError(f"topology {spec!r} has too many parameters: write {names}")
+        given = list(accepted.values())[: len(words)]
+        return kind, {p.name: _convert(spec, p, word) for p, word in zip(given, words, strict=True)}
     parameters = dict(spec)
     kind = parameters.pop("kind", None)
     if not isinstance(kind, str):
@@ -112,8 +112,8 @@ def parse(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return kind, parameters
 
 
-def _doubt(kind: str) -> None:
-    """Raise for `regulr:x`: nearly a builder's name and no module is a slip, not a user's function."""
+def _refuse_misspelt(kind: str) -> None:
+    """Raise for `regulr:x`: it is like a builder's name and is no module, so not a user's function."""
     near = get_close_matches(kind, [*BUILDERS, *SCHEDULES], 1, cutoff=0.8)
     if near and not _importable(kind):
         raise TopologyError(f"unknown topology {kind!r}: did you mean {near[0]!r}?")
@@ -126,7 +126,8 @@ def _importable(module: str) -> bool:
         return False
 
 
-def _known(kind: str, table: Mapping[str, Callable], others: tuple[str, ...]) -> Callable:
+def _find(kind: str, table: Mapping[str, Callable], others: tuple[str, ...]) -> Callable:
+    """Return the function that has this name in `table`; `others` are further names for the error's hint."""
     if kind in table:
         return table[kind]
     names = [*table, *others]
@@ -134,45 +135,52 @@ def _known(kind: str, table: Mapping[str, Callable], others: tuple[str, ...]) ->
 
 
 def _parameters(function: Callable) -> dict[str, inspect.Parameter]:
-    """What a config may set: everything but the number of peers and the seed."""
-    found = inspect.signature(function).parameters
-    return {name: p for name, p in found.items() if name not in ("peers", "seed")}
+    """Return the parameters that a config may set: all but the number of peers and the seed."""
+    parameters = inspect.signature(function).parameters
+    return {name: p for name, p in parameters.items() if name not in ("peers", "seed")}
 
 
 def _convert(spec: str, parameter: inspect.Parameter, word: str) -> int | float | str:
     types = get_args(parameter.annotation) or (parameter.annotation,)
-    kind = next((t for t in (int, float) if t in types), str)
+    number = next((t for t in (int, float) if t in types), str)
     try:
-        return kind(word)
+        return number(word)
     except ValueError:
+        article = "a whole" if number is int else "a"
         raise TopologyError(
-            f"topology {spec!r}: {parameter.name} is {word!r}, not {'a whole' if kind is int else 'a'} number"
+            f"topology {spec!r}: {parameter.name} is {word!r}, not {article} number"
         ) from None
 
 
-def _call(kind: str, function: Callable, parameters: dict[str, Any], **given: Any) -> Any:
-    takes = _parameters(function)
+def _call(kind: str, function: Callable, parameters: dict[str, Any], **offered: Any) -> Any:
+    """Call a builder with checked parameters, and with those of `offered` that it has (peers, seed)."""
+    accepted = _parameters(function)
     for name, value in parameters.items():
-        if name not in takes:
-            raise TopologyError(f"topology {kind} has no parameter {name!r}: {hint(name, takes)}")
-        allowed = get_args(takes[name].annotation) or (takes[name].annotation,)
-        whole = isinstance(value, int) and float in allowed
-        if isinstance(value, bool) or not (whole or isinstance(value, allowed)):
-            words = " or ".join("nothing" if t is type(None) else t.__name__ for t in allowed)
-            raise TopologyError(f"topology {kind}: {name} is {value!r}, not {words}")
-    own = {
+        if name not in accepted:
+            raise TopologyError(
+                f"topology {kind} has no parameter {name!r}: {hint(name, accepted)}"
+            )
+        allowed = get_args(accepted[name].annotation) or (accepted[name].annotation,)
+        int_for_float = isinstance(value, int) and float in allowed
+        if isinstance(value, bool) or not (int_for_float or isinstance(value, allowed)):
+            types = " or ".join("nothing" if t is type(None) else t.__name__ for t in allowed)
+            raise TopologyError(f"topology {kind}: {name} is {value!r}, not {types}")
+    used = {
         name: value
-        for name, value in given.items()
+        for name, value in offered.items()
         if name in inspect.signature(function).parameters
     }
     try:
-        return function(**own, **parameters)
+        return function(**used, **parameters)
     except TypeError as error:  # a parameter without a default is missing
         raise TopologyError(f"topology {kind}: {error}") from error
 
 
-def plain(graph: nx.Graph, source: str = "the graph") -> nx.Graph:
-    """A simple graph with peers 0 … n−1, or an error: no peers, parallel links, self-loops."""
+def normalize_graph(graph: nx.Graph, source: str = "the graph") -> nx.Graph:
+    """Return a simple graph with peers 0 … n−1; raise if it has no peers, parallel links or self-loops.
+
+    `source` is how errors name the graph.
+    """
     if graph.number_of_nodes() == 0:
         raise TopologyError(f"{source}: no peers in it")
     loops = list(nx.nodes_with_selfloops(graph))
@@ -181,8 +189,8 @@ def plain(graph: nx.Graph, source: str = "the graph") -> nx.Graph:
     if graph.is_multigraph():
         simple = nx.DiGraph(graph) if graph.is_directed() else nx.Graph(graph)
         if simple.number_of_edges() < graph.number_of_edges():
-            doubled = next((u, v) for u, v in simple.edges if graph.number_of_edges(u, v) > 1)
-            raise TopologyError(f"{source}: parallel links {doubled[0]}–{doubled[1]}; keep one")
+            a, b = next((u, v) for u, v in simple.edges if graph.number_of_edges(u, v) > 1)
+            raise TopologyError(f"{source}: parallel links {a}–{b}; keep one")
         graph = simple
     for u, v, weight in graph.edges(data="weight"):
         if isinstance(weight, int | float) and not 0 <= weight < inf:
@@ -191,9 +199,9 @@ def plain(graph: nx.Graph, source: str = "the graph") -> nx.Graph:
             )
     labels = list(graph.nodes)
     if set(labels) != set(range(len(labels))):
-        numbers = {str(label): label for label in labels}
-        if set(numbers) == {str(i) for i in range(len(labels))}:  # "0", "1", … as GraphML has them
-            mapping = {label: int(text) for text, label in numbers.items()}
+        by_text = {str(label): label for label in labels}
+        if set(by_text) == {str(i) for i in range(len(labels))}:  # "0", "1", … as GraphML has them
+            mapping = {label: int(text) for text, label in by_text.items()}
         else:
             mapping = {label: i for i, label in enumerate(labels)}
             graph = graph.copy()
@@ -215,7 +223,7 @@ def _graphml(path: Path) -> nx.Graph:
 
 
 def _edge_list(path: Path) -> nx.Graph:
-    """`u v` or `u v weight` a line, split by blanks or commas; a first line `# directed` counts."""
+    """Read lines `u v` or `u v weight`, with blanks or commas; directed if the first is `# directed`."""
     lines = path.read_text(encoding="utf-8").splitlines()
     directed = bool(lines) and lines[0].strip().lower().replace(" ", "") == "#directed"
     graph = nx.DiGraph() if directed else nx.Graph()
@@ -231,7 +239,7 @@ def _edge_list(path: Path) -> nx.Graph:
             raise TopologyError(f"{where}: a self-loop; remove it")
         data = {"weight": _number(fields[2], where)} if len(fields) == 3 else {}
         if graph.has_edge(u, v) and graph[u][v] != data:
-            raise TopologyError(f"{where}: this link came before with another weight")
+            raise TopologyError(f"{where}: an earlier line has this link with another weight")
         graph.add_edge(u, v, **data)
     return graph
 
@@ -252,12 +260,12 @@ def _csv_matrix(path: Path) -> nx.Graph:
         if not line.strip():
             continue
         row = [
-            _number(cell.strip(), f"{path}, line {number}, column {column}")
-            for column, cell in enumerate(line.split(","), 1)
+            _number(field.strip(), f"{path}, line {number}, column {column}")
+            for column, field in enumerate(line.split(","), 1)
         ]
         if rows and len(row) != len(rows[0]):
             raise TopologyError(
-                f"{path}, line {number}: {len(row)} cells where line 1 has {len(rows[0])}"
+                f"{path}, line {number}: {len(row)} columns where line 1 has {len(rows[0])}"
             )
         rows.append(row)
     return _from_matrix(np.array(rows, dtype=float), path)
@@ -269,15 +277,20 @@ def _npy_matrix(path: Path) -> nx.Graph:
         matrix = np.asarray(matrix, dtype=float)
     except (ValueError, TypeError, EOFError) as error:
         raise TopologyError(f"{path}: not a plain .npy array of numbers: {error}") from error
-    bad = np.argwhere(~(np.isfinite(matrix) & (matrix >= 0)))
-    if bad.size:
-        at = tuple(int(i) for i in bad[0])
-        raise TopologyError(f"{path}, entry {at}: {matrix[at]} is not a finite number, 0 or more")
+    invalid = np.argwhere(~(np.isfinite(matrix) & (matrix >= 0)))
+    if invalid.size:
+        entry = tuple(int(i) for i in invalid[0])
+        raise TopologyError(
+            f"{path}, entry {entry}: {matrix[entry]} is not a finite number, 0 or more"
+        )
     return _from_matrix(matrix, path)
 
 
 def _from_matrix(matrix: np.ndarray, path: Path) -> nx.Graph:
-    """Entry (i, j) ≠ 0 is the link i → j; symmetric means undirected; not only 0 and 1 means weights."""
+    """Return the graph with a link i → j for every entry (i, j) ≠ 0.
+
+    It is undirected if the matrix is symmetric, and has weights if entries other than 0 and 1 occur.
+    """
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise TopologyError(f"{path}: an adjacency matrix is square, not of shape {matrix.shape}")
     graph = nx.Graph() if np.array_equal(matrix, matrix.T) else nx.DiGraph()
@@ -297,12 +310,12 @@ def _node_link(path: Path) -> nx.Graph:
         raise TopologyError(
             f"{path}: not node-link JSON: it needs `nodes` and `edges` (or `links`)"
         )
-    known = {node.get("id") for node in data["nodes"] if isinstance(node, dict)}
+    ids = {node.get("id") for node in data["nodes"] if isinstance(node, dict)}
     links = "edges" if "edges" in data else "links"
     for position, link in enumerate(data[links]):
         ends = [link.get(end) for end in ("source", "target")] if isinstance(link, dict) else [None]
         for end in ends:
-            if end not in known:
+            if end not in ids:
                 raise TopologyError(f"{path}, {links}[{position}]: no node has the id {end!r}")
     try:
         return nx.node_link_graph(data, edges=links)
@@ -319,7 +332,7 @@ READERS = MappingProxyType(
         "json": _node_link,
     }
 )
-"""File formats by the name a config uses."""
+"""File formats by their name in configs."""
 
 _SUFFIXES = MappingProxyType(
     {
@@ -335,15 +348,15 @@ _SUFFIXES = MappingProxyType(
 
 
 def looks_like_file(text: str) -> bool:
-    """Whether a spec names a file: it has a folder in it, or ends as graph files do."""
+    """Return whether a spec is a path: it has a folder in it, or a suffix of graph files."""
     return "/" in text or "\\" in text or Path(text).suffix.lower() in _SUFFIXES
 
 
 def load(path: str | Path, format: str | None = None) -> nx.Graph:
     """Read a graph. `format` (graphml, edges, matrix, npy, json) overrides the file's suffix."""
     path = Path(path)
-    kind = format or _SUFFIXES.get(path.suffix.lower(), "")
-    reader: Callable[[Path], nx.Graph] | None = READERS.get(kind)
+    name = format or _SUFFIXES.get(path.suffix.lower(), "")
+    reader: Callable[[Path], nx.Graph] | None = READERS.get(name)
     if reader is None:
         raise TopologyError(
             f"{path}: unknown format {format or path.suffix!r}: set format to one of {', '.join(READERS)}"
@@ -352,38 +365,40 @@ def load(path: str | Path, format: str | None = None) -> nx.Graph:
         graph = reader(path)
     except (OSError, UnicodeDecodeError) as error:
         raise TopologyError(f"{path}: cannot read it: {error}") from error
-    return plain(graph, str(path))
+    return normalize_graph(graph, str(path))
 
 
 def from_function(
     name: str, peers: int | None = None, seed: Seed = 0, **parameters: object
 ) -> nx.Graph:
-    """Call a user's `module:function` and take the networkx graph that it returns.
+    """Return the networkx graph that a user's `module:function` returns, with peers 0 … n−1.
 
-    It is given `peers` and `seed` if it has parameters of those names (`n` counts as `peers` where it
-    is asked for, as networkx's generators do), and `parameters` always.
+    The function is called with `parameters`, and with `peers` and `seed` if it has parameters of those names;
+    a required parameter `n`, as networkx's generators have, gets `peers`.
     """
     try:
         function = load_entry(name)
     except EntryError as error:
         raise TopologyError(str(error)) from error
-    given = dict(parameters)
+    arguments = dict(parameters)
     offered = {"peers": peers, "seed": seed}
     try:
         accepted = inspect.signature(function).parameters
         if "n" in accepted and accepted["n"].default is inspect.Parameter.empty:
             offered["n"] = peers
-        given |= {
+        arguments |= {
             key: value
             for key, value in offered.items()
-            if key in accepted and key not in given and value is not None
+            if key in accepted and key not in arguments and value is not None
         }
-        inspect.signature(function).bind(**given)
+        inspect.signature(function).bind(**arguments)
     except (TypeError, ValueError) as error:
-        raise TopologyError(f"{name}: cannot be called with {sorted(given)}: {error}") from error
+        raise TopologyError(
+            f"{name}: cannot be called with {sorted(arguments)}: {error}"
+        ) from error
     try:
-        graph = function(**given)
-    except nx.NetworkXException as error:  # what networkx itself says of bad numbers
+        graph = function(**arguments)
+    except nx.NetworkXException as error:  # networkx's own message is for the user
         raise TopologyError(f"{name}: {error}") from error
     except TopologyError:
         raise
@@ -391,4 +406,4 @@ def from_function(
         raise TopologyError(describe_error(name, error)) from error
     if not isinstance(graph, nx.Graph):
         raise TopologyError(f"{name}: returned {type(graph).__name__}, not a networkx graph")
-    return plain(graph, name)
+    return normalize_graph(graph, name)

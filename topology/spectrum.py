@@ -1,9 +1,10 @@
-"""How fast an exchange mixes: predicted by the second eigenvalue of its matrix, and measured.
+"""How fast a graph mixes: predicted by the second eigenvalue of its mixing matrix, or measured.
 
-The error of synchronous push-sum shrinks per exchange like |λ2| of its column-stochastic matrix W;
-the *gap* is 1 − |λ2|. A reversible W (every rule on an undirected graph) has the eigenvalues of a
-symmetric matrix and gets Lanczos; slow ones (rings) get shift-invert; directed ones get Arnoldi.
-Small matrices are solved densely. A run of synchronous push-sum measures the same.
+In each exchange of synchronous push-sum, the error shrinks by about |λ2|, the second largest modulus among
+the eigenvalues of the column-stochastic mixing matrix W; the *spectral gap* is 1 − |λ2|. Small matrices
+are solved densely. A reversible W (every weight rule on an undirected graph) has the eigenvalues of a
+symmetric matrix: Lanczos, or shift-invert if that converges slowly (rings). Directed graphs need Arnoldi.
+Measured rates come from a run of synchronous push-sum.
 """
 
 from collections.abc import Callable
@@ -27,51 +28,51 @@ from .structure import (
     Seed,
     TopologyError,
     effective_diameter,
-    flowing,
     mixing_matrix,
     require_connected,
     subgraphs,
     weak_spots,
+    without_zero_weights,
 )
 
 Vector = NDArray[np.float64]
 Method = Literal["auto", "dense", "sparse", "factorized"]
 
-DENSE = 500
-"""Up to this many peers a dense solver is both the fastest and the surest."""
+MAX_DENSE = 500
+"""The number of peers up to which the dense solver is used: it is faster there, and always converges."""
 
-STEPS = 3000
-"""Lanczos steps before a matrix counts as slow and is factorized instead."""
+MAX_LANCZOS_STEPS = 3000
+"""The number of Lanczos steps after which a matrix is factorized instead (shift-invert)."""
 
 
 def spectral_gap(matrix: csr_array, method: Method = "auto") -> float:
-    """1 − |λ2| of a column-stochastic matrix, accurate even where |λ2| rounds to 1.
+    """Return 1 − |λ2| of a column-stochastic matrix, accurate even where |λ2| rounds to 1.
 
-    0 means that it never mixes (disconnected or periodic). `method` forces the dense or the sparse
-    solvers, or shift-invert alone; leave it alone outside tests.
+    0 means that it never mixes (disconnected or periodic). `method` is for tests: it forces the dense
+    solver, the sparse solvers, or shift-invert only.
     """
     matrix = csr_array(matrix)
     peers = _peers(matrix)
     if peers == 1:
         return 1.0
-    dense = method == "dense" or (method == "auto" and peers <= DENSE)
+    dense = method == "dense" or (method == "auto" and peers <= MAX_DENSE)
     form = _symmetric_form(matrix)
     if form is None:
         gap = 1.0 - (_dense_second(matrix) if dense else _general_second(matrix))
     elif dense:
         symmetric, top = form
-        rest = symmetric.toarray() - np.outer(top, top)
-        gap = 1.0 - float(np.abs(np.linalg.eigvalsh(rest)).max())
+        deflated = symmetric.toarray() - np.outer(top, top)
+        gap = 1.0 - float(np.abs(np.linalg.eigvalsh(deflated)).max())
     else:
         gap = _symmetric_gap(*form, iterate=method != "factorized")
     return min(max(gap, 0.0), 1.0)
 
 
 def predicted_exchanges(gap: float, tolerance: float = 1e-6) -> float:
-    """Exchanges until the error is `tolerance` of what it was, from the slowest start.
+    """Return the exchanges until the error is `tolerance` times the first error, from the worst start.
 
-    Other starts hold less of the slow mode and get there sooner, by a fixed number of exchanges. Push-sum's
-    weights settle at the same pace, which can cost an exchange more. `inf` when the gap is 0.
+    Other starting values contain less of the slowest mode and need a fixed number of exchanges less.
+    Push-sum's weights converge at the same rate, which can cost one exchange more. `inf` for a gap of 0.
     """
     if not 0 < tolerance < 1:
         raise TopologyError(f"tolerance is a fraction of the first error, 0 … 1, not {tolerance}")
@@ -83,10 +84,10 @@ def predicted_exchanges(gap: float, tolerance: float = 1e-6) -> float:
 def schedule_rate(
     schedule: Schedule, rule: Rule = "push", steps: int | None = None, method: Method = "auto"
 ) -> float:
-    """|λ2| per exchange over one period that repeats for ever; 0 when a period averages exactly.
+    """Return |λ2| per exchange of a schedule that repeats its period; 0 when a period averages exactly.
 
-    A schedule without a period needs `steps`, the window to take instead; raise it until the rate
-    settles.
+    For a schedule without a period give `steps`: its first so many steps are taken as the period. Raise it
+    until the rate no longer changes.
     """
     window, peers = steps or schedule.period, schedule.peers
     if window is None:
@@ -98,10 +99,10 @@ def schedule_rate(
             vector = matrix @ vector
         return vector
 
-    # asked first: an exact period leaves rounding errors, whose eigenvalues mean nothing
-    if peers == 1 or np.abs(_rest(apply, _start(peers))).max() < 1e-13:
+    # Check this first: an exact period leaves only rounding errors, whose eigenvalues mean nothing.
+    if peers == 1 or np.abs(_deflated(apply, _start(peers))).max() < 1e-13:
         return 0.0
-    if method == "dense" or (method == "auto" and peers <= DENSE):
+    if method == "dense" or (method == "auto" and peers <= MAX_DENSE):
         second = float(np.abs(np.linalg.eigvals(apply(np.eye(peers)) - 1.0 / peers)).max())
     else:
         second = _arnoldi(apply, peers)
@@ -110,10 +111,10 @@ def schedule_rate(
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast exchanges average, as predicted.
+    """The predicted speed of averaging.
 
-    `gap` is 1 − |λ2| per exchange, `exchanges` what it takes to the tolerance asked for; `exact_after` is
-    the number of exchanges that average exactly, None where no period does.
+    `gap` is 1 − |λ2| per exchange, `exchanges` the number of exchanges to the tolerance; `exact_after` is the
+    number of exchanges after which averages are exact, or None if they never are.
     """
 
     gap: float
@@ -134,9 +135,9 @@ def predict_pace(
         gap = spectral_gap(schedule.matrix(0, rule))
     else:
         gap = 1.0 - schedule_rate(schedule, rule, steps)
-    if gap > 1.0 - 1e-12:  # exact: not for certain before the whole period is over
-        after = schedule.period or steps or 1
-        return Pace(1.0, float(after), after)
+    if gap > 1.0 - 1e-12:  # a period averages exactly; before its end nothing is certain
+        period = schedule.period or steps or 1
+        return Pace(1.0, float(period), period)
     return Pace(gap, predicted_exchanges(gap, tolerance), None)
 
 
@@ -145,62 +146,63 @@ def _peers(matrix: csr_array) -> int:
 
 
 def _start(peers: int) -> Vector:
-    """A fixed start vector: same matrix, same answer."""
+    """Return a fixed start vector, so that the same matrix always gives the same result."""
     return np.random.default_rng(20240229).standard_normal(peers)
 
 
-def _rest(apply: Callable[[NDArray], NDArray], vector: NDArray) -> NDArray:
-    """(W − 11ᵀ/n) v: Brauer's deflation. 1ᵀ is W's left eigenvector, so only λ1 moves, to 0."""
+def _deflated(apply: Callable[[NDArray], NDArray], vector: NDArray) -> NDArray:
+    """Return (W − 11ᵀ/n) v: Brauer's deflation. 1ᵀ is W's left eigenvector, so only λ1 changes, to 0."""
     return apply(vector) - vector.mean()
 
 
 def _dense_second(matrix: csr_array) -> float:
-    rest = matrix.toarray() - 1.0 / _peers(matrix)
-    return float(np.abs(np.linalg.eigvals(rest)).max())
+    deflated = matrix.toarray() - 1.0 / _peers(matrix)
+    return float(np.abs(np.linalg.eigvals(deflated)).max())
 
 
 def _symmetric_form(matrix: csr_array) -> tuple[csr_array, Vector] | None:
-    """S = D^−½ W D^½ and its unit top vector, or None when W is not reversible.
+    """Return S = D^−½ W D^½ and the unit eigenvector of λ1, or None when W is not reversible.
 
-    Reversible: some π has W_ij π_j = W_ji π_i; D = diag(π). π is read off a
-    spanning tree, then checked on every edge.
+    W is reversible if some π has W_ij π_j = W_ji π_i; D = diag(π). π is computed along a spanning tree, then
+    checked on every edge.
     """
     peers = _peers(matrix)
-    here, there = csr_array(matrix, copy=True), csr_array(matrix.T)
-    for side in (here, there):
+    forward, backward = csr_array(matrix, copy=True), csr_array(matrix.T)
+    for side in (forward, backward):
         side.eliminate_zeros()
         side.sort_indices()
     if not (
-        np.array_equal(here.indptr, there.indptr) and np.array_equal(here.indices, there.indices)
+        np.array_equal(forward.indptr, backward.indptr)
+        and np.array_equal(forward.indices, backward.indices)
     ):
         return None
-    if np.allclose(here.data, there.data, rtol=1e-13, atol=0):
-        return csr_array((here + there) / 2), np.full(peers, peers**-0.5)
-    order, parent = breadth_first_order(here, 0, directed=False)
+    if np.allclose(forward.data, backward.data, rtol=1e-13, atol=0):
+        return csr_array((forward + backward) / 2), np.full(peers, peers**-0.5)
+    order, parent = breadth_first_order(forward, 0, directed=False)
     if len(order) < peers:
         return None
-    ratio = csr_array(
-        (np.log(np.divide(here.data, there.data)), here.indices, here.indptr), here.shape
-    )
-    steps = np.asarray(ratio[order[1:], parent[order[1:]]]).ravel()
-    height = np.zeros(peers)
+    log_ratios = np.log(np.divide(forward.data, backward.data))
+    log_ratio = csr_array((log_ratios, forward.indices, forward.indptr), forward.shape)
+    steps = np.asarray(log_ratio[order[1:], parent[order[1:]]]).ravel()
+    log_pi = np.zeros(peers)
     for node, step in zip(order[1:].tolist(), steps.tolist(), strict=True):
-        height[node] = height[parent[node]] + step
-    row = np.repeat(np.arange(peers), np.diff(here.indptr))
-    off = np.abs(height[row] - height[here.indices] - ratio.data).max()
-    if off > 1e-10 or np.ptp(height) > 50:
+        log_pi[node] = log_pi[parent[node]] + step
+    row = np.repeat(np.arange(peers), np.diff(forward.indptr))
+    error = np.abs(log_pi[row] - log_pi[forward.indices] - log_ratio.data).max()
+    if error > 1e-10 or np.ptp(log_pi) > 50:
         return None
-    top = np.exp((height - height.max()) / 2)
-    symmetric = csr_array(diags_array(1 / top) @ here @ diags_array(top))
+    top = np.exp((log_pi - log_pi.max()) / 2)
+    symmetric = csr_array(diags_array(1 / top) @ forward @ diags_array(top))
     return csr_array((symmetric + symmetric.T) / 2), top / np.linalg.norm(top)
 
 
 def _symmetric_gap(symmetric: csr_array, top: Vector, iterate: bool) -> float:
-    ends = _lanczos(symmetric, top) if iterate else None
-    if ends is not None:
-        return 1.0 - max(abs(ends[0]), abs(ends[1]))
+    """Return the gap of a symmetric matrix whose unit eigenvector of λ1 is `top`."""
+    extremes = _lanczos(symmetric, top) if iterate else None
+    if extremes is not None:
+        return 1.0 - max(abs(extremes[0]), abs(extremes[1]))
     gap = _factorized_gap(symmetric, top)
-    # Gershgorin: no eigenvalue lies below 2·(least kept share) − 1, so the low end rarely matters
+    # Gershgorin: no eigenvalue is below 2·(smallest diagonal entry) − 1, so the lowest rarely matters.
     if 2.0 * symmetric.diagonal().min() < gap:
         low = eigsh(symmetric, k=1, which="SA", v0=_start(len(top)), return_eigenvectors=False)
         gap = min(gap, 1.0 - abs(float(low[0])))
@@ -208,37 +210,38 @@ def _symmetric_gap(symmetric: csr_array, top: Vector, iterate: bool) -> float:
 
 
 def _lanczos(symmetric: csr_array, top: Vector) -> tuple[float, float] | None:
-    """Least and largest eigenvalue of S − top topᵀ, or None when `STEPS` were not enough.
+    """Return the lowest and highest eigenvalue of S − top topᵀ, or None if it does not converge in time.
 
-    Plain three-term Lanczos: without reorthogonalization inner Ritz values repeat, which does not
-    hurt the two ends, and a step costs one sparse product (ARPACK's upkeep is five times that).
+    Plain three-term Lanczos: without reorthogonalization inner Ritz values repeat, which does not change the
+    two extreme ones, and a step costs one sparse product (ARPACK needs five times as long).
     """
     vector = _start(len(top))
     vector -= top * (top @ vector)
     vector /= np.linalg.norm(vector)
     before, beta = np.zeros_like(vector), 0.0
     alphas, betas = [], []
-    for step in range(1, STEPS + 1):
+    for step in range(1, MAX_LANCZOS_STEPS + 1):
         after = symmetric @ vector - top * (top @ vector) - beta * before
         alphas.append(float(after @ vector))
         after -= alphas[-1] * vector
         beta = float(np.linalg.norm(after))
-        exact = beta < 1e-13  # the start's whole subspace is spanned
+        exact = beta < 1e-13  # the Krylov space is complete
         if exact or step % 100 == 0:
-            found, sure = zip(*(_ritz(alphas, betas, i, beta) for i in (0, step - 1)), strict=True)
-            slack = min(1e-9, 1e-4 * (1.0 - max(map(abs, found))))
-            # the end with the smaller modulus may stay rough: only the larger one is the answer
-            big = int(abs(found[1]) >= abs(found[0]))
-            small_bound = abs(found[1 - big]) + sure[1 - big]
-            if exact or (sure[big] <= slack and small_bound <= abs(found[big]) + slack):
-                return found[0], found[1]
+            ritz = (_ritz(alphas, betas, i, beta) for i in (0, step - 1))
+            values, errors = zip(*ritz, strict=True)
+            slack = min(1e-9, 1e-4 * (1.0 - max(map(abs, values))))
+            # The result is the larger modulus; the other value need only be certain to be smaller.
+            large = int(abs(values[1]) >= abs(values[0]))
+            small_bound = abs(values[1 - large]) + errors[1 - large]
+            if exact or (errors[large] <= slack and small_bound <= abs(values[large]) + slack):
+                return values[0], values[1]
         betas.append(beta)
         before, vector = vector, after / beta
     return None
 
 
 def _ritz(alphas: list[float], betas: list[float], index: int, beta: float) -> tuple[float, float]:
-    """One Ritz value and the bound on its distance to an eigenvalue."""
+    """Return one Ritz value, and a bound on its distance to an eigenvalue."""
     if len(alphas) == 1:
         return alphas[0], beta
     value, vector = eigh_tridiagonal(
@@ -248,7 +251,7 @@ def _ritz(alphas: list[float], betas: list[float], index: int, beta: float) -> t
 
 
 def _factorized_gap(symmetric: csr_array, top: Vector) -> float:
-    """1 − λ2 by shift-invert. The shift is of the size of a ring's gap, just beside λ1."""
+    """Return 1 − λ2 by shift-invert, with a shift slightly above λ1 (by about the gap of a ring)."""
     peers = len(top)
     shift = 1.0 / peers**2
     shifted = csc_array((1.0 + shift) * eye_array(peers) - symmetric)
@@ -261,26 +264,26 @@ def _factorized_gap(symmetric: csr_array, top: Vector) -> float:
 
     inverse = LinearOperator((peers, peers), matvec=solve, dtype=np.float64)  # pyright: ignore
     _, vectors = eigsh(inverse, k=1, which="LA", v0=_start(peers))
-    slow = vectors[:, 0] - top * (top @ vectors[:, 0])
-    # the Dirichlet form sums squares, so a gap of 1e-9 keeps its digits where 1 − λ2 would not
-    share = symmetric.tocoo()
-    row, column = share.coords
-    differences = slow[row] / top[row] - slow[column] / top[column]
-    return float((share.data * top[row] * top[column]) @ differences**2 / 2 / (slow @ slow))
+    slowest = vectors[:, 0] - top * (top @ vectors[:, 0])
+    # The Dirichlet form sums squares, so a gap of 1e-9 keeps its digits; 1 − λ2 would lose them.
+    entries = symmetric.tocoo()
+    row, column = entries.coords
+    differences = slowest[row] / top[row] - slowest[column] / top[column]
+    weights = entries.data * top[row] * top[column]
+    return float(weights @ differences**2 / 2 / (slowest @ slowest))
 
 
 def _arnoldi(apply: Callable[[NDArray], NDArray], peers: int, rounds: int = 60) -> float:
     def deflated(vector: NDArray) -> NDArray:
-        return _rest(apply, vector.ravel())
+        return _deflated(apply, vector.ravel())
 
     start = _start(peers)
     if np.abs(deflated(start)).max() < 1e-13:  # ARPACK refuses a zero operator
         return 0.0
     operator = LinearOperator((peers, peers), matvec=deflated, dtype=np.float64)  # pyright: ignore
-    wanted = min(4, peers - 2)
     values = eigs(
         operator,
-        k=wanted,
+        k=min(4, peers - 2),
         v0=start,
         ncv=min(peers, 60),
         maxiter=rounds,
@@ -291,23 +294,24 @@ def _arnoldi(apply: Callable[[NDArray], NDArray], peers: int, rounds: int = 60) 
 
 
 def _general_second(matrix: csr_array) -> float:
-    """|λ2| of a large directed exchange: Arnoldi, or shift-invert at 1 when that is slow."""
+    """Return |λ2| of a large directed graph: by Arnoldi, or by shift-invert near 1 if that is slow."""
     peers = _peers(matrix)
     try:
         return _arnoldi(lambda vector: matrix @ vector, peers)
     except ArpackNoConvergence:
         pass
     kept = float(matrix.diagonal().min())
-    near = csc_array(matrix)
-    for wanted in (8, 32):
+    columns = csc_array(matrix)
+    shift = 1.0 + 1.0 / peers**2
+    for count in (8, 32):
         values: NDArray = eigs(  # pyright: ignore[reportAssignmentType]
-            near, k=wanted, sigma=1.0 + 1.0 / peers**2, v0=_start(peers), return_eigenvectors=False
+            columns, k=count, sigma=shift, v0=_start(peers), return_eigenvectors=False
         )
         distance = np.abs(1.0 - values)
         others = values[np.arange(len(values)) != distance.argmin()]
         second = float(np.abs(others).max())
-        # All eigenvalues lie in the disc of centre `kept` that touches 1, hence those farther
-        # than r from 1 have modulus² ≤ 1 − r²·kept/(1 − kept).
+        # `kept` is the smallest share that a peer keeps. All eigenvalues lie in the disc of centre `kept`
+        # that touches 1, hence those farther than r from 1 have modulus² ≤ 1 − r²·kept/(1 − kept).
         bound = 1.0 - distance.max() ** 2 * kept / (1.0 - kept)
         if second**2 >= bound - 1e-12:
             return second
@@ -317,22 +321,22 @@ def _general_second(matrix: csr_array) -> float:
     )
 
 
-# --- measured: synchronous push-sum, run ---------------------------------------------------------
+# --- measured: runs of synchronous push-sum -------------------------------------------------------
 
 Exchange = csr_array | Callable[[int], csr_array]
-"""One column-stochastic matrix, or a function of the step that gives one (a schedule)."""
+"""One column-stochastic matrix, or a function that returns the matrix of a step (a schedule)."""
 
 
 def log_errors(
     exchange: Exchange, exchanges: int, start: Vector | None = None, seed: Seed = 0
 ) -> Vector:
-    """Natural log of the error after 0 … `exchanges` exchanges, relative to the first error.
+    """Return the natural logs of the error after 0 … `exchanges` exchanges, relative to the first error.
 
-    The error is the root mean square of x − x̄ weighted by w. `start` holds one value per peer (drawn
-    from a normal distribution when left out); all weights start at 1. −inf where it is exact.
+    The error is the root mean square of x − x̄ weighted by w; its log is −inf where averages are exact.
+    `start` has one value per peer (by default drawn from a normal distribution); all weights start at 1.
 
-    The state is kept as distance from the mean, s − x̄·w, and rescaled as it shrinks, so that thousands
-    of exchanges can be measured without sinking into rounding.
+    The computation keeps the distance from the mean, s − x̄·w, and rescales it as it shrinks, so that
+    rounding errors do not hide it even after thousands of exchanges.
     """
     first = exchange(0) if callable(exchange) else exchange
     peers = len(first.indptr) - 1
@@ -356,7 +360,7 @@ def log_errors(
         matrix = exchange(step) if callable(exchange) else exchange
         offset = matrix @ (offset / size)
         weight = matrix @ weight
-        offset -= weight * (offset.sum() / weight.sum())  # rounding only: the sum is conserved at 0
+        offset -= weight * (offset.sum() / weight.sum())  # remove rounding errors: the sum is 0
         size = float(np.sqrt(np.sum(offset**2 / weight) / peers))
         if size < 1e-14:  # this exchange averaged exactly
             break
@@ -367,9 +371,9 @@ def log_errors(
 def contraction(
     exchange: Exchange, exchanges: int, start: Vector | None = None, seed: Seed = 0
 ) -> float:
-    """Measured |λ2|: mean factor per exchange over the second half of a run.
+    """Return the measured |λ2|: the mean factor of the error per exchange, over the second half of a run.
 
-    Give several times 1 / gap exchanges, so that only the slowest mode is left by half-time.
+    Use several times 1 / gap exchanges, so that only the slowest mode is left in the second half.
     """
     logs = log_errors(exchange, exchanges, start, seed)
     half = exchanges // 2
@@ -379,19 +383,19 @@ def contraction(
 
 
 def exchanges_to(logs: Vector, tolerance: float) -> int | None:
-    """First exchange after which the error stays at or under `tolerance`; None when never."""
+    """Return the first exchange after which the error stays at or below `tolerance`; None if never."""
     above = np.flatnonzero(logs > np.log(tolerance))
     first = int(above[-1]) + 1 if above.size else 0
     return first if first < len(logs) else None
 
 
-# --- links that take time: messages arrive some exchanges later ----------------------------------
+# --- delayed links: messages arrive some exchanges later ------------------------------------------
 
 
 def link_delays(graph: nx.Graph, most: int, seed: Seed = 0) -> nx.Graph:
-    """A copy whose links carry `late`: whole exchanges on the way, 0 … `most`.
+    """Return a copy whose links have `delay_steps`: after how many exchanges a message arrives, 0 … `most`.
 
-    In proportion to `delay` where every link has one (the slowest gets `most`), else drawn evenly.
+    They are proportional to `delay` if every link has one (the slowest gets `most`), else drawn uniformly.
     """
     if most < 0:
         raise TopologyError(f"a delay is a number of exchanges, 0 or more, not {most}")
@@ -399,56 +403,55 @@ def link_delays(graph: nx.Graph, most: int, seed: Seed = 0) -> nx.Graph:
     links = copy.number_of_edges()
     delays = [d for *_, d in copy.edges(data="delay") if isinstance(d, int | float)]
     if delays and len(delays) == links:
-        top = max(delays) or 1.0
-        late = [round(most * delay / top) for delay in delays]
+        longest = max(delays) or 1.0
+        delay_steps = [round(most * delay / longest) for delay in delays]
     else:
-        late = np.random.default_rng(seed).integers(0, most + 1, links).tolist()
-    for (u, v), steps in zip(copy.edges, late, strict=True):
-        copy[u][v]["late"] = steps
+        delay_steps = np.random.default_rng(seed).integers(0, most + 1, links).tolist()
+    for (u, v), steps in zip(copy.edges, delay_steps, strict=True):
+        copy[u][v]["delay_steps"] = steps
     return copy
 
 
 def delayed_matrix(graph: nx.Graph, rule: Rule = "push") -> csr_array:
-    """One exchange of a swarm whose links are `late`, mass on its way included.
+    """Return the matrix of one exchange on a graph of `link_delays`, which includes mass in flight.
 
-    The state is the peers' mass, then what arrives in 1, 2, … exchanges at each peer. Columns sum to
-    1, so `spectral_gap` predicts the rate as for any other exchange.
+    Its state is the mass of every peer, then the mass that arrives at every peer in 1, 2, … exchanges.
+    Columns sum to 1, so `spectral_gap` predicts the rate as for any mixing matrix.
     """
     nodes = sorted(graph.nodes)
     index = {node: i for i, node in enumerate(nodes)}
     peers = len(nodes)
-    late = {}
-    for u, v, steps in graph.edges(data="late", default=0):
-        late[index[v], index[u]] = steps
+    delay_steps = {}
+    for u, v, steps in graph.edges(data="delay_steps", default=0):
+        delay_steps[index[v], index[u]] = steps
         if not graph.is_directed():
-            late[index[u], index[v]] = steps
+            delay_steps[index[u], index[v]] = steps
     shares = coo_array(mixing_matrix(graph, rule))
     row, column = shares.coords
-    steps = np.array(
-        [late.get((i, j), 0) for i, j in zip(row.tolist(), column.tolist(), strict=True)]
-    )
-    most = int(steps.max(initial=0))
+    entries = zip(row.tolist(), column.tolist(), strict=True)
+    delays = np.array([delay_steps.get(entry, 0) for entry in entries])
+    most = int(delays.max(initial=0))
     blocks: list[list[csr_array | None]] = [[None] * (most + 1) for _ in range(most + 1)]
-    for stage in range(most + 1):
-        taken = steps == stage
-        blocks[stage][0] = csr_array(
-            (shares.data[taken], (row[taken], column[taken])), shape=(peers, peers)
+    for delay in range(most + 1):
+        chosen = delays == delay
+        blocks[delay][0] = csr_array(
+            (shares.data[chosen], (row[chosen], column[chosen])), shape=(peers, peers)
         )
-        if stage < most:  # what was due in stage + 1 exchanges is due in one less
-            blocks[stage][stage + 1] = csr_array(eye_array(peers))
+        if delay < most:  # mass that was due in delay + 1 exchanges is now due in one less
+            blocks[delay][delay + 1] = csr_array(eye_array(peers))
     return csr_array(block_array(blocks))
 
 
-# --- facts in one object ---------------------------------------------------------------------------
+# --- all facts about a graph in one object ---------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What one graph does to gossip.
+    """Properties of a graph that matter for gossip.
 
-    `exchanges` is the prediction from the slowest start to `tolerance`; `messages` is exchanges ×
-    links used per exchange (both directions of an undirected link). Losing one of `cut_edges` or
-    `bridge_peers` cuts the swarm apart.
+    `exchanges` is the predicted number from the worst start to `tolerance`; `messages` is exchanges ×
+    links used per exchange (both directions of an undirected link). Losing any one of `cut_edges` or
+    `bridge_peers` splits the swarm.
     """
 
     peers: int
@@ -471,7 +474,7 @@ class Facts:
 
     @property
     def messages(self) -> float:
-        """Messages that the swarm sends until the tolerance is met."""
+        """The number of messages that the swarm sends until the tolerance is reached."""
         return self.exchanges * self.links * (1 if self.directed else 2)
 
 
@@ -483,14 +486,14 @@ def facts(
     what: str = "the graph",
     sources: int = 64,
 ) -> Facts:
-    """Degrees, spectrum, distances and weak spots of a connected graph.
+    """Return degrees, spectrum, distances and weak spots of a connected graph.
 
-    A disconnected one raises `DisconnectedError` with its components. `seed` and `sources` choose
-    where distances are sampled from when there are more peers than `sources`. Links that carry nothing
-    under the rule do not count.
+    Raises `DisconnectedError`, with the components, for a disconnected graph; `what` is how its message names
+    the graph. With more peers than `sources`, distances are measured from that many peers, drawn with `seed`.
+    With the rule `edges`, links of weight 0 do not count.
     """
-    whole, graph = graph, flowing(graph, rule)
-    if graph is not whole:
+    all_links, graph = graph, without_zero_weights(graph, rule)
+    if graph is not all_links:
         what = f"{what} without its links of weight 0"
     require_connected(graph, what)
     gap = spectral_gap(mixing_matrix(graph, rule))
@@ -517,8 +520,8 @@ def facts(
 def model_facts(
     graph: nx.Graph, members: Members, rule: Rule = "push", tolerance: float = 1e-6, seed: Seed = 0
 ) -> dict[str, Facts]:
-    """Facts of each partial model on the subgraph of the peers that implement it."""
+    """Return the facts of each partial model's subgraph: that of the peers that implement it."""
     return {
-        model: facts(part, rule, tolerance, seed, f"the subgraph of partial model {model!r}")
-        for model, part in subgraphs(graph, members).items()
+        model: facts(subgraph, rule, tolerance, seed, f"the subgraph of partial model {model!r}")
+        for model, subgraph in subgraphs(graph, members).items()
     }

@@ -1,10 +1,10 @@
-"""Shape of a graph: its parts, how far apart peers are, which links and peers it cannot lose; and its mixing
-matrix: how much of its mass each peer sends to whom in one exchange.
+"""The structure of a graph (components, distances, weak spots) and its mixing matrix.
 
-Convention everywhere: `W[i, j]` is the share of peer j's mass that goes to peer i, so that one exchange is
-`W @ x` and columns sum to 1 (mass is conserved). Rows and columns follow the sorted nodes.
+A mixing matrix W says how peers share their mass in one exchange: `W[i, j]` is the share of peer j's mass
+that goes to peer i. One exchange is `W @ x`, and columns sum to 1 (mass is conserved). Rows and columns
+are in the order of the sorted nodes.
 
-Also what a bad graph raises, and how its messages name peers.
+The errors of this package, and the way in which messages name peers, are here too.
 """
 
 from collections import Counter
@@ -23,10 +23,10 @@ from gossamer.errors import GossamerError
 Edge = tuple[int, int]
 
 Members = Mapping[str, Collection[int]]
-"""Which peers implement each partial model."""
+"""The peers that implement each partial model."""
 
 Seed = int | np.random.Generator
-"""What every `seed` parameter takes."""
+"""The type of every `seed` parameter."""
 
 
 class TopologyError(GossamerError, ValueError):
@@ -34,9 +34,9 @@ class TopologyError(GossamerError, ValueError):
 
 
 class DisconnectedError(TopologyError):
-    """Some peers can never hear from others.
+    """Some peers can never receive values of others.
 
-    `components` holds the connected (for directed graphs: strongly connected) parts, largest first.
+    `components` are the connected (for directed graphs: strongly connected) components, largest first.
     """
 
     def __init__(self, message: str, components: Sequence[frozenset[int]]):
@@ -47,31 +47,31 @@ class DisconnectedError(TopologyError):
 def name_peers(
     peers: Iterable[object], limit: int = 8, labels: Mapping[Any, str] | None = None
 ) -> str:
-    """Write a set of peers for a message: `{0, 1, 2}`, or the first few and how many follow.
+    """Return a set of peers as text for a message: `{0, 1, 2}`, or the first `limit` and how many more.
 
-    labels: what peers are called, where they are called something.
+    labels: names of peers that have one.
     """
-    known = list(peers)
+    in_order = list(peers)
     try:
-        known.sort()  # pyright: ignore[reportCallIssue, reportArgumentType]
-    except TypeError:  # mixed labels of a user's graph have no order
-        known.sort(key=str)
-    shown = ", ".join(str((labels or {}).get(peer, peer)) for peer in known[:limit])
-    more = f", … {len(known) - limit} more" if len(known) > limit else ""
+        in_order.sort()  # pyright: ignore[reportCallIssue, reportArgumentType]
+    except TypeError:  # the labels of a user's graph may have types that cannot be compared
+        in_order.sort(key=str)
+    shown = ", ".join(str((labels or {}).get(peer, peer)) for peer in in_order[:limit])
+    more = f", … {len(in_order) - limit} more" if len(in_order) > limit else ""
     return "{" + shown + more + "}"
 
 
 def name_components(components: Sequence[Iterable[object]], limit: int = 4) -> str:
-    """Write the parts of a disconnected graph for a message."""
-    shown = "; ".join(name_peers(part) for part in components[:limit])
+    """Return the components of a disconnected graph as text for a message."""
+    shown = "; ".join(name_peers(component) for component in components[:limit])
     more = f"; … {len(components) - limit} more" if len(components) > limit else ""
     return shown + more
 
 
 def adjacency(graph: nx.Graph) -> csr_array:
-    """Ones where peer i has a link to peer j; rows and columns follow the sorted nodes.
+    """Return a matrix with ones where peer i has a link to peer j, in the order of the sorted nodes.
 
-    A third of the time of networkx's own, which looks at every link's attributes.
+    It takes a third of the time of networkx's function, which reads every link's attributes.
     """
     index = {node: i for i, node in enumerate(sorted(graph))}
     ends = np.array([(index[u], index[v]) for u, v in graph.edges], dtype=np.intp).reshape(-1, 2)
@@ -81,132 +81,136 @@ def adjacency(graph: nx.Graph) -> csr_array:
 
 
 def components(graph: nx.Graph) -> list[frozenset[int]]:
-    """Parts that hear each other (strongly connected when directed), largest first."""
+    """Return the connected components (strongly connected if directed), largest first."""
     if isinstance(graph, nx.DiGraph):
-        found = nx.strongly_connected_components(graph)
+        unordered = nx.strongly_connected_components(graph)
     else:
-        found = nx.connected_components(graph)
-    return sorted((frozenset(part) for part in found), key=lambda part: (-len(part), min(part)))
+        unordered = nx.connected_components(graph)
+    return sorted(map(frozenset, unordered), key=lambda peers: (-len(peers), min(peers)))
 
 
 def require_connected(graph: nx.Graph, what: str = "the graph") -> None:
-    """Raise `DisconnectedError` naming the components, unless every peer can reach every other."""
-    parts = components(graph)
-    if len(parts) > 1:
-        kind = "strongly connected" if graph.is_directed() else "connected"
+    """Raise `DisconnectedError`, which names the components, unless every peer can reach every other.
+
+    `what` is how the message names the graph.
+    """
+    found = components(graph)
+    if len(found) > 1:
+        connected = "strongly connected" if graph.is_directed() else "connected"
         raise DisconnectedError(
-            f"{what} is not {kind}: {len(parts)} components: {name_components(parts)}. Add links between "
-            "them, or ask for bridging",
-            parts,
+            f"{what} is not {connected}: {len(found)} components: {name_components(found)}. Add links "
+            "between them, or ask for bridging",
+            found,
         )
 
 
 def effective_diameter(
     graph: nx.Graph, share: float = 0.9, sources: int = 64, seed: Seed = 0, levels: int = 500
 ) -> float:
-    """Hops within which `share` of the ordered pairs of peers reach each other, interpolated.
+    """Return the hops within which `share` of the ordered pairs of peers reach each other, interpolated.
 
-    Exact up to `sources` peers, else from that many random sources: raise it for a finer estimate,
-    lower it for speed. Graphs deeper than `levels` (long rings) are walked source by source. `inf` when
-    fewer pairs than `share` are joined at all.
+    Exact up to `sources` peers, else estimated from that many random peers: raise it for a better estimate,
+    lower it for speed. Graphs with distances above `levels` (long rings) are searched from one peer after
+    the other. `inf` if fewer pairs than `share` are connected.
     """
     nodes = sorted(graph.nodes)
     if len(nodes) < 2:
         return 0.0
     links = adjacency(graph)
-    picked = np.arange(len(nodes))
+    chosen = np.arange(len(nodes))
     if len(nodes) > sources:
-        picked = np.random.default_rng(seed).choice(len(nodes), sources, replace=False)
-    counts = _hop_counts(links, picked, levels)
-    reached = np.cumsum(counts) / (len(picked) * (len(nodes) - 1))
+        chosen = np.random.default_rng(seed).choice(len(nodes), sources, replace=False)
+    counts = _hop_counts(links, chosen, levels)
+    reached = np.cumsum(counts) / (len(chosen) * (len(nodes) - 1))
     if reached[-1] < share:
         return float("inf")
-    at = int(np.searchsorted(reached, share))  # ≥ 1: nobody is reached in 0 hops
-    return float(at - 1 + (share - reached[at - 1]) / (reached[at] - reached[at - 1]))
+    hops = int(np.searchsorted(reached, share))  # ≥ 1: no other peer is reached in 0 hops
+    return float(hops - 1 + (share - reached[hops - 1]) / (reached[hops] - reached[hops - 1]))
 
 
-def _hop_counts(links: csr_array, picked: NDArray[np.intp], levels: int) -> NDArray[np.float64]:
-    """How many (source, other) pairs are 0, 1, 2, … hops apart.
+def _hop_counts(links: csr_array, sources: NDArray[np.intp], levels: int) -> NDArray[np.float64]:
+    """Return how many pairs (source, other peer) have a distance of 0, 1, 2, … hops.
 
-    Breadth-first from 64 sources at once, one bit each: a level is one pass over the links.
+    Breadth-first search from 64 sources at once, one bit each: a level is one pass over the links.
     """
-    into = csr_array(links.T)
-    heard = np.flatnonzero(np.diff(into.indptr))
-    starts = into.indptr[:-1][heard]
+    incoming = csr_array(links.T)
+    receivers = np.flatnonzero(np.diff(incoming.indptr))
+    starts = incoming.indptr[:-1][receivers]
     counts = np.zeros(1)
-    for batch in np.array_split(picked, -(-len(picked) // 64)):
-        seen = np.zeros(len(into.indptr) - 1, dtype=np.uint64)
-        seen[batch] = np.uint64(1) << np.arange(len(batch), dtype=np.uint64)
-        found = [len(batch)]
-        while heard.size and (len(found) == 1 or found[-1] > found[-2]):
-            if len(found) > levels:
-                return _deep_hop_counts(links, picked)
-            seen[heard] |= np.bitwise_or.reduceat(seen[into.indices], starts)
-            found.append(int(np.unpackbits(seen.view(np.uint8)).sum()))
-        new = np.diff(found, prepend=found[0])
+    for batch in np.array_split(sources, -(-len(sources) // 64)):
+        reached = np.zeros(
+            len(incoming.indptr) - 1, dtype=np.uint64
+        )  # by peer, a bit for each source
+        reached[batch] = np.uint64(1) << np.arange(len(batch), dtype=np.uint64)
+        pairs = [len(batch)]  # reached pairs by number of hops
+        while receivers.size and (len(pairs) == 1 or pairs[-1] > pairs[-2]):
+            if len(pairs) > levels:
+                return _deep_hop_counts(links, sources)
+            reached[receivers] |= np.bitwise_or.reduceat(reached[incoming.indices], starts)
+            pairs.append(int(np.unpackbits(reached.view(np.uint8)).sum()))
+        new = np.diff(pairs, prepend=pairs[0])
         counts = np.pad(counts, (0, max(0, len(new) - len(counts))))
         counts[: len(new)] += new
     return counts
 
 
-def _deep_hop_counts(links: csr_array, picked: NDArray[np.intp]) -> NDArray[np.float64]:
+def _deep_hop_counts(links: csr_array, sources: NDArray[np.intp]) -> NDArray[np.float64]:
     counts = np.zeros(len(links.indptr))
-    for source in picked:
+    for source in sources:
         hops = dijkstra(links, indices=int(source), unweighted=True)
         hops[source] = np.inf
-        seen = np.bincount(hops[np.isfinite(hops)].astype(np.intp))
-        counts[: len(seen)] += seen
+        pairs = np.bincount(hops[np.isfinite(hops)].astype(np.intp))
+        counts[: len(pairs)] += pairs
     return counts
 
 
 def weak_spots(graph: nx.Graph) -> tuple[list[Edge], list[int]]:
-    """Cut edges and bridge peers: each one's loss alone cuts the swarm apart.
+    """Return cut edges and bridge peers: the loss of any one of them splits the swarm.
 
-    Directed graphs lose strong connectivity instead. One pass over the biconnected parts (undirected)
-    or over the dominator trees from one peer, forwards and backwards (directed).
+    For directed graphs: the graph is no longer strongly connected. Takes one pass over the biconnected
+    components (undirected), or over the dominator trees of one peer, forwards and backwards (directed).
     """
     if isinstance(graph, nx.DiGraph):
         return _directed_weak_spots(graph)
     edges: list[Edge] = []
-    parts_of: dict[int, int] = dict.fromkeys(graph.nodes, 0)
-    for part in nx.biconnected_component_edges(graph):
-        links = list(part)
+    component_count: dict[int, int] = dict.fromkeys(graph.nodes, 0)
+    for component in nx.biconnected_component_edges(graph):
+        links = list(component)
         if len(links) == 1:
             a, b = links[0]
             edges.append((min(a, b), max(a, b)))
         for peer in {end for link in links for end in link}:
-            parts_of[peer] += 1
-    return sorted(edges), sorted(peer for peer, count in parts_of.items() if count > 1)
+            component_count[peer] += 1
+    return sorted(edges), sorted(peer for peer, count in component_count.items() if count > 1)
 
 
 def _directed_weak_spots(graph: nx.DiGraph) -> tuple[list[Edge], list[int]]:
-    require_connected(graph, "weak spots need a graph that holds together, and it")
+    require_connected(graph, "weak spots need a connected graph, and this one")
     root = min(graph.nodes)
     edges: set[Edge] = set()
     peers: set[int] = set()
     for backwards in (False, True):
-        flow = graph.reverse(copy=False) if backwards else graph
-        above = {
-            node: up for node, up in nx.immediate_dominators(flow, root).items() if node != root
-        }
-        peers |= {up for up in above.values() if up != root}
-        # Preorder numbers, and how many nodes hang below each: a subtree is a run of numbers.
-        tree = nx.DiGraph((up, node) for node, up in above.items())
-        order = list(nx.dfs_preorder_nodes(tree, root)) if above else [root]
-        entry = {node: number for number, node in enumerate(order)}
+        directed = graph.reverse(copy=False) if backwards else graph
+        dominators = nx.immediate_dominators(directed, root)
+        parent = {node: above for node, above in dominators.items() if node != root}
+        peers |= {above for above in parent.values() if above != root}
+        # In preorder, the subtree of a node is a range: from its number, as long as its size.
+        tree = nx.DiGraph((above, node) for node, above in parent.items())
+        order = list(nx.dfs_preorder_nodes(tree, root)) if parent else [root]
+        number = {node: position for position, node in enumerate(order)}
         size = Counter(order)
         for node in reversed(order[1:]):
-            size[above[node]] += size[node]
-        for node, up in above.items():
-            # the link is the only way in: all other ways into `node` come from beyond it
-            if flow.has_edge(up, node) and all(
-                0 <= entry[other] - entry[node] < size[node]
-                for other in flow.predecessors(node)
-                if other != up
+            size[parent[node]] += size[node]
+        for node, above in parent.items():
+            # A cut edge: all other links into `node` come from its own subtree.
+            if directed.has_edge(above, node) and all(
+                0 <= number[other] - number[node] < size[node]
+                for other in directed.predecessors(node)
+                if other != above
             ):
-                edges.add((node, up) if backwards else (up, node))
-    rest = graph.subgraph(node for node in graph if node != root)
-    if len(components(rest)) > 1:
+                edges.add((node, above) if backwards else (above, node))
+    others = graph.subgraph(node for node in graph if node != root)
+    if len(components(others)) > 1:
         peers.add(root)
     return sorted(edges), sorted(peers)
 
@@ -214,22 +218,25 @@ def _directed_weak_spots(graph: nx.DiGraph) -> tuple[list[Edge], list[int]]:
 # --- mixing matrices ------------------------------------------------------------------------------
 
 Rule = Literal["push", "metropolis", "max-degree", "edges"]
-"""Names of weight rules. Swarms run `push` unless told otherwise, and so everything here is about it."""
+"""Names of weight rules. `push` is the default of swarms, and of all functions here."""
 
 
-def _links(graph: nx.Graph, undirected: str = "") -> csr_array:
-    """The links of a graph that has a mixing matrix; `undirected` names a rule that needs such a graph."""
+def _checked_adjacency(graph: nx.Graph, undirected_rule: str = "") -> csr_array:
+    """Return the adjacency matrix; raise if the graph can have no mixing matrix.
+
+    undirected_rule: the name of the weight rule, if the rule needs an undirected graph.
+    """
     if graph.is_multigraph():
         raise TopologyError("parallel links: use nx.Graph or nx.DiGraph, not a multigraph")
-    if undirected and graph.is_directed():
+    if undirected_rule and graph.is_directed():
         raise TopologyError(
-            f"{undirected} weights need an undirected graph; use push on a directed one"
+            f"{undirected_rule} weights need an undirected graph; use push on a directed one"
         )
     if not graph:
         raise TopologyError("the graph has no peers")
     if loops := list(nx.nodes_with_selfloops(graph)):
         raise TopologyError(
-            f"self-loops at {name_peers(loops)}: remove them (what a peer keeps is what it does "
+            f"self-loops at {name_peers(loops)}: remove them (a peer keeps the share that it does "
             "not send)"
         )
     try:
@@ -237,50 +244,50 @@ def _links(graph: nx.Graph, undirected: str = "") -> csr_array:
     except TypeError:
         raise TopologyError(
             f"peers {name_peers(graph)} are names of several types, which have no order: "
-            "gossamer.topology.plain(graph) numbers them"
+            "gossamer.topology.normalize_graph(graph) numbers them"
         ) from None
 
 
-def _with_kept(sent: csr_array) -> csr_array:
-    """Add the diagonal: each peer keeps what it does not send."""
+def _with_kept_shares(sent: csr_array) -> csr_array:
+    """Add the diagonal: each peer keeps the share that it does not send."""
     kept = 1.0 - np.asarray(sent.sum(axis=0)).ravel()
     return csr_array(sent + diags_array(kept, format="csr"))
 
 
 def metropolis(graph: nx.Graph) -> csr_array:
-    """Metropolis–Hastings: 1 / (1 + larger degree) on each link. Symmetric; needs no global fact.
+    """Metropolis–Hastings weights: 1 / (1 + larger degree) on each link; peers need only local knowledge.
 
-    The safe choice on undirected graphs: plain averages, no weights needed, hubs slow nobody down.
+    The matrix is symmetric, so averaging needs no push-sum weights, and hubs do not slow other peers down.
     """
-    matrix = _links(graph, "metropolis")
+    matrix = _checked_adjacency(graph, "metropolis")
     degree = np.asarray(matrix.sum(axis=1)).ravel()
     links = coo_array(matrix)
     row, column = links.coords
     share = 1.0 / (1.0 + np.maximum(degree[row], degree[column]))
-    return _with_kept(csr_array((share, (row, column)), shape=matrix.shape))
+    return _with_kept_shares(csr_array((share, (row, column)), shape=matrix.shape))
 
 
 def max_degree(graph: nx.Graph) -> csr_array:
-    """1 / (1 + largest degree of the swarm) on each link. Symmetric; slow when one hub is large."""
-    matrix = _links(graph, "max-degree")
-    top = float(np.asarray(matrix.sum(axis=1)).max())
-    return _with_kept(csr_array(matrix / (1.0 + top)))
+    """1 / (1 + largest degree in the swarm) on each link. Symmetric; slow if one hub is large."""
+    matrix = _checked_adjacency(graph, "max-degree")
+    largest = float(np.asarray(matrix.sum(axis=1)).max())
+    return _with_kept_shares(csr_array(matrix / (1.0 + largest)))
 
 
 def uniform_push(graph: nx.Graph) -> csr_array:
-    """Equal shares to oneself and every out-neighbour: push-sum's default, for any graph."""
-    matrix = _links(graph)
-    out = np.asarray(matrix.sum(axis=1)).ravel()
-    return _with_kept(csr_array(matrix.T @ diags_array(1.0 / (1.0 + out))))
+    """Equal shares for the peer itself and every out-neighbour: push-sum's default, for any graph."""
+    matrix = _checked_adjacency(graph)
+    out_degree = np.asarray(matrix.sum(axis=1)).ravel()
+    return _with_kept_shares(csr_array(matrix.T @ diags_array(1.0 / (1.0 + out_degree))))
 
 
 def edge_weights(graph: nx.Graph, attribute: str = "weight") -> csr_array:
-    """Shares written on the edges: edge (u, v) carries the share of u's mass that v gets.
+    """Shares from an attribute of the edges: edge (u, v) has the share of u's mass that v gets.
 
-    The rest is kept. An edge without the attribute, a share outside 0 … 1, or a peer that sends
-    more than it has is an error that names it.
+    A peer keeps the rest. Raises, naming edge or peer, if an edge lacks the attribute, a share is outside
+    0 … 1, or a peer sends more than it has.
     """
-    _links(graph)  # for its checks
+    _checked_adjacency(graph)  # for its checks
     nodes = sorted(graph)
     index = {node: i for i, node in enumerate(nodes)}
     rows, columns, shares = [], [], []
@@ -295,12 +302,12 @@ def edge_weights(graph: nx.Graph, attribute: str = "weight") -> csr_array:
     shape = (len(nodes), len(nodes))
     sent = csr_array((np.array(shares, dtype=float), (rows, columns)), shape=shape)
     total = np.asarray(sent.sum(axis=0)).ravel()
-    for at in np.flatnonzero(total > 1 + 1e-12):
+    for i in np.flatnonzero(total > 1 + 1e-12):
         raise TopologyError(
-            f"peer {nodes[at]} sends away {total[at]:.9g} of its mass: the {attribute}s of its "
+            f"peer {nodes[i]} sends away {total[i]:.9g} of its mass: the {attribute}s of its "
             "edges must sum to at most 1"
         )
-    return _with_kept(sent)
+    return _with_kept_shares(sent)
 
 
 RULES = MappingProxyType(
@@ -311,16 +318,16 @@ RULES = MappingProxyType(
         "edges": edge_weights,
     }
 )
-"""Weight rules by the name a config uses."""
+"""Weight rules by their name in configs."""
 
 
-def weighted(graph: nx.Graph) -> bool:
-    """Whether weights are written on the links: any other than 1. Only the rule `edges` uses them."""
+def has_weights(graph: nx.Graph) -> bool:
+    """Return whether any link has a weight other than 1. Only the rule `edges` uses weights."""
     return any(weight not in (None, 1) for *_, weight in graph.edges(data="weight"))
 
 
 def mixing_matrix(graph: nx.Graph, rule: Rule = "push") -> csr_array:
-    """The matrix of one exchange on `graph` under the named rule, checked."""
+    """Return the matrix of one exchange on `graph` with the named weight rule, checked."""
     if rule not in RULES:
         raise TopologyError(f"unknown weight rule {rule!r}: use {', '.join(RULES)}")
     matrix = RULES[rule](graph)
@@ -335,31 +342,31 @@ def check_stochastic(
     names: Sequence[int] | None = None,
     tolerance: float = 1e-9,
 ) -> None:
-    """Raise unless all shares are ≥ 0 and the asked sums are 1; the error names peer and sum.
+    """Raise, naming peer and sum, unless all shares are ≥ 0 and columns (or rows) sum to 1.
 
-    Push-sum needs columns (mass conserved); plain averaging without weights needs rows as well.
+    Push-sum needs columns (mass is conserved); averaging without push-sum weights needs rows as well.
     """
     height, width = matrix.shape  # pyright: ignore[reportGeneralTypeIssues]
     if height != width:
         raise TopologyError(f"a mixing matrix is square, not {height} × {width}")
     label = list(range(width)) if names is None else list(names)
     entries = coo_array(matrix)
-    bad = np.flatnonzero(~(entries.data >= -tolerance))  # ~(≥) also catches NaN
-    if bad.size:
-        receiver, sender = (int(axis[bad[0]]) for axis in entries.coords)
+    invalid = np.flatnonzero(~(entries.data >= -tolerance))  # ~(≥) also finds NaN
+    if invalid.size:
+        receiver, sender = (int(axis[invalid[0]]) for axis in entries.coords)
         raise TopologyError(
             f"peer {label[sender]} gives peer {label[receiver]} the share "
-            f"{entries.data[bad[0]]:.9g}: shares are 0 or more"
+            f"{entries.data[invalid[0]]:.9g}: shares are 0 or more"
         )
-    asked = [(0, "column", "sends and keeps")] * columns + [(1, "row", "receives")] * rows
-    for axis, word, verb in asked:
+    checks = [(0, "column", "sends and keeps")] * columns + [(1, "row", "receives")] * rows
+    for axis, word, verb in checks:
         sums = np.asarray(matrix.sum(axis=axis)).ravel()
         wrong = np.flatnonzero(~(np.abs(sums - 1.0) <= tolerance))
         if wrong.size:
-            at = int(wrong[0])
+            first = int(wrong[0])
             raise TopologyError(
-                f"not {word}-stochastic: peer {label[at]} {verb} {sums[at]:.9g} in all, not 1 "
-                f"({wrong.size} of {len(label)} peers are off)"
+                f"not {word}-stochastic: peer {label[first]} {verb} {sums[first]:.9g} in all, not 1 "
+                f"({wrong.size} of {len(label)} peers have a wrong sum)"
             )
 
 
@@ -367,7 +374,7 @@ def check_stochastic(
 
 
 def subgraphs(graph: nx.Graph, members: Members) -> dict[str, nx.Graph]:
-    """Each partial model's own graph (views); peers that `graph` lacks are an error."""
+    """Return the subgraph (a view) of each partial model's peers; raise if `graph` lacks one of them."""
     for model, peers in members.items():
         missing = set(peers) - set(graph.nodes)
         if missing:
@@ -378,55 +385,56 @@ def subgraphs(graph: nx.Graph, members: Members) -> dict[str, nx.Graph]:
     return {model: graph.subgraph(peers) for model, peers in members.items()}
 
 
-def flowing(graph: nx.Graph, rule: Rule = "push") -> nx.Graph:
-    """The graph of the links that carry something: all, but under the rule `edges` those of weight 0."""
-    silent = [(u, v) for u, v, weight in graph.edges(data="weight") if weight == 0]
-    if rule != "edges" or not silent:
+def without_zero_weights(graph: nx.Graph, rule: Rule = "push") -> nx.Graph:
+    """Return the graph without its links of weight 0 if the rule uses weights, else the graph itself."""
+    unused = [(u, v) for u, v, weight in graph.edges(data="weight") if weight == 0]
+    if rule != "edges" or not unused:
         return graph
     copy = graph.copy()
-    copy.remove_edges_from(silent)
+    copy.remove_edges_from(unused)
     return copy
 
 
 def check_models(
     graph: nx.Graph, members: Members, rule: Rule = "push"
 ) -> dict[str, list[frozenset[int]]]:
-    """The (strongly) connected parts in which each partial model can gossip: one when all is well."""
-    parts = subgraphs(flowing(graph, rule), members)
-    return {model: components(part) for model, part in parts.items()}
+    """Return the (strongly) connected components of each partial model's subgraph; there should be one."""
+    by_model = subgraphs(without_zero_weights(graph, rule), members)
+    return {model: components(subgraph) for model, subgraph in by_model.items()}
 
 
 def require_models_connected(graph: nx.Graph, members: Members, rule: Rule = "push") -> None:
-    """Raise `DisconnectedError` naming each partial model that cannot gossip, and its components.
+    """Raise `DisconnectedError`, naming components, if the subgraph of a partial model is disconnected.
 
-    Links count by what they carry under the rule. A rule that does not fit the graph, or under which
-    peers would never agree, is a `TopologyError`.
+    With the rule `edges`, links of weight 0 do not count. Raises `TopologyError` if the rule does not fit the
+    graph, or if peers would never agree with it.
     """
-    torn = {m: parts for m, parts in check_models(graph, members, rule).items() if len(parts) > 1}
-    if torn:
+    by_model = check_models(graph, members, rule)
+    disconnected = {model: found for model, found in by_model.items() if len(found) > 1}
+    if disconnected:
         lines = "\n  ".join(
-            f"{model}: {len(parts)} components: {name_components(parts)}"
-            for model, parts in torn.items()
+            f"{model}: {len(found)} components: {name_components(found)}"
+            for model, found in disconnected.items()
         )
-        silent = flowing(graph, rule) is not graph
+        has_unused_links = without_zero_weights(graph, rule) is not graph
         raise DisconnectedError(
-            f"{len(torn)} of {len(members)} partial models cannot gossip among all their peers"
-            f"{', since links of weight 0 carry nothing' * silent}:\n  {lines}\n"
-            "Add links between the components; gossamer.topology.bridge lists the fewest that do",
-            next(iter(torn.values())),
+            f"{len(disconnected)} of {len(members)} partial models cannot gossip among all their peers"
+            f"{', since links of weight 0 carry nothing' * has_unused_links}:\n  {lines}\n"
+            "Add links between the components; gossamer.topology.bridge lists the fewest that are needed",
+            next(iter(disconnected.values())),
         )
-    for model, part in subgraphs(graph, members).items() if rule != "push" else ():
-        _require_settling(model, mixing_matrix(part, rule))
+    for model, subgraph in subgraphs(graph, members).items() if rule != "push" else ():
+        _require_aperiodic(model, mixing_matrix(subgraph, rule))
 
 
-def _require_settling(model: str, matrix: csr_array) -> None:
-    """Connected peers of whom nobody keeps anything may pass their mass round and round."""
-    flow = csr_array(matrix * (matrix > 1e-12))  # not what is left by rounding
-    flow.eliminate_zeros()
-    if not flow.diagonal().any() and not nx.is_aperiodic(
-        nx.from_scipy_sparse_array(flow, create_using=nx.DiGraph)
+def _require_aperiodic(model: str, matrix: csr_array) -> None:
+    """Raise if no peer keeps a share and all cycles have a common factor: mass would circulate for ever."""
+    nonzero = csr_array(matrix * (matrix > 1e-12))  # without rounding errors
+    nonzero.eliminate_zeros()
+    if not nonzero.diagonal().any() and not nx.is_aperiodic(
+        nx.from_scipy_sparse_array(nonzero, create_using=nx.DiGraph)
     ):
         raise TopologyError(
-            f"{model}: all its peers give away all that they have, and pass it round for ever without "
-            "agreeing: let the weights of some peer's edges sum to less than 1"
+            f"{model}: all its peers give away all their mass, which circulates without ever agreeing: "
+            "let the weights of some peer's edges sum to less than 1"
         )

@@ -153,7 +153,9 @@ class Gossip:
         if set(self.graph.nodes) != set(range(peers)):
             examples = ", ".join(repr(node) for node in list(self.graph)[:4])
             if len(self.graph) == peers:
-                examples += "; gossamer.topology.plain(graph) numbers them in the graph's order"
+                examples += (
+                    "; gossamer.topology.normalize_graph(graph) numbers them in the graph's order"
+                )
             raise ModelError(
                 f"the graph has {len(self.graph)} nodes and there are {peers} learners: nodes must be "
                 f"the numbers 0 to {peers - 1}, one for each learner, and here they begin with {examples}"

@@ -31,12 +31,12 @@ from ...topology import (
     bridged,
     build,
     build_schedule,
+    has_weights,
     parse,
     predict_pace,
     require_connected,
     require_models_connected,
     static,
-    weighted,
 )
 from ..cli import console
 from ..config.tables import Config, ConfigError, load_config
@@ -204,7 +204,7 @@ def print_graph_notes(
     rule, lines = rule or graph.rule, []
     if graph.added.edges:
         lines.append(describe_bridging(graph.added, graph.labels))
-    if not graph.changing and rule != "edges" and weighted(graph.graph):
+    if not graph.changing and rule != "edges" and has_weights(graph.graph):
         given = "peers give equal parts" if rule == "push" else f"peers give by the rule {rule}"
         line = f"weights on the topology's links are not used: {given}"
         lines.append(f"{line}; {hint}" if hint else line)

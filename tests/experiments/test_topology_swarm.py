@@ -398,10 +398,10 @@ def test_nodes_with_other_names_are_told_the_remedy(nodes: list[Any]) -> None:
     line = str(refused.value)
     assert "\n" not in line
     assert f"begin with {nodes[0]!r}, " in line
-    assert "gossamer.topology.plain(graph) numbers them" in line
+    assert "gossamer.topology.normalize_graph(graph) numbers them" in line
     with pytest.raises(ModelError) as refused:
         Arena(swarm, mixing=Gossip(nx.path_graph(nodes[:3])))
-    assert "plain" not in str(refused.value)  # numbers would not make them more
+    assert "normalize_graph" not in str(refused.value)  # numbers would not make them more
 
 
 def test_no_topology_leaves_the_default_rule_alone() -> None:

@@ -1,4 +1,4 @@
-"""Losing peers and links, links that are late, and advice: against small cases that are known."""
+"""Losing peers and links, delayed links, and advice: against small cases that are known."""
 
 from itertools import combinations
 from math import inf
@@ -83,7 +83,7 @@ def test_a_loss_does_not_touch_the_graph_and_parts_are_refused() -> None:
     assert graph.number_of_edges() == 6
     with pytest.raises(DisconnectedError, match="2 components"):
         worst_loss(nx.Graph([(0, 1), (2, 3)]), "peers")
-    with pytest.raises(TopologyError, match="in parts already"):
+    with pytest.raises(TopologyError, match="disconnected already"):
         fewest_to_split(nx.DiGraph([(0, 1)]), "peers")
 
 
@@ -96,7 +96,7 @@ def test_late_links_are_a_post_office(kind: str, most: int) -> None:
     assert np.allclose(np.asarray(matrix.sum(axis=0)).ravel(), 1)
     shares = mixing_matrix(graph).toarray()
     late = np.zeros((16, 16), int)
-    for u, v, steps in graph.edges(data="late"):
+    for u, v, steps in graph.edges(data="delay_steps"):
         late[v, u] = steps
         if not graph.is_directed():
             late[u, v] = steps
@@ -119,7 +119,7 @@ def test_delays_follow_distance_and_bad_ones_are_refused() -> None:
     graph = link_delays(build("geographic", 20, seed=1), 4)
     for *_, data in graph.edges(data=True):
         top = max(d for *_, d in graph.edges(data="delay"))
-        assert data["late"] == round(4 * data["delay"] / top)
+        assert data["delay_steps"] == round(4 * data["delay"] / top)
     none = delayed_matrix(link_delays(build("ring", 6), 0))
     assert abs(none - mixing_matrix(build("ring", 6))).max() == 0
     assert spectral_gap(delayed_matrix(link_delays(build("ring", 6), 2))) < spectral_gap(none) < inf

@@ -14,8 +14,8 @@ from gossamer.topology import (
     from_function,
     graphs,
     load,
+    normalize_graph,
     parse,
-    plain,
 )
 
 
@@ -100,7 +100,7 @@ def test_labels_and_weights_survive(tmp_path: Path) -> None:
     graph = load(path)
     assert dict(graph.nodes(data="label")) == {0: "ann", 1: "bob", 2: "cid"}
     assert list(graph.edges(data="weight")) == [(0, 1, 0.25), (1, 2, 0.5)]
-    families = plain(nx.florentine_families_graph())
+    families = normalize_graph(nx.florentine_families_graph())
     assert list(families.nodes) == list(range(15))
     assert families.nodes[0]["label"] == "Acciaiuoli"
 
@@ -114,7 +114,7 @@ def test_labels_and_weights_survive(tmp_path: Path) -> None:
         ("g.edges", "0 1 nan\n", r"line 1: .*not a finite number"),
         ("g.edges", "0 1 1\n1 0 2\n", r"line 2: .*another weight"),
         ("g.edges", "# nothing\n", "no peers"),
-        ("g.csv", "0,1\n1,0,1\n", r"line 2: 3 cells where line 1 has 2"),
+        ("g.csv", "0,1\n1,0,1\n", r"line 2: 3 columns where line 1 has 2"),
         ("g.csv", "0,1\n1,a\n", r"line 2, column 2: 'a' is not a number"),
         ("g.csv", "0,1,0\n1,0,0\n", r"square, not of shape \(2, 3\)"),
         ("g.csv", "1,1\n1,0\n", r"self-loops at \{0\}"),
@@ -154,7 +154,7 @@ def test_missing_binary_and_negative(tmp_path: Path) -> None:
 
 def test_parallel_links_are_refused() -> None:
     with pytest.raises(TopologyError, match="parallel links 0–1"):
-        plain(nx.MultiGraph([(0, 1), (0, 1)]))
+        normalize_graph(nx.MultiGraph([(0, 1), (0, 1)]))
 
 
 def test_users_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
