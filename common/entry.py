@@ -17,20 +17,20 @@ class EntryError(GossamerError):
 
 
 def load_entry(name: str) -> Callable[..., Any]:
-    """Return the function that `module:function` names; modules in the current folder are found too."""
+    """Return the function that `module:function` names; the module may be in the current folder."""
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
         raise EntryError(f"{name!r} is not an entry point: write module:function")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise EntryError(
             f"entry point {name!r}: module {module_name!r} cannot be imported: {error}"
         ) from None
-    except Exception as error:  # whatever the user's module does while it is imported
+    except Exception as error:  # the user's module may raise anything while it is imported
         raise EntryError(f"entry point {name!r}: {describe_error(module_name, error)}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -39,9 +39,9 @@ def load_entry(name: str) -> Callable[..., Any]:
 
 
 def call_entry(name: str, arguments: Mapping[str, Any]) -> Any:
-    """Return what the function that `module:function` names returns.
+    """Call the function that `module:function` names, and return its result.
 
-    Errors of other families become an EntryError that names the function, the error and its place.
+    Any error but a GossamerError becomes an EntryError with the function, the error, its file and line.
     """
     function = load_entry(name)
     try:
@@ -53,11 +53,11 @@ def call_entry(name: str, arguments: Mapping[str, Any]) -> Any:
 
 
 def describe_error(name: str, error: Exception) -> str:
-    """Return one line on what a user's `module:function` raised, and where in the user's own file."""
+    """Describe in one line the error of a user's `module:function`, with its line in the user's file."""
     frames = traceback.extract_tb(error.__traceback__)
     module = sys.modules.get(name.partition(":")[0])
-    own = [frame for frame in frames if frame.filename == getattr(module, "__file__", None)]
-    words = f"{name} raised {type(error).__name__}: {' '.join(str(error).split())}"
-    if not own:  # while it was imported, or in code that stands in another module
-        own = [frame for frame in frames if not frame.filename.startswith("<")][-1:]
-    return words + "".join(f", at {frame.filename}:{frame.lineno}" for frame in own[-1:])
+    in_module = [frame for frame in frames if frame.filename == getattr(module, "__file__", None)]
+    if not in_module:  # the module failed to import, or its function comes from another module
+        in_module = [frame for frame in frames if not frame.filename.startswith("<")][-1:]
+    place = "".join(f", at {frame.filename}:{frame.lineno}" for frame in in_module[-1:])
+    return f"{name} raised {type(error).__name__}: {' '.join(str(error).split())}{place}"

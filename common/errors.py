@@ -1,8 +1,8 @@
-"""The family of errors."""
+"""The base class of Gossamer's errors."""
 
 
 class GossamerError(Exception):
     """Base of all errors that Gossamer raises on purpose.
 
-    Its text is one line for the person who can put it right: what was wrong, where, and what to do.
+    Its message is one line for the person who can fix it: what was wrong, where, and what to do.
     """

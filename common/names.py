@@ -1,4 +1,4 @@
-"""Hints for names that are not known."""
+"""Hints in error messages about unknown names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from difflib import get_close_matches
 
 
 def hint(name: str, known: Iterable[str], *, are: str = "known are", cutoff: float = 0.5) -> str:
-    """Return "did you mean 'x'?", or the list of known names if none is near."""
+    """Return "did you mean 'x'?", or the list of known names if none is similar.
+
+    are: the words before that list.
+    """
     names = list(known)
     near = get_close_matches(name, names, n=1, cutoff=cutoff)
     return f"did you mean {near[0]!r}?" if near else f"{are} {', '.join(names) or 'none'}"

@@ -1,4 +1,4 @@
-"""Who talks to whom: graphs, weights, spectra, schedules and churn."""
+"""Which peers exchange values: graphs, mixing weights, spectra, schedules and churn."""
 
 import lazy_loader
 
