@@ -59,5 +59,5 @@ def describe_error(name: str, error: Exception) -> str:
     in_module = [frame for frame in frames if frame.filename == getattr(module, "__file__", None)]
     if not in_module:  # the module failed to import, or its function comes from another module
         in_module = [frame for frame in frames if not frame.filename.startswith("<")][-1:]
-    place = "".join(f", at {frame.filename}:{frame.lineno}" for frame in in_module[-1:])
-    return f"{name} raised {type(error).__name__}: {' '.join(str(error).split())}{place}"
+    location = "".join(f", at {frame.filename}:{frame.lineno}" for frame in in_module[-1:])
+    return f"{name} raised {type(error).__name__}: {' '.join(str(error).split())}{location}"

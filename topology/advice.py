@@ -147,8 +147,8 @@ def _leaves(edge: Edge, peers: frozenset[int], members: frozenset[int], directed
 def _closed_sets(graph: nx.Graph) -> Iterator[frozenset[int]]:
     """Yield sets of peers that no link leaves, so that an added one must; none if the graph is connected."""
     if not isinstance(graph, nx.DiGraph):
-        found = components(graph)
-        yield from found if len(found) > 1 else ()
+        closed = components(graph)
+        yield from closed if len(closed) > 1 else ()
         return
     condensed = nx.condensation(graph)
     if len(condensed) == 1:
@@ -267,7 +267,7 @@ def advise(
     members: Members | None = None,
     tolerance: float = 1e-6,
     seed: Seed = 0,
-    asked: Sequence[str] | None = None,
+    specs: Sequence[str] | None = None,
 ) -> Advice:
     """Rank topologies for `peers` peers.
 
@@ -279,7 +279,7 @@ def advise(
     members
         Partial models that must be connected: disconnected ones are bridged, within `degree`. The slowest
         model decides.
-    asked
+    specs
         The topologies to rank; by default those of `candidate_specs`.
     """
     if peers < 2:
@@ -293,7 +293,7 @@ def advise(
     models = {"everybody": range(peers), **(members or {})}
     ranked: list[Candidate] = []
     refused: list[tuple[str, str]] = []
-    for spec in asked or candidate_specs(peers, degree, max(len(members or {}), 1)):
+    for spec in specs or candidate_specs(peers, degree, max(len(members or {}), 1)):
         try:
             ranked.append(_rate(spec, peers, degree, budget, message, models, tolerance, seed))
         except TopologyError as error:
@@ -370,10 +370,10 @@ def _slowest(schedule: Schedule, models: Members, tolerance: float) -> tuple[str
     steps = schedule.period or RATED_STEPS
     for model, peers in models.items():
         model_schedule = schedule.restricted_to(peers)
-        found = components(model_schedule.union(0, steps))
-        if len(found) > 1:
+        groups = components(model_schedule.union(0, steps))
+        if len(groups) > 1:
             raise DisconnectedError(
-                f"the peers of {model!r} are never connected: a schedule cannot be bridged", found
+                f"the peers of {model!r} are never connected: a schedule cannot be bridged", groups
             )
         paces[model] = predict_pace(model_schedule, tolerance=tolerance, steps=steps)
     slowest = max(paces, key=lambda model: paces[model].rate)

@@ -51,7 +51,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Loss:
-    """The course of one way to lose peers or links: at random, or by the worst known attack.
+    """A swarm that loses more and more peers or links: at random, or by the worst known attack.
 
     `first_split` is the lost share at which the swarm was first disconnected (None: it never was); `first`
     are the peers or links that an attack removes first, and `attack` is its name in ATTACKS.
@@ -252,8 +252,8 @@ class _Removal:
             peers_left = int((peer_removed_at >= count).sum())
             ends_left = ends[link_removed_at >= count]
             links = csr_array((np.ones(len(ends_left)), tuple(ends_left.T)), shape=shape)
-            found, _ = connected_components(links, directed, connection="strong")
+            components_left, _ = connected_components(links, directed, connection="strong")
             removed_peers = len(nodes) - peers_left  # each is a component of its own
-            if peers_left and found - removed_peers > 1:
+            if peers_left and components_left - removed_peers > 1:
                 return count / len(order)
         return None

@@ -103,8 +103,8 @@ def parse(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         if len(words) > len(accepted):
             names = ":".join([kind, *accepted])
             raise TopologyError(f"topology {spec!r} has too many parameters: write {names}")
-        given = list(accepted.values())[: len(words)]
-        return kind, {p.name: _convert(spec, p, word) for p, word in zip(given, words, strict=True)}
+        first = list(accepted.values())[: len(words)]
+        return kind, {p.name: _convert(spec, p, word) for p, word in zip(first, words, strict=True)}
     parameters = dict(spec)
     kind = parameters.pop("kind", None)
     if not isinstance(kind, str):

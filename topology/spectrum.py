@@ -338,8 +338,8 @@ def log_errors(
     The computation keeps the distance from the mean, s − x̄·w, and rescales it as it shrinks, so that
     rounding errors do not hide it even after thousands of exchanges.
     """
-    first = exchange(0) if callable(exchange) else exchange
-    peers = len(first.indptr) - 1
+    first_matrix = exchange(0) if callable(exchange) else exchange
+    peers = _peers(first_matrix)
     value = (
         np.random.default_rng(seed).standard_normal(peers)
         if start is None
@@ -384,9 +384,9 @@ def contraction(
 
 def exchanges_to(logs: Vector, tolerance: float) -> int | None:
     """Return the first exchange after which the error stays at or below `tolerance`; None if never."""
-    above = np.flatnonzero(logs > np.log(tolerance))
-    first = int(above[-1]) + 1 if above.size else 0
-    return first if first < len(logs) else None
+    too_large = np.flatnonzero(logs > np.log(tolerance))
+    exchange = int(too_large[-1]) + 1 if too_large.size else 0
+    return exchange if exchange < len(logs) else None
 
 
 # --- delayed links: messages arrive some exchanges later ------------------------------------------

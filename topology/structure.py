@@ -94,13 +94,13 @@ def require_connected(graph: nx.Graph, what: str = "the graph") -> None:
 
     `what` is how the message names the graph.
     """
-    found = components(graph)
-    if len(found) > 1:
+    groups = components(graph)
+    if len(groups) > 1:
         connected = "strongly connected" if graph.is_directed() else "connected"
         raise DisconnectedError(
-            f"{what} is not {connected}: {len(found)} components: {name_components(found)}. Add links "
+            f"{what} is not {connected}: {len(groups)} components: {name_components(groups)}. Add links "
             "between them, or ask for bridging",
-            found,
+            groups,
         )
 
 
@@ -410,11 +410,11 @@ def require_models_connected(graph: nx.Graph, members: Members, rule: Rule = "pu
     graph, or if peers would never agree with it.
     """
     by_model = check_models(graph, members, rule)
-    disconnected = {model: found for model, found in by_model.items() if len(found) > 1}
+    disconnected = {model: groups for model, groups in by_model.items() if len(groups) > 1}
     if disconnected:
         lines = "\n  ".join(
-            f"{model}: {len(found)} components: {name_components(found)}"
-            for model, found in disconnected.items()
+            f"{model}: {len(groups)} components: {name_components(groups)}"
+            for model, groups in disconnected.items()
         )
         has_unused_links = without_zero_weights(graph, rule) is not graph
         raise DisconnectedError(

@@ -1,8 +1,10 @@
 """Alignment: permute a peer's cells to agree best with a reference; the network's function stays the same.
 
-Two peers may average a coordinate only if cell k of a slice plays the same role in both networks, so peers
-align before they average. Cells move only inside their part and their partial model, together with all their
-parameters: coupled channels of several layers move together, and so do batch statistics.
+A *cell* is a neuron, a channel or a hidden unit; a *part* is a layer's interchangeable cells; a *slice* is
+the cells that a peer gives to a partial model. Two peers may average a coordinate only if cell k of a
+slice plays the same role in both networks, so peers align before they average. Cells move only inside
+their part and their partial model, together with all their parameters: coupled channels of several layers
+move together, and so do batch statistics.
 
 `CommonWidth` is for peers whose slices of one partial model have different widths. All these peers gossip
 one vector at the *common* width, and each peer's network holds only some of its cells. Training changes the
@@ -189,8 +191,8 @@ def _chosen_models(
 ) -> list[str]:
     """Return the models to permute, each after the models that it depends on."""
     if models is None:
-        given = set(reference.owners if isinstance(reference, SlicedNetwork) else reference)
-        models = [model for model in slicing.models if model in given]
+        in_reference = set(reference.owners if isinstance(reference, SlicedNetwork) else reference)
+        models = [model for model in slicing.models if model in in_reference]
     if unknown := [model for model in models if model not in slicing.models]:
         raise ModelError(
             f"align: no model {unknown[0]!r} here; models are {', '.join(slicing.models)}"
@@ -327,13 +329,13 @@ def _by_activations(
         )
     parts = [anatomy.parts[part] for part in sorted({one.part for one in slices})]
     flat = np.where(is_given, network.flat.double().cpu().numpy(), 0.0)
-    own = _activations(_with_values(network, flat), parts, inputs)
-    wanted = _activations(_with_values(network, target), parts, inputs)
+    activations = _activations(_with_values(network, flat), parts, inputs)
+    references = _activations(_with_values(network, target), parts, inputs)
     cell_order = np.arange(int(anatomy.firsts[-1]))
     agreement = [0.0, 0.0]
     for _, part, cells in slices:
         name, columns = anatomy.names[part], cells - anatomy.firsts[part]
-        score = own[name][:, columns].T @ wanted[name][:, columns]
+        score = activations[name][:, columns].T @ references[name][:, columns]
         _, chosen = linear_sum_assignment(-score.T)
         agreement[0] += float(np.trace(score))
         agreement[1] += float(score[chosen, np.arange(len(cells))].sum())
@@ -373,7 +375,7 @@ def _activations(module: nn.Module, parts: Sequence[Part], inputs: Tensor) -> di
         length = np.linalg.norm(values, axis=0)
         activations[part.name] = values / np.where(length > 0, length, 1)
 
-    for part in parts:  # the module is a copy, so nobody has to remove the hooks
+    for part in parts:  # the module is a copy, so hooks need not be removed
         layer = layers.get(part.name)
         if not isinstance(layer, (nn.Linear, *CONVOLUTIONS)):
             raise ModelError(

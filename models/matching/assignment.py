@@ -1,8 +1,8 @@
 """Match the cells of one part of several networks (PFNM, MAGI): sweeps of optimal assignments.
 
-An *atom* is a cell of the fused network. Every cell of a peer is assigned to an atom, and no two cells of one
-peer to the same atom. A step assigns one peer's cells again, with all other peers' assignments fixed; a sweep
-is one step for every peer.
+A *cell* is a neuron, a *part* a layer's interchangeable cells, and an *atom* a cell of the fused network.
+Every cell of a peer is assigned to an atom, and no two cells of one peer to the same atom. A step assigns
+one peer's cells again, with all other peers' assignments fixed; a sweep is one step for every peer.
 
 The cost of assigning each cell to each atom is computed for all pairs at once, with two matrix products. With
 R = Σ v/σ² and A = Σ 1/σ² over the cells v of an atom, prior mean µ, prior precision a and columns d:

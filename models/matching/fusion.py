@@ -1,6 +1,7 @@
 """Fuse whole networks of dense layers: match their hidden parts one by one, from the outputs to the inputs.
 
-When a part is matched, the part above it is fused already, so the weights between the two can be compared.
+A *part* is the cells (neurons) of one layer. When a part is matched, the part above it is fused already,
+so the weights between the two can be compared.
 """
 
 from __future__ import annotations
@@ -343,17 +344,17 @@ def fuse(
             group = None if groups is None else np.asarray(groups[j][part - 1])
             cells.append(Cells(np.hstack(values), np.concatenate(precision), group))
         history = past.history(part - 1, len(mean)) if past else None
-        matched = match(cells, options, mean=mean, seed=rng, history=history)
+        result = match(cells, options, mean=mean, seed=rng, history=history)
         incoming, per_cell, outgoing = np.split(
-            matched.values, [inputs, inputs + len(template.per_cell)], axis=1
+            result.values, [inputs, inputs + len(template.per_cell)], axis=1
         )
         layers[0] = replace(layers[0], weight=outgoing.T.copy())
         by_name = dict(zip(template.per_cell, per_cell.T, strict=True))
         layers.insert(0, replace(template, weight=incoming, per_cell=by_name))
-        parts.insert(0, matched)
-        posteriors.insert(0, (matched.atoms, _uses(matched, history)))
-        above = list(matched.assignments)
-        width = len(matched.atoms)
+        parts.insert(0, result)
+        posteriors.insert(0, (result.atoms, _uses(result, history)))
+        above = list(result.assignments)
+        width = len(result.atoms)
         above_precision = [np.full(len(above[j]), 1 / variance[j]) for j in peers]
     posterior = Past(past.step + 1 if past else 1, tuple(posteriors), output_sums)
     return Fusion(Chain(tuple(layers)), tuple(parts), tuple(chains), posterior)
@@ -388,12 +389,12 @@ def _fuse_outputs(
     return replace(last, weight=last.weight if columns == 0 else weight, per_cell=by_name), atoms
 
 
-def _uses(matched: MatchResult, history: History | None) -> np.ndarray:
+def _uses(result: MatchResult, history: History | None) -> np.ndarray:
     """Return how often each peer has used each atom, including this fusion: [peers, atoms]."""
-    uses = np.zeros((len(matched.assignments), len(matched.atoms)), dtype=np.int64)
+    uses = np.zeros((len(result.assignments), len(result.atoms)), dtype=np.int64)
     if history is not None:
         uses[:, : history.uses.shape[1]] = history.uses
-    for peer, atoms in enumerate(matched.assignments):
+    for peer, atoms in enumerate(result.assignments):
         uses[peer, atoms] += 1
     return uses
 
