@@ -8,9 +8,9 @@ from gossamer.experiments import Arena, Swarm, parse_config
 from gossamer.experiments.arena import Gossip
 from gossamer.experiments.graphs import SwarmGraph
 from gossamer.experiments.graphs.show import examine, show
-from gossamer.topology import facts, plain
+from gossamer.topology import facts, normalize_graph
 
-graph = plain(nx.florentine_families_graph())  # any networkx graph; names become labels
+graph = normalize_graph(nx.florentine_families_graph())  # any networkx graph; names become labels
 known = facts(graph)
 weak = [graph.nodes[peer]["label"] for peer in known.bridge_peers]
 print(f"{known.exchanges:.0f} exchanges to agree; cut in two without one of {', '.join(weak)}")
