@@ -1,7 +1,7 @@
-"""Keys of a config that do nothing unless something else is so: told, instead of ignored.
+"""Finds keys of a config that have no effect in a run, so that the user is told instead of misled.
 
-`NEEDS` is the whole list. `warn_unused_keys` looks at one config that is about to be run,
-`refuse_unused_axes` at a sweep.
+For example, `data.alpha` has an effect only with partition = "dirichlet". `NEEDS` lists what each such key
+needs. `warn_unused_keys` checks a config before it is run, `refuse_unused_axes` the keys of a sweep.
 """
 
 from __future__ import annotations
@@ -19,11 +19,18 @@ from ..errors import ConfigError
 from .tables import Config, Experiment
 
 Run = Literal["lockstep", "virtual", "live", "compare"]
+"""How a config is run: simulated in lockstep or in virtual time, by live peers, or in a comparison."""
+Reaction = Literal["refuse", "warn", "accept"]
+"""What happens if a config has a key without effect: an error, a warning, or nothing. The last is for keys
+that only live peers use, because they run the same file. In a sweep, all of them are errors."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A key in a config, and what is done with it: `table` is the one that the key stands in."""
+    """A key of a config in a run.
+
+    table: the table that contains the key. sweep: whether the key is varied by a sweep.
+    """
 
     config: Any
     run: Run
@@ -32,7 +39,7 @@ class Case:
 
     @property
     def sparse(self) -> bool:
-        """Whether peers have the associative network and its vectors."""
+        """Whether peers have the associative network and the sparse vectors."""
         return self.config.data.set == "sparse"
 
     @property
@@ -45,53 +52,49 @@ class Case:
 class Need:
     """What a key needs to have an effect.
 
-    key: its path; `*` stands for a place in a list, and a table's path for all its keys.
-    needs: ends the sentence "has no effect here: ….".
-    met: whether it has an effect.
-    told: what happens if a config has the key all the same. `live` says nothing, since the same file is
-        run by live peers, who use it; in a sweep all of them are refused.
+    key: the key's path; `*` stands for any index in a list, and the path of a table for all its keys.
+    reason: why the key has no effect; ends the message "has no effect here: …".
+    met: returns whether the key has an effect.
     """
 
     key: str
-    needs: str
+    reason: str
     met: Callable[[Case], bool]
-    told: Literal["refused", "warned", "live"] = "warned"
+    reaction: Reaction = "warn"
 
 
-def _exchanges(case: Case) -> bool:
+def _uses_exchanges(case: Case) -> bool:
     gossip = case.config.gossip
     if case.run == "lockstep":
         return case.on_graph or (gossip.mode == "rounds" and bool(gossip.lossy_keys))
     return gossip.mode != "server"
 
 
-def _mode(case: Case) -> bool:
+def _uses_mode(case: Case) -> bool:
     gossip = case.config.gossip
     has_default_exchanges = case.on_graph and gossip.exchanges is None
     return case.run != "lockstep" or bool(gossip.lossy_keys) or has_default_exchanges
 
 
-def _tolerance(case: Case) -> bool:
+def _uses_tolerance(case: Case) -> bool:
     gossip = case.config.gossip
     return case.on_graph and gossip.mode == "rounds" and gossip.exchanges is None
 
 
-def _fraction(case: Case) -> bool:
+def _uses_fraction(case: Case) -> bool:
     return case.run == "virtual" or (case.run == "live" and case.config.gossip.mode == "async")
 
 
 def _each(
-    keys: str,
-    needs: str,
-    met: Callable[[Case], bool],
-    told: Literal["refused", "warned", "live"] = "warned",
+    keys: str, reason: str, met: Callable[[Case], bool], reaction: Reaction = "warn"
 ) -> Iterator[Need]:
-    """The same need of several keys of one table: `table: key key`."""
+    """Yield the same need for several keys of one table; keys: written as "table: key key"."""
     table, _, names = keys.partition(": ")
-    return (Need(f"{table}.{name}", needs, met, told) for name in names.split())
+    return (Need(f"{table}.{name}", reason, met, reaction) for name in names.split())
 
 
-def _dealt(partition: str) -> Callable[[Case], bool]:
+def _has_partition(partition: str) -> Callable[[Case], bool]:
+    """Return a function that tests whether samples are split in the given way."""
     return lambda case: case.config.data.partition == partition and not case.sparse
 
 
@@ -101,22 +104,22 @@ NEEDS: tuple[Need, ...] = (
     Need(
         "time",
         "a Simulation runs in lockstep; call simulate_in_time of gossamer.experiments.arena, or "
-        "gossamer simulate; live peers have a time of their own",
+        "gossamer simulate; live peers run in real time",
         lambda case: case.run == "virtual",
-        "refused",
+        "refuse",
     ),
     Need(
         "sweep",
-        "this is one run; expand of gossamer.experiments.study.sweep lists all of them, and gossamer sweep "
-        "runs them",
+        "this is a single run; gossamer sweep runs all combinations, and expand of "
+        "gossamer.experiments.study.sweep lists them",
         lambda case: case.sweep,
-        "refused",
+        "refuse",
     ),
-    Need("name", "a result does not depend on it", lambda case: not case.sweep),
-    Need("test_every", "a sweep looks at the last round alone", lambda case: not case.sweep),
+    Need("name", "results do not depend on it", lambda case: not case.sweep),
+    Need("test_every", "a sweep uses only the test of the last round", lambda case: not case.sweep),
     Need(
         "rounds",
-        "time.seconds says when to stop: leave out one of them",
+        "time.seconds decides when to stop: leave out one of them",
         lambda case: case.run != "virtual" or not (case.config.time and case.config.time.seconds),
     ),
     *_each(
@@ -124,8 +127,8 @@ NEEDS: tuple[Need, ...] = (
         "all peers have the same sparse vectors",
         lambda case: not case.sparse,
     ),
-    *_each("data: minimum alpha", 'it is for partition = "dirichlet"', _dealt("dirichlet")),
-    Need("data.shards", 'it is for partition = "shards"', _dealt("shards")),
+    *_each("data: minimum alpha", 'it is for partition = "dirichlet"', _has_partition("dirichlet")),
+    Need("data.shards", 'it is for partition = "shards"', _has_partition("shards")),
     Need("tasks.*.labels", 'they are for kind = "swap"', lambda case: case.table.kind == "swap"),
     Need(
         "tasks.*.last",
@@ -154,32 +157,36 @@ NEEDS: tuple[Need, ...] = (
     ),
     Need(
         "gossip.mode",
-        "without a topology peers in lockstep are averaged exactly, and on one with gossip.exchanges all "
-        "modes make as many",
-        _mode,
-        "live",
+        "without a topology, exact means are computed in lockstep; with a topology and gossip.exchanges, all "
+        "modes make the same number of exchanges",
+        _uses_mode,
+        "accept",
     ),
     Need(
         "gossip.exchanges",
-        "it needs a topology, or a [time] table: else peers in lockstep are averaged exactly; a server "
-        "makes none",
-        _exchanges,
+        "it needs a topology or a [time] table, without which exact means are computed in lockstep; in "
+        'mode = "server" there are no exchanges',
+        _uses_exchanges,
     ),
     Need(
         "gossip.tolerance",
         'it needs a topology, and mode = "rounds" without gossip.exchanges',
-        _tolerance,
+        _uses_tolerance,
     ),
     Need("gossip.rule", "it needs a topology", lambda case: case.on_graph),
-    Need("gossip.fraction", 'it needs a [time] table, or live peers in mode = "async"', _fraction),
+    Need(
+        "gossip.fraction",
+        'it needs a [time] table, or live peers in mode = "async"',
+        _uses_fraction,
+    ),
     *_each(
         "gossip: "
         + " ".join([*LifeSettings.model_fields, *LinkSettings.model_fields, "per_process"]),
         _LIVE,
         lambda case: case.run == "live",
-        "live",
+        "accept",
     ),
-    Need("trust", _LIVE, lambda case: case.run == "live", "live"),
+    Need("trust", _LIVE, lambda case: case.run == "live", "accept"),
     Need(
         "time.slowdown",
         "it needs time.stragglers above 0",
@@ -187,14 +194,14 @@ NEEDS: tuple[Need, ...] = (
     ),
     *_each(
         "time.churn: leave arrive link_down link_up",
-        "it is a chance, and events come from time.churn.trace: leave out one of them",
+        "it is a probability, but events are read from time.churn.trace: leave out one of them",
         lambda case: bool(case.config.time) and not getattr(case.config.time.churn, "trace", None),
     ),
 )
 
 REFUSED_IN_COMPARISONS: tuple[Need, ...] = tuple(
-    Need(key, f"a comparison's {why}", lambda case: False, "refused")
-    for key, why in (
+    Need(key, f"a comparison's {text}", lambda case: False, "refuse")
+    for key, text in (
         ("every", "clients train training.epochs passes in a round"),
         ("weights", "methods weigh clients as their papers do"),
         ("training.local_samples", "clients train whole epochs: write training.epochs"),
@@ -205,29 +212,29 @@ REFUSED_IN_COMPARISONS: tuple[Need, ...] = tuple(
         ("network.equal_starts", "clients start from the same values"),
     )
 )
-"""Keys of the tables that comparisons share with swarms, which comparisons do not have."""
+"""Keys that comparisons do not support, of the tables that their configs share with those of swarms."""
 
 
 def warn_unused_keys(config: Experiment, run: Run, source: str = "config") -> None:
-    """Say on the terminal which keys of a config have no effect in a run, a line for each.
+    """Print a warning for every key of a config that has no effect in a run.
 
-    Those that would make it another kind of run are a ConfigError.
+    Raises ConfigError for keys that belong to another type of run, such as [sweep].
     """
     for key, need in unused(config, run):
-        if need.told == "refused":
-            raise ConfigError(_line(source, key, need))
-        if need.told == "warned":
-            console.warn(_line(source, key, need))
+        if need.reaction == "refuse":
+            raise ConfigError(_message(source, key, need))
+        if need.reaction == "warn":
+            console.warn(_message(source, key, need))
 
 
-def _line(source: str, key: str, need: Need) -> str:
-    return f"{source}: key {key!r}: has no effect here: {need.needs}"
+def _message(source: str, key: str, need: Need) -> str:
+    return f"{source}: key {key!r}: has no effect here: {need.reason}"
 
 
 def unused(config: Experiment, run: Run) -> Iterator[tuple[str, Need]]:
-    """Keys that were set to something, with no effect in a run."""
+    """Yield the keys that a config sets, to other values than the default, without effect in a run."""
     for need in NEEDS if run != "compare" else REFUSED_IN_COMPARISONS + NEEDS:
-        for key, table in _set_in(config, need.key.split(".")):
+        for key, table in _set_keys(config, need.key.split(".")):
             if not need.met(Case(config, run, table)):
                 yield key, need
 
@@ -235,50 +242,57 @@ def unused(config: Experiment, run: Run) -> Iterator[tuple[str, Need]]:
 def refuse_unused_axes(
     axes: Mapping[str, Sequence[Any]], configs: Sequence[Config], source: str = "config"
 ) -> None:
-    """Raise for a key that is swept, with several values, and has an effect in none of the runs."""
+    """Raise if a sweep varies a key that has no effect in any of its runs; configs: those of the runs."""
     for key in (key for key, values in axes.items() if len(values) > 1):
         pattern = ".".join("*" if step.isdigit() else step for step in key.split("."))
         for need in NEEDS:
-            if need.told == "refused" or not f"{pattern}.".startswith(f"{need.key}."):
+            if need.reaction == "refuse" or not f"{pattern}.".startswith(f"{need.key}."):
                 continue
             cases = (_case(config, key) for config in configs)
             if not any(need.met(case) for case in cases):
                 raise ConfigError(
-                    f"{source}: key 'sweep.{key}': has no effect here, and its rows would be equal: "
-                    f"{need.needs}"
+                    f"{source}: key 'sweep.{key}': has no effect here, so its rows would be equal: "
+                    f"{need.reason}"
                 )
 
 
 def _case(config: Config, key: str) -> Case:
+    """Return the case of a key that is swept, in one run of the sweep."""
     table: Any = config
     for step in key.split(".")[:-1]:
         table = table[int(step)] if isinstance(table, list) else getattr(table, step, None)
-    return Case(config, _kind(config), table, sweep=True)
+    return Case(config, _run_of(config), table, sweep=True)
 
 
-def _set_in(table: Any, steps: Sequence[str], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Where a key was set to another value than its default: its path, and the table it stands in."""
+def _set_keys(table: Any, steps: Sequence[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys that match a path and are set to another value than the default.
+
+    steps: the path below `table`, in which "*" matches any index. prefix: the path of `table` itself. Each
+    result is the key's full path and the table that contains the key.
+    """
     step, *rest = steps
     if step == "*":
-        for place, each in enumerate(table):
-            yield from _set_in(each, rest, f"{above}{place}.")
+        for index, entry in enumerate(table):
+            yield from _set_keys(entry, rest, f"{prefix}{index}.")
     elif isinstance(table, BaseModel) and step in type(table).model_fields:
         value = getattr(table, step)
         if rest:
-            yield from _set_in(value, rest, f"{above}{step}.")
+            yield from _set_keys(value, rest, f"{prefix}{step}.")
         elif step in table.model_fields_set and value != type(table).model_fields[step].default:
-            yield f"{above}{step}", table
+            yield f"{prefix}{step}", table
 
 
 def warn_unused_in_sweep(
     config: Config, axes: Mapping[str, Sequence[Any]], runs: Sequence[Config], source: str
 ) -> None:
-    """Say which keys of a config have no effect in any run of its sweep, apart from those that are swept."""
-    everywhere = [{key for key, _ in unused(run, _kind(run))} for run in runs]
-    for key, need in unused(config, _kind(runs[0])):
-        if need.told == "warned" and key not in axes and all(key in one for one in everywhere):
-            console.warn(_line(source, key, need))
+    """Print a warning for every key, except the swept ones, that has no effect in any run of a sweep."""
+    unused_by_run = [{key for key, _ in unused(run, _run_of(run))} for run in runs]
+    for key, need in unused(config, _run_of(runs[0])):
+        is_unused = key not in axes and all(key in keys for keys in unused_by_run)
+        if need.reaction == "warn" and is_unused:
+            console.warn(_message(source, key, need))
 
 
-def _kind(config: Config) -> Run:
+def _run_of(config: Config) -> Run:
+    """Return how `gossamer simulate` runs a config."""
     return "lockstep" if config.time is None else "virtual"

@@ -164,7 +164,7 @@ SWEPT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"data.alpha": [0.05, 1.0]},
         """sweep.data.alpha'.*: it is for partition = "dirichlet\"""",
     ),
-    ({}, {"test_every": [1, 2]}, "a sweep looks at the last round alone"),
+    ({}, {"test_every": [1, 2]}, "a sweep uses only the test of the last round"),
     ({}, {"name": ["a", "b"]}, "key 'sweep.name'"),
     ({}, {"gossip.fraction": [0.3, 0.6]}, "key 'sweep.gossip.fraction'.*\\[time\\] table"),
     ({}, {"trust.kind": ["none", "swarm"]}, "key 'sweep.trust.kind'.*live peers"),
