@@ -1,4 +1,4 @@
-"""The network that a config or a command names: a perceptron, a ready network, or a user's own function."""
+"""Makes the torch modules of networks that a config or a command names: ready ones and users' functions."""
 
 from __future__ import annotations
 
@@ -17,108 +17,113 @@ from ..models import READY, Anatomy, ModelError, discover_for
 from .data import Dataset, Samples
 
 
-def find_function(named: str, folder: Path | None = None) -> Callable[..., nn.Module]:
-    """The function behind a ready network's name, or behind `module:function` of a user.
+def find_function(name: str, folder: Path | None = None) -> Callable[..., nn.Module]:
+    """Return the function that makes a network; name: that of a ready network, or a user's `module:function`.
 
-    A user's module stands in `folder` (beside the config), in the folder that one starts from, or is
-    installed.
+    A user's module is imported from `folder` (that of the config), the current folder, or installed packages.
     """
-    if named in READY:
-        return READY[named].build
-    if ":" not in named:
+    if name in READY:
+        return READY[name].build
+    if ":" not in name:
         raise ModelError(
-            f"no ready network is called {named!r}; there are {', '.join(READY)}; or name a function of "
-            "yours that returns a torch module, as module:function"
+            f"no ready network is called {name!r}; there are {', '.join(READY)}; or name your own function "
+            "that returns a torch module, as module:function"
         )
-    beside = str((folder or Path()).resolve())
-    if beside not in sys.path:
-        sys.path.insert(0, beside)
+    config_folder = str((folder or Path()).resolve())
+    if config_folder not in sys.path:
+        sys.path.insert(0, config_folder)
     try:
-        return load_entry(named)
+        return load_entry(name)
     except EntryError as error:
         raise ModelError(str(error)) from None
 
 
 def make_module(
-    named: str,
+    name: str,
     function: Callable[..., nn.Module],
     shape: Sequence[int],
     classes: int,
     options: Mapping[str, Any],
 ) -> nn.Module:
-    """Call a network's function with its `options`, and with what the data decide.
+    """Call the function of a network and return its module.
 
-    `channels`, `size` (of images: their width) and `classes` are given to functions that have arguments
-    of these names, unless the options say otherwise.
+    The arguments are `options` and, if the function has parameters of these names and `options` does not set
+    them, the `channels`, `size` (width of images) and `classes` of the data. shape: of one sample.
     """
-    if named in READY:
-        _check_shape(named, shape)
-    known = inspect.signature(function).parameters
-    open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
-    if not open_ended and (unknown := [name for name in options if name not in known]):
+    if name in READY:
+        _check_shape(name, shape)
+    parameters = inspect.signature(function).parameters
+    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    if not takes_any and (unknown := [option for option in options if option not in parameters]):
         raise ModelError(
-            f"options: {named!r} has no {unknown[0]!r}; it has {', '.join(known) or 'none'}"
+            f"options: {name!r} has no {unknown[0]!r}; it has {', '.join(parameters) or 'none'}"
         )
-    given = {"classes": classes, "channels": shape[0] if len(shape) == 3 else shape[-1]}
+    of_data = {"classes": classes, "channels": shape[0] if len(shape) == 3 else shape[-1]}
     if len(shape) == 3:
-        given["size"] = shape[-1]
-    arguments = {name: value for name, value in given.items() if name in known} | dict(options)
+        of_data["size"] = shape[-1]
+    arguments = {key: value for key, value in of_data.items() if key in parameters} | dict(options)
     try:
         module = function(**arguments)
     except ModelError:
         raise
     except (TypeError, ValueError, RuntimeError) as error:
-        called = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-        raise ModelError(f"{named}({called}) failed: {error}") from error
+        arguments_text = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        raise ModelError(f"{name}({arguments_text}) failed: {error}") from error
     except Exception as error:
-        raise ModelError(describe_error(named, error)) from error
+        raise ModelError(describe_error(name, error)) from error
     if not isinstance(module, nn.Module):
-        raise ModelError(f"{named} returned {type(module).__name__} instead of a torch module")
+        raise ModelError(f"{name} returned {type(module).__name__} instead of a torch module")
     return module
 
 
 class NamedNetwork:
-    """Modules of one architecture for all peers of a data set; their parts are searched for once."""
+    """A network that is given by a name; makes one module per peer, and finds its parts (layers) only once.
+
+    slices: those of the config's models; if all of them are the whole network, its parts need not be found.
+    """
 
     def __init__(
         self,
-        named: str,
+        name: str,
         data: Dataset,
         options: Mapping[str, Any] | None = None,
         folder: Path | None = None,
         slices: Iterable[object] = (),
     ):
-        self._named, self._options = named, dict(options or {})
-        self._function = find_function(named, folder)
+        self._name, self._options = name, dict(options or {})
+        self._function = find_function(name, folder)
         self._shape, self._classes = tuple(data.train.x.shape[1:]), data.classes
-        # Two samples of the data: their values hardly matter, but zeros would prove little.
-        first = self.make()
-        # Parts are needed only if some of the swarm's models, `slices`, have a part of the network.
-        sample = self.inputs(data.train.take([0, 1]))
-        self.anatomy: Anatomy = discover_for(slices, first, sample)
+        module = (
+            self.make()
+        )  # first: its error about the samples' shape is clearer than that of `inputs`
+        # Parts are found by running the module on two samples; zeros would not show which values depend on
+        # which.
+        example = self.inputs(data.train.take([0, 1]))
+        self.anatomy: Anatomy = discover_for(slices, module, example)
 
     def make(self) -> nn.Module:
-        """A new module."""
-        return make_module(self._named, self._function, self._shape, self._classes, self._options)
+        """Return a new module."""
+        return make_module(self._name, self._function, self._shape, self._classes, self._options)
 
     def inputs(self, samples: Samples) -> Tensor:
-        """What the network reads: samples in the shape that they have, windows time last for `cnn1d`."""
-        return oriented(self._named, samples.x)
+        """Return the network's inputs: samples in their own shape, except that `cnn1d` needs time last."""
+        return order_dimensions(self._name, samples.x)
 
 
-def oriented(named: str, x: Tensor) -> Tensor:
-    """Inputs in the order of dimensions that a network reads."""
-    return x.transpose(1, 2).contiguous() if named in READY and READY[named].time_last else x
+def order_dimensions(name: str, x: Tensor) -> Tensor:
+    """Return inputs with their dimensions in the order that a network expects."""
+    return x.transpose(1, 2).contiguous() if name in READY and READY[name].time_last else x
 
 
 def example_input(shape: Sequence[int]) -> Tensor:
-    """Two samples of a shape, for a trace."""
+    """Return two random samples of a shape, on which a module can be traced."""
     return torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
 
 
-def _check_shape(named: str, shape: Sequence[int]) -> None:
-    wanted = READY[named].sample
-    if len(shape) != len(wanted):
+def _check_shape(name: str, shape: Sequence[int]) -> None:
+    """Raise if samples have another number of dimensions than a ready network expects."""
+    expected = READY[name].sample
+    if len(shape) != len(expected):
         windows, images = "windows (time × channels)", "images (channels × height × width)"
-        reads, has = windows if len(wanted) == 2 else images, "×".join(map(str, shape))
-        raise ModelError(f"{named} reads {reads}, but samples have the shape {has}")
+        reads, actual = windows if len(expected) == 2 else images, "×".join(map(str, shape))
+        raise ModelError(f"{name} reads {reads}, but samples have the shape {actual}")

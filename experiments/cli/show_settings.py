@@ -1,4 +1,4 @@
-"""What `--show-settings` prints: every resolved value, and where it comes from."""
+"""Prints the tables of `--show-settings`: every setting, its value, and where the value comes from."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 Row = tuple[str, str, str]
 HEADER = ["setting", "value", "source"]
 Option = tuple[Any, Any]
-"""What the command line says of an option, if anything, and what holds without it."""
-SECRET = "(hidden)"
-"""Shown for a password."""
-OF_SPEC = ("name", "entry", "samples", "seed", "network")
-"""What a peer has apart from settings; its arguments are those of the config, or the device's own."""
+"""An option's value on the command line, None or False if it is not given, and its default."""
+HIDDEN_PASSWORD = "(hidden)"
+SPEC_FIELDS = ("name", "entry", "samples", "seed", "network")
+"""The fields of PeerSpec that are shown besides the peer's settings."""
 
 
 def show_config(config: Experiment, source: str, **options: Option) -> None:
@@ -34,9 +33,9 @@ def show_config(config: Experiment, source: str, **options: Option) -> None:
 def show_swarm(
     config: Config, source: str, broker: BrokerAddress, *, starts_one: bool, out: Option
 ) -> None:
-    """Print the settings of `gossamer swarm`: those of peer 0, and which differ among the peers.
+    """Print the settings of `gossamer swarm`: those of peer 0, with a note on those that differ per peer.
 
-    starts_one: whether the swarm starts a broker of its own.
+    starts_one: whether the swarm starts its own broker.
     """
     from ...peer import CredentialSettings
     from ..build import Swarm
@@ -47,29 +46,30 @@ def show_swarm(
     specs = [layout.peer(index) for index in range(config.peers)]
     address = broker.with_defaults(config.gossip)
     settings = specs[0].settings
-    stated = {*address.model_fields_set, *settings.model_fields_set, "samples", "seed", "name"}
-    origins = dict.fromkeys(stated, "config")
+    from_config = {*address.model_fields_set, *settings.model_fields_set, "samples", "seed", "name"}
+    origins = dict.fromkeys(from_config, "config")
     origins |= dict.fromkeys(broker.model_fields_set, "command line")
-    made: dict[str, str] = {}
+    placeholders: dict[str, str] = {}
     if starts_one:
-        origins["url"], made["url"] = "default", "(a broker is started)"
+        origins["url"], placeholders["url"] = "default", "(a broker is started)"
     if config.trust.kind == "swarm":
         folder = (out[0] or out[1]) / "trust"
-        made |= dict.fromkeys(CredentialSettings.model_fields, f"(made in {folder})")
-    shared = {*type(settings).model_fields, *type(address).model_fields}
-    own = {*Gossip.__annotations__} - {"exchanges"}  # the others are shown as the peers' settings
+        placeholders |= dict.fromkeys(CredentialSettings.model_fields, f"(created in {folder})")
+    # Keys that are also settings of a peer are shown only in the second table, that of peer 0.
+    peer_keys = {*type(settings).model_fields, *type(address).model_fields}
+    swarm_keys_of_gossip = {*Gossip.__annotations__} - {"exchanges"}
     rows = [
         row
         for row in _config_rows(config)
-        if (table := row[0].partition("."))[0] not in shared
-        and (table[0] != "gossip" or table[2] in own)
+        if (key := row[0].partition("."))[0] not in peer_keys
+        and (key[0] != "gossip" or key[2] in swarm_keys_of_gossip)
     ]
     rows += _option_rows({"out": out})
     console.table(f"{source}: settings of the swarm", HEADER, rows)
-    everybody = [_peer_rows(spec, address, origins, made) for spec in specs]
+    rows_by_peer = [_peer_rows(spec, address, origins, placeholders) for spec in specs]
     rows = [
         (key, text, origin if len({*rows}) == 1 else f"{origin}, differs per peer")
-        for rows in zip(*everybody, strict=True)
+        for rows in zip(*rows_by_peer, strict=True)
         for key, text, origin in rows[:1]
     ]
     console.table("settings of its peer 0", HEADER, rows)
@@ -82,23 +82,29 @@ def show_join(plan: JoinPlan, out: Option) -> None:
 
 
 def _peer_rows(
-    spec: PeerSpec, broker: BrokerAddress, origins: Mapping[str, str], made: dict[str, str]
+    spec: PeerSpec, broker: BrokerAddress, origins: Mapping[str, str], placeholders: dict[str, str]
 ) -> list[Row]:
-    """A peer's rows: what it is, how it behaves, how it reaches its broker."""
+    """Return the rows of a peer: its specification, its settings, and those of its broker connection.
+
+    origins: where values come from, by key. placeholders: texts for values that are created at the start.
+    """
     from ...gossip import Address
 
-    values = {key: getattr(spec, key) for key in OF_SPEC}
+    values = {key: getattr(spec, key) for key in SPEC_FIELDS}
     values |= {key: getattr(spec.settings, key) for key in _in_order(type(spec.settings))}
     values |= {key: getattr(broker, key) for key in ("url", *type(broker).model_fields)}
-    values["url"] = Address.parse(broker.url)  # which does not print its password
+    values["url"] = Address.parse(broker.url)  # its text does not contain the password
     if broker.password is not None:
-        values["password"] = SECRET
-    shown = {key: _text(value) for key, value in values.items()} | made
-    return [(key, text, origins.get(key, "default")) for key, text in shown.items()]
+        values["password"] = HIDDEN_PASSWORD
+    texts = {key: _text(value) for key, value in values.items()} | placeholders
+    return [(key, text, origins.get(key, "default")) for key, text in texts.items()]
 
 
 def _in_order(table: type[BaseModel]) -> Iterator[str]:
-    """A table's keys, those of its own first and then base by base; pydantic lists the last base first."""
+    """Yield the keys of a table, its own before those of its base classes.
+
+    pydantic's model_fields begins with those of the last base class.
+    """
     seen: set[str] = set()
     for base in table.__mro__:
         if issubclass(base, BaseModel):
@@ -108,28 +114,32 @@ def _in_order(table: type[BaseModel]) -> Iterator[str]:
                     yield key
 
 
-def _config_rows(table: BaseModel, above: str = "", stated: bool = True) -> Iterator[Row]:
-    """The rows of a config's keys, tables within tables."""
+def _config_rows(table: BaseModel, prefix: str = "", in_config: bool = True) -> Iterator[Row]:
+    """Yield the rows of a table's keys, and of the tables in it.
+
+    prefix: the path of the table in the config. in_config: whether the config's file contains the table.
+    """
     for key in _in_order(type(table)):
-        value, here = getattr(table, key), stated and key in table.model_fields_set
+        value, is_set = getattr(table, key), in_config and key in table.model_fields_set
         if isinstance(value, BaseModel):
-            yield from _config_rows(value, f"{above}{key}.", here)
+            yield from _config_rows(value, f"{prefix}{key}.", is_set)
         elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
-            for place, each in enumerate(value):
-                yield from _config_rows(each, f"{above}{key}.{place}.", here)
+            for index, entry in enumerate(value):
+                yield from _config_rows(entry, f"{prefix}{key}.{index}.", is_set)
         else:
-            yield f"{above}{key}", _text(value), "config" if here else "default"
+            yield f"{prefix}{key}", _text(value), "config" if is_set else "default"
 
 
 def _option_rows(options: Mapping[str, Option]) -> list[Row]:
-    """The rows of what only the command line says."""
+    """Return the rows of options that exist only on the command line."""
     return [
-        (key, _text(given or default), "command line" if given else "default")
-        for key, (given, default) in options.items()
+        (key, _text(value or default), "command line" if value else "default")
+        for key, (value, default) in options.items()
     ]
 
 
 def _text(value: Any) -> str:
+    """Return a value as a config would write it."""
     match value:
         case None:
             return "none"

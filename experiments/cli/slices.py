@@ -106,7 +106,7 @@ def _of_name(
     import torch
 
     from ...models import ModelGraph, SlicedNetwork, discover, mlp
-    from ..networks import example_input, find_function, make_module, oriented
+    from ..networks import example_input, find_function, make_module, order_dimensions
 
     if "=" in name:
         if shape or option:
@@ -117,7 +117,7 @@ def _of_name(
         sample_shape = _shape(shape) if shape else default_shape
         options = {key: _value(text, key) for key, text in _pairs(option or (), "--option")}
         module = make_module(name, find_function(name), sample_shape, CLASSES, options)
-        example = oriented(name, example_input(sample_shape))
+        example = order_dimensions(name, example_input(sample_shape))
     torch.manual_seed(0)
     network = SlicedNetwork(
         module,
