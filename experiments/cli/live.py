@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 OWN_BROKER = "mqtt://127.0.0.1"
 """A placeholder for the URL of the broker that the swarm would start, for --show-settings."""
 PASSWORD_VARIABLE = "GOSSAMER_BROKER_PASSWORD"
+"""The environment variable that `broker_password` reads."""
 
 Port = Annotated[int, typer.Option(min=0, max=65535)]
 PortIfGiven = Annotated[int | None, typer.Option(min=0, max=65535)]
@@ -33,7 +34,7 @@ PortIfGiven = Annotated[int | None, typer.Option(min=0, max=65535)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
+class ConnectionOptions:
     """Options of the connection to a broker.
 
     Args:
@@ -79,7 +80,7 @@ class Link:
 def broker_password(
     url: str, file: Path | None = None, environment: Mapping[str, str] = os.environ
 ) -> str | None:
-    """Return the password of the user in a broker's URL: the first line of a file, or of the environment.
+    """Return the password of the user in a broker's URL: a file's first line, or an environment variable.
 
     Both are safer than a password in the URL, which other users of the machine see in the list of processes.
     Without a file, returns None if the URL contains a password, or no user name: then the variable may be
@@ -114,7 +115,7 @@ def swarm_command(
     config: Path,
     *,
     broker: str | None = None,
-    link: Link,
+    connection: ConnectionOptions,
     output: Output,
     show_settings: bool = False,
 ) -> None:
@@ -141,17 +142,19 @@ def swarm_command(
         )
     address = None
     if broker is not None and broker_kind(broker) is None:
-        address = link.address(broker)
-        if password := broker_password(address.url, link.password_file):
+        address = connection.address(broker)
+        if password := broker_password(address.url, connection.password_file):
             address = address.updated(password=password)
-    elif unusable := [name for name in link.given() if name not in ("max_packet", "keepalive")]:
+    elif unusable := [
+        name for name in connection.given() if name not in ("max_packet", "keepalive")
+    ]:
         option = unusable[0].replace("_", "-")
         raise ConfigError(f"--{option}: is for a broker named by --broker; leave it out")
     default = Path("results") / f"{settings.name}-live"
     if show_settings:
         from .show_settings import show_swarm
 
-        address = address or link.address(OWN_BROKER)
+        address = address or connection.address(OWN_BROKER)
         starts_one = broker is None
         show_swarm(settings, str(config), address, starts_one=starts_one, out=(output.out, default))
         return
@@ -170,7 +173,7 @@ def swarm_command(
             outcome = run_live(
                 settings,
                 folder,
-                address or link.address(used_broker.url),
+                address or connection.address(used_broker.url),
                 source=str(config),
                 on_planned=lambda: results.begin(keep=to_keep),
             )
@@ -186,7 +189,7 @@ def join_command(
     swarm: str,
     config: Path,
     name: str | None = None,
-    link: Link,
+    connection: ConnectionOptions,
     identity: Path | None = None,
     invitation: Path | None = None,
     owner: str | None = None,
@@ -217,13 +220,12 @@ def join_command(
     from ...peer import HostSpec, run_guarded
     from ..live.layout import load_join
 
-    sys.path.insert(
-        0, str(config.parent.resolve())
-    )  # the file's entry point may be a module beside it
+    # The file may name an entry point in a module beside it.
+    sys.path.insert(0, str(config.parent.resolve()))
     plan = load_join(
-        config, link.address(broker), name=name, network=network, password_file=link.password_file,
-        swarm=swarm, identity=identity and str(identity), invitation=invitation and str(invitation),
-        owner=owner, replace=replace or None,
+        config, connection.address(broker), name=name, network=network,
+        password_file=connection.password_file, swarm=swarm, identity=identity and str(identity),
+        invitation=invitation and str(invitation), owner=owner, replace=replace or None,
     )  # fmt: skip
     spec = plan.spec
     default = Path("results") / f"{swarm}-{spec.name}"

@@ -1,4 +1,4 @@
-"""What a config file may say: typed, frozen tables, and errors that name the key."""
+"""The tables and keys of config files, as typed and frozen classes, and the functions that read them."""
 
 import lazy_loader
 
