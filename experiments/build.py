@@ -250,6 +250,7 @@ class Swarm:
         from ..models.fednp import FedNPLearner
 
         with self._error_context("fednp", f"peer {index}: "):
+            # FedNP computes the number of peers from a count to which exactly one peer adds 1.
             wrapped = FedNPLearner(
                 learner, config.fednp, counting_peer=index == 0, seed=config.seed
             )
@@ -272,6 +273,7 @@ class Swarm:
         network = self._network(index, module)
         bits = network.slicing.anatomy.parts[0].cells
         modified = 0 if self._is_modified(index) else None
+        # The paper trains on the vectors 0 to 8; vectors from number 1000 on are used for tests.
         count = config.data.samples or 9
         train, _, _ = sparse_vectors(0, count, bits=bits, modified=modified)
         tests = config.data.test or 100

@@ -93,11 +93,8 @@ class NamedNetwork:
         self._name, self._options = name, dict(options or {})
         self._function = find_function(name, folder)
         self._shape, self._classes = tuple(data.train.x.shape[1:]), data.classes
-        module = (
-            self.make()
-        )  # first: its error about the samples' shape is clearer than that of `inputs`
-        # Parts are found by running the module on two samples; zeros would not show which values depend on
-        # which.
+        module = self.make()  # before `inputs`, whose error for a wrong shape would be less clear
+        # Parts are found by running the module on two samples: with zeros, parts could not be told apart.
         example = self.inputs(data.train.take([0, 1]))
         self.anatomy: Anatomy = discover_for(slices, module, example)
 

@@ -54,7 +54,14 @@ def _print_version(requested: bool) -> None:
 Version = Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)]
 
 
-@app.callback(help="Peers learn together by gossip, with no server in charge.")
+HELP = """Peers learn together by gossip, with no server in charge.
+
+A swarm is a set of peers that average parts of their neural networks over an MQTT broker. Such a part is
+called a partial model; all peers share it, or only some. Cells are a network's neurons, channels or hidden
+units."""
+
+
+@app.callback(help=HELP)
 @with_options
 def _options(*, version: Version = False, debug: bool = False, threads: AtLeastOne = 1) -> None:
     """Set the options of all commands.
@@ -141,11 +148,11 @@ def _in_virtual_time(settings: Config, source: str, results: Results, networks: 
     """Simulate a config with a [time] table; return the files that were written."""
     from ..arena import simulate_in_time
 
-    last: Mean | None = None
+    last_mean: Mean | None = None
 
     def show(mean: Mean) -> None:
-        nonlocal last
-        last = mean
+        nonlocal last_mean
+        last_mean = mean
         latest = f"accuracy {mean.accuracy:.3f}" if mean.peers else "no peers present"
         bar.update(task, completed=round(mean.time), latest=latest)
 
@@ -160,10 +167,10 @@ def _in_virtual_time(settings: Config, source: str, results: Results, networks: 
             on_start=lambda seconds: bar.update(task, total=round(seconds)),
             on_mean=show,
         )
-    if last and last.peers:
+    if last_mean and last_mean.peers:
         console.say(
-            f"accuracy {last.accuracy:.3f}: the mean over the {last.peers} of {settings.peers} peers "
-            "that are present at the end"
+            f"accuracy {last_mean.accuracy:.3f}: the mean over the {last_mean.peers} of {settings.peers} "
+            "peers that are present at the end"
         )
     else:
         console.say("no accuracy: all peers have left by the end")
@@ -226,7 +233,7 @@ def paper_command(
         only: Compute only this line of the figure; repeat for more.
     """
     options = {"quick": quick, "runs": runs, "jobs": jobs, "only": only}
-    _run("paper", PAPERS, name, options, output)
+    _run_or_list("paper", PAPERS, name, options, output)
 
 
 @command("study")
@@ -246,7 +253,7 @@ def study_command(
         quick: A small version, which takes seconds instead of minutes.
         only: Compute only this line of the figure; repeat for more.
     """
-    _run("study", STUDIES, name, {"quick": quick, "jobs": jobs, "only": only}, output)
+    _run_or_list("study", STUDIES, name, {"quick": quick, "jobs": jobs, "only": only}, output)
 
 
 @command("sweep")
@@ -271,7 +278,7 @@ def sweep_command(config: Path, *, jobs: AtLeastOneIfGiven = None, output: Outpu
     run_study(study, results, jobs=jobs)
 
 
-def _run(
+def _run_or_list(
     command: str,
     papers: Mapping[str, Paper],
     name: str,
@@ -353,7 +360,7 @@ def virtual_command(
         swarm = VectorisedPushSum(
             values, graph, conditions, fanout=fanout, seed=seed, threads=threads
         )
-        before, started = swarm.total(), time.perf_counter()
+        (first_sum, first_weight), started = swarm.total(), time.perf_counter()
         samples = []
         with console.progress("virtual seconds") as bar:
             task = bar.add_task("push-sum", total=round(seconds), latest="")
@@ -369,15 +376,16 @@ def virtual_command(
         axes.semilogy([s.time for s in samples], [s.error for s in samples], marker="o")
         axes.set(title="push-sum in virtual time", xlabel="virtual time", ylabel="consensus error")
         files = save(figure, folder / "error")
-    drift = np.abs(swarm.total()[0] - before[0]).max() / np.abs(before[0]).max()
+    last_sum, last_weight = swarm.total()  # conserved, except for rounding
+    sum_change = np.abs(last_sum - first_sum).max() / np.abs(first_sum).max()
     facts = [
         ("peers × coordinates", f"{peers} × {coordinates}"),
         ("events", f"{swarm.events}"),
         ("events per second", f"{swarm.events / elapsed:.0f}"),
         ("microseconds per event", f"{1e6 * elapsed / max(swarm.events, 1):.2f}"),
         ("error at the end", f"{samples[-1].error:.3g}"),
-        ("weight gained or lost", f"{swarm.total()[1] - before[1]}"),
-        ("sum gained or lost, relative", f"{drift:.1g}"),
+        ("weight gained or lost", f"{last_weight - first_weight}"),
+        ("sum gained or lost, relative", f"{sum_change:.1g}"),
         ("peak memory of the process", f"{peak_memory() / 1e6:.0f} MB"),
     ]
     console.table("push-sum in virtual time", ["what", "value"], facts)

@@ -209,7 +209,8 @@ def join_command(
         swarm: The swarm's name.
         config: The device's TOML file.
         name: The peer's name, if it is not in the file.
-        identity: The peer's key file (see gossamer keygen), for a swarm with trust.
+        identity: The peer's key file (see gossamer keygen), for a swarm with trust, in which peers are
+            authenticated.
         invitation: The invitation or ticket that the swarm's owner sent, for a swarm with trust.
         owner: The public key of the swarm's owner, gossamer-ed25519:…
         network: A trained network (safetensors) whose values are averaged with those of the swarm.

@@ -216,7 +216,7 @@ def advise_command(
 
     Args:
         peers: The number of peers.
-        degree: The most links of a peer, that is, messages that it sends per exchange.
+        degree: The largest number of links of a peer, which sends one message per link and exchange.
         kilobytes: What a peer may send in one averaging, as the mean over all peers.
         parameters: The number of values in one message, 4 bytes each.
         groups: Groups of peers that share a semi-local model: how many of equal size, or a list of sizes,

@@ -27,7 +27,7 @@ that only live peers use, because they run the same file. In a sweep, all of the
 
 @dataclass(frozen=True)
 class Case:
-    """A key of a config in a run.
+    """One use of a key: the config that sets it, and how the config is run.
 
     table: the table that contains the key. sweep: whether the key is varied by a sweep.
     """

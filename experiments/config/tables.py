@@ -38,11 +38,13 @@ from ..errors import ConfigError
 
 
 def _check_duration(value: float | str | dict[str, Any]) -> None:
+    """Raise unless a value is a number of seconds or a distribution of them."""
     from ..arena import TimeError, parse
 
     try:
         parse(value, "it")
     except TimeError as error:
+        # The message begins with "it", which stands for the key that the caller names.
         raise ValueError(str(error).removeprefix("it: ").removeprefix("it ")) from None
 
 
@@ -202,7 +204,7 @@ class Network(SettingsTable):
         return self.name or self.entry
 
     @model_validator(mode="after")
-    def _one_network(self) -> Network:
+    def _check_network(self) -> Network:
         if self.name and self.entry:
             raise sentence("has a name and an entry: leave one of them out")
         if self.options and not self.name_or_entry:
@@ -250,7 +252,7 @@ class Model(SettingsTable):
     """fuse: the layout up to which cells of joining peers may widen the model; `width` if left out."""
 
     @model_validator(mode="after")
-    def _one_slice(self) -> Model:
+    def _check_slice(self) -> Model:
         if (self.layout is None) == (self.share is None):
             raise sentence("needs a layout or a share, and not both")
         return self
@@ -293,7 +295,7 @@ class Training(SettingsTable):
     Raise it if peers' data differ and their values diverge between averagings."""
 
     @model_validator(mode="after")
-    def _one_amount_and_momentum_is_used(self) -> Training:
+    def _check_epochs_and_momentum(self) -> Training:
         if self.epochs is not None and "local_samples" in self.model_fields_set:
             raise sentence("has epochs and local_samples: leave one of them out")
         if self.momentum is not None and self.optimizer != "momentum":
@@ -329,7 +331,7 @@ class Gossip(GossipSettings, LifeSettings, LinkSettings):
 
     @property
     def lossy_keys(self) -> list[str]:
-        """The keys that are set so that messages do not carry exact values, or are skipped."""
+        """The keys whose values make messages inexact or skip some of them."""
         lossy = self.compress is not None, self.drift is not None, self.dtype == "float16"
         return [key for key, on in zip(("compress", "drift", "dtype"), lossy, strict=True) if on]
 
