@@ -141,6 +141,7 @@ class Results:
         return [run for run in _numbered(self.base) if run != self._folder]
 
     def _claim(self) -> tuple[Path, FileLock]:
+        """Choose the run's folder, create it if it is new, and lock it."""
         if self._exact:
             return self._claim_exact()
         runs = _numbered(self.base)
@@ -168,6 +169,7 @@ class Results:
             return folder, lock
 
     def _claim_exact(self) -> tuple[Path, FileLock]:
+        """Lock `base` itself as the run's folder. Raises ConfigError if it holds other files."""
         folder = self.base
         self._note_new_folders(folder)
         lock, info = _lock(make_folder(folder)), _RunInfo.read(folder)

@@ -197,9 +197,9 @@ class Board:
             title=escape(f"{title}, {now - self._started:.0f} s{mean}"), title_justify="left",
             caption=escape("\n".join(self._events[-3:])) or None, caption_justify="left",
         )  # fmt: skip
-        for name in ("peer", "session", "phase", "counts"):
+        for name in ("peer", "session", "phase", "peers averaged"):
             table.add_column(name)
-        for name in ("round", "accuracy", "disagreement", "packets", "MB sent", "lag s"):
+        for name in ("round", "accuracy", "disagreement", "packets", "MB sent", "s ago"):
             table.add_column(name, justify="right")
         for peer, record in self._latest.items():
             if not record:
@@ -208,7 +208,7 @@ class Board:
             disagreement = [f"{m} {distance:.0e}" for m, distance in record["disagreement"].items()]
             accuracy = f"{record['accuracy']:.3f}" if "accuracy" in record else ""
             table.add_row(
-                peer, record["session"][:6], record["phase"], _counts(record),
+                peer, record["session"][:6], record["phase"], _averaged_members(record),
                 f"{record['round']}/{config.rounds}", accuracy, "  ".join(disagreement),
                 str(record["packets"]), f"{record['bytes'] / 1e6:.1f}",
                 f"{now - self._received_at[peer]:.1f}",
@@ -216,7 +216,7 @@ class Board:
         return table
 
 
-def _counts(record: Record) -> str:
+def _averaged_members(record: Record) -> str:
     """Return how many members' weights count in each shared model, by one peer's record.
 
     "all" if every member's weight counts in every model, else for example "global 3 of 4".
