@@ -94,7 +94,7 @@ class NamedNetwork:
         self._function = find_function(name, folder)
         self._shape, self._classes = tuple(data.train.x.shape[1:]), data.classes
         module = self.make()  # before `inputs`, whose error for a wrong shape would be less clear
-        # Parts are found by running the module on two samples: with zeros, parts could not be told apart.
+        # Parts are found by running the module on two samples: with zeros they could not be distinguished.
         example = self.inputs(data.train.take([0, 1]))
         self.anatomy: Anatomy = discover_for(slices, module, example)
 

@@ -165,7 +165,9 @@ def swarm_command(
     with results.opened() as folder:
         to_keep: tuple[str, ...] = ()
         if settings.trust.kind == "none":
-            console.warn("trust is off: whoever reaches the broker can read and forge messages")
+            console.warn(
+                "trust is off: anyone who can connect to the broker can read and forge messages"
+            )
         else:
             to_keep = ("trust",)  # written before results.begin, which deletes all other files
             console.warn(f"trust: temporary keys and invitations are in {folder / 'trust'}")
