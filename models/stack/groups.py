@@ -560,18 +560,18 @@ def form_group(spec: GroupSpec, learners: Sequence[Learner], device: torch.devic
     members: list[Any] = [learners[index] for index in spec.indices]
     if not spec.stackable:
         return LoopGroup(spec, members)
-    device = device or members[0].network.flat.device
+    stack_device: torch.device = device or members[0].network.flat.device
     if isinstance(members[0], AssociativeLearner):
-        return AssociativeGroup(spec, members, device)
+        return AssociativeGroup(spec, members, stack_device)
     first: SgdLearner = members[0]
     chain = None if first.right else read_chain(first.network.module, first.loss)
     if chain is not None:
-        return SgdGroup(spec, members, ChainEngine(chain, first.loss), device)
-    inputs, labels = first.samples[0][:1].to(device), first.samples[1][:1].to(device)
-    engine = ModuleEngine(first.network, first.loss, inputs, device)
-    if not engine.can_stack(first.network.flat[None].to(device), inputs[None], labels[None]):
+        return SgdGroup(spec, members, ChainEngine(chain, first.loss), stack_device)
+    inputs, labels = first.samples[0][:1].to(stack_device), first.samples[1][:1].to(stack_device)
+    engine = ModuleEngine(first.network, first.loss, inputs, stack_device)
+    if not engine.can_stack(first.network.flat[None].to(stack_device), inputs[None], labels[None]):
         return LoopGroup(spec, members)
-    return SgdGroup(spec, members, engine, device)
+    return SgdGroup(spec, members, engine, stack_device)
 
 
 def _group_of(learner: Learner) -> GroupSpec:

@@ -67,7 +67,9 @@ def test_rate_zero_trains_nothing(
 
 @pytest.mark.parametrize("rate", [-0.1, float("nan"), float("inf"), "0.1", True, None])
 def test_what_is_no_rate_is_refused(rate: Any) -> None:
-    with pytest.raises(ModelError, match=rf"rate {re.escape(repr(rate))}: give a number of at least 0"):
+    with pytest.raises(
+        ModelError, match=rf"rate {re.escape(repr(rate))}: give a number of at least 0"
+    ):
         learners(rate=rate)
 
 
