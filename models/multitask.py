@@ -1,29 +1,30 @@
-"""Federated multi-task learning (MOCHA): linear models whose relations are learned with them.
+"""Federated multi-task learning (MOCHA): a linear model for every task, and how the tasks are related.
 
     result = multitask(tasks, MultiTaskOptions(relation=0.1))     # with a server
-    Arena([MultiTaskLearner(task, test, t, len(tasks)) …])        # by gossip, as live peers too
+    Arena([MultiTaskLearner(task, test, t, len(tasks)) …])        # by gossip; live peers can use it as well
 
-There is a linear model per task, and a matrix Ω that says how tasks are related:
+Every task has a linear model w_t, and a matrix Ω describes how tasks are related. Both are learned by
+minimising
 
     F(W, Ω) = Σ_t Σ_i ℓ(w_t·x_ti, y_ti) + λ1·tr(W Ω Wᵀ) + λ2·‖W‖² + λ1·µ·tr(Ω),    tr(Ω⁻¹) = 1
 
-W is [features, tasks]. The last term (µ, `floor`, small) keeps Ω finite where tasks' models coincide or
-are 0; with it the best Ω for given W is known in closed form, and F falls whenever W or Ω is improved.
-For a fixed Ω the problem is convex in W, and its dual couples the tasks only through V = [X_tᵀα_t]:
-W = V·K with K = ½(λ1·Ω + λ2·I)⁻¹. So a task's node needs V and Ω, and nobody's samples.
+W = [w_1 … w_m] is [features, tasks]. The last term (µ is `floor`, a small number) keeps Ω finite if the
+models of some tasks are equal or 0. With it, the best Ω for given W has a closed form, and F never rises
+when W or Ω is improved. For fixed Ω the problem is convex in W. In its dual problem, with dual variables α_t
+of task t's samples, the tasks are coupled only through V = [X_tᵀα_t]: W = V·K with K = ½(λ1·Ω + λ2·I)⁻¹. So
+the node of a task needs V and Ω, but no samples of other tasks.
 
-Given w_t, a node looks for Δα that minimises
+Given w_t, a node looks for the change Δα of its dual variables that minimises
 
     G(Δα) = Σ ℓ*(−α − Δα) + w_t·v + q/2·‖v‖²,    v = X_tᵀΔα,    q = σ'·K_tt
 
-by coordinate steps over its own samples. MOCHA's θ is what is left of the possible gain: 0 for an exact
-solution, 1 for a node that did nothing this round. Any θ < 1 on average is enough for the whole to converge,
-so a straggler hands in what it has.
+by coordinate descent over its own samples. MOCHA's θ is the fraction of the possible improvement that is not
+reached: 0 for an exact solution, 1 for a node that did nothing this round. The method converges if θ < 1 on
+average, so stragglers may stop early.
 
-Without a server, V is the one partial model that nodes share, a matrix to which node t adds the changes of
-v_t in its own row; K, W and Ω are functions of V that each node works out by itself. Push-sum's mean times m
-is V itself: everybody's contributions are in other rows. A node whose neighbours are late computes with
-older rows of theirs; its own row it always knows.
+Without a server, V/m is the one partial model that all m nodes average, with one row per task. Node t adds
+the changes of v_t to row t. No other node changes that row, so m times the mean is v_t. Each node computes
+K, W and Ω from V. Rows of other tasks may be out of date; its own row a node knows exactly.
 """
 
 from __future__ import annotations
@@ -69,16 +70,16 @@ class LinearTask:
 
 @dataclass(frozen=True)
 class MultiTaskOptions:
-    """The knobs of the problem.
+    """The parameters of the objective F; see the top of this file.
 
     relation
         λ1: how much tasks learn from each other. Raise it when tasks have few samples.
     shrink
-        λ2: plain weight decay.
+        λ2: weight decay.
     floor
-        µ. Raise it when Ω follows noise in W.
+        µ: the lower bound of the eigenvalues that Ω is computed from. Raise it when Ω fits noise in W.
     loss
-        `hinge` (linear support vector machines) or `squared` (½ of it, for regression).
+        `hinge` (linear support vector machines) or `squared` (half the squared error, for regression).
     """
 
     relation: float = 0.1
@@ -94,7 +95,7 @@ class MultiTaskOptions:
 
 
 def check_tasks(tasks: Sequence[LinearTask], loss: LossName) -> None:
-    """Raise, naming the task, what is wrong with tasks that should learn together."""
+    """Raise, naming the task, if tasks cannot be learned together."""
     if not tasks:
         raise ModelError("there are no tasks to learn")
     for index, task in enumerate(tasks):
@@ -107,7 +108,7 @@ def check_tasks(tasks: Sequence[LinearTask], loss: LossName) -> None:
 
 
 def losses(scores: Array, y: Array, loss: LossName) -> Array:
-    """One number per sample."""
+    """Return the loss of every sample."""
     if loss == "hinge":
         return np.maximum(0.0, 1.0 - y * scores)
     return 0.5 * (scores - y) ** 2
@@ -116,7 +117,7 @@ def losses(scores: Array, y: Array, loss: LossName) -> Array:
 def objective(
     weights: Array, omega: Array, tasks: Sequence[LinearTask], options: MultiTaskOptions
 ) -> float:
-    """F(W, Ω)."""
+    """Return F(W, Ω)."""
     fit = sum(
         float(losses(task.x @ weights[:, t], task.y, options.loss).sum())
         for t, task in enumerate(tasks)
@@ -126,13 +127,13 @@ def objective(
     return fit + options.relation * (related + options.floor * float(np.trace(omega))) + decay
 
 
-def unrelated(tasks: int) -> Array:
-    """Ω before anything is known: tasks have nothing to do with each other."""
+def initial_omega(tasks: int) -> Array:
+    """Return Ω for unrelated tasks, from which learning starts."""
     return np.eye(tasks) * tasks
 
 
-def relationship(weights: Array, floor: float) -> Array:
-    """The best Ω for given W: tr(S)·S⁻¹ with S = (WᵀW + µI)^½."""
+def best_omega(weights: Array, floor: float) -> Array:
+    """Return the best Ω for given W: tr(S)·S⁻¹ with S = (WᵀW + µI)^½."""
     values, vectors = np.linalg.eigh(weights.T @ weights + floor * np.eye(weights.shape[1]))
     roots = np.sqrt(np.maximum(values, floor))
     omega = (vectors * (roots.sum() / roots)) @ vectors.T
@@ -140,18 +141,18 @@ def relationship(weights: Array, floor: float) -> Array:
 
 
 def coupling(omega: Array, options: MultiTaskOptions) -> Array:
-    """K: W = V·K. Entry (t, s) is how much of task s's samples task t's model is made of."""
+    """Return K, with W = V·K. Entry (t, s) is the weight of task s's samples in the model of task t."""
     matrix = 2.0 * (options.relation * omega + options.shrink * np.eye(len(omega)))
     inverse = np.linalg.inv(matrix)
     return 0.5 * (inverse + inverse.T)
 
 
 def safe_scale(matrix: Array) -> float:
-    """σ': with it, steps that nodes take without asking each other never add up to too much."""
+    """Return σ', the factor by which steps are shortened so that simultaneous steps of all nodes are safe."""
     return float((np.abs(matrix).sum(axis=1) / np.diag(matrix)).max())
 
 
-def improve(
+def descend(
     task: LinearTask,
     alpha: Array,
     w: Array,
@@ -160,46 +161,47 @@ def improve(
     steps: int,
     rng: np.random.Generator,
 ) -> tuple[Array, Array]:
-    """`steps` coordinate steps in random order: (Δα, v)."""
-    x, y, change, local = task.x, task.y, np.zeros(len(task.y)), w.astype(np.float64, copy=True)
+    """Take `steps` steps of coordinate descent on G, in random order; return (Δα, v)."""
+    x, y, change = task.x, task.y, np.zeros(len(task.y))
+    local_w = w.astype(np.float64, copy=True)
     curvature = q * (x**2).sum(axis=1)
     done = 0
     while done < steps:
         for i in rng.permutation(len(y))[: steps - done]:
-            score, now = float(x[i] @ local), alpha[i] + change[i]
+            score, current = float(x[i] @ local_w), alpha[i] + change[i]
             if loss == "hinge":
                 if curvature[i] == 0.0:
-                    best = y[i]  # an empty sample always loses; its multiplier is at its bound
+                    best = y[i]  # the loss of an all-zero sample is constant: its α is at its bound
                 else:
-                    free = y[i] * now + (1.0 - y[i] * score) / curvature[i]
-                    best = y[i] * min(max(free, 0.0), 1.0)
+                    unbounded = y[i] * current + (1.0 - y[i] * score) / curvature[i]
+                    best = y[i] * min(max(unbounded, 0.0), 1.0)
             else:
-                best = now + (y[i] - score - now) / (1.0 + curvature[i])
-            if best != now:
-                change[i] += best - now
-                local += q * (best - now) * x[i]
+                best = current + (y[i] - score - current) / (1.0 + curvature[i])
+            if best != current:
+                change[i] += best - current
+                local_w += q * (best - current) * x[i]
         done += min(len(y), steps - done)
     return change, x.T @ change
 
 
 Effort = Callable[[int, int], float]
-"""(round, task) → epochs over its own samples that a node manages; 0 for one that drops out."""
+"""(round, task) → how many epochs over its own samples a node computes; 0 for a node that drops out."""
 
 
 @dataclass
 class MultiTaskResult:
-    """Where the alternation stands."""
+    """The result of learning W and Ω by turns."""
 
     weights: Array
     """W [features, tasks]."""
     omega: Array
     objectives: list[float] = field(default_factory=list)
-    """F before the first and after every step, W's and Ω's in turn: it never rises."""
+    """F at the start and after every step, a W step and an Ω step by turns: it never rises."""
     rounds: int = 0
     """Rounds of communication so far."""
 
     def correct(self, index: int, task: LinearTask) -> int:
-        """How many samples the task's own model gets right."""
+        """Return how many of the task's samples its model classifies correctly."""
         return int((np.sign(task.x @ self.weights[:, index]) == task.y).sum())
 
 
@@ -209,37 +211,38 @@ def multitask(
     *,
     alternations: int = 10,
     rounds: int = 10,
-    most: int = 200,
+    max_rounds: int = 200,
     effort: Effort = lambda round, task: 1.0,
     learn_omega: bool = True,
     seed: int = 0,
 ) -> MultiTaskResult:
-    """Learn all tasks' models and how they are related.
+    """Learn the models of all tasks and how the tasks are related.
 
     alternations
-        W steps, each followed by an Ω step.
-    rounds, most
-        Rounds of communication in a W step. W comes from dual variables, so that an early stop may leave
-        F higher than before: then rounds go on, up to `most`, after which the step is not taken.
+        The number of W steps, each followed by an Ω step.
+    rounds, max_rounds
+        Rounds of communication in a W step. W is computed from dual variables, so F may be higher than
+        before if a W step stops early. Then it is given more rounds, up to `max_rounds`, after which W stays
+        as it was.
     effort
-        How much a node manages in a round; see Effort. Stragglers slow the rest down by nothing.
+        How much a node computes in a round: see Effort. Other nodes do not wait for stragglers.
     learn_omega
         False keeps tasks unrelated: separate models with the same total regularisation.
     """
     options = options or MultiTaskOptions()
     check_tasks(tasks, options.loss)
-    if min(alternations, rounds, most) < 1:
-        raise ModelError("alternations, rounds and most must each be at least 1")
+    if min(alternations, rounds, max_rounds) < 1:
+        raise ModelError("alternations, rounds and max_rounds must each be at least 1")
     nodes = [Node(task, options, stream(seed, "mocha", t)) for t, task in enumerate(tasks)]
     features = tasks[0].x.shape[1]
-    result = MultiTaskResult(np.zeros((features, len(tasks))), unrelated(len(tasks)))
+    result = MultiTaskResult(np.zeros((features, len(tasks))), initial_omega(len(tasks)))
     result.objectives.append(objective(result.weights, result.omega, tasks, options))
     for _ in range(alternations):
         matrix = coupling(result.omega, options)
         scale = safe_scale(matrix)
         before = objective(result.weights, result.omega, tasks, options)
         weights = np.stack([node.v for node in nodes], axis=1) @ matrix
-        for done in range(1, max(rounds, most) + 1):
+        for done in range(1, max(rounds, max_rounds) + 1):
             for t, node in enumerate(nodes):
                 node.step(weights[:, t], scale * matrix[t, t], effort(result.rounds, t))
             result.rounds += 1
@@ -252,13 +255,13 @@ def multitask(
                 break
         result.objectives.append(before)
         if learn_omega:
-            result.omega = relationship(result.weights, options.floor)
+            result.omega = best_omega(result.weights, options.floor)
         result.objectives.append(objective(result.weights, result.omega, tasks, options))
     return result
 
 
 class Node:
-    """A task's node: its samples, its dual variables, and v_t = X_tᵀα_t."""
+    """The node of a task: its samples, its dual variables α_t, and v_t = X_tᵀα_t."""
 
     def __init__(self, task: LinearTask, options: MultiTaskOptions, rng: np.random.Generator):
         self.task, self._options, self._rng = task, options, rng
@@ -266,59 +269,60 @@ class Node:
         self.v: Array = np.zeros(task.x.shape[1])
 
     def step(self, w: Array, q: float, epochs: float) -> None:
-        """Improve the dual variables for so many epochs."""
+        """Improve the dual variables by `epochs` epochs of coordinate descent."""
         steps = round(epochs * len(self.task.y))
         if steps >= 1:
-            change, v = improve(self.task, self.alpha, w, q, self._options.loss, steps, self._rng)
+            change, v = descend(self.task, self.alpha, w, q, self._options.loss, steps, self._rng)
             self.alpha = self.alpha + change
             self.v = self.v + v
 
-    def random(self) -> str:
-        """The state of the node's dice, as text: its integers are too long for msgpack."""
+    def random_state(self) -> str:
+        """Return the random generator's state as text: its integers are too long for msgpack."""
         return json.dumps(self._rng.bit_generator.state)
 
-    def restore(self, alpha: Array, random: str) -> None:
-        """Go on with these dual variables and dice."""
+    def restore(self, alpha: Array, random_state: str) -> None:
+        """Continue from these dual variables and this state of the random generator."""
         self.alpha = alpha
         self.v = self.task.x.T @ alpha
-        self._rng.bit_generator.state = json.loads(random)
+        self._rng.bit_generator.state = json.loads(random_state)
 
 
 MODEL = "tasks"
+"""The name of the partial model V / m."""
 
 
 class TaskSums(nn.Module):
-    """V / m as gossip knows it, and the model of one's own task that follows from it."""
+    """The average V / m with one row per task, and the model of the node's own task computed from it."""
 
     def __init__(self, tasks: int, features: int):
         super().__init__()
         self.sums = nn.Parameter(
             torch.zeros(tasks, features, dtype=torch.float64), requires_grad=False
         )
-        self.own = torch.zeros(features, dtype=torch.float64)
+        self.own_model = torch.zeros(features, dtype=torch.float64)
 
     def anatomy(self) -> Anatomy:
-        """One cell per task: rows are tasks on every node alike."""
+        """Return one part with one cell per task: row t belongs to task t on every node."""
         parts = (Part("task", len(self.sums)),)
         axes = (*dense_axes(parts, 0), None)
         return Anatomy(parts, (ParameterMap("sums", tuple(self.sums.shape), axes),))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The score of each input by the own task's model."""
-        return x @ self.own
+        """Return the scores of inputs by the model of the node's own task."""
+        return x @ self.own_model
 
 
 class MultiTaskLearner:
-    """One task's node in a swarm.
+    """The learner of one task in a swarm with one peer per task.
 
     task, index, tasks
-        Its samples, its number, and how many tasks there are: one node for each.
+        The task's samples, its number, and the number of tasks.
     test
-        Its held-out samples.
+        The task's held-out samples.
     epochs
-        How far it solves its subproblem in one step; a slow node gives less, down to 0.
+        Epochs of coordinate descent in one step. Lower it for a slow node, down to 0.
     every
-        Steps between two looks at Ω. The first models should be there before tasks are related.
+        Steps between two updates of Ω. The first update needs models that have been trained a little.
     """
 
     def __init__(
@@ -346,48 +350,48 @@ class MultiTaskLearner:
             self._module, {MODEL: [list(range(tasks))]}, peer=f"task-{index}", rest=None
         )
         self._node = Node(task, self.options, stream(seed, "mocha", index))
-        self.omega: Array = unrelated(tasks)
+        self.omega: Array = initial_omega(tasks)
         self.weight_of: Callable[[str], float] = lambda model: 1.0
-        """The weight that this node holds while it trains; whoever runs it sets it where it is not 1."""
-        self._told: Array = self._node.v.copy()
+        """Returns the node's push-sum weight; a peer or simulator whose weights are not 1 replaces it."""
+        self._averaged_v: Array = self._node.v.copy()  # the v_t that was last added to the average
         self._rounds = 0
 
     def weights(self) -> Array:
-        """W as this node sees it, [features, tasks]."""
-        return self._sums() @ coupling(self.omega, self.options)
+        """Return this node's estimate of W, [features, tasks]."""
+        return self._estimated_v() @ coupling(self.omega, self.options)
 
     def train(self, steps: int = 1) -> Metrics:
-        """Look at Ω if it is time, then improve the own model; the metrics are the task's own loss."""
+        """Update Ω if it is due, then improve the model; the metrics are those of the task's samples."""
         if self._rounds and self._rounds % self._every == 0:
-            self.omega = relationship(self.weights(), self.options.floor)
+            self.omega = best_omega(self.weights(), self.options.floor)
         matrix = coupling(self.omega, self.options)
         scale = safe_scale(matrix) * matrix[self._index, self._index]
-        w = self._sums() @ matrix[:, self._index]
+        w = self._estimated_v() @ matrix[:, self._index]
         self._node.step(w, scale, self._epochs * steps)
-        self._tell(self.weight_of(MODEL))
+        self._add_to_average(self.weight_of(MODEL))
         self._rounds += 1
         return self._metrics(self._node.task, w)
 
     def test(self) -> Metrics:
-        """The own model on the held-out samples."""
+        """Measure the task's model on the held-out samples."""
         w = self.weights()[:, self._index]
-        self._module.own = torch.from_numpy(w)
+        self._module.own_model = torch.from_numpy(w)
         return self._metrics(self._test, w)
 
     def state(self) -> dict[str, Any]:
         """Dual variables, Ω, and the random state."""
         return {
             "alpha": torch.from_numpy(self._node.alpha.copy()),
-            "told": torch.from_numpy(self._told.copy()),
+            "told": torch.from_numpy(self._averaged_v.copy()),
             "omega": torch.from_numpy(self.omega.copy()),
             "rounds": self._rounds,
-            "random": self._node.random(),
+            "random": self._node.random_state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from where `state` was taken."""
+        """Restore what `state` returned."""
         self._node.restore(torch.as_tensor(state["alpha"]).numpy().copy(), state["random"])
-        self._told = torch.as_tensor(state["told"]).numpy().copy()
+        self._averaged_v = torch.as_tensor(state["told"]).numpy().copy()
         self.omega = torch.as_tensor(state["omega"]).numpy().copy()
         self._rounds = int(state["rounds"])
 
@@ -397,15 +401,15 @@ class MultiTaskLearner:
         return Metrics(loss, int((np.sign(scores) == task.y).sum()), len(scores))
 
     @torch.no_grad()
-    def _tell(self, weight: float) -> None:
-        """Put what is new of v_t into the own row; it waits while there is no mass to put it into."""
+    def _add_to_average(self, weight: float) -> None:
+        """Add the changes of v_t to this task's row, or later if the push-sum weight is 0 now."""
         if weight > 0:
-            news = (self._node.v - self._told) / weight
-            self._module.sums[self._index] += torch.from_numpy(news).to(self._module.sums)
-            self._told = self._node.v.copy()
+            change = (self._node.v - self._averaged_v) / weight
+            self._module.sums[self._index] += torch.from_numpy(change).to(self._module.sums)
+            self._averaged_v = self._node.v.copy()
 
-    def _sums(self) -> Array:
-        """V [features, tasks]: what gossip says, except for the own row, which is known."""
-        found = self._module.sums.detach().double().cpu().numpy().T * len(self.omega)
-        found[:, self._index] = self._node.v
-        return found
+    def _estimated_v(self) -> Array:
+        """Return V [features, tasks]: gossip's estimate, with this task's own column replaced by v_t."""
+        estimate = self._module.sums.detach().double().cpu().numpy().T * len(self.omega)
+        estimate[:, self._index] = self._node.v
+        return estimate

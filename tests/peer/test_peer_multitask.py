@@ -34,7 +34,7 @@ def test_nodes_agree_on_everybodys_part_without_a_server(run, mode):
     assert held(reports, "tasks") == 3
     true = np.stack([learner._node.v for learner in nodes], axis=1)
     for learner in nodes:
-        np.testing.assert_allclose(learner._sums(), true, rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(learner._estimated_v(), true, rtol=1e-3, atol=1e-3)
         assert learner.test().accuracy > 0.8
     if mode == "rounds":
         twins = [node(index) for index in range(3)]

@@ -15,13 +15,13 @@ from gossamer.models.multitask import (
     LinearTask,
     MultiTaskLearner,
     MultiTaskOptions,
+    best_omega,
     coupling,
-    improve,
+    descend,
+    initial_omega,
     multitask,
     objective,
-    relationship,
     safe_scale,
-    unrelated,
 )
 
 
@@ -53,7 +53,7 @@ def value(task, alpha, change, w, q, loss):
 
 def theta(task, alpha, change, w, q, loss):
     """θ of eq (5), measured against a near-exact solution: costs far more than the step itself."""
-    best, _ = improve(task, alpha, w, q, loss, _EXACT * len(task.y), np.random.default_rng(0))
+    best, _ = descend(task, alpha, w, q, loss, _EXACT * len(task.y), np.random.default_rng(0))
     nothing = value(task, alpha, np.zeros_like(alpha), w, q, loss)
     least = min(value(task, alpha, best, w, q, loss), value(task, alpha, change, w, q, loss))
     gain = nothing - least
@@ -85,7 +85,7 @@ def test_the_objective_never_rises_whatever_the_stragglers_do(seed, loss, relati
     result = multitask(
         make_tasks(seed, tasks=4, samples=8, loss=loss),
         MultiTaskOptions(relation, shrink, loss=loss),
-        alternations=3, rounds=3, most=20,
+        alternations=3, rounds=3, max_rounds=20,
         effort=lambda round, task: float(random.random() * 2) if random.random() > lazy else 0.0,
         seed=seed,
     )  # fmt: skip
@@ -98,7 +98,7 @@ def test_with_time_the_gap_closes_and_omega_is_the_best_for_its_weights():
     tasks, options = make_tasks(1), MultiTaskOptions(0.05, 0.05)
     result = multitask(tasks, options, alternations=4, rounds=60)
     # A coarse Ω move in any direction that keeps tr(Ω⁻¹) = 1 makes it worse.
-    best = objective(result.weights, relationship(result.weights, options.floor), tasks, options)
+    best = objective(result.weights, best_omega(result.weights, options.floor), tasks, options)
     random = np.random.default_rng(0)
     for _ in range(20):
         noise = random.standard_normal((5, 5))
@@ -111,7 +111,7 @@ def test_with_time_the_gap_closes_and_omega_is_the_best_for_its_weights():
 @pytest.mark.parametrize("loss", ["hinge", "squared"])
 def test_the_duality_gap_is_never_negative_and_closes(loss):
     tasks, options = make_tasks(2, loss=loss), MultiTaskOptions(0.1, 0.05, loss=loss)
-    omega = unrelated(len(tasks))
+    omega = initial_omega(len(tasks))
     matrix = coupling(omega, options)
     scale, random = safe_scale(matrix), np.random.default_rng(0)
     alphas = [np.zeros(len(task.y)) for task in tasks]
@@ -125,7 +125,7 @@ def test_the_duality_gap_is_never_negative_and_closes(loss):
         )
         for t, task in enumerate(tasks):
             q = scale * matrix[t, t]
-            alphas[t] = alphas[t] + improve(task, alphas[t], weights[:, t], q, loss, 12, random)[0]
+            alphas[t] = alphas[t] + descend(task, alphas[t], weights[:, t], q, loss, 12, random)[0]
     assert min(gaps) >= -1e-9
     assert gaps[-1] < 1e-4 * gaps[0]
 
@@ -135,7 +135,7 @@ def test_theta_is_one_for_nothing_and_falls_with_effort():
     alpha, w = np.zeros(30), np.zeros(6)
     found = []
     for epochs in (0, 1, 5, 100):
-        change, _ = improve(task, alpha, w, 2.0, "hinge", 30 * epochs, np.random.default_rng(0))
+        change, _ = descend(task, alpha, w, 2.0, "hinge", 30 * epochs, np.random.default_rng(0))
         found.append(theta(task, alpha, change, w, 2.0, "hinge"))
     assert found[0] == pytest.approx(1.0)
     assert found[0] > found[1] > found[2] > found[3]
@@ -172,14 +172,14 @@ def learners(tasks, options, **kwargs):
 
 def test_gossip_that_has_converged_computes_what_the_server_computes():
     tasks, options = make_tasks(6), MultiTaskOptions(0.1, 0.05)
-    server = multitask(tasks, options, alternations=3, rounds=30, most=30)
+    server = multitask(tasks, options, alternations=3, rounds=30, max_rounds=30)
     assert (np.diff(server.objectives[::2]) < 0).all()  # no step was refused: gossip refuses none
     for mixing in (None, Gossip(nx.cycle_graph(len(tasks)), exchanges=120)):
         nodes = learners(tasks, options, every=30)
         assert all(isinstance(node, Learner) for node in nodes)
         rounds = list(Arena(nodes, mixing=mixing, threads=1).run(90))
         for node in nodes:
-            node.omega = relationship(node.weights(), options.floor)
+            node.omega = best_omega(node.weights(), options.floor)
             np.testing.assert_allclose(node.omega, server.omega, rtol=1e-6, atol=1e-6)
         assert rounds[-1].accuracy > 0.9
 
