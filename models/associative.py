@@ -1,7 +1,8 @@
-"""The paper's associative network: thresholds and a local rule, no gradient (Algorithms 3 and 4).
+"""The paper's associative network: binary threshold cells and a local learning rule (Algorithms 3 and 4).
 
-A visible and a hidden layer of binary cells look at each other. Shown a whole vector, links between
-cells that fire together grow and the others fade; shown half of one, the network completes it.
+A visible and a hidden layer of binary cells are connected in both directions. Trained on a complete vector,
+weights between cells that fire together grow and other weights shrink. Given a part of a vector, the network
+completes it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from .learner import Metrics
 from .network import SlicedNetwork
 from .slicing import Start
 
-# The paper does not say how weights start; this is the neutral reading of "weights in [−1, 1]".
+# The paper does not say how weights are initialised, only "weights in [−1, 1]": we draw them uniformly.
 UNIFORM = Start("uniform", 1.0, by_fan_in=False)
 
 
 class AssociativeNetwork(nn.Module):
-    """`AssociativeNetwork("50<>400")`: 50 visible and 400 hidden cells, each seeing all the others."""
+    """`AssociativeNetwork("50<>400")`: 50 visible and 400 hidden cells, connected in both directions."""
 
     def __init__(self, layout: str, *, threshold: float = 0.5):
         super().__init__()
@@ -38,7 +39,7 @@ class AssociativeNetwork(nn.Module):
         self.visible = nn.Parameter(torch.zeros(visible, hidden), requires_grad=False)
 
     def anatomy(self) -> Anatomy:
-        """Two parts; every weight runs from one to the other."""
+        """Return the two parts, and the weights from each to the other."""
         hidden, visible = self.hidden.shape
         parts = (Part("visible", visible), Part("hidden", hidden))
         return Anatomy(
@@ -50,7 +51,7 @@ class AssociativeNetwork(nn.Module):
         )
 
     def fire(self, vectors: Tensor) -> Tensor:
-        """What the hidden cells answer to visible vectors [n, visible]."""
+        """Return which hidden cells fire (1 or 0) for visible vectors [n, visible]."""
         return (vectors @ self.hidden.T >= self.threshold).to(vectors.dtype)
 
     def forward(self, vectors: Tensor) -> Tensor:
@@ -59,7 +60,7 @@ class AssociativeNetwork(nn.Module):
 
     @torch.no_grad()
     def learn(self, vector: Tensor, rate: float) -> None:
-        """Associate what fires together in one whole vector (Algorithm 4)."""
+        """Learn one complete vector (Algorithm 4)."""
         self.associate(
             self.hidden.data, self.visible.data, vector, self.fire(vector[None])[0], rate
         )
@@ -68,10 +69,11 @@ class AssociativeNetwork(nn.Module):
     def associate(
         hidden: Tensor, visible: Tensor, vector: Tensor, fires: Tensor, rate: float
     ) -> None:
-        """Move the weights of one network, or of a stack of them, by what fires in both layers.
+        """Apply the learning rule to one network, or to a stack of networks, in place.
 
-        Both branches of the paper's rule move a weight by rate/2 of its distance to ±1, the sign being
-        whether the cell fires; only links from firing cells move.
+        `vector` and `fires` say which visible and hidden cells fire. Only weights from firing cells change.
+        Both branches of the paper's rule move a weight by rate/2 of its distance to +1 if the target cell
+        fires, and to −1 if it does not.
         """
         half = rate / 2
         hidden += half * vector[..., None, :] * ((2 * fires - 1)[..., :, None] - hidden)
@@ -79,13 +81,13 @@ class AssociativeNetwork(nn.Module):
 
 
 class AssociativeLearner:
-    """Shows vectors to an associative network in order, round and round.
+    """Trains an associative network on its vectors in order, starting again after the last.
 
     train
-        Whole vectors [n, visible].
+        Complete vectors [n, visible].
     test
-        Partial vectors and the whole ones expected for them. One counts as right when the output
-        matches at least as many 1s as it differs in bits, as in the paper.
+        Partial vectors and the complete vectors expected for them. An output is correct, as in the paper, if
+        it shares at least as many 1s with the expected vector as it differs from it in bits.
     local_samples
         Vectors between two averagings (the paper's mini-batch).
     """
@@ -109,7 +111,7 @@ class AssociativeLearner:
         self._next = 0
 
     def train(self, steps: int = 1) -> Metrics:
-        """Show `local_samples` vectors `steps` times; there is no loss to report."""
+        """Train on `local_samples` vectors, `steps` times; the metrics have no loss."""
         for _ in range(steps * self.local_samples):
             self.module.learn(self.samples[self._next], self.rate)
             self._next = (self._next + 1) % len(self.samples)
@@ -117,7 +119,7 @@ class AssociativeLearner:
 
     @torch.no_grad()
     def test(self) -> Metrics:
-        """How many held-out vectors are completed."""
+        """Count the held-out vectors that are completed correctly; the loss is the number of wrong bits."""
         partial, expected = self.held_out
         output = self.module(partial)
         matching = (output * expected).sum(dim=1)
@@ -125,11 +127,11 @@ class AssociativeLearner:
         return Metrics(float(differing.sum()), int((matching >= differing).sum()), len(expected))
 
     def state(self) -> dict[str, Any]:
-        """Which vector comes next."""
+        """The index of the next vector."""
         return {"next": self._next}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from where `state` was taken."""
+        """Restore what `state` returned."""
         self._next = int(state["next"])
 
 
@@ -143,25 +145,26 @@ def sparse_vectors(
     period: int = 3,
     modified: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The paper's generator of sparse binary vectors (V.5), for k from `first` on.
+    """Generate the paper's sparse binary vectors (V.5) number `first` to `first + count − 1`.
 
-    Returns (whole with noise, for training; partial with noise, for testing; whole and clean, expected).
-    Vector k fills block k mod `period`, of 3·`ones` bits: the first third is always given, the second
-    is to be guessed, or the last third where k mod `period` equals `modified`. Blocks wrap around the
-    end, which they must at the paper's own size (3 blocks of 24 in 50 bits). Noise flips `noise` evenly
-    spaced bits that move on by one every period.
+    Returns complete vectors with noise, for training; partial vectors with noise, for testing; and complete
+    vectors without noise, the expected outputs. Vector k has its 1s in block k mod `period`, of 3·`ones`
+    bits. The first third of the block is set in all of them. Complete vectors also have the second third, or
+    the last third in the block with index `modified`. Blocks wrap around the end, as they must at the
+    paper's own size (3 blocks of 24 in 50 bits). Noise flips `noise` evenly spaced bits; they move by one
+    bit every period.
     """
     index = torch.arange(first, first + count)
     block = index % period
     start = 3 * ones * block
-    guess = torch.where(block == (-1 if modified is None else modified), 2 * ones, ones)
+    second_start = torch.where(block == (-1 if modified is None else modified), 2 * ones, ones)
     offsets = torch.arange(ones)
-    given = torch.zeros(count, bits)
-    given.scatter_(1, (start[:, None] + offsets) % bits, 1.0)
-    whole = given.clone()
-    whole.scatter_(1, ((start + guess)[:, None] + offsets) % bits, 1.0)
+    partial = torch.zeros(count, bits)
+    partial.scatter_(1, (start[:, None] + offsets) % bits, 1.0)
+    complete = partial.clone()
+    complete.scatter_(1, ((start + second_start)[:, None] + offsets) % bits, 1.0)
     flips = torch.zeros(count, bits)
     if noise:
-        spots = (index // period)[:, None] + torch.arange(noise) * (bits // noise)
-        flips.scatter_(1, spots % bits, 1.0)
-    return (whole - flips).abs(), (given - flips).abs(), whole
+        flipped = (index // period)[:, None] + torch.arange(noise) * (bits // noise)
+        flips.scatter_(1, flipped % bits, 1.0)
+    return (complete - flips).abs(), (partial - flips).abs(), complete

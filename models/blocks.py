@@ -1,4 +1,4 @@
-"""The torch modules that ready networks are made of."""
+"""The torch modules of which the ready-made networks (networks.py) are built."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch.nn import functional as F
 
 
 class Residual(nn.Module):
-    """Two 3×3 convolutions with batch norm, and a skip over both."""
+    """A residual block: two 3×3 convolutions with batch norm, and a skip connection."""
 
-    def __init__(self, before: int, after: int, stride: int):
+    def __init__(self, inputs: int, outputs: int, stride: int):
         super().__init__()
-        self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(after)
-        self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(after)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
         self.skip: nn.Module = nn.Identity()
-        if stride != 1 or before != after:
+        if stride != 1 or inputs != outputs:
             self.skip = nn.Sequential(
-                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
             )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -30,37 +30,38 @@ class Residual(nn.Module):
         return F.relu(self.norm2(self.conv2(y)) + self.skip(x))
 
 
-def _double(before: int, after: int) -> nn.Sequential:
+def _double_convolution(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU(),
-        nn.Conv2d(after, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU(),
+        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(),
+        nn.Conv2d(outputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(),
     )  # fmt: skip
 
 
 class UNet(nn.Module):
-    """Down through the widths and up again, with skips joined by concatenation."""
+    """An encoder (`down`) and a decoder (`raise_`, `up`), connected by skips that are concatenated."""
 
     def __init__(self, channels: int, classes: int, widths: Sequence[int]):
         super().__init__()
-        self.down = nn.ModuleList(_double(a, b) for a, b in pairwise((channels, *widths)))
-        back = list(reversed(widths))
-        self.raise_ = nn.ModuleList(nn.ConvTranspose2d(a, b, 2, 2) for a, b in pairwise(back))
-        self.up = nn.ModuleList(_double(2 * width, width) for width in back[1:])
+        steps = pairwise((channels, *widths))
+        self.down = nn.ModuleList(_double_convolution(a, b) for a, b in steps)
+        upwards = list(reversed(widths))
+        self.raise_ = nn.ModuleList(nn.ConvTranspose2d(a, b, 2, 2) for a, b in pairwise(upwards))
+        self.up = nn.ModuleList(_double_convolution(2 * width, width) for width in upwards[1:])
         self.head = nn.Conv2d(widths[0], classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        kept: list[Tensor] = []
+        skips: list[Tensor] = []
         for level, block in enumerate(self.down):
             x = block(F.max_pool2d(x, 2) if level else x)
-            kept.append(x)
-        kept.pop()
-        for raised, block in zip(self.raise_, self.up, strict=True):
-            x = block(torch.cat([kept.pop(), raised(x)], dim=1))
+            skips.append(x)
+        skips.pop()  # the lowest level has no skip
+        for upsample, block in zip(self.raise_, self.up, strict=True):
+            x = block(torch.cat([skips.pop(), upsample(x)], dim=1))
         return self.head(x)
 
 
 class LstmClassifier(nn.Module):
-    """An LSTM over time; its last step decides."""
+    """An LSTM, and a linear layer on the output of its last time step."""
 
     def __init__(self, channels: int, classes: int, hidden: int, layers: int):
         super().__init__()
@@ -72,7 +73,10 @@ class LstmClassifier(nn.Module):
 
 
 class Vit(nn.Module):
-    """A transformer over patches of an image and a class token."""
+    """A vision transformer: its tokens are the patches of an image and a class token.
+
+    `places` are the learned position embeddings.
+    """
 
     def __init__(
         self, channels: int, size: int, patch: int, classes: int, width: int, depth: int, heads: int

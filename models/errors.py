@@ -1,4 +1,4 @@
-"""The one error that this package raises for bad input, and checks of options that raise it."""
+"""ModelError, which this package raises for invalid input, and checks of options that raise it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from gossamer.errors import GossamerError
 
 
 class ModelError(GossamerError, ValueError):
-    """A network, slicing or set of networks that cannot be used; the text says which part and model."""
+    """A network, slicing or set of networks is invalid; the message names the part or model."""
 
 
 def check_number(
     what: str, value: float, *, above: float = -inf, least: float = -inf, most: float = inf
 ) -> None:
-    """Raise unless a number is finite and inside its bounds; `what` names it."""
+    """Raise unless a number is finite and within its bounds; `what` names it in the error."""
     if above < value < inf and least <= value <= most:
         return
     if most < inf:
@@ -27,6 +27,6 @@ def check_number(
 
 
 def check_choice(what: str, value: object, known: Collection[str]) -> None:
-    """Raise unless a value is one of those that there are."""
+    """Raise unless a value is one of `known`; `what` names it."""
     if value not in known:
         raise ModelError(f"{what} {value!r} is unknown; there are {', '.join(known)}")

@@ -1,7 +1,8 @@
-"""Ready networks in plain torch, their sizes as arguments, and a table of them by name.
+"""Ready-made networks in plain torch, with their sizes as arguments, and a table of them by name.
 
-A new one is one function here under `@ready`: configs, the command line and its help read the table. They
-do so without torch, which takes a second to load, so functions import it themselves.
+To add one, write a function here with the decorator `@register`: configs, the command line and its help read
+the table. The functions import torch themselves, because it takes a second to load and the table does not
+need it.
 """
 
 from __future__ import annotations
@@ -17,21 +18,22 @@ if TYPE_CHECKING:
     from torch import nn
 
 ACTIVATIONS = {"sigmoid": "Sigmoid", "tanh": "Tanh", "relu": "ReLU", "none": "Identity"}
-"""Activations of a perceptron, and torch's names for them; `prelu` beside them."""
+"""Activations of a perceptron and the names of their torch classes; `mlp` accepts `prelu` as well."""
 
 
 @dataclass(frozen=True)
 class ReadyNetwork:
-    """A ready network and what it reads.
+    """A ready-made network and the samples it takes.
 
     build
-        Its function. Those of its arguments that are called `channels`, `size` and `classes` follow the data.
+        The function that builds it. Its arguments `channels`, `size` and `classes` are set to fit the data.
     sample
-        The shape of a typical sample: images (channels, height, width) or windows (time, channels).
+        The shape of a typical sample: images (channels, height, width) or windows of a time series (time,
+        channels).
     time_last
-        Windows are to be given to it as (channels, time).
+        Whether windows must be transposed to (channels, time).
     classifies
-        Whether it gives one row of logits for each sample.
+        Whether it returns one row of logits for each sample.
     """
 
     build: Callable[..., nn.Module]
@@ -41,24 +43,26 @@ class ReadyNetwork:
 
 
 READY: dict[str, ReadyNetwork] = {}
-"""Ready networks by the name that configs use."""
+"""Ready-made networks by the name that configs use."""
 
 
-def ready(name: str, sample: tuple[int, ...] = (3, 32, 32), **options: bool) -> Callable[..., Any]:
-    """Enter a function into the table under a name; see ReadyNetwork."""
+def register(
+    name: str, sample: tuple[int, ...] = (3, 32, 32), **options: bool
+) -> Callable[..., Any]:
+    """Add the decorated function to the table; arguments are the fields of ReadyNetwork."""
 
-    def enter(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    def decorator(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
         READY[name] = ReadyNetwork(build, sample, **options)
         return build
 
-    return enter
+    return decorator
 
 
 def mlp(layout: str, *, activation: str = "relu", output: str = "none") -> nn.Sequential:
-    """A multi-layer perceptron from its layout: `mlp("784=300=100=10")`.
+    """Build a multi-layer perceptron from its layout: `mlp("784=300=100=10")`.
 
-    `output` is the last layer's activation: by default none, for logits, which cross-entropy reads; the
-    paper's networks are sigmoid throughout. `prelu` gives every cell a slope of its own.
+    `output` is the activation of the last layer: by default none, because cross-entropy takes logits; the
+    paper's networks have sigmoids in all layers. `prelu` has one learned slope per cell.
     """
     from torch import nn
 
@@ -75,7 +79,7 @@ def mlp(layout: str, *, activation: str = "relu", output: str = "none") -> nn.Se
     return nn.Sequential(*layers)
 
 
-@ready("small-cnn")
+@register("small-cnn")
 def small_cnn(
     channels: int = 3,
     size: int = 32,
@@ -85,34 +89,34 @@ def small_cnn(
     hidden: int = 128,
     norm: bool = False,
 ) -> nn.Sequential:
-    """Two convolutions with pooling, then two dense layers (MAGI's ConvNet shape).
+    """Two convolutions with pooling, then two dense layers (the form of MAGI's ConvNet).
 
     Images [n, channels, size, size] → for each width a 3×3 convolution, ReLU and 2×2 pooling →
-    `hidden` dense cells → `classes` logits. No buffers, unless `norm` puts batch norm behind every
+    `hidden` dense cells → `classes` logits. `norm` adds batch norm, which has buffers, after every
     convolution.
     """
     from torch import nn
 
-    left = size // 2 ** len(widths)
-    if left < 1:
+    pooled_size = size // 2 ** len(widths)
+    if pooled_size < 1:
         raise ModelError(
             f"images of {size}×{size} cannot be halved {len(widths)} times; give fewer widths"
         )
     layers: list[nn.Module] = []
-    for before, after in pairwise((channels, *widths)):
-        layers.append(nn.Conv2d(before, after, 3, padding=1, bias=not norm))
+    for input_width, width in pairwise((channels, *widths)):
+        layers.append(nn.Conv2d(input_width, width, 3, padding=1, bias=not norm))
         if norm:
-            layers.append(nn.BatchNorm2d(after))
+            layers.append(nn.BatchNorm2d(width))
         layers += [nn.ReLU(), nn.MaxPool2d(2)]
-    layers += [nn.Flatten(), nn.Linear(widths[-1] * left * left, hidden), nn.ReLU()]
+    layers += [nn.Flatten(), nn.Linear(widths[-1] * pooled_size**2, hidden), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(hidden, classes))
 
 
-@ready("resnet")
+@register("resnet")
 def resnet(
     channels: int = 3, classes: int = 10, *, widths: Sequence[int] = (16, 32, 64), blocks: int = 1
 ) -> nn.Sequential:
-    """A residual network for small images (the CIFAR kind: no pooling at the entry).
+    """A residual network for small images, as for CIFAR: the first convolution has no stride or pooling.
 
     Images [n, channels, any, any] → one 3×3 convolution → for each width a stage of `blocks` residual
     blocks, each stage after the first halving the image → global mean → `classes` logits. Batch norm
@@ -124,20 +128,20 @@ def resnet(
 
     stem = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
     layers: list[nn.Module] = [stem, nn.BatchNorm2d(widths[0]), nn.ReLU()]
-    before = widths[0]
+    input_width = widths[0]
     for stage, width in enumerate(widths):
         for block in range(blocks):
-            layers.append(Residual(before, width, 2 if stage and not block else 1))
-            before = width
-    head = nn.Linear(before, classes)
+            layers.append(Residual(input_width, width, 2 if stage and not block else 1))
+            input_width = width
+    head = nn.Linear(input_width, classes)
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
 
 
-@ready("unet", classifies=False)
+@register("unet", classifies=False)
 def unet(channels: int = 3, classes: int = 2, *, widths: Sequence[int] = (16, 32, 64)) -> nn.Module:
-    """A U-Net: down through the widths and up again, with skips joined by concatenation.
+    """A U-Net: an encoder and a decoder, connected by skips that are concatenated.
 
-    Images [n, channels, h, w], h and w divisible by 2^(levels − 1) → logits [n, classes, h, w].
+    Images [n, channels, h, w], h and w divisible by 2^(len(widths) − 1) → logits [n, classes, h, w].
     """
     from .blocks import UNet
 
@@ -146,21 +150,21 @@ def unet(channels: int = 3, classes: int = 2, *, widths: Sequence[int] = (16, 32
     return UNet(channels, classes, widths)
 
 
-@ready("lstm", (128, 6))
+@register("lstm", (128, 6))
 def lstm_classifier(
     channels: int = 6, classes: int = 6, *, hidden: int = 64, layers: int = 1
 ) -> nn.Module:
     """An LSTM for windows of sensor readings.
 
-    Windows [n, time, channels] → `layers` LSTM layers of `hidden` cells → the last step → `classes`
-    logits. Note the order of dimensions: time first, unlike `cnn1d`.
+    Windows [n, time, channels] → `layers` LSTM layers of `hidden` cells → output of the last time step →
+    `classes` logits. The order of dimensions differs from `cnn1d`: time comes before channels.
     """
     from .blocks import LstmClassifier
 
     return LstmClassifier(channels, classes, hidden, layers)
 
 
-@ready("cnn1d", (128, 6), time_last=True)
+@register("cnn1d", (128, 6), time_last=True)
 def cnn1d(
     channels: int = 6, classes: int = 6, *, widths: Sequence[int] = (32, 64), kernel: int = 5
 ) -> nn.Sequential:
@@ -172,16 +176,16 @@ def cnn1d(
     from torch import nn
 
     layers: list[nn.Module] = []
-    for before, after in pairwise((channels, *widths)):
+    for input_width, width in pairwise((channels, *widths)):
         layers += [
-            nn.Conv1d(before, after, kernel, padding=kernel // 2, bias=False),
-            nn.BatchNorm1d(after), nn.ReLU(), nn.MaxPool1d(2),
+            nn.Conv1d(input_width, width, kernel, padding=kernel // 2, bias=False),
+            nn.BatchNorm1d(width), nn.ReLU(), nn.MaxPool1d(2),
         ]  # fmt: skip
     head = nn.Linear(widths[-1], classes)
     return nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), head)
 
 
-@ready("vit")
+@register("vit")
 def vit(
     channels: int = 3,
     size: int = 32,
@@ -195,8 +199,8 @@ def vit(
     """A small vision transformer.
 
     Images [n, channels, size, size] → patches of `patch`×`patch` as tokens of `width` channels, with a
-    class token and learned places → `depth` encoder layers of `heads` heads → `classes` logits from
-    the class token.
+    class token and learned position embeddings → `depth` encoder layers of `heads` heads → `classes` logits
+    from the class token.
     """
     from .blocks import Vit
 
@@ -211,11 +215,11 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
     **{name: one.build for name, one in READY.items()},
 }
-"""The functions by name, the perceptron's included."""
+"""The functions that build networks, by name, including `mlp`."""
 
 if TYPE_CHECKING:
     ReadyName = ImageNetworkName = str
-else:  # types for settings: their checks and messages name the networks that there are
+else:  # types of settings, whose validation errors list the names of all networks
     ReadyName = Literal[tuple(READY)]
     ImageNetworkName = Literal[
         ("mlp", *(name for name, one in READY.items() if one.classifies and len(one.sample) == 3))
