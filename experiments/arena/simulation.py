@@ -124,7 +124,7 @@ def expected_needs(config: Config) -> MemoryNeeds:
     return estimate_memory(
         peers=peers,
         parameters=parameters,
-        slots={"sgd": 0, "momentum": 1, "adam": 2}[config.training.optimizer],
+        optimizer_values={"sgd": 0, "momentum": 1, "adam": 2}[config.training.optimizer],
         sample_bytes=peers * (data.samples or 0) * row,
         index_bytes=0 if shares_everything or not config.models else 8 * parameters,
     )

@@ -674,14 +674,14 @@ def _needs_of_group(
     return plan.estimate_memory(
         peers=len(learners),
         parameters=len(network.flat),
-        slots=len(group.rule.state_names) if group.rule is not None else 0,
+        optimizer_values=len(group.rule.state_names) if group.rule is not None else 0,
         sample_bytes=_unique_bytes(train),
         test_bytes=_unique_bytes(test),
         index_bytes=sum(index_bytes.values()),
         threads=threads,
         step_values=step_values,
-        element=network.flat.element_size(),
-        held=not other_device,
+        bytes_per_value=network.flat.element_size(),
+        learners_exist=not other_device,
     )
 
 

@@ -125,11 +125,11 @@ BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class MemoryItem:
-    """What some memory is used for. `held`: bytes of it that the learners have already allocated."""
+    """What some memory is used for. `allocated`: bytes of it that the learners hold already."""
 
     name: str
     bytes: int
-    held: int = 0
+    allocated: int = 0
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class MemoryNeeds:
     @property
     def to_allocate(self) -> int:
         """Bytes that are not allocated yet."""
-        return sum(max(item.bytes - item.held, 0) for item in self.items)
+        return sum(max(item.bytes - item.allocated, 0) for item in self.items)
 
     @property
     def largest(self) -> MemoryItem:
@@ -185,25 +185,25 @@ def estimate_memory(
     *,
     peers: int,
     parameters: int,
-    slots: int = 0,
+    optimizer_values: int = 0,
     sample_bytes: int = 0,
     test_bytes: int = 0,
     index_bytes: int = 0,
     threads: int = 1,
     step_values: int = 0,
-    element: int = 4,
-    held: bool = False,
+    bytes_per_value: int = 4,
+    learners_exist: bool = False,
 ) -> MemoryNeeds:
     """Return the memory needs of one group of peers, also before any of them is built.
 
-    slots: values that the optimizer stores per parameter (momentum 1, Adam 2). sample_bytes, test_bytes: of
-    all peers together. index_bytes: of the arrays of coordinates of partial models whose coordinates are not
-    contiguous. step_values: activations of one step of one peer. element: bytes per value. held: whether the
-    learners already exist, with parameters and samples in memory.
+    optimizer_values: values that the optimizer stores per parameter (momentum 1, Adam 2). sample_bytes,
+    test_bytes: of all peers together. index_bytes: of the arrays of coordinates of partial models whose
+    coordinates are not contiguous. step_values: activations of one step of one peer. learners_exist: whether
+    the learners are built already, with parameters and samples in memory.
     """
-    parameter_bytes = peers * parameters * element
+    parameter_bytes = peers * parameters * bytes_per_value
     task_peers = peers_per_task(peers, parameters, step_values)
-    task_bytes = task_peers * (3 * parameters + 2 * step_values) * element
+    task_bytes = task_peers * (3 * parameters + 2 * step_values) * bytes_per_value
     work_bytes = threads * (task_bytes + 3 * BLOCK_BYTES)
     of_learners = {
         f"parameters of {peers:,} peers": parameter_bytes,
@@ -211,19 +211,21 @@ def estimate_memory(
         "test samples": test_bytes,
         "coordinates of partial models": index_bytes,
     }
-    items = [MemoryItem(name, size, size if held else 0) for name, size in of_learners.items()]
-    items.append(MemoryItem("optimizer state", slots * parameter_bytes))
+    items = [
+        MemoryItem(name, size, size if learners_exist else 0) for name, size in of_learners.items()
+    ]
+    items.append(MemoryItem("optimizer state", optimizer_values * parameter_bytes))
     return MemoryNeeds((*items, MemoryItem(WORK_SPACE, work_bytes)))
 
 
 def combine_needs(needs: Iterable[MemoryNeeds]) -> MemoryNeeds:
     """Return the needs of several groups together; groups use the work space one after the other."""
     items: dict[str, MemoryItem] = {}
-    for item in (item for need in needs for item in need.items):
+    for item in (item for group in needs for item in group.items):
         old = items.get(item.name, MemoryItem(item.name, 0))
         is_work = item.name == WORK_SPACE
         size = max(old.bytes, item.bytes) if is_work else old.bytes + item.bytes
-        items[item.name] = MemoryItem(item.name, size, old.held + item.held)
+        items[item.name] = MemoryItem(item.name, size, old.allocated + item.allocated)
     return MemoryNeeds(tuple(items.values()))
 
 

@@ -47,7 +47,7 @@ def test_every_term_is_counted() -> None:
 
 def test_what_learners_hold_already_is_not_asked_for_again() -> None:
     needs = Arena(learners(adam=True)).needs()
-    fresh = {item.name for item in needs.items if item.bytes > item.held}
+    fresh = {item.name for item in needs.items if item.bytes > item.allocated}
     assert fresh == {"optimizer state", "work space"}
 
 
@@ -76,7 +76,7 @@ def test_groups_share_the_work_space() -> None:
             MemoryNeeds((MemoryItem("samples", 6), MemoryItem("work space", 3))),
         ]
     )
-    assert {item.name: (item.bytes, item.held) for item in both.items} == {
+    assert {item.name: (item.bytes, item.allocated) for item in both.items} == {
         "samples": (11, 5),
         "work space": (7, 0),
     }
