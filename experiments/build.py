@@ -25,15 +25,15 @@ from ..models import (
     Learner,
     ModelError,
     ModelGraph,
-    Proximal,
+    ProximalLearner,
     SgdLearner,
     SlicedNetwork,
     SliceSpec,
     Start,
     implementers,
     mlp,
+    seeded_rng,
     sparse_vectors,
-    stream,
 )
 from ..peer import MatchedStore, Matching, blocks, load_trained, schema_entries
 from .config.tables import (
@@ -233,9 +233,9 @@ class Swarm:
                 rate=training.rate,
                 optimizer=_optimizer(training),
                 loss=training.loss,
-                seed=int(stream(config.seed, "order", index).integers(2**31)),
+                seed=int(seeded_rng(config.seed, "order", index).integers(2**31)),
             )
-        wrapped = Proximal(learner, training.proximal) if training.proximal else learner
+        wrapped = ProximalLearner(learner, training.proximal) if training.proximal else learner
         if config.fednp is not None:
             wrapped = self._fednp_learner(learner, index, len(train))
         return Member(str(index), self.task_name(index), len(train), wrapped)
@@ -402,11 +402,11 @@ def split_data(config: Config, dataset: Dataset) -> tuple[list[Samples], list[Sa
             raise DataError(
                 f"{data.total} training samples asked for, but there are only {len(source)}"
             )
-        drawn = stream(seed, "training samples").permutation(len(source))[: data.total]
+        drawn = seeded_rng(seed, "training samples").permutation(len(source))[: data.total]
         source = source.take(np.sort(drawn))
     extra = 0 if test_set is not None else data.test or 0
     size = None if data.samples is None else data.samples + extra
-    generator = stream(seed, "partition")
+    generator = seeded_rng(seed, "partition")
     match data.partition:
         case "successive":
             indices_by_peer = partition.successive(len(source), peers, size)
@@ -428,13 +428,13 @@ def split_data(config: Config, dataset: Dataset) -> tuple[list[Samples], list[Sa
         if test_set is None:
             test_count = data.test or _default_test_count(index, len(indices))
             indices, test_indices = partition.split(
-                indices, test_count, stream(seed, "held out", index)
+                indices, test_count, seeded_rng(seed, "held out", index)
             )
             test.append(source.take(test_indices))
         if data.samples is not None:
             if data.partition == "shards":
                 # Samples are in the order of the shards: the first ones would all be of one shard.
-                indices = stream(seed, "some of the shards", index).permutation(indices)
+                indices = seeded_rng(seed, "some of the shards", index).permutation(indices)
             indices = indices[: data.samples]
         train.append(source.take(indices))
         if test_set is not None and data.tested == "common":

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gossamer.entry import EntryError, describe_error, load_entry
 
-from ..models import READY, Anatomy, ModelError, discover_for
+from ..models import READY_NETWORKS, Anatomy, ModelError, discover_for
 from .data import Dataset, Samples
 
 
@@ -22,12 +22,12 @@ def find_function(name: str, folder: Path | None = None) -> Callable[..., nn.Mod
 
     A user's module is imported from `folder` (that of the config), the current folder, or installed packages.
     """
-    if name in READY:
-        return READY[name].build
+    if name in READY_NETWORKS:
+        return READY_NETWORKS[name].build
     if ":" not in name:
         raise ModelError(
-            f"no ready network is called {name!r}; there are {', '.join(READY)}; or name your own function "
-            "that returns a torch module, as module:function"
+            f"no ready network is called {name!r}; there are {', '.join(READY_NETWORKS)}; or name your own "
+            "function that returns a torch module, as module:function"
         )
     config_folder = str((folder or Path()).resolve())
     if config_folder not in sys.path:
@@ -50,7 +50,7 @@ def make_module(
     The arguments are `options` and, if the function has parameters of these names and `options` does not set
     them, the `channels`, `size` (width of images) and `classes` of the data. shape: of one sample.
     """
-    if name in READY:
+    if name in READY_NETWORKS:
         _check_shape(name, shape)
     parameters = inspect.signature(function).parameters
     takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
@@ -109,7 +109,11 @@ class NamedNetwork:
 
 def order_dimensions(name: str, x: Tensor) -> Tensor:
     """Return inputs with their dimensions in the order that a network expects."""
-    return x.transpose(1, 2).contiguous() if name in READY and READY[name].time_last else x
+    return (
+        x.transpose(1, 2).contiguous()
+        if name in READY_NETWORKS and READY_NETWORKS[name].time_last
+        else x
+    )
 
 
 def example_input(shape: Sequence[int]) -> Tensor:
@@ -119,7 +123,7 @@ def example_input(shape: Sequence[int]) -> Tensor:
 
 def _check_shape(name: str, shape: Sequence[int]) -> None:
     """Raise if samples have another number of dimensions than a ready network expects."""
-    expected = READY[name].sample
+    expected = READY_NETWORKS[name].sample
     if len(shape) != len(expected):
         windows, images = "windows (time × channels)", "images (channels × height × width)"
         reads, actual = windows if len(expected) == 2 else images, "×".join(map(str, shape))

@@ -15,11 +15,11 @@ from .learner import IsCorrect as IsCorrect
 from .learner import Learner as Learner
 from .learner import Loss as Loss
 from .learner import Metrics as Metrics
-from .learner import PeerCounting as PeerCounting
+from .learner import PeerCountAware as PeerCountAware
 from .learner import PlainSgd as PlainSgd
-from .learner import Proximal as Proximal
+from .learner import ProximalLearner as ProximalLearner
 from .learner import SgdLearner as SgdLearner
-from .learner import Weighted as Weighted
+from .learner import WeightAware as WeightAware
 from .learner import adding_to_gradient as adding_to_gradient
 from .learner import cross_entropy as cross_entropy
 from .learner import squared_error as squared_error
@@ -31,9 +31,9 @@ from .network import check_weights as check_weights
 from .network import implementers as implementers
 from .network import permute as permute
 from .networks import NETWORKS as NETWORKS
-from .networks import READY as READY
+from .networks import READY_NETWORKS as READY_NETWORKS
 from .networks import ImageNetworkName as ImageNetworkName
-from .networks import ReadyName as ReadyName
+from .networks import ReadyNetworkName as ReadyNetworkName
 from .networks import cnn1d as cnn1d
 from .networks import lstm_classifier as lstm_classifier
 from .networks import mlp as mlp
@@ -47,4 +47,4 @@ from .slicing import SliceSpec as SliceSpec
 from .slicing import Slicing as Slicing
 from .slicing import Start as Start
 from .slicing import pair_name as pair_name
-from .slicing import stream as stream
+from .slicing import seeded_rng as seeded_rng

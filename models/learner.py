@@ -75,7 +75,7 @@ class Learner(Protocol):
 
 
 @runtime_checkable
-class Weighted(Protocol):
+class WeightAware(Protocol):
     """A learner that uses its peer's push-sum weights; the peer or simulator sets `weight_of`."""
 
     weight_of: Callable[[str], float]
@@ -83,7 +83,7 @@ class Weighted(Protocol):
 
 
 @runtime_checkable
-class PeerCounting(Protocol):
+class PeerCountAware(Protocol):
     """A learner that uses the number of peers; the peer or simulator sets `peers_seen`."""
 
     peers_seen: Callable[[], float]
@@ -525,7 +525,7 @@ def adding_to_gradient(learner: SgdLearner, term: GradientTerm) -> Iterator[None
         learner.optimizer = optimizer
 
 
-class Proximal:
+class ProximalLearner:
     """A learner with FedProx's penalty for moving away from the last average (Li et al. 2020).
 
         h(w) = F(w) + μ/2 · ‖w − w_t‖²,    w_t: the values when training began

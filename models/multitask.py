@@ -42,7 +42,7 @@ from .anatomy import Anatomy, ParameterMap, Part, dense_axes
 from .errors import ModelError, check_choice, check_number
 from .learner import Metrics
 from .network import SlicedNetwork
-from .slicing import stream
+from .slicing import seeded_rng
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 LossName = Literal["hinge", "squared"]
@@ -233,7 +233,7 @@ def multitask(
     check_tasks(tasks, options.loss)
     if min(alternations, rounds, max_rounds) < 1:
         raise ModelError("alternations, rounds and max_rounds must each be at least 1")
-    nodes = [Node(task, options, stream(seed, "mocha", t)) for t, task in enumerate(tasks)]
+    nodes = [Node(task, options, seeded_rng(seed, "mocha", t)) for t, task in enumerate(tasks)]
     features = tasks[0].x.shape[1]
     result = MultiTaskResult(np.zeros((features, len(tasks))), initial_omega(len(tasks)))
     result.objectives.append(objective(result.weights, result.omega, tasks, options))
@@ -349,7 +349,7 @@ class MultiTaskLearner:
         self.network = SlicedNetwork(
             self._module, {MODEL: [list(range(tasks))]}, peer=f"task-{index}", rest=None
         )
-        self._node = Node(task, self.options, stream(seed, "mocha", index))
+        self._node = Node(task, self.options, seeded_rng(seed, "mocha", index))
         self.omega: Array = initial_omega(tasks)
         self.weight_of: Callable[[str], float] = lambda model: 1.0
         """Returns the node's push-sum weight; a peer or simulator whose weights are not 1 replaces it."""

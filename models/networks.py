@@ -42,7 +42,7 @@ class ReadyNetwork:
     classifies: bool = True
 
 
-READY: dict[str, ReadyNetwork] = {}
+READY_NETWORKS: dict[str, ReadyNetwork] = {}
 """Ready-made networks by the name that configs use."""
 
 
@@ -52,7 +52,7 @@ def register(
     """Add the decorated function to the table; arguments are the fields of ReadyNetwork."""
 
     def decorator(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-        READY[name] = ReadyNetwork(build, sample, **options)
+        READY_NETWORKS[name] = ReadyNetwork(build, sample, **options)
         return build
 
     return decorator
@@ -213,14 +213,13 @@ def vit(
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
-    **{name: one.build for name, one in READY.items()},
+    **{name: one.build for name, one in READY_NETWORKS.items()},
 }
 """The functions that build networks, by name, including `mlp`."""
 
 if TYPE_CHECKING:
-    ReadyName = ImageNetworkName = str
+    ReadyNetworkName = ImageNetworkName = str
 else:  # types of settings, whose validation errors list the names of all networks
-    ReadyName = Literal[tuple(READY)]
-    ImageNetworkName = Literal[
-        ("mlp", *(name for name, one in READY.items() if one.classifies and len(one.sample) == 3))
-    ]
+    ReadyNetworkName = Literal[tuple(READY_NETWORKS)]
+    _IMAGES = [n for n, one in READY_NETWORKS.items() if one.classifies and len(one.sample) == 3]
+    ImageNetworkName = Literal[("mlp", *_IMAGES)]

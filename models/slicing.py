@@ -548,7 +548,7 @@ class Slicing:
 _MAPS: WeakValueDictionary[tuple[object, ...], CoordinateMap] = WeakValueDictionary()
 
 
-def stream(seed: int, *names: object) -> np.random.Generator:
+def seeded_rng(seed: int, *names: object) -> np.random.Generator:
     """Return a random generator seeded by `seed` and `names`, the same on every machine."""
     text = "\x1f".join([str(seed), *map(str, names)]).encode()
     return np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest()[:16], "little"))
@@ -593,7 +593,7 @@ def starting_values(
     pieces.append(("peer", peer, slicing.private))
     for scope, name, coordinates in pieces:
         names = (scope, name) if start.equal else (scope, name, peer)
-        generator = stream(seed, "start", *names)
+        generator = seeded_rng(seed, "start", *names)
         if start.kind == "normal":
             drawn = generator.standard_normal(len(coordinates))
         else:

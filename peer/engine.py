@@ -37,7 +37,7 @@ from ..gossip import (
     wide_enough,
 )
 from ..gossip.security import FirstOpinion, Intake, NullSecurity, SecurityLayer, guard
-from ..models import Learner, Metrics, PeerCounting, Weighted
+from ..models import Learner, Metrics, PeerCountAware, WeightAware
 from .bootstrap import Bootstrap, OtherPeers, PeerGuards
 from .exits import PeerError
 from .machine import Machine, Saver, portable_time, trim_heap, uptime_of
@@ -258,9 +258,9 @@ class Engine:
         self.returning = False
         """Whether the peer took part before, in this session or in a former one."""
         self._restore()
-        if isinstance(learner, Weighted):
+        if isinstance(learner, WeightAware):
             learner.weight_of = lambda model: self.gossiper.weight(model) / ONE
-        if isinstance(learner, PeerCounting):
+        if isinstance(learner, PeerCountAware):
             learner.peers_seen = lambda: 1 + len(self._others.known)
         self.view = self._make_view()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ...models import Learner, Metrics, ModelError, PeerCounting
+from ...models import Learner, Metrics, ModelError, PeerCountAware
 from ...models.stack import (
     Group,
     MemoryNeeds,
@@ -132,7 +132,7 @@ class Arena:
         self._learners = list(learners)
         count = len(self._learners)
         for learner in self._learners:
-            if isinstance(learner, PeerCounting):  # in an arena, every peer sees all the others
+            if isinstance(learner, PeerCountAware):  # in an arena, every peer sees all the others
                 learner.peers_seen = lambda: count
         self._every, self._test_every = every, test_every
         self._threads = threads or available_cores()

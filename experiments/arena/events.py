@@ -36,7 +36,7 @@ from ...gossip import (
     wide_enough,
 )
 from ...gossip.compress import ROOM, SENT_KEPT, CompressError, Links, Shapes, Traffic, parse
-from ...models import Learner, ModelError, Weighted, check_weights, implementers
+from ...models import Learner, ModelError, WeightAware, check_weights, implementers
 from ...models.stack import MemoryItem, MemoryNeeds
 from ...peer import MatchedStore, NetworkStore, blocks, schema_entries
 from .lockstep import Gossip, Mixing, Server
@@ -523,7 +523,7 @@ class WiredAverager:
         )
         self._cached_targets: dict[tuple[str, int], Mapping[int, Sequence[int]]] = {}
         for index, learner in enumerate(learners):
-            if isinstance(learner, Weighted):
+            if isinstance(learner, WeightAware):
                 learner.weight_of = partial(self.lockstep.weight, index)
 
     def average(self) -> None:

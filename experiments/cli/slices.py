@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...models import READY
+from ...models import READY_NETWORKS
 from ..errors import ConfigError
 from . import console
 from .console import Output, command, load_torch
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 CLASSES = 10
 """The number of outputs of a ready network or a function, which are shown without a data set."""
 NETWORK_HELP = (
-    f"A ready network ({', '.join(READY)}), a layout (64=32=10), module:function, or a config file."
+    f"A ready network ({', '.join(READY_NETWORKS)}), a layout (64=32=10), module:function, or a config "
+    "file."
 )
 
 
@@ -113,7 +114,7 @@ def _of_name(
             raise ConfigError("--input and --option: cannot be used with a layout; leave them out")
         example, module = None, mlp(name)
     else:
-        default_shape = READY[name].sample if name in READY else (3, 32, 32)
+        default_shape = READY_NETWORKS[name].sample if name in READY_NETWORKS else (3, 32, 32)
         sample_shape = _shape(shape) if shape else default_shape
         options = {key: _value(text, key) for key, text in _pairs(option or (), "--option")}
         module = make_module(name, find_function(name), sample_shape, CLASSES, options)

@@ -25,7 +25,7 @@ from ...gossip import (
     either,
     sentence,
 )
-from ...models import ReadyName
+from ...models import ReadyNetworkName
 from ...models.fednp import FedNPOptions
 from ...peer import (
     CredentialSettings,
@@ -166,9 +166,9 @@ class Network(SettingsTable):
 
     layout: str = DEFAULT_LAYOUT
     """Cells per layer: `784=300=100=10` for a perceptron, `50<>400` for the associative network."""
-    name: ReadyName | None = None
-    """The name of a ready network, used instead of a layout: see gossamer.models.READY. It gets samples in
-    their own shape; a perceptron gets them flat."""
+    name: ReadyNetworkName | None = None
+    """The name of a ready network, used instead of a layout: see gossamer.models.READY_NETWORKS. It gets
+    samples in their own shape; a perceptron gets them flat."""
     entry: str | None = None
     """A function of your own instead, `my_module:make_net`, that returns a torch module. The module's file is
     in the folder of this config; the function gets `channels`, `size` and `classes` of the data set if it

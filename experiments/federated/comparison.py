@@ -22,7 +22,7 @@ from gossamer.names import hint
 
 from ...gossip import Count
 from ...gossip.compress import CompressError
-from ...models import Metrics, ModelError, SgdLearner, stream
+from ...models import Metrics, ModelError, SgdLearner, seeded_rng
 from ...topology import TopologyError
 from ..build import Swarm
 from ..config.named_files import digest, named_files, refuse_changed, topology_files
@@ -184,7 +184,7 @@ def run(cell: Cell) -> Record:
     curve = [_point(0, sent, taken, method.test(state, clients))]
     for index in range(1, config.rounds + 1):
         # Dice of its own for every round: methods that throw them more often have the same participants.
-        turn = method.turn(clients, stream(cell.seed, "round", index))
+        turn = method.turn(clients, seeded_rng(cell.seed, "round", index))
         began = time.process_time()
         try:
             state = method.round(state, clients, turn)

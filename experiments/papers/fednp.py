@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...models import SgdLearner, SlicedNetwork, Start, stream
+from ...models import SgdLearner, SlicedNetwork, Start, seeded_rng
 from ...models.fednp import FedNPLearner, FedNPOptions
 from ..arena import Arena
 from ..results import Record
@@ -66,7 +66,7 @@ def draw(seed: int) -> list[Points]:
     """Draw the samples of the three clients."""
     clients = []
     for index, ((low, high), size) in enumerate(zip(RANGES, SIZES, strict=True)):
-        random = stream(seed, "parabola", index)
+        random = seeded_rng(seed, "parabola", index)
         x = torch.from_numpy(random.uniform(low, high, size)).float()
         noise = torch.from_numpy(random.normal(0, NOISE, size)).float()
         clients.append(Points(x, truth(x) + noise))
@@ -91,7 +91,7 @@ def cubic_learner(peer: str, own: Points, everything: Points, seed: int) -> SgdL
         network, (own.features, own.y), (everything.features, everything.y),
         local_samples=len(own.y), batch=BATCH, loss=lambda out, y: (out[:, 0] - y).square(),
         optimizer=lambda parameters: torch.optim.RMSprop(parameters, lr=RATE),
-        seed=int(stream(seed, "order", peer).integers(2**31)),
+        seed=int(seeded_rng(seed, "order", peer).integers(2**31)),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...models import ModelError, mlp, stream
+from ...models import ModelError, mlp, seeded_rng
 from ...models.matching import MAGI_KL, Chain, Fusion, Layer, MatchOptions, fuse
 from ..cli.fuse import accuracy, logits
 from ..data import Samples, load, partition
@@ -85,7 +85,7 @@ def counts_of(shares: Sequence[Samples]) -> np.ndarray:
 def split_data(setting: Setting) -> DataSplit:
     """Load the data and split it among the peers."""
     train, test = _samples(setting.data, setting.seed if setting.data == "digits" else 0)
-    rng = stream(setting.seed, "matching", "split")
+    rng = seeded_rng(setting.seed, "matching", "split")
     if setting.alpha is None:
         indices_by_peer = _even(train.y.numpy(), setting.peers, rng)
     else:
@@ -113,7 +113,7 @@ def _samples(name: str, seed: int) -> tuple[Samples, Samples]:
         return train, test
     if name == "digits":
         samples = Samples(torch.cat([train.x, test.x]), torch.cat([train.y, test.y]))
-        order = stream(seed, "matching", "digits").permutation(len(samples))
+        order = seeded_rng(seed, "matching", "digits").permutation(len(samples))
         return samples.take(order[:1400]), samples.take(order[1400:])
     firsts = np.stack([np.flatnonzero(train.y.numpy() == label)[:500] for label in range(10)])
     return train.take(np.sort(firsts[:, :400], None)), train.take(np.sort(firsts[:, 400:], None))
@@ -344,7 +344,7 @@ class Peers:
 
     def seed(self, *names: object) -> int:
         """A seed for one purpose."""
-        return int(stream(self.setting.seed, "matching", *names).integers(2**31))
+        return int(seeded_rng(self.setting.seed, "matching", *names).integers(2**31))
 
     def outcome(self, outputs: Tensor, cells: int, parameters: int) -> Outcome:
         """The outcome of a network or ensemble with these outputs for the test samples."""
@@ -433,7 +433,7 @@ def run_stream(setting: Setting, steps: int) -> dict[int, dict[str, Outcome]]:
         raise ValueError("the streaming experiment is defined for networks with one hidden layer")
     peers = Peers(setting)
     split = peers.split
-    rng = stream(setting.seed, "matching", "stream")
+    rng = seeded_rng(setting.seed, "matching", "stream")
     indices_by_step = [
         np.array_split(rng.permutation(len(share.y)), steps) for share in split.shares
     ]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...models import stream
+from ...models import seeded_rng
 from ...models.multitask import LinearTask, MultiTaskOptions, MultiTaskResult
 from ...models.multitask import multitask as learn_tasks
 from ..data import DataError, load
@@ -61,7 +61,7 @@ def synthetic(
     seed: int, people: int = 16, samples: int = 120, features: int = 30
 ) -> list[LinearTask]:
     """Tasks of three groups of people; weights are similar within a group, and 10 % of labels are wrong."""
-    random = stream(seed, "related tasks")
+    random = seeded_rng(seed, "related tasks")
     group_weights = random.standard_normal((3, features))
     tasks = []
     for person in range(people):
@@ -85,7 +85,7 @@ def split(people: Subjects, samples: int, seed: int) -> tuple[Tasks, Tasks]:
 
     Features are standardised.
     """
-    random = stream(seed, "subjects", people.name)
+    random = seeded_rng(seed, "subjects", people.name)
     train_rows, test_rows = [], []
     for task in people.tasks:
         order = random.permutation(len(task.y))
@@ -129,7 +129,7 @@ def pooled(train: Sequence[LinearTask], strength: float, seed: int) -> MultiTask
 
 def mocha(train: Sequence[LinearTask], strength: float, seed: int) -> MultiTaskResult:
     """Related models; a third of the nodes is slow, and does only a part of a round or none of it."""
-    rng = stream(seed, "stragglers")
+    rng = seeded_rng(seed, "stragglers")
 
     def effort(round: int, task: int) -> float:
         return 1.0 if task % 3 else float(rng.choice([0.0, 0.25, 0.5]))

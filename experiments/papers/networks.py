@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...models import NETWORKS, Anatomy, Buffers, SgdLearner, SlicedNetwork, discover, stream
+from ...models import NETWORKS, Anatomy, Buffers, SgdLearner, SlicedNetwork, discover, seeded_rng
 from ..arena import Arena
 from ..data import DataError, Dataset, Samples, load_once, partition
 from ..results import Record
@@ -146,7 +146,7 @@ def make_learners(cell: Cell, classes: int, split: DataSplit) -> list[SgdLearner
             make_network(_module(setting, classes, test.x), anatomy, cell.scheme, str(peer), seed),
             (train.x, train.y), (test.x[:0], test.y[:0]),
             local_samples=setting.local_samples, batch=setting.batch, rate=setting.rate,
-            seed=int(stream(seed, "order", peer).integers(2**31)),
+            seed=int(seeded_rng(seed, "order", peer).integers(2**31)),
         )
         for peer, train in enumerate(split.train)
     ]  # fmt: skip
@@ -171,12 +171,12 @@ def split_data(setting: Setting, data: Dataset, seed: int) -> DataSplit:
     """Split a data set into training samples for each peer, and test samples."""
     if data.test is None:
         return _by_group(setting, data, seed)
-    order = stream(seed, "training samples").permutation(len(data.train))
+    order = seeded_rng(seed, "training samples").permutation(len(data.train))
     train = _shaped(setting, data.train.take(order[: setting.peers * setting.samples]))
-    order = stream(seed, "test samples").permutation(len(data.test))
+    order = seeded_rng(seed, "test samples").permutation(len(data.test))
     test = _shaped(setting, data.test.take(order[: setting.test]))
     indices_by_peer = partition.dirichlet(
-        train.y, setting.peers, setting.alpha, stream(seed, "partition"), 2 * setting.batch
+        train.y, setting.peers, setting.alpha, seeded_rng(seed, "partition"), 2 * setting.batch
     )
     train_by_peer = [train.take(indices) for indices in indices_by_peer]
     # Weight test samples so that classes are as frequent as in the peer's training data.
@@ -194,7 +194,7 @@ def _by_group(setting: Setting, data: Dataset, seed: int) -> DataSplit:
     Neighbouring windows of a recording overlap, so after a random split the test samples would overlap with
     training samples. The common test is the union of all peers' test halves.
     """
-    groups = partition.by_group(data.train.group, setting.peers, None, stream(seed, "groups"))
+    groups = partition.by_group(data.train.group, setting.peers, None, seeded_rng(seed, "groups"))
     samples = _shaped(setting, data.train)
     train: list[np.ndarray] = []  # sample indices by peer
     test: list[np.ndarray] = []
@@ -213,7 +213,7 @@ def _by_group(setting: Setting, data: Dataset, seed: int) -> DataSplit:
                     f"{data.name}: peer {peer}'s {use} half has only {len(available)} samples, {count} "
                     f"requested: lower {option}"
                 )
-            chosen.append(stream(seed, "half", side, peer).permutation(available)[:count])
+            chosen.append(seeded_rng(seed, "half", side, peer).permutation(available)[:count])
     own = torch.eye(setting.peers).repeat_interleave(setting.test, dim=1) / setting.test
     return DataSplit(
         [samples.take(indices) for indices in train], samples.take(np.concatenate(test)), own

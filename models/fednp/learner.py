@@ -53,7 +53,7 @@ from ..discovery import in_one_cell
 from ..errors import ModelError
 from ..learner import AdamRule, CorrectedOptimizer, Learner, Metrics
 from ..network import SlicedNetwork, average, check_weights
-from ..slicing import ModelGraph, stream
+from ..slicing import ModelGraph, seeded_rng
 from .gaussians import (
     NPN,
     Gaussian,
@@ -179,7 +179,7 @@ class Auxiliary(nn.Module):
         """Set starting values, equal on all peers with equal seeds; the NPN first predicts `target`."""
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1 and parameter.requires_grad and not name.endswith("raw"):
-                drawn = stream(seed, MODEL, name).standard_normal(tuple(parameter.shape))
+                drawn = seeded_rng(seed, MODEL, name).standard_normal(tuple(parameter.shape))
                 parameter.copy_(torch.from_numpy(drawn / np.sqrt(parameter.shape[1])))
             elif name in ("f.0.bias", "f.2.bias"):
                 parameter.zero_()
@@ -313,7 +313,7 @@ class FedNPLearner:
         contribution = [1.0 if counting_peer else 0.0, 1.0]
         self._not_contributed = torch.tensor(contribution, dtype=torch.float64)
         """This peer's contributions to the counts; 0 once they are made."""
-        generator_seed = stream(seed, "fednp order", network.peer).integers(2**31)
+        generator_seed = seeded_rng(seed, "fednp order", network.peer).integers(2**31)
         self._generator = torch.Generator().manual_seed(int(generator_seed))
         self._optimizer = getattr(inner, "optimizer", None)
         if self._optimizer is not None:

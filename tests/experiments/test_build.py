@@ -11,7 +11,7 @@ import torch
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.data import load
-from gossamer.models import stream
+from gossamer.models import seeded_rng
 
 torch.set_num_threads(1)
 
@@ -224,7 +224,7 @@ def test_the_seed_decides_starting_values_and_order() -> None:
 
 
 def test_the_partition_draws_from_its_own_stream_of_the_seed() -> None:
-    chosen = stream(5, "partition").permutation(1437)[:30]
+    chosen = seeded_rng(5, "partition").permutation(1437)[:30]
     member = swarm(seed=5, data={"partition": "iid", "samples": 30}).member(0)
     inputs, _ = member.learner.samples  # type: ignore[attr-defined]
     assert torch.equal(inputs, load("digits").train.flat()[chosen])

@@ -9,7 +9,7 @@ from parts_kit import check_all
 
 from gossamer.models import (
     NETWORKS,
-    READY,
+    READY_NETWORKS,
     ModelError,
     discover,
     mlp,
@@ -108,9 +108,9 @@ def test_sizes_that_do_not_fit_are_refused(make, message):
         make()
 
 
-@pytest.mark.parametrize("name", READY)
+@pytest.mark.parametrize("name", READY_NETWORKS)
 def test_a_ready_network_reads_what_its_entry_in_the_table_says(name):
-    entry = READY[name]
+    entry = READY_NETWORKS[name]
     samples = torch.zeros(2, *entry.sample)
     output = entry.build().eval()(samples.transpose(1, 2) if entry.time_last else samples)
     assert len(output) == 2
