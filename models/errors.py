@@ -13,9 +13,9 @@ class ModelError(GossamerError, ValueError):
 
 
 def check_number(
-    what: str, value: float, *, above: float = -inf, least: float = -inf, most: float = inf
+    name: str, value: float, *, above: float = -inf, least: float = -inf, most: float = inf
 ) -> None:
-    """Raise unless a number is finite and within its bounds; `what` names it in the error."""
+    """Raise unless a number is finite and within its bounds; `name` is what the error calls it."""
     if above < value < inf and least <= value <= most:
         return
     if most < inf:
@@ -23,10 +23,10 @@ def check_number(
         allowed += f", and not be {above:g}" if above > -inf else ""
     else:
         allowed = f"be a finite number above {above:g}" if above > -inf else f"be {least:g} or more"
-    raise ModelError(f"{what} is {value}; it must {allowed}")
+    raise ModelError(f"{name} is {value}; it must {allowed}")
 
 
-def check_choice(what: str, value: object, known: Collection[str]) -> None:
-    """Raise unless a value is one of `known`; `what` names it."""
+def check_choice(name: str, value: object, known: Collection[str]) -> None:
+    """Raise unless a value is one of `known`; `name` is what the error calls it."""
     if value not in known:
-        raise ModelError(f"{what} {value!r} is unknown; there are {', '.join(known)}")
+        raise ModelError(f"{name} {value!r} is unknown; there are {', '.join(known)}")

@@ -24,7 +24,7 @@ average, so stragglers may stop early.
 
 Without a server, V/m is the one partial model that all m nodes average, with one row per task. Node t adds
 the changes of v_t to row t. No other node changes that row, so m times the mean is v_t. Each node computes
-K, W and Ω from V. Rows of other tasks may be out of date; its own row a node knows exactly.
+K, W and Ω from V. Rows of other tasks may be out of date; a node always knows its own row exactly.
 """
 
 from __future__ import annotations

@@ -493,7 +493,7 @@ class Slicing:
         return _indices(self._coordinates.get("", np.empty(0, dtype=np.int64)))
 
     def schema(self, model: str) -> Schema:
-        """What `model` averages, block by block. Two peers can average it if and only if theirs are equal."""
+        """What `model` averages, block by block. Peers can average it exactly if their schemas are equal."""
         self.where(model)
         blocks = self._map.blocks[tuple(sorted(map(self._number.__getitem__, model.split("&"))))]
         return tuple(
@@ -562,7 +562,7 @@ class Start:
     the module's own constant. Class tokens and position embeddings that are constant stay constant;
     otherwise they and token embeddings are drawn such that a row has a length of about `gain`.
 
-    kind, gain
+    distribution, gain
         `normal` draws N(0, (gain/√fan_in)²), `uniform` draws from ±gain/√fan_in.
     by_fan_in
         False leaves out the division by √fan_in: `Start("uniform", 1.0, by_fan_in=False)` is [−1, 1].
@@ -573,7 +573,7 @@ class Start:
         independently, but then the first averagings shrink the weights, which costs many rounds.
     """
 
-    kind: Literal["normal", "uniform"] = "normal"
+    distribution: Literal["normal", "uniform"] = "normal"
     gain: float = 1.0
     by_fan_in: bool = True
     shift: float = 0.0
@@ -594,7 +594,7 @@ def starting_values(
     for scope, name, coordinates in pieces:
         names = (scope, name) if start.equal else (scope, name, peer)
         generator = seeded_rng(seed, "start", *names)
-        if start.kind == "normal":
+        if start.distribution == "normal":
             drawn = generator.standard_normal(len(coordinates))
         else:
             drawn = generator.uniform(-1.0, 1.0, len(coordinates))

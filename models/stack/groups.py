@@ -556,7 +556,7 @@ def group_learners(learners: Sequence[Learner]) -> list[GroupSpec]:
 
 
 def form_group(spec: GroupSpec, learners: Sequence[Learner], device: torch.device | None) -> Group:
-    """Build the group of those `learners` that `spec` lists; `device` (default: theirs) holds the stack."""
+    """Build the group of the learners at `spec.indices`; its stack is on `device`, by default theirs."""
     members: list[Any] = [learners[index] for index in spec.indices]
     if not spec.stackable:
         return LoopGroup(spec, members)
