@@ -4,6 +4,7 @@ Partial models may depend on each other (ModelGraph). Each cell of the network i
 by layouts, shares or lists of cells. The paper's rule R(π) then decides which partial model averages a
 parameter that connects cells of two models. Coordinates are ordered in a way that is the same on every peer,
 and starting values are drawn in that order: shared values start equal on every peer, private values differ.
+"The paper" in this package is the one whose figures experiments/papers/partial_models.py reproduces.
 """
 
 from __future__ import annotations
@@ -493,7 +494,7 @@ class Slicing:
         return _indices(self._coordinates.get("", np.empty(0, dtype=np.int64)))
 
     def schema(self, model: str) -> Schema:
-        """What `model` averages, block by block. Peers can average it exactly if their schemas are equal."""
+        """What `model` averages, block by block. Only peers with equal schemas can average it together."""
         self.where(model)
         blocks = self._map.blocks[tuple(sorted(map(self._number.__getitem__, model.split("&"))))]
         return tuple(
