@@ -109,11 +109,8 @@ class NamedNetwork:
 
 def order_dimensions(name: str, x: Tensor) -> Tensor:
     """Return inputs with their dimensions in the order that a network expects."""
-    return (
-        x.transpose(1, 2).contiguous()
-        if name in READY_NETWORKS and READY_NETWORKS[name].time_last
-        else x
-    )
+    ready = READY_NETWORKS.get(name)
+    return x.transpose(1, 2).contiguous() if ready is not None and ready.time_last else x
 
 
 def example_input(shape: Sequence[int]) -> Tensor:
