@@ -40,7 +40,7 @@ class Part:
 class ParameterMap:
     """One parameter tensor: for every axis the cell number of each index, or None for an axis without cells.
 
-    Cells are numbered through the whole network: `Anatomy.firsts[part]` plus the index in the part.
+    Cells are numbered through the whole network: `Anatomy.first_cells[part]` plus the index in the part.
 
     cell
         For a parameter without cells on its axes (a scalar): the cell it belongs to.
@@ -115,7 +115,7 @@ class Anatomy:
         return self.names.index(name)
 
     @cached_property
-    def firsts(self) -> np.ndarray:
+    def first_cells(self) -> np.ndarray:
         """The number of each part's first cell, followed by the number of all cells."""
         return first_cells(self.parts)
 
@@ -172,13 +172,13 @@ class Anatomy:
 
     def cells(self, part: int) -> np.ndarray:
         """Return the numbers of a part's cells: the axis of a parameter with one index per cell."""
-        return np.arange(self.firsts[part], self.firsts[part + 1])
+        return np.arange(self.first_cells[part], self.first_cells[part + 1])
 
     def part_of(self, axis: np.ndarray | None) -> int | None:
         """Return the part of an axis, by its first cell; None for an axis without cells."""
         if axis is None or not len(axis):
             return None
-        return int(np.searchsorted(self.firsts, axis[0], side="right")) - 1
+        return int(np.searchsorted(self.first_cells, axis[0], side="right")) - 1
 
     def parameter_at(self, coordinate: int) -> str:
         """Return the name of the parameter at a coordinate of the flat vector (for messages)."""

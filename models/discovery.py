@@ -367,7 +367,7 @@ class _PermutationTrial:
     def error(self, parts: Sequence[int]) -> float:
         """Permute parts; return the largest change of an output, relative to the largest output."""
         anatomy = self._anatomy
-        take = np.arange(anatomy.firsts[-1])
+        take = np.arange(anatomy.first_cells[-1])
         for part in parts:
             cells = anatomy.cells(part)
             take[cells] = self._random.permutation(cells)

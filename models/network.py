@@ -100,7 +100,7 @@ class SlicedNetwork:
             module.register_state_dict_post_hook(_copy_shared_memory)
             _HOOKED.add(module)
         self._where: dict[str, slice | Tensor] = {}
-        for model in self.slicing.owners:
+        for model in self.slicing.averaged_models:
             where = self.slicing.where(model)
             self._where[model] = (
                 where if isinstance(where, slice) else torch.from_numpy(where).to(self.flat.device)
@@ -116,7 +116,7 @@ class SlicedNetwork:
     def __repr__(self) -> str:
         """The cells of every partial model, and how many values each averages."""
         cells = ", ".join(f"{m} {self.slicing.layout(m).as_slice()}" for m in self.models)
-        counts = ", ".join(f"{m} {len(self.slicing.coordinates(m))}" for m in self.owners)
+        counts = ", ".join(f"{m} {len(self.slicing.coordinates(m))}" for m in self.averaged_models)
         private = len(self.slicing.private)
         return f"SlicedNetwork({self.peer}: cells {cells}; values {counts}, private {private})"
 
@@ -126,9 +126,9 @@ class SlicedNetwork:
         return self.slicing.models
 
     @property
-    def owners(self) -> tuple[str, ...]:
+    def averaged_models(self) -> tuple[str, ...]:
         """Models that average values of this network and, with `cross`, pairs of models: see Slicing."""
-        return self.slicing.owners
+        return self.slicing.averaged_models
 
     def read(self, model: str) -> Tensor:
         """Return a copy of the values that `model` averages, in the same order on all peers."""
@@ -293,7 +293,7 @@ def permute(network: SlicedNetwork, part: str, order: Sequence[int] | np.ndarray
         raise ModelError(
             f"part {part!r} has {len(cells)} cells: its order must hold 0 to {len(cells) - 1}, each once"
         )
-    take = np.arange(anatomy.firsts[-1])
+    take = np.arange(anatomy.first_cells[-1])
     take[cells] = cells[permutation]
     anatomy.permute(named_tensors(network.module), take)
 
@@ -352,7 +352,7 @@ def implementers(networks: Sequence[SlicedNetwork]) -> dict[str, list[int]]:
     """Return, for every averaged model, the indices of the networks that implement it."""
     indices: dict[str, list[int]] = {}
     for index, network in enumerate(networks):
-        for model in network.owners:
+        for model in network.averaged_models:
             indices.setdefault(model, []).append(index)
     return dict(sorted(indices.items()))
 

@@ -69,7 +69,7 @@ class ModelGraph:
         """All models that `model` depends on, directly or through others."""
         return self._dependencies.get(model, frozenset())
 
-    def owner(self, models: Iterable[str], *, cross: bool = False) -> str | None:
+    def averaging_model(self, models: Iterable[str], *, cross: bool = False) -> str | None:
         """Return the model that averages a parameter between cells of `models`; None if it stays private.
 
         The paper's R(π): every model that another one in the set depends on is dropped. If more than one
@@ -353,12 +353,12 @@ def _map_coordinates(
 
     `cells[m]` are the cells of model m in every part, `dependencies[m]` the models that it depends on.
     """
-    model_of, rank_of = np.zeros((2, anatomy.firsts[-1]), np.int64)
-    part_of = np.repeat(np.arange(len(anatomy.parts)), np.diff(anatomy.firsts))
+    model_of, rank_of = np.zeros((2, anatomy.first_cells[-1]), np.int64)
+    part_of = np.repeat(np.arange(len(anatomy.parts)), np.diff(anatomy.first_cells))
     for model, parts in enumerate(cells):
         for part, indices in enumerate(parts):
-            model_of[anatomy.firsts[part] + indices] = model
-            rank_of[anatomy.firsts[part] + indices] = np.arange(len(indices))
+            model_of[anatomy.first_cells[part] + indices] = model
+            rank_of[anatomy.first_cells[part] + indices] = np.arange(len(indices))
     pieces: dict[ModelSet, list[np.ndarray]] = {}
     blocks: dict[ModelSet, list[Block]] = {}
     for parameter in anatomy.parameters:
@@ -472,7 +472,7 @@ class Slicing:
             pair_name(self.models[index] for index in models): where
             for models, where in self._map.coordinates.items()
         }
-        self.owners: tuple[str, ...] = tuple(sorted(filter(None, self._coordinates)))
+        self.averaged_models: tuple[str, ...] = tuple(sorted(filter(None, self._coordinates)))
         """Models that average at least one coordinate and, with `cross`, pairs of models: `green&yellow`."""
 
     def coordinates(self, model: str) -> np.ndarray:
@@ -484,7 +484,7 @@ class Slicing:
         if not model or model not in self._coordinates:
             raise ModelError(
                 f"model {model!r} averages nothing here; models that do are "
-                f"{', '.join(self.owners)}"
+                f"{', '.join(self.averaged_models)}"
             )
         return self._coordinates[model]
 
@@ -590,7 +590,7 @@ def starting_values(
     """
     start = start or Start()
     scale, values = _scales_and_means(slicing.anatomy, current, start)
-    pieces = [("model", model, slicing.coordinates(model)) for model in slicing.owners]
+    pieces = [("model", model, slicing.coordinates(model)) for model in slicing.averaged_models]
     pieces.append(("peer", peer, slicing.private))
     for scope, name, coordinates in pieces:
         names = (scope, name) if start.equal else (scope, name, peer)

@@ -61,7 +61,11 @@ class Privacy:
         """The values that training is about to move; nothing if updates are released as they are."""
         if self._releases is None:
             return {}
-        return {v: network.read(v).cpu().numpy().copy() for v in network.owners if v != self._own}
+        return {
+            v: network.read(v).cpu().numpy().copy()
+            for v in network.averaged_models
+            if v != self._own
+        }
 
     def release(self, network: SlicedNetwork, before: dict[str, Any]) -> None:
         """Put what may be seen of the training in the place of what was learnt."""

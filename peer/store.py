@@ -24,8 +24,8 @@ class NetworkStore:
         self._network = network
 
     def names(self) -> Iterable[str]:
-        """The owners: partial models, and pairs with cross-model averaging."""
-        return self._network.owners
+        """The averaged models: partial models and, with cross-model averaging, pairs of them."""
+        return self._network.averaged_models
 
     def read(self, name: str) -> np.ndarray[Any, Any]:
         """A fresh gather of the owner's coordinates."""
@@ -44,7 +44,7 @@ def schema_entries(
     Peers of different widths agree where they have a `common` one.
     """
     dtype = str(network.flat.dtype).removeprefix("torch.")
-    wide = common is not None and owner in common.owners
+    wide = common is not None and owner in common.averaged_models
     slicing = common.slicing if common is not None and wide else network.slicing
     return [
         (
@@ -58,7 +58,10 @@ def schema_entries(
 
 def schema_hashes(network: SlicedNetwork, common: CommonWidth | None = None) -> dict[str, str]:
     """The hash that messages about each owner carry."""
-    return {owner: schema_hash(schema_entries(network, owner, common)) for owner in network.owners}
+    return {
+        owner: schema_hash(schema_entries(network, owner, common))
+        for owner in network.averaged_models
+    }
 
 
 class MatchedStore(NetworkStore):
@@ -82,9 +85,11 @@ class MatchedStore(NetworkStore):
         self._heard: dict[str, Array] | None = None
         self._last: Array | None = None
         if self.common is not None:
-            dtype = super().read(self.common.owners[0]).dtype
+            dtype = super().read(self.common.averaged_models[0]).dtype
             if trained:
-                self._wide = {o: np.zeros(self.common.size(o), dtype) for o in self.common.owners}
+                self._wide = {
+                    o: np.zeros(self.common.size(o), dtype) for o in self.common.averaged_models
+                }
             else:
                 for owner, value in _starts(network, self.common, fused).items():
                     self.write(owner, value.astype(dtype))
@@ -107,7 +112,7 @@ class MatchedStore(NetworkStore):
         """Take over an averaged vector; while apart, the network does not see it."""
         if self._heard is not None:
             self._heard[name] = value
-        elif self.common is not None and name in self.common.owners:
+        elif self.common is not None and name in self.common.averaged_models:
             self._wide[name] = value
             super().write(name, self.common.extract(name, value))
         else:
@@ -132,7 +137,7 @@ class MatchedStore(NetworkStore):
         moved = self._align(learner, heard)
         if self.common is None:
             return moved
-        known = {owner: heard[owner] for owner in self.common.owners if owner in heard}
+        known = {owner: heard[owner] for owner in self.common.averaged_models if owner in heard}
         if known:
             from ..models.matching import find_indices
 
@@ -148,7 +153,7 @@ class MatchedStore(NetworkStore):
             return 0
         from ..models.matching import align, permute_optimizer
 
-        wide = () if self.common is None else self.common.owners
+        wide = () if self.common is None else self.common.averaged_models
         reference = {owner: value for owner, value in heard.items() if owner not in wide}
         found = align(self._network, reference, models=models)
         found.apply(self._network)
@@ -182,7 +187,7 @@ class MatchedStore(NetworkStore):
         if self._heard is not None and name in self._heard:
             return self._heard[name]
         own = super().read(name)
-        if self.common is None or name not in self.common.owners:
+        if self.common is None or name not in self.common.averaged_models:
             return own
         return self.common.embed(name, own, self._wide[name])
 
@@ -249,14 +254,14 @@ def _starts(
     inside = CommonWidth(start.slicing, bounds)
     return {
         owner: inside.embed(owner, start.start(fused[owner].seed, fused[owner].start)[owner])
-        for owner in start.owners
+        for owner in start.averaged_models
     }
 
 
 def _taken(common: CommonWidth, heard: Mapping[str, Array]) -> int:
     """How many of the peer's cells are at places that were free: all zero in what was heard."""
     anatomy = common.slicing.anatomy
-    used = np.zeros(int(anatomy.firsts[-1]), dtype=bool)
+    used = np.zeros(int(anatomy.first_cells[-1]), dtype=bool)
     flat = common.flat(heard)
     for parameter in anatomy.parameters:
         first = anatomy.offsets[parameter.name]
@@ -265,7 +270,7 @@ def _taken(common: CommonWidth, heard: Mapping[str, Array]) -> int:
             if cells is not None:
                 used[cells[axis]] = True
     return sum(
-        int((~used[anatomy.firsts[part] + common.slicing.cells[model][part][indices]]).sum())
+        int((~used[anatomy.first_cells[part] + common.slicing.cells[model][part][indices]]).sum())
         for model in common.models
         for part, indices in enumerate(common.indices[model])
         if 0 < part < len(anatomy.parts) - 1

@@ -244,7 +244,7 @@ class Averager:
         shared = {m: peers for m, peers in implementers(networks).items() if len(peers) > 1}
         mixing.check(shared, len(networks), weights is not None)
         fused_models = [
-            set() if store.common is None else set(store.common.owners) for store in stores
+            set() if store.common is None else set(store.common.averaged_models) for store in stores
         ]
         digests: dict[int, bytes] = {}
         self._plans: list[_StackedModel | _CommonModel] = []

@@ -202,7 +202,9 @@ def part_table(slicing: Slicing) -> pd.DataFrame:
 
     columns = {"cells": [part.cells for part in anatomy.parts]}
     columns |= {f"of {model}": list(map(len, slicing.cells[model])) for model in slicing.models}
-    columns |= {f"values of {name}": count(slicing.coordinates(name)) for name in slicing.owners}
+    columns |= {
+        f"values of {name}": count(slicing.coordinates(name)) for name in slicing.averaged_models
+    }
     columns["private"] = count(slicing.private)
     return pd.DataFrame(columns, index=pd.Index([part.name for part in anatomy.parts]))
 
@@ -303,7 +305,7 @@ class _Picture:
 
         self._slicing, self._axes, self._heights = slicing, axes, heights
         self._cells = {part: drawn_cells(slicing, part) for part in heights}
-        models = dict.fromkeys([*slicing.models, *slicing.owners])
+        models = dict.fromkeys([*slicing.models, *slicing.averaged_models])
         self._colours = {
             model: COLOURS[index % (len(COLOURS) - 1)] for index, model in enumerate(models)
         } | {"": PRIVATE_COLOUR}
@@ -327,7 +329,11 @@ class _Picture:
     def _averaging_model(self, model: str, other: str, private: bool) -> str:
         """Return the model that averages weights between cells of two models; "" for private weights."""
         slicing = self._slicing
-        return "" if private else slicing.graph.owner((model, other), cross=slicing.cross) or ""
+        return (
+            ""
+            if private
+            else slicing.graph.averaging_model((model, other), cross=slicing.cross) or ""
+        )
 
     def _x_of_cells(self, part: int) -> np.ndarray:
         """Return the x coordinates of a row's cells; rows of few cells are narrower, as in the paper."""

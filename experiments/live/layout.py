@@ -271,7 +271,7 @@ def make_credentials(
         for member in members:
             identity, key = _new_key(folder, member.name)
             # 'a&b' names the parameters that the models a and b own jointly.
-            models = {model for name in member.network.owners for model in name.split("&")}
+            models = {model for name in member.network.averaged_models for model in name.split("&")}
             invitation = invite(owner, swarm, identity.label, identity.public, models=models)
             file = folder / f"{member.name}.invitation"
             save_invitation(file, invitation)

@@ -127,7 +127,7 @@ def run_cell(cell: Cell, job: Job) -> Record:
             own, common = _accuracies(learners, split)
             by_round.append((index, float(own.mean()), float(common.mean())))
     network = learners[0].network
-    shared = len(network.slicing.coordinates(MODEL)) if MODEL in network.owners else 0
+    shared = len(network.slicing.coordinates(MODEL)) if MODEL in network.averaged_models else 0
     return {
         "network": cell.network, "scheme": cell.scheme.name, "seed": cell.seed,
         "own": float(own.mean()), "common": float(common.mean()), "worst": float(own.min()),

@@ -144,7 +144,7 @@ def _require_shared(network: SlicedNetwork, layer: str) -> None:
     models = {
         model
         for model in network.models
-        for first, indices in zip(slicing.anatomy.firsts, slicing.cells[model], strict=False)
+        for first, indices in zip(slicing.anatomy.first_cells, slicing.cells[model], strict=False)
         if np.isin(first + indices, cells).any()
     }
     if len(models) > 1:
@@ -212,7 +212,7 @@ def add_auxiliary(network: SlicedNetwork, auxiliary: Auxiliary) -> SlicedNetwork
         tuple(replace(each, name=f"model.{each.name}") for each in maps)
         for maps in (anatomy.parameters, anatomy.buffers)
     )
-    cell = int(anatomy.firsts[-1])
+    cell = int(anatomy.first_cells[-1])
     added = (
         in_one_cell(f"{MODEL}.{name}", value, cell if value.requires_grad else cell + 1)
         for name, value in auxiliary.named_parameters()

@@ -123,7 +123,7 @@ def align(
     ends = anatomy.ends or ()
     part_names = [name for name in anatomy.names if name not in ends] if parts is None else parts
     slices = [
-        _Slice(model, part, anatomy.firsts[part] + slicing.cells[model][part])
+        _Slice(model, part, anatomy.first_cells[part] + slicing.cells[model][part])
         for part in sorted(anatomy.find(name, "align: ") for name in part_names)
         for model in chosen_models
         if len(slicing.cells[model][part])
@@ -160,7 +160,9 @@ def _reference_values(
     """Return the reference as a flat vector, and a mask of the coordinates that it gives; others are 0."""
     if isinstance(reference, SlicedNetwork):
         reference = {
-            model: reference.read(model) for model in reference.owners if model in network.owners
+            model: reference.read(model)
+            for model in reference.averaged_models
+            if model in network.averaged_models
         }
     flat = np.zeros(len(network.flat))
     is_given = np.zeros(len(flat), dtype=bool)
@@ -191,7 +193,9 @@ def _chosen_models(
 ) -> list[str]:
     """Return the models to permute, each after the models that it depends on."""
     if models is None:
-        in_reference = set(reference.owners if isinstance(reference, SlicedNetwork) else reference)
+        in_reference = set(
+            reference.averaged_models if isinstance(reference, SlicedNetwork) else reference
+        )
         models = [model for model in slicing.models if model in in_reference]
     if unknown := [model for model in models if model not in slicing.models]:
         raise ModelError(
@@ -244,7 +248,7 @@ def _by_weights(
         trial[cells] = cell_order[cells[chosen]]
         return trial
 
-    identity = np.arange(int(anatomy.firsts[-1]))
+    identity = np.arange(int(anatomy.first_cells[-1]))
     # The first pass compares only weights whose other cell is not to be permuted, or was assigned before.
     is_assigned = np.ones(len(identity), dtype=bool)
     is_assigned[np.concatenate([identity[:0], *slices])] = False
@@ -331,10 +335,10 @@ def _by_activations(
     flat = np.where(is_given, network.flat.double().cpu().numpy(), 0.0)
     activations = _activations(_with_values(network, flat), parts, inputs)
     references = _activations(_with_values(network, target), parts, inputs)
-    cell_order = np.arange(int(anatomy.firsts[-1]))
+    cell_order = np.arange(int(anatomy.first_cells[-1]))
     agreement = [0.0, 0.0]
     for _, part, cells in slices:
-        name, columns = anatomy.names[part], cells - anatomy.firsts[part]
+        name, columns = anatomy.names[part], cells - anatomy.first_cells[part]
         score = activations[name][:, columns].T @ references[name][:, columns]
         _, chosen = linear_sum_assignment(-score.T)
         agreement[0] += float(np.trace(score))
@@ -433,7 +437,7 @@ class CommonWidth:
         cell_map = _cell_map(peer_slicing, self.slicing, self.indices)
         coordinate_map = _coordinate_map(peer_slicing.anatomy, anatomy, cell_map)
         self._positions: dict[str, np.ndarray] = {}
-        for model in self.slicing.owners:
+        for model in self.slicing.averaged_models:
             where = self.slicing.coordinates(model)
             position_of = np.full(anatomy.size, -1, dtype=np.int64)
             position_of[where] = np.arange(len(where))
@@ -442,9 +446,9 @@ class CommonWidth:
             self._positions[model] = positions
 
     @property
-    def owners(self) -> tuple[str, ...]:
+    def averaged_models(self) -> tuple[str, ...]:
         """The partial models (and pairs of them) that are averaged at the common width."""
-        return self.slicing.owners
+        return self.slicing.averaged_models
 
     def size(self, model: str) -> int:
         """How many values `model` averages."""
@@ -454,7 +458,8 @@ class CommonWidth:
         """For each of the peer's values of `model`, its position in the common vector."""
         if model not in self._positions:
             raise ModelError(
-                f"model {model!r} has no common width here; models with one are {', '.join(self.owners)}"
+                f"model {model!r} has no common width here; models with one are "
+                f"{', '.join(self.averaged_models)}"
             )
         return self._positions[model]
 
@@ -483,7 +488,7 @@ class CommonWidth:
         values = starting_values(
             self.slicing, np.zeros(self.slicing.anatomy.size), seed=seed, peer="", start=start
         )
-        return {model: values[self.slicing.coordinates(model)] for model in self.owners}
+        return {model: values[self.slicing.coordinates(model)] for model in self.averaged_models}
 
     def flat(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return the flat vector of a network at the common width; models not in `values` are zero."""
@@ -523,12 +528,12 @@ def _cell_map(
     own: Slicing, common: Slicing, indices: Mapping[str, Sequence[np.ndarray | None]]
 ) -> np.ndarray:
     """Return for each of the peer's cells its number in the common network, or -1 if it has none (yet)."""
-    cell_map = np.full(int(own.anatomy.firsts[-1]), -1, dtype=np.int64)
+    cell_map = np.full(int(own.anatomy.first_cells[-1]), -1, dtype=np.int64)
     for model, parts in indices.items():
         for part, chosen in enumerate(parts):
             if chosen is not None:
-                own_cells = own.anatomy.firsts[part] + own.cells[model][part]
-                common_cells = common.anatomy.firsts[part] + common.cells[model][part]
+                own_cells = own.anatomy.first_cells[part] + own.cells[model][part]
+                common_cells = common.anatomy.first_cells[part] + common.cells[model][part]
                 cell_map[own_cells] = common_cells[chosen]
     return cell_map
 
@@ -634,12 +639,12 @@ def find_indices(
     )
     for part, model in itertools.product(matched_parts, by_dependency):
         cells = own_slicing.cells[model][part]
-        common_cells = anatomy.firsts[part] + slicing.cells[model][part]
+        common_cells = anatomy.first_cells[part] + slicing.cells[model][part]
         cell_map = _cell_map(own_slicing, slicing, indices)
-        has_index = np.zeros(int(anatomy.firsts[-1]), dtype=bool)
+        has_index = np.zeros(int(anatomy.first_cells[-1]), dtype=bool)
         has_index[cell_map[cell_map >= 0]] = True
         # Embed the network's values as if the n cells to be matched had the first n indices.
-        cell_map[own_slicing.anatomy.firsts[part] + cells] = common_cells[: len(cells)]
+        cell_map[own_slicing.anatomy.first_cells[part] + cells] = common_cells[: len(cells)]
         coordinate_map = _coordinate_map(own_slicing.anatomy, anatomy, cell_map)
         embedded = np.zeros(anatomy.size)
         embedded[coordinate_map[coordinate_map >= 0]] = flat[coordinate_map >= 0]

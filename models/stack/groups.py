@@ -664,7 +664,7 @@ def _needs_of_group(
             train += [samples] if isinstance(samples, Tensor) else samples
             test += learner.held_out
         slicing = learner.network.slicing
-        for model in slicing.owners:
+        for model in slicing.averaged_models:
             where = slicing.where(model)
             if not isinstance(where, slice):
                 index_bytes[id(where)] = where.nbytes

@@ -129,8 +129,10 @@ def plain_loop(learners: list[Learner], rounds: int) -> list[Any]:
     history = []
     for _ in range(rounds):
         training = [learner.train(1) for learner in learners]
-        for owner in {owner for learner in learners for owner in learner.network.owners}:
-            who = [learner.network for learner in learners if owner in learner.network.owners]
+        for owner in {owner for learner in learners for owner in learner.network.averaged_models}:
+            who = [
+                learner.network for learner in learners if owner in learner.network.averaged_models
+            ]
             mean = torch.stack([network.read(owner).double() for network in who]).mean(dim=0)
             for network in who:
                 network.write(owner, mean)

@@ -42,9 +42,9 @@ def by_hand(members: list[Member], rounds: int, every: int, shares: list[float])
         for member in members:
             for _ in range(every):
                 member.learner.train(1)
-        owners = {owner for member in members for owner in member.network.owners}
+        owners = {owner for member in members for owner in member.network.averaged_models}
         for owner in owners:
-            group = [i for i, m in enumerate(members) if owner in m.network.owners]
+            group = [i for i, m in enumerate(members) if owner in m.network.averaged_models]
             rows = [members[i].network.read(owner).double().numpy() for i in group]
             mean = np.average(rows, axis=0, weights=[shares[i] for i in group])
             for i in group:

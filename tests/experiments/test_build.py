@@ -149,7 +149,7 @@ def test_shared_models_start_from_different_values_without_equal_starts() -> Non
 def test_cross_lets_pairs_of_unrelated_models_own_weights() -> None:
     models = [model(layout="64-3-5", name="a"), model(layout="0-3-5", name="b")]
     without, crossed = (swarm(models=models, cross=cross).member(0) for cross in (False, True))
-    pair = set(crossed.network.owners) - set(without.network.owners)
+    pair = set(crossed.network.averaged_models) - set(without.network.averaged_models)
     assert any("a" in owner and "b" in owner for owner in pair)
     assert len(without.network.slicing.private) > len(crossed.network.slicing.private)
 

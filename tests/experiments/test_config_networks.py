@@ -111,8 +111,8 @@ def test_a_network_that_cannot_be_traced_may_be_shared_whole(tmp_path: Path) -> 
     )
     entry, source = {"entry": "tangle:Rows"}, str(tmp_path / "swarm.toml")
     member = swarm(entry, source, models=[{"name": "all", "share": 1.0}]).member(0)
-    assert member.network.owners == ("all",)
-    assert swarm(entry, source, models=[]).member(1).network.owners == ("local-1",)
+    assert member.network.averaged_models == ("all",)
+    assert swarm(entry, source, models=[]).member(1).network.averaged_models == ("local-1",)
     with pytest.raises(ConfigError, match=r"network.entry': .* could be traced"):
         swarm(entry, source)
 

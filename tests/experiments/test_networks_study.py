@@ -56,7 +56,7 @@ def test_what_the_schemes_share(scheme):
     network = learners(scheme)[0].network
     slicing = network.slicing
     names = [parameter.name for parameter in slicing.anatomy.parameters]
-    owned = slicing.coordinates(MODEL) if MODEL in network.owners else []
+    owned = slicing.coordinates(MODEL) if MODEL in network.averaged_models else []
     shared = {slicing.anatomy.parameter_at(int(at)) for at in owned}
     head, norm = {name for name in names if name.startswith("11.")}, {"1.weight", "5.bias"}
     assert head

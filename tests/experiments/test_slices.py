@@ -41,7 +41,7 @@ def test_every_cell_and_every_value_is_counted_once(buffers: str) -> None:
     network = residual(buffers)
     table = part_table(network.slicing)
     assert (table["cells"] == table[[f"of {model}" for model in network.models]].sum(axis=1)).all()
-    for owner in network.owners:
+    for owner in network.averaged_models:
         assert table[f"values of {owner}"].sum() == len(network.slicing.coordinates(owner))
     assert table.filter(regex="^(values of |private)").to_numpy().sum() == len(network.flat)
 

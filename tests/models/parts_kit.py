@@ -62,7 +62,7 @@ def check_ownership(module: nn.Module, anatomy: Anatomy) -> None:
     """Every coordinate has one owner, and averaging changes only what is owned together."""
     networks = pair(module, anatomy, {"global": 0.6})
     slicing = networks[0].slicing
-    owned = [slicing.coordinates(owner) for owner in slicing.owners]
+    owned = [slicing.coordinates(owner) for owner in slicing.averaged_models]
     everything = np.sort(np.concatenate([*owned, slicing.private]))
     assert np.array_equal(everything, np.arange(len(networks[0].flat)))
     count = sum(value.numel() for value in module.parameters())

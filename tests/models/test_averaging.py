@@ -100,7 +100,7 @@ def test_section_iii_one_swarm_step_is_one_step_of_the_joined_model(cross):
     total = torch.zeros((), dtype=torch.float64)
     for network, own, (x, y) in zip(networks, alone, data, strict=True):
         flat = torch.zeros_like(network.flat)
-        for owner in network.owners:
+        for owner in network.averaged_models:
             flat = flat.index_put(
                 (torch.from_numpy(network.slicing.coordinates(owner)),), joined[owner]
             )

@@ -208,7 +208,7 @@ def test_a_wrong_anatomy_is_found_out_by_name():
     check_permutations(module, right, torch.randn(2, 3))
     # A user who says that the norm's gain carries no cells: it stays behind when cells move.
     maps = tuple(
-        ParameterMap(one.name, one.shape, (None,), int(right.firsts[-1]))
+        ParameterMap(one.name, one.shape, (None,), int(right.first_cells[-1]))
         if one.name == "2.weight"
         else one
         for one in right.parameters

@@ -97,7 +97,7 @@ def test_the_owner_of_every_coordinate_is_the_papers(data):
             expected.setdefault(owner, set()).add(coordinate)
             coordinate += 1
 
-    found = {owner: slicing.coordinates(owner).tolist() for owner in slicing.owners}
+    found = {owner: slicing.coordinates(owner).tolist() for owner in slicing.averaged_models}
     found[None] = slicing.private.tolist()
     for coordinates in found.values():
         assert len(coordinates) == len(set(coordinates))
@@ -135,9 +135,12 @@ def test_coordinates_correspond_whatever_the_peers_own_cell_order(data):
                 cells = [(part - at, cell) for at, cell in enumerate(index)]
                 tags.append((parameter.name, *(name_of[cell] for cell in cells)))
         readings.append(
-            {owner: [tags[c] for c in slicing.coordinates(owner)] for owner in slicing.owners}
+            {
+                owner: [tags[c] for c in slicing.coordinates(owner)]
+                for owner in slicing.averaged_models
+            }
         )
-        readings[-1]["schema"] = [slicing.schema(owner) for owner in slicing.owners]
+        readings[-1]["schema"] = [slicing.schema(owner) for owner in slicing.averaged_models]
     assert readings[0] == readings[1]
 
 
@@ -163,7 +166,7 @@ def test_slices_are_disjoint_and_cover_with_layouts_and_a_rest(data):
 def weights(slicing, name, shape):
     """Who owns each weight of a parameter, as an array of names ('' where private)."""
     owner = np.full(slicing.anatomy.size, "", dtype=object)
-    for each in slicing.owners:
+    for each in slicing.averaged_models:
         owner[slicing.coordinates(each)] = each
     first = slicing.anatomy.offsets[name]
     return owner[first : first + np.prod(shape)].reshape(shape).tolist()

@@ -24,7 +24,7 @@ def test_all_is_shared_and_starts_equal(slices):
     one, two = (
         SlicedNetwork(tokens(), slices, example=EXAMPLE, peer=peer, seed=3) for peer in "ab"
     )
-    assert one.owners == ("all",)
+    assert one.averaged_models == ("all",)
     assert len(one.read("all")) == sum(value.numel() for value in one.module.parameters())
     assert torch.equal(one.flat, two.flat)
     wide = one.module[2].weight.detach()
@@ -34,7 +34,7 @@ def test_all_is_shared_and_starts_equal(slices):
 
 def test_nothing_is_shared():
     one, two = (SlicedNetwork(tokens(), {}, example=EXAMPLE, peer=p, seed=3) for p in "ab")
-    assert one.owners == ("local-a",)
+    assert one.averaged_models == ("local-a",)
     assert not torch.equal(one.flat, two.flat)
 
 

@@ -83,7 +83,7 @@ def test_float16_on_the_wire_still_agrees_and_keeps_the_mean(run):
 def test_pairs_of_unrelated_models_gossip_too(run, mode):
     slices = {"left": "2-3-1", "right": "2-3-1"}
     learners = [make_learner(name, slices, cross=True) for name in NAMES]
-    pair = next(owner for owner in learners[0].network.owners if "&" in owner)
+    pair = next(owner for owner in learners[0].network.averaged_models if "&" in owner)
     servers = {"left": "a", "right": "b", pair: "c"}
     nest = Nest(quick(mode=mode, expect=NAMES, founder=True, servers=servers))
 

@@ -62,7 +62,7 @@ def test_a_wrapped_learner_is_a_learner_whose_network_has_two_more_models():
     before = inner.network.flat.clone()
     learner = FedNPLearner(inner, OPTIONS, counting_peer=True)
     assert isinstance(learner, Learner)
-    assert learner.network.owners == ("fednp", SITES, "global")
+    assert learner.network.averaged_models == ("fednp", SITES, "global")
     assert len(learner.network.slicing.private) == 0
     torch.testing.assert_close(learner.network.read("global"), before)
     x = inner.samples[0]
@@ -72,8 +72,8 @@ def test_a_wrapped_learner_is_a_learner_whose_network_has_two_more_models():
 def test_private_cells_stay_private_and_peers_of_one_swarm_start_alike():
     slices = {"global": "4-3-0"}
     a, b = (FedNPLearner(sgd(p, slices=slices), OPTIONS, seed=7) for p in (0, 1))
-    assert {"local-p0"} == set(a.network.owners) - {"fednp", SITES, "global"}
-    assert "local-p1" in b.network.owners
+    assert {"local-p0"} == set(a.network.averaged_models) - {"fednp", SITES, "global"}
+    assert "local-p1" in b.network.averaged_models
     names = ("fednp.f.0.weight", "fednp.npn.first.mean")
     states = [dict(each.network.module.named_parameters()) for each in (a, b)]
     for name in names:

@@ -36,10 +36,10 @@ def sliced(peer: str, seed: int | None, module: nn.Module | None = None) -> Slic
 def scrambled(network: SlicedNetwork, rng: np.random.Generator, peer: str = "b") -> SlicedNetwork:
     """The same network with cells permuted inside every slice of every hidden part."""
     anatomy = network.slicing.anatomy
-    take = np.arange(int(anatomy.firsts[-1]))
+    take = np.arange(int(anatomy.first_cells[-1]))
     for cells in network.slicing.cells.values():
         for part in range(1, len(anatomy.parts) - 1):
-            mine = anatomy.firsts[part] + cells[part]
+            mine = anatomy.first_cells[part] + cells[part]
             take[mine] = rng.permutation(mine)
     other = sliced(peer, None, deepcopy(network.module))
     other.flat.copy_(network.flat[torch.from_numpy(anatomy.flat_order(take))])
@@ -62,8 +62,8 @@ def test_a_scrambled_copy_is_put_in_order(seed: int, noise: float, by: str) -> N
     found.apply(other)
     assert torch.allclose(other(inputs()), before, atol=1e-9)  # the function is the same
     assert (np.diff(found.agreement) >= -1e-9).all()
-    for owner in reference.owners:
-        if owner in other.owners:
+    for owner in reference.averaged_models:
+        if owner in other.averaged_models:
             gap = (reference.read(owner) - other.read(owner)).abs().max()
             assert float(gap) <= noise  # five deviations of the noise, and no more
 

@@ -53,10 +53,10 @@ def test_local_cells_and_dependent_models_take_their_places() -> None:
     """Of 4=8=3: 3 cells for all, 2 for the group, 3 local; the group's model depends on all's."""
     own = network("4=8=3", {"all": "4-3-0", "group": "0-2-3"}, "a")
     common = CommonWidth(own.slicing, {"group": "0-5-3", "all": "4-6-0"})
-    assert common.owners == ("all", "group")
+    assert common.averaged_models == ("all", "group")
     assert common.size("all") == 4 * 6 + 6
     assert common.size("group") == 4 * 5 + 5 + 3 * (6 + 5) + 3
-    for owner in common.owners:
+    for owner in common.averaged_models:
         values = own.read(owner).numpy()
         assert np.array_equal(common.extract(owner, common.embed(owner, values)), values)
     alone = CommonWidth(own.slicing, {"group": "0-5-3"})
