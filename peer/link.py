@@ -22,7 +22,7 @@ from gossamer.errors import GossamerError
 from gossamer.logs import is_milestone
 
 from ..gossip import HEADER_BYTES, MIN_LIMIT, Transport, topics
-from ..gossip.security import Death, Heard, SecurityLayer, TrustError
+from ..gossip.security import Death, SecurityEvent, SecurityLayer, TrustError
 from .engine import Engine, View
 from .exits import PeerError, Replaced
 from .machine import Worker
@@ -225,7 +225,7 @@ class Link:
             # Goodbyes are all that matters now; anybody can publish anything beside them.
             if topic != own and topics.matches(others, topic):
                 with contextlib.suppress(topics.TopicError):
-                    self._take_heard(self.security.hear(topic, bytes(payload)))
+                    self._take_heard(self.security.receive(topic, bytes(payload)))
         return self.take_events()
 
     async def say(self, status: Status, *, retain: bool = True) -> None:
@@ -409,7 +409,7 @@ class Link:
             for event in events:
                 if isinstance(event, Gone):
                     # Not before: a round that begins counts on its neighbours' secrets.
-                    self.security.gone(event.peer, event.session)
+                    self.security.remove(event.peer, event.session)
             self._tell_counts()
             await self._send(outgoing)
             if self._introduced:
@@ -462,7 +462,7 @@ class Link:
                     self._queue(topics.parse(topic), payload)
                 else:
                     self._hear_own_topic(topic, bytes(payload))
-                    self._take_heard(self.security.hear(topic, bytes(payload)), stored=stored)
+                    self._take_heard(self.security.receive(topic, bytes(payload)), stored=stored)
                     self._keep_goodbye(topic, bytes(payload))
             except topics.TopicError:
                 self.dropped["topic"] += 1
@@ -495,7 +495,7 @@ class Link:
         elif topic == self.topic("status") and not payload and self.born:
             self._status_due.set()
 
-    def _take_heard(self, heard: list[Heard], *, stored: bool = False) -> None:
+    def _take_heard(self, heard: list[SecurityEvent], *, stored: bool = False) -> None:
         """Tell the roster what the security layer believes."""
         known = len(self._events)
         for each in heard:
@@ -519,18 +519,18 @@ class Link:
                     if own:
                         self._hear_own_death(each.body)
                     self._events += self.roster.receive_death(each.peer, each.body)
-                case "out" if own:
+                case "removed" if own:
                     raise PeerError(
                         f"peer {self.name}: may take part no longer, its invitation was revoked or has "
                         "expired; ask the swarm's owner"
                     )
-                case "out":
+                case "removed":
                     self._events += self.roster.remove(each.peer)
                 case "reissue-card" | "reissue-status":
                     # It is old, shows another key, or was refused.
                     self._card_due |= each.kind == "reissue-card"
                     self._status_due.set()
-                case "former":
+                case "unanswered-status":
                     self._hear_former_status(each.body)
         self._answer(self._events[known:])
 
@@ -551,7 +551,7 @@ class Link:
         for peer, text in card.goodbyes.items():
             with contextlib.suppress(binascii.Error, ValueError, topics.TopicError):
                 topic = str(topics.Topic(self.settings.swarm, peer, "status"))
-                for each in self.security.hear(topic, b64decode(text, validate=True)):
+                for each in self.security.receive(topic, b64decode(text, validate=True)):
                     if each.kind == "status" and each.peer == peer:
                         self._events += self.roster.receive_kept_goodbye(peer, each.body)
 

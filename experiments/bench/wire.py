@@ -101,8 +101,8 @@ def _pair() -> tuple[SwarmSecurity, SwarmSecurity]:
             )
         )  # fmt: skip
     for one, other in (people, people[::-1]):
-        other.hear(topics.card("bench", one.name), one.card(b"{}"))
-        other.hear(topics.status("bench", one.name), one.status(b'{"state": "online"}'))
+        other.receive(topics.card("bench", one.name), one.card(b"{}"))
+        other.receive(topics.status("bench", one.name), one.status(b'{"state": "online"}'))
     return people[0], people[1]
 
 

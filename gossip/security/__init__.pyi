@@ -25,10 +25,10 @@ from .invitation import read_claims as read_claims
 from .invitation import revocation_topic as revocation_topic
 from .invitation import save_invitation as save_invitation
 from .invitation import save_ticket as save_ticket
-from .layer import Heard as Heard
 from .layer import Intake as Intake
 from .layer import NullSecurity as NullSecurity
 from .layer import Opened as Opened
+from .layer import SecurityEvent as SecurityEvent
 from .layer import SecurityLayer as SecurityLayer
 from .layer import SwarmSecurity as SwarmSecurity
 from .members import CardHead as CardHead

@@ -1,18 +1,18 @@
-"""All of a peer's security behind one object: what it publishes is signed, what it hears is checked. No IO.
+"""All of a peer's security behind one object: it signs what the peer publishes and checks what it receives.
 
     security = SwarmSecurity(identity, admission, owner, swarm="garden", session=…, models=…, since=…)
-    publish(card topic, security.card(body))             # body: what presence wants to say
-    for heard in security.hear(topic, payload): …        # genuine cards and statuses, for presence
-    packet = security.seal(receiver, model, chunk)       # before it is published
-    opened = security.open(model, packet)                # before chunks are put together
-    packets, heard = security.tick()                     # revocation lists, for the receivers' inboxes
+    publish(card topic, security.card(body))             # body: the card's content, from presence
+    for event in security.receive(topic, payload): …     # genuine cards and statuses, for presence
+    packet = security.seal(receiver, model, chunk)       # before a chunk is published
+    opened = security.open(model, packet)                # before chunks are reassembled
+    packets, events = security.tick()                    # control packets, for the receivers' inboxes
 
-A `SecurityLayer` is what a peer asks: `SwarmSecurity` answers with keys, `NullSecurity` believes everything.
-`Intake` is the way in for packets.
+A `SecurityLayer` is either a `SwarmSecurity`, which uses keys, or a `NullSecurity`, which accepts everything.
+`Intake` turns received packets into checked messages. No IO.
 
-Every packet and every signed status says which revocation list its sender has. Two peers give each other
-nothing until the numbers agree, and whoever is ahead hands over the list, which its owner signed: so a peer
-that the broker keeps uninformed learns it from the first member that it talks to.
+Every packet and every signed status says which revocation list its sender has. Two peers exchange no values
+until both have the same list, and the peer with the newer list sends it to the other; the owner's signature
+proves it. So a peer to which the broker does not deliver the list gets it from the first member it talks to.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from .guards import Guards
 from .identity import Identity, MisdatedCard, TrustError
 from .invitation import CLOCK_SKEW, Admission, Revocations, check, revocation_topic
 from .members import (
-    NAMED,
+    MAX_ASKED,
     CardHead,
     EarlyStatuses,
     MisdatedCards,
     NameClaim,
     Register,
+    ReplyMonitor,
     StatusHead,
-    Unanswered,
     read_death,
     sign_card,
     sign_status,
@@ -54,30 +54,33 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CARD_INTERVAL: Final = 12 * 3600.0
-"""Seconds after which our card is issued again: well before the others find it too old."""
+"""Seconds after which our card is issued again: well before `MAX_CARD_AGE`, when others refuse it."""
 EXCHANGE_INTERVAL: Final = 24 * 3600.0
-"""Seconds for which an exchange key is used: what was sealed with it can be read by whoever has it."""
-USUAL: Final = ("behind", "ahead", "unanswered")
-"""Causes that are no attack: lists take a moment to travel, and whoever crashed left a status behind."""
+"""Seconds between renewals of our exchange key: a stolen key opens at most that much recorded traffic."""
+HARMLESS_CAUSES: Final = ("behind", "ahead", "unanswered")
+"""Causes of a refusal that are logged as information, not as warnings, because they are no attack: revocation
+lists take a moment to spread, and a crashed peer leaves its retained status at the broker."""
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """What presence should know.
+class SecurityEvent:
+    """Something that presence must handle.
 
-    kind: card, status: a genuine one. former: a status of our own key that nobody alive may stand behind.
-    death: a notice (see `Death.decode`). out: the peer is no member any more. reissue-card, reissue-status:
-    our own should be published again.
+    kind: card, status: a genuine card or status of `peer`. unanswered-status: a status under our own name, of
+    an incarnation that may have ended (see `NameClaim`). death: a death notice (see `Death.decode`). removed:
+    `peer` is no longer a member. reissue-card, reissue-status: publish our own card or status again.
     """
 
-    kind: Literal["card", "status", "former", "death", "out", "reissue-card", "reissue-status"]
+    kind: Literal[
+        "card", "status", "unanswered-status", "death", "removed", "reissue-card", "reissue-status"
+    ]
     peer: str
     body: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A packet that may be looked at: who sealed it, in which session, and the chunk inside."""
+    """An opened packet: its sender, the sender's session, and the chunk in it."""
 
     sender: str
     session: str
@@ -85,78 +88,78 @@ class Opened:
 
 
 class NullSecurity:
-    """Believes everything: anybody with access to the broker can read, forge and disturb."""
+    """No security: accepts everything, so that anybody with access to the broker can read and forge."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.overhead = 0
         """Bytes that sealing adds to a packet."""
         self.largest_list = 0
-        """Bytes of the largest revocation list that a packet may bring."""
+        """Size in bytes of the largest revocation list that a packet may contain."""
         self.counters: Counter[str] = Counter()
-        """What was refused, by cause."""
+        """Number of refusals, by cause."""
 
     def patterns(self) -> list[str]:
-        """Nothing more to hear."""
+        """Return no further topics to subscribe to."""
         return []
 
     def card(self, body: bytes) -> bytes:
-        """As it is."""
+        """Return the body unchanged."""
         return body
 
     status = will = card
 
-    def hear(self, topic: str, payload: bytes) -> list[Heard]:
-        """As it is."""
+    def receive(self, topic: str, payload: bytes) -> list[SecurityEvent]:
+        """Return every card, status and death notice as an event."""
         where = topics.parse(topic)
         if where.kind not in ("card", "status", "death") or (where.kind == "death" and not payload):
             return []
-        return [Heard(where.kind, where.peer, payload)]
+        return [SecurityEvent(where.kind, where.peer, payload)]
 
     def seal(self, receiver: str, model: str, packet: bytes) -> bytes | None:
-        """As it is."""
+        """Return the packet unchanged."""
         return packet
 
     def expects(self, model: str, packet: Buffer) -> bool:
-        """Always."""
+        """Return True for every packet."""
         return True
 
     def open(self, model: str, packet: Buffer) -> Opened | None:
-        """As it is, from whomever."""
+        """Return the packet unchanged, with no sender."""
         return Opened("", "", packet)
 
-    def genuine(self, opened: Opened, message: Message) -> bool:
-        """Always."""
+    def is_genuine(self, opened: Opened, message: Message) -> bool:
+        """Return True for every message."""
         return True
 
-    def gone(self, peer: str, session: str) -> None:
-        """Need no note."""
+    def remove(self, peer: str, session: str) -> None:
+        """Do nothing: there are no members."""
 
-    def tick(self) -> tuple[list[tuple[str, str, bytes]], list[Heard]]:
-        """Nothing is ever due."""
+    def tick(self) -> tuple[list[tuple[str, str, bytes]], list[SecurityEvent]]:
+        """Return no packets and no events."""
         return [], []
 
     def end_session(self) -> None:
-        """Nothing to delete."""
+        """Do nothing: there are no keys."""
 
     def snapshot(self) -> dict[str, Any]:
-        """Nothing to remember."""
+        """Return an empty snapshot."""
         return {}
 
 
 class SwarmSecurity:
-    """One start of a peer in a swarm whose owner decides who takes part.
+    """The security of one incarnation of a peer, in a swarm whose owner decides who takes part.
 
-    identity, admission: who the peer is, and the invitation that lets it in.
+    identity, admission: the peer's key and name, and its invitation.
     owner: the public key of the swarm's owner.
     session, since: as on the card that presence writes.
     models: the partial models that the peer implements.
-    memory: the `snapshot` of a former start: tickets' holders, the newest cards and revocations seen, and
+    memory: the `snapshot` of the previous start: tickets' holders, the newest cards and revocation list, and
         the key of the session's masks.
-    wall, clock: seconds since 1970, for expiry; and any clock that goes on, for repeats.
-    max_names: peers that it can meet before it must be started again.
+    wall, clock: a wall clock (seconds since 1970) for expiry, and a monotonic clock for repetitions.
+    max_names: the most peers that it can meet before it must be restarted.
 
-    Raises TrustError if this peer's own invitation does not let it in.
+    Raises TrustError if this peer's own invitation does not admit it.
     """
 
     def __init__(
@@ -180,12 +183,12 @@ class SwarmSecurity:
         self.counters: Counter[str] = Counter()
         self._admission, self._wall, self._clock = admission, wall, clock
         self._claims = check(admission, owner, swarm, identity.name, identity.public, wall())
-        self._out_already = False
+        self._removal_reported = False
         memory = memory or {}
         self._list: bytes = memory.get("revocations", b"")
-        known = Revocations.read(self._list, owner, swarm) if self._list else Revocations()
+        revocations = Revocations.read(self._list, owner, swarm) if self._list else Revocations()
         self.register = Register(
-            swarm, owner, revocations=known,
+            swarm, owner, revocations=revocations,
             ticket_holders=memory.get("tickets"), editions=memory.get("editions"),
         )  # fmt: skip
         if self._is_revoked():
@@ -202,33 +205,34 @@ class SwarmSecurity:
         self.keyring = Keyring(
             identity, owner, session, swarm, models, mask_key=mask_key, max_names=max_names
         )
-        self.keyring.set_list(known.number, self._list, clock())
+        self.keyring.set_list(revocations.number, self._list, clock())
         self._renewed = (wall(), clock())
-        """When our exchange key was drawn, by both clocks: one stands still while a device sleeps, the
-        other can be set."""
+        """When our exchange key was generated, by both clocks: the monotonic clock stands still while a
+        device sleeps, the wall clock can be set."""
         self._cards = self._statuses = 0
+        """Numbers of our newest card and status."""
         self._issued: float | None = None
         """When our newest card was issued."""
         self._former_issued = float("-inf")
-        """When the newest card that another incarnation of ours left at the broker was issued."""
+        """When the newest card of an earlier incarnation of this peer, retained by the broker, was issued."""
         self._name_claim = NameClaim(self.keyring.incarnation)
-        self._unanswered = Unanswered(self.name)
+        self._reply_monitor = ReplyMonitor(self.name)
         self._early, self._misdated = EarlyStatuses(), MisdatedCards()
 
     def _is_revoked(self) -> bool:
         return self.register.revocations.names(self.name, self._claims.number)
 
-    # --- what we say ----------------------------------------------------------------------------
+    # --- our own card and status ----------------------------------------------------------------
 
     def patterns(self) -> list[str]:
-        """Topics to subscribe to besides those of presence and gossip."""
+        """Return the topics to subscribe to besides those of presence and gossip."""
         return [revocation_topic(self.swarm)]
 
     def card(self, body: bytes) -> bytes:
-        """Our card, signed, with our invitation. From now on the name is ours."""
-        self._name_claim.ours = True
+        """Return our signed card, with our invitation. From now on the name counts as claimed."""
+        self._name_claim.is_claimed = True
         self._cards += 1
-        self._issued = self._date()
+        self._issued = self._card_date()
         keyring, admission = self.keyring, self._admission
         head = CardHead(
             self._issued, keyring.incarnation, self._cards, keyring.exchange, keyring.mask_public,
@@ -236,21 +240,21 @@ class SwarmSecurity:
         )  # fmt: skip
         return sign_card(self.identity, self.swarm, head, body)
 
-    def _date(self) -> float:
-        """Return the time, but not one before our former card: our clock may have been set back since, and
-        the others take the newest card alone."""
+    def _card_date(self) -> float:
+        """Return the time, or a time just after our former card's date if the clock was set back since:
+        other peers accept only cards newer than the one they have."""
         now = self._wall()
         later = self._former_issued + 0.001
         return later if now < later <= now + CLOCK_SKEW else now
 
     def card_due(self) -> bool:
-        """Whether our card should be issued again: it has grown old, or the clock was set since."""
+        """Return True if our card should be issued again: it is old, or the clock was set since."""
         return self._issued is not None and abs(self._wall() - self._issued) >= CARD_INTERVAL
 
     def status(self, body: bytes) -> bytes:
-        """Our status, signed; it replaces those before it. Our goodbye shows our invitation, too."""
+        """Return our signed status, numbered above the previous one. A goodbye carries our invitation too."""
         self._statuses += 1
-        head = self._status_head(self._statuses, answers=tuple(self._name_claim.met))
+        head = self._status_head(self._statuses, answers=tuple(self._name_claim.others))
         if signed.state_of(body) == "left":
             head = replace(
                 head, issued=self._wall(),
@@ -259,54 +263,56 @@ class SwarmSecurity:
         return sign_status(self.identity, self.swarm, head, body)
 
     def will(self, body: bytes) -> bytes:
-        """Our last will, signed beforehand."""
+        """Return our signed last will, which the broker publishes if our connection is lost."""
         return sign_status(self.identity, self.swarm, self._status_head(0, will=True), body)
 
     def _status_head(self, number: int, **options: Any) -> StatusHead:
-        known = self.register.revocations.number
-        return StatusHead(self.keyring.incarnation, number, known, **options)
+        list_number = self.register.revocations.number
+        return StatusHead(self.keyring.incarnation, number, list_number, **options)
 
-    # --- what we hear ---------------------------------------------------------------------------
+    # --- cards, statuses and lists of others ----------------------------------------------------
 
-    def hear(self, topic: str, payload: bytes) -> list[Heard]:
-        """Take in a card, a status, a death notice or a revocation list; what is not genuine is counted and
-        logged."""
-        return self._trusted(topic, self._hear, topic, payload) or []
+    def receive(self, topic: str, payload: bytes) -> list[SecurityEvent]:
+        """Handle a card, status, death notice or revocation list; return the events for presence.
 
-    def _hear(self, topic: str, payload: bytes) -> list[Heard]:
+        A payload that is not genuine is counted and logged, and gives no event.
+        """
+        return self._checked(topic, self._receive, topic, payload) or []
+
+    def _receive(self, topic: str, payload: bytes) -> list[SecurityEvent]:
         if topic == revocation_topic(self.swarm):
-            return self._revocations(payload)
+            return self._receive_revocations(payload)
         where = topics.parse(topic)
         if where.swarm != self.swarm:
             raise TrustError("malformed", f"from swarm {where.swarm!r}; this is {self.swarm!r}")
         if where.kind not in ("card", "status", "death") or not payload:
-            return []  # an empty payload clears a topic: whoever did it, it says nothing
+            return []  # an empty payload clears a retained topic, and anybody can publish one
         if where.kind == "death":
             body = read_death(payload, self.register.owner, self.swarm, where.peer)
-            return [Heard("death", where.peer, body)]
+            return [SecurityEvent("death", where.peer, body)]
         if where.peer == self.name:
-            return self._own(where.kind, payload)
+            return self._receive_own(where.kind, payload)
         if where.kind == "status":
-            return self._status(where.peer, payload)
-        return self._card(where.peer, payload)
+            return self._receive_status(where.peer, payload)
+        return self._receive_card(where.peer, payload)
 
-    def _card(self, peer: str, payload: bytes) -> list[Heard]:
+    def _receive_card(self, peer: str, payload: bytes) -> list[SecurityEvent]:
         try:
-            member, body = self.register.card(peer, payload, self._wall())
+            member, body = self.register.read_card(peer, payload, self._wall())
         except MisdatedCard as error:
             self._misdated.keep(peer, payload, error.issued)
             raise
         self.keyring.admit(member, self._clock())
-        self.register.take(member)
-        heard = [Heard("card", peer, body)]
-        early = self._early.pop(peer)
-        if early is not None:
-            heard += self._status(peer, early)
-        return heard
+        self.register.add(member)
+        events = [SecurityEvent("card", peer, body)]
+        early_status = self._early.pop(peer)
+        if early_status is not None:
+            events += self._receive_status(peer, early_status)
+        return events
 
-    def _status(self, peer: str, payload: bytes) -> list[Heard]:
+    def _receive_status(self, peer: str, payload: bytes) -> list[SecurityEvent]:
         try:
-            head, body = self.register.status(peer, payload, self._wall())
+            head, body = self.register.read_status(peer, payload, self._wall())
         except TrustError as error:
             if error.cause != "unknown-sender":
                 raise
@@ -314,125 +320,130 @@ class SwarmSecurity:
             return []
         online = signed.state_of(body) == "online"
         self.keyring.note_status(peer, head, self._clock(), online=online)
-        return [Heard("status", peer, body)]
+        return [SecurityEvent("status", peer, body)]
 
-    def _own(self, kind: str, payload: bytes) -> list[Heard]:
-        """Our own topic: what another incarnation of ours says there, if it is running.
+    def _receive_own(self, kind: str, payload: bytes) -> list[SecurityEvent]:
+        """Handle a card or status on our own topic, which an earlier or second incarnation may have signed.
 
-        A card proves nobody alive, but tells the generation of whoever had the name, which last wills do not,
-        and when it was issued.
+        A card does not prove that its incarnation is running. Presence still needs it: it contains the
+        generation of the name's previous holder, which a last will does not.
         """
-        place = (topics.card if kind == "card" else topics.status)(self.swarm, self.name)
-        head, body = signed.read(payload, place, lambda _: self.identity.public)
+        topic = (topics.card if kind == "card" else topics.status)(self.swarm, self.name)
+        head, body = signed.read(payload, topic, lambda _: self.identity.public)
         if kind == "card":
             card = signed.parse(CardHead, head, "a card under our own name")
             if card.incarnation != self.keyring.incarnation:
                 self._former_issued = max(self._former_issued, card.issued)
-            return [Heard("card", self.name, body)]
+            return [SecurityEvent("card", self.name, body)]
         try:
             status = signed.parse(StatusHead, head, "a status under our own name")
-            return [Heard("status", self.name, body)] if self._name_claim.hear(status, body) else []
+            passed_on = self._name_claim.receive(status, body)
+            return [SecurityEvent("status", self.name, body)] if passed_on else []
         except TrustError as error:
             if error.cause != "unanswered":
                 raise
-            self._refused(error, topics.status(self.swarm, self.name))
-            return [Heard("former", self.name, body)]
+            self._refuse(error, topic)
+            return [SecurityEvent("unanswered-status", self.name, body)]
 
-    def _revocations(self, payload: bytes) -> list[Heard]:
-        before = self.register.revocations.number
-        out = self.register.revoke(payload) if payload else []
+    def _receive_revocations(self, payload: bytes) -> list[SecurityEvent]:
+        previous_number = self.register.revocations.number
+        revoked = self.register.revoke(payload) if payload else []
         number = self.register.revocations.number
-        if number == before:
+        if number == previous_number:
             return []
         self._list = payload
         self.keyring.set_list(number, payload, self._clock())
-        heard = self._out(out, "revoked") + self._out_oneself(self._is_revoked())
-        return [*heard, Heard("reissue-status", self.name)]  # it says which list we have
+        events = self._remove(revoked, "revoked") + self._remove_oneself(self._is_revoked())
+        return [*events, SecurityEvent("reissue-status", self.name)]  # it says which list we have
 
-    def _out(self, peers: list[str], why: str) -> list[Heard]:
+    def _remove(self, peers: list[str], reason: str) -> list[SecurityEvent]:
+        """Delete the keys of peers that the register has removed, and return the events for presence."""
         for peer in peers:
-            _log.warning("peer %s is no longer a member: %s", peer, why)
+            _log.warning("peer %s is no longer a member: %s", peer, reason)
             self.keyring.retire(peer)
-        return [Heard("out", peer) for peer in peers]
+        return [SecurityEvent("removed", peer) for peer in peers]
 
-    def _out_oneself(self, out: bool) -> list[Heard]:
-        """Say, once, that this peer itself may take part no longer."""
-        if not out or self._out_already:
+    def _remove_oneself(self, is_removed: bool) -> list[SecurityEvent]:
+        """Report, only once, that this peer itself is no longer a member."""
+        if not is_removed or self._removal_reported:
             return []
-        self._out_already = True
-        return [Heard("out", self.name)]
+        self._removal_reported = True
+        return [SecurityEvent("removed", self.name)]
 
     # --- packets --------------------------------------------------------------------------------
 
     def seal(self, receiver: str, model: str, packet: bytes) -> bytes | None:
-        """A chunk sealed for a member; None, counted, if it cannot be (yet): the ledger repeats it."""
+        """Seal a chunk for a member; None, counted by cause, if that is not possible now.
+
+        The ledger sends the transfer again later.
+        """
         where = f"a packet for {receiver}"
-        return self._trusted(where, self.keyring.seal, receiver, model, packet)
+        return self._checked(where, self.keyring.seal, receiver, model, packet)
 
     def expects(self, model: str, packet: Buffer) -> bool:
-        """Whether a packet may be worth keeping until it can be opened; if not, it is counted by cause.
+        """Return True if a packet may be genuine, to be queued until it is opened; if not, count the cause.
 
-        Cheap: whoever is no member cannot fill the memory of a peer that is busy.
+        Cheap, so that a stranger cannot fill the queue of a busy peer.
         """
         where = f"the inbox of {model}"
-        return self._trusted(where, self.keyring.claimed_channel, model, packet) is not None
+        return self._checked(where, self.keyring.claimed_channel, model, packet) is not None
 
     def open(self, model: str, packet: Buffer) -> Opened | None:
-        """The genuine chunk in a packet; None, counted by cause, if there is none."""
+        """Open a packet; None, counted by cause, if it is not genuine, and for control messages."""
         where = f"the inbox of {model}"
-        found = self._trusted(where, self.keyring.open, model, packet, self._clock())
-        return None if found is None else Opened(*found)
+        result = self._checked(where, self.keyring.open, model, packet, self._clock())
+        return None if result is None else Opened(*result)
 
-    def genuine(self, opened: Opened, message: Message) -> bool:
-        """Whether a decoded message speaks for the peer that sealed its last chunk, and to us."""
+    def is_genuine(self, opened: Opened, message: Message) -> bool:
+        """Return True if a decoded message names as its sender the peer that sealed its last chunk."""
         if (message.sender, message.session) == (opened.sender, opened.session):
             return True
-        cause = TrustError(
+        error = TrustError(
             "impersonated", f"{opened.sender} sealed a message that names {message.sender}"
         )
-        self._refused(cause, f"the inbox of {message.model}")
+        self._refuse(error, f"the inbox of {message.model}")
         return False
 
-    # --- time -----------------------------------------------------------------------------------
+    # --- members that leave, and time -----------------------------------------------------------
 
-    def gone(self, peer: str, session: str) -> None:
-        """Note that a session left or was given up: nothing is sealed for it any more.
+    def remove(self, peer: str, session: str) -> None:
+        """Remove a session that left or was given up: nothing is sealed for it any more.
 
-        Not if a newer session of the peer has come meanwhile: that one is a member.
+        Do nothing if the peer is a member with a newer session by now.
         """
         member = self.register.members.get(peer)
         if member is not None and member.session == session:
-            self.register.forget(peer)
+            self.register.remove(peer)
             self.keyring.retire(peer)
 
-    def tick(self) -> tuple[list[tuple[str, str, bytes]], list[Heard]]:
-        """Packets that are due (receiver, model, packet), and what else presence should know.
+    def tick(self) -> tuple[list[tuple[str, str, bytes]], list[SecurityEvent]]:
+        """Return the control packets that are due, as (receiver, model, packet), and events for presence.
 
-        Packets hand revocation lists over, and answer those who did. Presence should know of members that are
-        out (a list of another member names them, their invitations expired), of cards whose date our clock
-        got wrong, and that our own card should be published again: it grows old, has a new exchange key, or
-        nobody answers it. Ask once our card is out.
+        The packets contain revocation lists, or replies to them. The events report removed members (on a
+        list that another member sent, or with an expired invitation), cards whose date is valid by now, and
+        that our own card should be published again, because it is old, has a new exchange key, or no peer
+        replies to it. Call it after our first card is published.
         """
         now, clock = self._wall(), self._clock()
-        out: list[Heard] = []
-        for peer, card in self._misdated.due(now):
-            out += self.hear(topics.card(self.swarm, peer), card)
-        for peer, payload in self.keyring.take_requests():
-            if payload:
-                out += self.hear(revocation_topic(self.swarm), payload)
+        events: list[SecurityEvent] = []
+        for peer, card in self._misdated.take_due(now):
+            events += self.receive(topics.card(self.swarm, peer), card)
+        for peer, revocations in self.keyring.take_requests():
+            if revocations:
+                events += self.receive(revocation_topic(self.swarm), revocations)
             self.keyring.send_control([peer], REPLY)
-        out += self._out(self.register.expire(now), "its invitation has expired")
-        out += self._out_oneself(now >= self._claims.expires)
+        events += self._remove(self.register.expire(now), "its invitation has expired")
+        events += self._remove_oneself(now >= self._claims.expires)
         others = [] if self.keyring.has_received else self.keyring.online_members()
-        step = self._unanswered.look(others, clock)
+        step = self._reply_monitor.next_step(others, clock)
         if step == "ask":
-            self.keyring.send_control(others[:NAMED], REQUEST)
+            self.keyring.send_control(others[:MAX_ASKED], REQUEST)
         if self._renew_exchange(now) or self.card_due() or step == "reissue":
-            out.append(Heard("reissue-card", self.name))
-        return self.keyring.tick(clock), out
+            events.append(SecurityEvent("reissue-card", self.name))
+        return self.keyring.tick(clock), events
 
     def _renew_exchange(self, now: float) -> bool:
-        """Renew our exchange key if its day is over; whether it was."""
+        """Renew our exchange key if `EXCHANGE_INTERVAL` is over; return whether it was renewed."""
         wall, clock = self._renewed
         if max(now - wall, self._clock() - clock) < EXCHANGE_INTERVAL:
             return False
@@ -441,71 +452,74 @@ class SwarmSecurity:
         return True
 
     def end_session(self) -> None:
-        """Delete the key of the session's masks, so that `snapshot` keeps it no longer.
+        """Delete the private key of the session's masks, so that later snapshots do not contain it.
 
         Call it when no private round can follow, before the session's last checkpoint is written.
         """
         self.keyring.mask_key = None
 
     def snapshot(self) -> dict[str, Any]:
-        """What the next start should remember: `memory`. Keep it as secret as the peer's values."""
-        found: dict[str, Any] = {
+        """Return the `memory` for the next start. It must stay as secret as the peer's values."""
+        memory: dict[str, Any] = {
             "tickets": self.register.snapshot(),
             "editions": self.register.editions(self._wall()),
             "revocations": self._list,
         }
         if (key := self.keyring.mask_key) is not None:
-            found["masks"] = {"session": self._session, "key": key}
-        return found
+            memory["masks"] = {"session": self._session, "key": key}
+        return memory
 
-    def _trusted(
+    def _checked(
         self, where: str, call: Callable[P, T], *args: P.args, **named: P.kwargs
     ) -> T | None:
-        """Return what a call returns; None if what was heard `where` is not trusted: counted, and logged.
+        """Return the result of a call, or None if it raises; the error is counted, and logged with `where`.
 
-        Whatever else goes wrong, a stranger must not end a peer with it.
+        All exceptions are caught: no bytes that a stranger sends may end this peer.
         """
         try:
             return call(*args, **named)
         except TrustError as error:
-            self._refused(error, where)
+            self._refuse(error, where)
         except Exception as error:
             text = f"{type(error).__name__}: {error!s:.100}"
-            self._refused(TrustError("malformed", text), where)
+            self._refuse(TrustError("malformed", text), where)
         return None
 
-    def _refused(self, error: TrustError, where: str) -> None:
+    def _refuse(self, error: TrustError, where: str) -> None:
+        """Count a refusal; log the 1st, 2nd, 4th, 8th … of the same cause."""
         cause = f"untrusted-{error.cause}"
         self.counters[cause] += 1
         count = self.counters[cause]
         if is_milestone(count):
             _log.log(
-                logging.INFO if error.cause in USUAL else logging.WARNING,
+                logging.INFO if error.cause in HARMLESS_CAUSES else logging.WARNING,
                 "peer %s refused %s: %s: %s (%d so far)",
                 self.name, where, error.cause, error, count,
             )  # fmt: skip
 
 
 SecurityLayer: TypeAlias = NullSecurity | SwarmSecurity
-"""What a peer asks of its security."""
+"""The security of a peer: with keys, or none."""
 
 
-# --- the way in for packets ---------------------------------------------------------------------------
+# --- from packets to messages -------------------------------------------------------------------------
 
 _COUNT = struct.Struct("<I")
-_COUNT_AT: Final = 28  # in a chunk's header
+_COUNT_OFFSET: Final = 28
+"""Offset of the number of chunks in a chunk's header."""
 MIN_SHARE: Final = 1 / 64
-"""What one packet counts for at least, however many chunks it says that its message has."""
+"""The least that one packet counts towards a sender's rate, however many chunks its header claims."""
 
 
 class Intake:
-    """The way in: from a packet in an inbox to a message that may be handled. Nothing that arrives raises.
+    """Turns packets from an inbox into checked messages. No packet makes it raise.
 
-    open (is it genuine?) → rate → put chunks together → decode → is it about what we have? → does it speak
-    for the peer that sealed it? Whatever fails is counted by cause and goes no further.
+    The steps: open the packet → check the sender's rate → reassemble chunks → decode → check that the message
+    is about this model and schema → check that it names the peer that sealed it. A packet that fails a step
+    is dropped and counted by cause.
 
-    schemas: the hash of every partial model that this peer has. drop: called with (cause, text) for whatever
-    is not taken in; what security refuses is counted and logged there.
+    schemas: the schema hash of every partial model that this peer has. drop: called with (cause, text) for
+    every dropped packet, except those that `security` refuses, which it counts and logs itself.
     """
 
     def __init__(
@@ -521,40 +535,40 @@ class Intake:
         self.reassembler = reassembler if reassembler is not None else Reassembler()
         self._schemas, self._drop = schemas, drop
 
-    def take(self, vector: str, packet: Buffer, now: float) -> Message | None:
-        """The message that this packet completes, if it does."""
-        opened = self.security.open(vector, packet)
+    def take(self, model: str, packet: Buffer, now: float) -> Message | None:
+        """Return the message that this packet completes, or None."""
+        opened = self.security.open(model, packet)
         if opened is None:
             return None
-        known = opened.sender  # nobody in particular, without security
+        sender = opened.sender  # empty without security
         share = message_share(opened.packet)
-        if known and self.guards is not None and not self.guards.allow(known, now, share):
-            self._drop("rate", f"{opened.sender} sends faster than its bound")
+        if sender and self.guards is not None and not self.guards.allow(sender, now, share):
+            self._drop("rate", f"{sender} sends faster than its rate limit")
             return None
         try:
-            whole = self.reassembler.add(opened.packet)
-            if whole is None:
+            complete = self.reassembler.add(opened.packet)
+            if complete is None:
                 return None
-            decoded = decode(whole)
+            decoded = decode(complete)
             message = decoded.message
-            if message.model != vector:
+            if message.model != model:
                 raise WireError("garbage", f"a message about {message.model!r} in the wrong inbox")
-            if vector not in self._schemas:
-                self._drop("unknown-model", f"nobody here implements {vector!r}")
+            if model not in self._schemas:
+                self._drop("unknown-model", f"this peer does not implement {model!r}")
                 return None
-            require_schema(decoded, self._schemas[vector])
+            require_schema(decoded, self._schemas[model])
         except WireError as error:
             self._drop(error.cause, str(error))
             return None
-        return message if self.security.genuine(opened, message) else None
+        return message if self.security.is_genuine(opened, message) else None
 
 
 def message_share(packet: Buffer) -> float:
-    """The part of a message that a chunk is, so that rates count messages: large ones are no floods.
+    """Return the fraction of a message that a chunk is: rates count messages, so that large ones are allowed.
 
-    Not below MIN_SHARE: a member who says that its messages have a million chunks gains little by it.
+    At least MIN_SHARE: claiming a million chunks per message gains a member little.
     """
     if len(packet) < HEADER_BYTES:
         return 1.0
-    (count,) = _COUNT.unpack_from(packet, _COUNT_AT)
+    (count,) = _COUNT.unpack_from(packet, _COUNT_OFFSET)
     return max(MIN_SHARE, 1 / max(count, 1))

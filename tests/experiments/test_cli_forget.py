@@ -107,7 +107,7 @@ def test_a_dead_peers_session_is_declared_over(mosquitto, run):
     output = forget(mosquitto, "dead-a", "--reason", "the disk burnt")
     assert output == "dead-a of swarm garden: session s1 is declared dead\n"
     topic = topics.death(SWARM, "dead-a")
-    (heard,) = NullSecurity("b").hear(topic, retained(run, mosquitto, topic))
+    (heard,) = NullSecurity("b").receive(topic, retained(run, mosquitto, topic))
     death = Death.decode(heard.body)
     assert (heard.kind, heard.peer) == ("death", "dead-a")
     assert (death.session, death.reason, death.by) == ("s1", "the disk burnt", "operator")
@@ -124,7 +124,7 @@ def test_with_trust_the_owner_signs(mosquitto, run, tmp_path):
     assert "is not the owner that invited" in mistake(mosquitto, anna.name, *words)
     forget(mosquitto, anna.name, "--owner", str(tmp_path / "owner.key"))
     topic = topics.death(SWARM, anna.name)
-    (heard,) = ben.hear(topic, retained(run, mosquitto, topic))
+    (heard,) = ben.receive(topic, retained(run, mosquitto, topic))
     assert (heard.kind, Death.decode(heard.body).session) == ("death", "s1")
     assert Death.decode(heard.body).by == owner.name
 

@@ -140,7 +140,7 @@ def test_a_list_that_one_peer_has_reaches_the_other_and_a_checkpoint(run, tmp_pa
         first = nest.start("a", still, papers.settings("a", settings), checkpoint=file)
         second = nest.start("b", Still(make_learner("b"), 1.0), papers.settings("b", settings))
         await gate.wait()
-        first.peer.link.security.hear(revocation_topic(papers.swarm), data)
+        first.peer.link.security.receive(revocation_topic(papers.swarm), data)
         gate.open()
         # The broker has no such list: b can have it from a alone.
         await until(lambda: second.peer.link.security.register.revocations.number == 1)

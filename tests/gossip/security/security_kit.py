@@ -13,8 +13,8 @@ from gossamer.gossip.chunks import Chunker, Reassembler
 from gossamer.gossip.security import (
     Admission,
     CardHead,
-    Heard,
     Identity,
+    SecurityEvent,
     SwarmSecurity,
     invite,
     sign_card,
@@ -65,7 +65,7 @@ class Person:
     session: str
     models: tuple[str, ...]
     clock: Clock | WrongClock
-    heard: list[Heard] = field(default_factory=list)
+    heard: list[SecurityEvent] = field(default_factory=list)
     """What `exchange` made it hear."""
 
     @property
@@ -159,8 +159,8 @@ def introduce(people: Sequence[Person], body: bytes = b"{}") -> None:
         card, status = one.security.card(body), one.security.status(ONLINE)
         for other in people:
             if other is not one:
-                other.security.hear(topics.card(SWARM, one.name), card)
-                other.security.hear(topics.status(SWARM, one.name), status)
+                other.security.receive(topics.card(SWARM, one.name), card)
+                other.security.receive(topics.status(SWARM, one.name), status)
 
 
 def group(*labels: str, models: tuple[str, ...] = ("global",)) -> tuple[list[Person], Clock]:
@@ -209,7 +209,7 @@ def received(person: Person, packets: Sequence[bytes], model: str = "global") ->
 
 def hears_card(listener: Person, speaker: Person, card: bytes | None = None) -> bool:
     card = speaker.security.card(b"{}") if card is None else card
-    return bool(listener.security.hear(topics.card(SWARM, speaker.name), card))
+    return bool(listener.security.receive(topics.card(SWARM, speaker.name), card))
 
 
 def understand(one: Person, other: Person, model: str = "global") -> bool:

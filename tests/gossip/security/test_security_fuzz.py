@@ -94,7 +94,7 @@ class Target:
                 self.gossiper.handle(message, self.clock.now)
         self.gossiper.poll()
         for at, statement in self.statements:
-            self.ben.security.hear(at, statement)
+            self.ben.security.receive(at, statement)
         exchange([self.anna, self.ben, self.carl], self.clock, rounds=6)  # all have the list now
 
     def _statements(self) -> list[tuple[str, bytes]]:
@@ -133,7 +133,7 @@ class Target:
         """Anything at all on the topics of cards, statuses and revocations."""
         at, data = self.statements[self.rng.integers(len(self.statements))]
         others = [statement for _, statement in self.statements]
-        self.ben.security.hear(at, mutate(self.rng, data, others))
+        self.ben.security.receive(at, mutate(self.rng, data, others))
 
     def member(self) -> None:
         """Carl, who can seal what he likes: broken chunks, broken messages, broken lists."""
@@ -229,5 +229,5 @@ def test_the_untouched_messages_would_have_passed():
     assert [message.sequence for message in messages] == list(range(1, 9))
     for at, statement in target.statements[1:3]:
         target.clock.now += 1
-        assert target.ben.security.hear(at, statement) is not None
+        assert target.ben.security.receive(at, statement) is not None
     assert not target.ben.security.counters

@@ -226,15 +226,15 @@ def test_a_card_counts_under_its_own_name_alone():
     clock = Clock()
     anna, ben, carl = (person(label, clock) for label in ("anna", "ben", "carl"))
     card = ben.security.card(b"{}")
-    assert anna.security.hear(topics.card(SWARM, carl.name), card) == []
+    assert anna.security.receive(topics.card(SWARM, carl.name), card) == []
     assert anna.security.counters["untrusted-identity"] == 1
-    assert anna.security.hear(topics.card("meadow", ben.name), card) == []
+    assert anna.security.receive(topics.card("meadow", ben.name), card) == []
     assert not hears_card(anna, ben, ben.forged_card(swarm="meadow"))
     assert anna.security.counters["untrusted-signature"] == 1
     changed = card[:-2] + bytes([card[-2] ^ 1]) + card[-1:]
-    assert anna.security.hear(topics.card(SWARM, ben.name), changed) == []
-    assert anna.security.hear(topics.card(SWARM, ben.name), b'{"session": "plain"}') == []
-    (heard,) = anna.security.hear(topics.card(SWARM, ben.name), card)
+    assert anna.security.receive(topics.card(SWARM, ben.name), changed) == []
+    assert anna.security.receive(topics.card(SWARM, ben.name), b'{"session": "plain"}') == []
+    (heard,) = anna.security.receive(topics.card(SWARM, ben.name), card)
     assert (heard.kind, heard.peer, heard.body) == ("card", ben.name, b"{}")
 
 
@@ -244,8 +244,8 @@ def test_an_old_card_does_not_come_back():
     old = ben.security.card(b"old")
     clock.now += 10
     again = wake(ben.identity, ben.admission, clock)
-    assert anna.security.hear(topics.card(SWARM, ben.name), again.security.card(b"new"))
-    assert anna.security.hear(topics.card(SWARM, ben.name), old) == []
+    assert anna.security.receive(topics.card(SWARM, ben.name), again.security.card(b"new"))
+    assert anna.security.receive(topics.card(SWARM, ben.name), old) == []
     assert anna.security.counters["untrusted-stale"] == 1
     assert anna.security.register.members[ben.name].exchange == again.security.keyring.exchange
 
@@ -259,19 +259,19 @@ def test_the_first_holders_of_a_ticket_get_in_and_stay_in():
         identity = Identity.generate(label)
         guests.append(wake(identity, endorse(ticket, secret, identity), clock))
     admitted = [
-        bool(anna.security.hear(topics.card(SWARM, guest.name), guest.security.card(b"{}")))
+        bool(anna.security.receive(topics.card(SWARM, guest.name), guest.security.card(b"{}")))
         for guest in guests
     ]
     assert admitted == [True, True, False]
     assert anna.security.counters["untrusted-used-up"] == 1
     clock.now += 1
-    assert anna.security.hear(topics.card(SWARM, guests[0].name), guests[0].security.card(b"{}"))
-    anna.security.gone(guests[0].name, guests[0].session)  # a place is not freed by leaving
-    assert not anna.security.hear(
+    assert anna.security.receive(topics.card(SWARM, guests[0].name), guests[0].security.card(b"{}"))
+    anna.security.remove(guests[0].name, guests[0].session)  # a place is not freed by leaving
+    assert not anna.security.receive(
         topics.card(SWARM, guests[2].name), guests[2].security.card(b"{}")
     )
     next_life = wake(anna.identity, anna.admission, clock, memory=anna.security.snapshot())
-    assert not next_life.security.hear(
+    assert not next_life.security.receive(
         topics.card(SWARM, guests[2].name), guests[2].security.card(b"{}")
     )
 
@@ -286,16 +286,16 @@ def test_statuses_are_signed_numbered_and_wait_for_their_card():
     first, second, will = (
         ben.security.status(b"1"), ben.security.status(b"2"), ben.security.will(b"will"),
     )  # fmt: skip
-    assert anna.security.hear(at, first) == []  # retained statuses may come before cards
-    heard = anna.security.hear(topics.card(SWARM, ben.name), ben.security.card(b"{}"))
+    assert anna.security.receive(at, first) == []  # retained statuses may come before cards
+    heard = anna.security.receive(topics.card(SWARM, ben.name), ben.security.card(b"{}"))
     assert [(h.kind, h.body) for h in heard] == [("card", b"{}"), ("status", b"1")]
-    assert [h.body for h in anna.security.hear(at, second)] == [b"2"]
-    assert anna.security.hear(at, first) == []
+    assert [h.body for h in anna.security.receive(at, second)] == [b"2"]
+    assert anna.security.receive(at, first) == []
     assert anna.security.counters["untrusted-stale"] == 1
-    assert [h.body for h in anna.security.hear(at, will)] == [b"will"]
-    assert anna.security.hear(at, b'{"state": "left"}') == []
-    assert anna.security.hear(topics.status(SWARM, anna.name), second) == []
-    assert anna.security.hear(topics.status(SWARM, anna.name), anna.security.status(b"own"))
+    assert [h.body for h in anna.security.receive(at, will)] == [b"will"]
+    assert anna.security.receive(at, b'{"state": "left"}') == []
+    assert anna.security.receive(topics.status(SWARM, anna.name), second) == []
+    assert anna.security.receive(topics.status(SWARM, anna.name), anna.security.status(b"own"))
 
 
 # --- revocations -------------------------------------------------------------------------------------
@@ -304,19 +304,19 @@ def test_statuses_are_signed_numbered_and_wait_for_their_card():
 def test_who_is_revoked_is_out_at_once_and_cannot_return():
     (anna, ben, carl), _ = group("anna", "ben", "carl")
     first = Revocations().add([ben.name])
-    heard = anna.security.hear(revocation_topic(SWARM), first.sign(OWNER, SWARM))
+    heard = anna.security.receive(revocation_topic(SWARM), first.sign(OWNER, SWARM))
     assert [(h.kind, h.peer) for h in heard] == [
-        ("out", ben.name), ("reissue-status", anna.name),
+        ("removed", ben.name), ("reissue-status", anna.name),
     ]  # fmt: skip
     assert anna.security.seal(ben.name, "global", b"x") is None
-    assert not anna.security.hear(topics.card(SWARM, ben.name), ben.security.card(b"{}"))
+    assert not anna.security.receive(topics.card(SWARM, ben.name), ben.security.card(b"{}"))
     assert anna.security.counters["untrusted-revoked"] == 1
     assert carl.name in anna.security.register.members
     number = carl.security.register.members[ben.name].claims.number
-    heard = carl.security.hear(
+    heard = carl.security.receive(
         revocation_topic(SWARM), Revocations().add(invitations=[number]).sign(OWNER, SWARM)
     )
-    assert (heard[0].kind, heard[0].peer) == ("out", ben.name)
+    assert (heard[0].kind, heard[0].peer) == ("removed", ben.name)
 
 
 def test_lists_are_the_owners_and_never_older():
@@ -325,10 +325,10 @@ def test_lists_are_the_owners_and_never_older():
     forged = Revocations().add([ben.name]).sign(ben.identity, SWARM)
     elsewhere = Revocations().add([ben.name]).sign(OWNER, "meadow")
     for wrong in (forged, elsewhere, b"nonsense", b""):
-        assert anna.security.hear(at, wrong) == []
+        assert anna.security.receive(at, wrong) == []
     first, second = Revocations().add(["x@y"]), Revocations().add(["x@y"]).add([ben.name])
-    assert anna.security.hear(at, second.sign(OWNER, SWARM))
-    assert anna.security.hear(at, first.sign(OWNER, SWARM)) == []
+    assert anna.security.receive(at, second.sign(OWNER, SWARM))
+    assert anna.security.receive(at, first.sign(OWNER, SWARM)) == []
     assert anna.security.counters["untrusted-stale"] == 1
     assert anna.security.register.revocations.number == 2
     memory = anna.security.snapshot()
@@ -347,7 +347,7 @@ def test_an_expired_member_is_out():
     assert anna.security.tick()[1] == []
     clock.now += 90_000
     heard = [each for each in anna.security.tick()[1] if each.kind != "reissue-card"]
-    assert [(each.kind, each.peer) for each in heard] == [("out", ben.name)]
+    assert [(each.kind, each.peer) for each in heard] == [("removed", ben.name)]
 
 
 def test_a_peer_does_not_start_with_models_it_is_not_admitted_to():
@@ -381,7 +381,7 @@ def test_fifty_names_of_one_invitation_are_one_member():
     for number in range(50):
         alias = renamed(eve.identity, f"eve{number}")
         card = eve.forged_card(identity=alias)
-        assert ben.security.hear(topics.card(SWARM, alias.name), card) == []
+        assert ben.security.receive(topics.card(SWARM, alias.name), card) == []
     assert ben.security.counters == {"untrusted-uninvited": 50}
     assert hears_card(ben, eve)
     assert list(ben.security.register.members) == [eve.name]
@@ -403,7 +403,7 @@ def test_a_holder_may_take_another_name_once_the_first_is_no_member():
     eve = Identity.generate("eve")
     first, second = (ticket_holder(ticket, renamed(eve, label), clock) for label in ("eve", "eva"))
     assert hears_card(ben, first)
-    ben.security.gone(first.name, first.session)
+    ben.security.remove(first.name, first.session)
     clock.now += 1
     assert hears_card(ben, second)
     assert not hears_card(ben, first)

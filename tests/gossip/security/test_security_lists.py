@@ -34,7 +34,7 @@ def list_against(*people, number=1):
 
 def show(person, data):
     """The broker shows a peer a list; returns what presence is told."""
-    return [(h.kind, h.peer) for h in person.security.hear(revocation_topic(SWARM), data)]
+    return [(h.kind, h.peer) for h in person.security.receive(revocation_topic(SWARM), data)]
 
 
 def causes(person):
@@ -44,14 +44,14 @@ def causes(person):
 def publish_status(speaker, listeners):
     status = speaker.security.status(ONLINE)
     for listener in listeners:
-        listener.security.hear(topics.status(SWARM, speaker.name), status)
+        listener.security.receive(topics.status(SWARM, speaker.name), status)
 
 
 def claim_list(speaker, listener, number):
     """A peer signs a status that says that it has the list of this number."""
     head = StatusHead(speaker.security.keyring.incarnation, 10**6 + number % 10**6, number)
     status = sign_status(speaker.identity, SWARM, head, ONLINE)
-    assert listener.security.hear(topics.status(SWARM, speaker.name), status)
+    assert listener.security.receive(topics.status(SWARM, speaker.name), status)
 
 
 # --- agreement ----------------------------------------------------------------------------------------
@@ -137,7 +137,9 @@ def test_a_list_goes_to_nobody_who_is_only_a_card():
     clock = Clock()
     anna, dead = person("anna", clock), person("dead", clock)
     assert hears_card(anna, dead)
-    anna.security.hear(topics.status(SWARM, dead.name), dead.security.will(b'{"state": "offline"}'))
+    anna.security.receive(
+        topics.status(SWARM, dead.name), dead.security.will(b'{"state": "offline"}')
+    )
     show(anna, list_against())
     assert exchange([anna], clock, rounds=100) == 0
     assert not anna.packets(dead)
@@ -206,7 +208,7 @@ def revoked_trio():
     """Anna knows that Carl was revoked; Ben and Carl do not."""
     (anna, ben, carl), clock = group("anna", "ben", "carl")
     told = show(anna, list_against(carl))
-    assert told == [("out", carl.name), ("reissue-status", anna.name)]
+    assert told == [("removed", carl.name), ("reissue-status", anna.name)]
     return anna, ben, carl, clock
 
 
@@ -216,7 +218,7 @@ def test_a_passive_revoked_member_gets_nothing_and_is_heard_by_nobody():
     assert received(anna, carl.packets(anna)) == []
     assert causes(anna) == {"unknown-sender": 2}
     exchange([anna, ben, carl], clock)
-    assert ("out", carl.name) in [(h.kind, h.peer) for h in ben.heard]
+    assert ("removed", carl.name) in [(h.kind, h.peer) for h in ben.heard]
     assert not ben.packets(carl)
     assert received(ben, carl.packets(ben)) == []
     assert understand(anna, ben)

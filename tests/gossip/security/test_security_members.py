@@ -44,15 +44,15 @@ from gossamer.gossip.security.invitation import CLOCK_SKEW
 from gossamer.gossip.security.members import (
     MAX_CARD_AGE,
     MAX_EARLY,
-    MAX_MET,
     MAX_MISDATED,
+    MAX_OTHERS,
     MAX_STATUS,
-    PATIENCE,
+    REPLY_TIMEOUT,
     VERSION,
     EarlyStatuses,
     MisdatedCards,
     NameClaim,
-    Unanswered,
+    ReplyMonitor,
 )
 
 # --- signed and still unsound ------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def card(identity: Identity, **bad: object) -> bytes:
 def test_a_card_with_a_field_of_another_kind_is_malformed(bad):
     ben = person("ben", Clock())
     eve = Identity.generate("eve")
-    assert ben.security.hear(topics.card(SWARM, eve.name), card(eve, **bad)) == []
+    assert ben.security.receive(topics.card(SWARM, eve.name), card(eve, **bad)) == []
     assert ben.security.counters == {"untrusted-malformed": 1}
     assert not ben.security.register.members
 
@@ -101,7 +101,7 @@ def test_the_same_card_without_it_is_a_card():
     clock = Clock()
     ben, eve = person("ben", clock), Identity.generate("eve")
     issued = {"issued": clock.wall(), "invitation": invited("x")[1].invitation}
-    assert ben.security.hear(topics.card(SWARM, eve.name), card(eve, **issued)) == []
+    assert ben.security.receive(topics.card(SWARM, eve.name), card(eve, **issued)) == []
     assert ben.security.counters == {
         "untrusted-uninvited": 1
     }  # read to its end, and refused for that
@@ -122,7 +122,7 @@ def test_whatever_else_goes_wrong_in_reading_is_counted(error, kind):
     else:
         ben.security.register = SimpleNamespace(card=fail, status=fail)
         topic = getattr(topics, kind)(SWARM, anna.name)
-        assert ben.security.hear(topic, getattr(anna.security, kind)(b"{}")) == []
+        assert ben.security.receive(topic, getattr(anna.security, kind)(b"{}")) == []
     assert ben.security.counters == {"untrusted-malformed": 1}
 
 
@@ -136,9 +136,9 @@ def test_a_status_without_its_numbers_is_malformed(field, value):
     }  # fmt: skip
     topic = topics.status(SWARM, anna.name)
     bad = signed.sign(anna.identity, topic, head | {field: value}, b"{}")
-    assert ben.security.hear(topic, bad) == []
+    assert ben.security.receive(topic, bad) == []
     assert ben.security.counters == {"untrusted-malformed": 1}
-    assert ben.security.hear(topic, signed.sign(anna.identity, topic, head, b"{}"))
+    assert ben.security.receive(topic, signed.sign(anna.identity, topic, head, b"{}"))
 
 
 @pytest.mark.parametrize("bad", [{"uses": float("inf")}, {"expires": float("nan")}, {"key": 32},
@@ -165,7 +165,7 @@ def test_deep_nesting_in_a_head_is_malformed():
     ben, eve = person("ben", Clock()), Identity.generate("eve")
     topic = topics.card(SWARM, eve.name)
     lists = b"\x91" * 200_000  # each holds the next
-    assert ben.security.hear(topic, signed.sign(eve, topic, {})[:72] + lists) == []
+    assert ben.security.receive(topic, signed.sign(eve, topic, {})[:72] + lists) == []
     assert ben.security.counters == {"untrusted-malformed": 1}
 
 
@@ -174,7 +174,7 @@ def test_deep_nesting_in_a_head_is_malformed():
 
 def hears(listener, kind, speaker, payload):
     topic = getattr(topics, kind)(SWARM, speaker.name)
-    return [each.kind for each in listener.security.hear(topic, payload)]
+    return [each.kind for each in listener.security.receive(topic, payload)]
 
 
 def lives(clock, count=2):
@@ -194,7 +194,7 @@ def test_an_old_card_is_not_believed_again_after_its_peer_left():
     (_, old_card, old_status), (ben, new_card, new_status) = lives(clock)
     assert hears(anna, "card", ben, new_card) == ["card"]
     assert hears(anna, "status", ben, new_status) == ["status"]
-    anna.security.gone(ben.name, "s1")
+    anna.security.remove(ben.name, "s1")
     for card_ in (old_card, new_card):
         assert hears(anna, "card", ben, card_) == []
     assert hears(anna, "status", ben, old_status) == []
@@ -209,7 +209,7 @@ def test_a_life_that_comes_back_cannot_be_given_its_old_status():
     newer = ben.security.status(b"done")
     assert hears(anna, "card", ben, first) == ["card"]
     assert hears(anna, "status", ben, newer) == ["status"]
-    anna.security.gone(ben.name, "s0")
+    anna.security.remove(ben.name, "s0")
     clock.now += 10
     assert hears(anna, "card", ben, ben.security.card(b"{}")) == ["card"]
     assert hears(anna, "status", ben, status) == []
@@ -222,23 +222,23 @@ def test_a_new_life_is_believed_after_the_old_one_left():
     anna = person("anna", clock)
     (ben, first, _), (_, second, status) = lives(clock)
     assert hears(anna, "card", ben, first) == ["card"]
-    anna.security.gone(ben.name, "s0")
+    anna.security.remove(ben.name, "s0")
     assert hears(anna, "card", ben, second) == ["card"]
     assert hears(anna, "status", ben, status) == ["status"]
 
 
 def test_of_many_who_left_the_oldest_are_forgotten():
     clock = Clock()
-    register = Register(SWARM, OWNER.public, max_left=2)
+    register = Register(SWARM, OWNER.public, max_departed=2)
     gone = [person(label, clock) for label in ("ben", "carl", "dora")]
     cards = [one.security.card(b"{}") for one in gone]
     for one, card_ in zip(gone, cards, strict=True):
-        register.take(register.card(one.name, card_, clock.wall())[0])
-        register.forget(one.name)
+        register.add(register.read_card(one.name, card_, clock.wall())[0])
+        register.remove(one.name)
     again = []
     for one, card_ in zip(gone, cards, strict=True):
         try:
-            again.append(bool(register.card(one.name, card_, clock.wall())))
+            again.append(bool(register.read_card(one.name, card_, clock.wall())))
         except TrustError as error:
             again.append(error.cause)
     assert again == [True, "stale", "stale"]
@@ -251,7 +251,7 @@ LEFT = b'{"state": "left", "session": "s"}'
 
 
 def hear(listener, speaker, status):
-    heard = listener.security.hear(topics.status(SWARM, speaker.name), status)
+    heard = listener.security.receive(topics.status(SWARM, speaker.name), status)
     return [(each.kind, each.peer, each.body) for each in heard]
 
 
@@ -305,11 +305,11 @@ def test_cards_from_before_a_goodbye_do_not_count():
     anna, ben = person("anna", clock), person("ben", clock)
     card = anna.security.card(b"{}")
     assert hear(ben, anna, anna.security.status(LEFT))
-    assert ben.security.hear(topics.card(SWARM, anna.name), card) == []
+    assert ben.security.receive(topics.card(SWARM, anna.name), card) == []
     assert ben.security.counters == {"untrusted-stale": 1}
     clock.now += 1
     again = wake(anna.identity, anna.admission, clock)
-    assert ben.security.hear(topics.card(SWARM, anna.name), again.security.card(b"{}"))
+    assert ben.security.receive(topics.card(SWARM, anna.name), again.security.card(b"{}"))
 
 
 def test_a_goodbye_of_a_stranger_is_refused():
@@ -320,10 +320,11 @@ def test_a_goodbye_of_a_stranger_is_refused():
     for admission in (forged, admitted):  # not the owner's; somebody else's
         shown = admission.invitation, admission.endorsement
         head = StatusHead(bytes(16), 1, 0, False, (), clock.wall(), *shown)
-        assert ben.security.hear(topic, sign_status(eve, SWARM, head, LEFT)) == []
+        assert ben.security.receive(topic, sign_status(eve, SWARM, head, LEFT)) == []
     assert ben.security.counters == {"untrusted-uninvited": 2}
     assert (
-        ben.security.hear(topic, sign_status(eve, SWARM, StatusHead(bytes(16), 1, 0), LEFT)) == []
+        ben.security.receive(topic, sign_status(eve, SWARM, StatusHead(bytes(16), 1, 0), LEFT))
+        == []
     )
     assert ben.security.counters["untrusted-malformed"] == 1
 
@@ -361,11 +362,11 @@ def test_a_peer_that_restarts_refuses_cards_older_than_those_it_knew():
     clock.now += 10
     anna = wake(identity, admission, clock)
     card = anna.security.card(b"{}")
-    ben.security.hear(topics.card(SWARM, anna.name), card)
+    ben.security.receive(topics.card(SWARM, anna.name), card)
     again = restarted(ben, clock)
-    assert again.security.hear(topics.card(SWARM, anna.name), old) == []
+    assert again.security.receive(topics.card(SWARM, anna.name), old) == []
     assert again.security.counters == {"untrusted-stale": 1}
-    assert again.security.hear(topics.card(SWARM, anna.name), card)
+    assert again.security.receive(topics.card(SWARM, anna.name), card)
 
 
 # --- who is refused, and notices it -------------------------------------------------------------------
@@ -422,11 +423,11 @@ def test_misdated_cards_are_bounded_and_wait_for_our_clock():
     for number in range(MAX_MISDATED + 5):
         waiting.keep(f"p{number}", b"old", 1e9)
     waiting.keep("p0", b"new", 1e9)
-    assert waiting.due(0.0) == waiting.due(1e9 + 2 * MAX_CARD_AGE) == []
-    cards = waiting.due(1e9)
+    assert waiting.take_due(0.0) == waiting.take_due(1e9 + 2 * MAX_CARD_AGE) == []
+    cards = waiting.take_due(1e9)
     assert len(cards) == MAX_MISDATED
     assert cards[0] == ("p0", b"new")
-    assert waiting.due(1e9) == []
+    assert waiting.take_due(1e9) == []
 
 
 def test_who_is_not_answered_says_so_once_and_shows_its_card_again(caplog):
@@ -435,27 +436,27 @@ def test_who_is_not_answered_says_so_once_and_shows_its_card_again(caplog):
     anna, ben = person("anna", clock), person("ben", his)
     introduce([anna, ben])  # Ben hears Anna, and Anna refuses Ben
     for _ in range(12):
-        exchange([anna, ben], clock, rounds=1, seconds=PATIENCE / 4)
+        exchange([anna, ben], clock, rounds=1, seconds=REPLY_TIMEOUT / 4)
     assert [each.kind for each in ben.heard] == ["reissue-card"] * 2
-    (line,) = lines(caplog, "nobody has answered")
-    assert line.startswith(f"peer {ben.name}: nobody has answered for {PATIENCE:g} s")
+    (line,) = lines(caplog, "no peer has replied")
+    assert line.startswith(f"peer {ben.name}: no peer has replied for {REPLY_TIMEOUT:g} s")
     assert anna.name in line
     his.by = 0.0
     introduce([ben, anna])
     assert understand(anna, ben)
-    clock.now += 10 * PATIENCE
+    clock.now += 10 * REPLY_TIMEOUT
     assert ben.security.tick()[1] == []
 
 
 def test_who_is_taken_for_a_member_is_answered_though_nobody_gossips(caplog):
     """Rounds of training may take minutes: a question, and its answer, tell silence from refusal."""
     people, clock = group("anna", "ben", "carl", "dora", "eric")
-    assert exchange(people, clock, rounds=4, seconds=PATIENCE / 9) == 0
-    asked = exchange(people, clock, rounds=8, seconds=PATIENCE / 9)
+    assert exchange(people, clock, rounds=4, seconds=REPLY_TIMEOUT / 9) == 0
+    asked = exchange(people, clock, rounds=8, seconds=REPLY_TIMEOUT / 9)
     assert 0 < asked <= 2 * 3 * len(people)
     assert not any(one.heard for one in people)
-    assert exchange(people, clock, rounds=20, seconds=PATIENCE) == 0
-    assert lines(caplog, "nobody has answered") == []
+    assert exchange(people, clock, rounds=20, seconds=REPLY_TIMEOUT) == 0
+    assert lines(caplog, "no peer has replied") == []
 
 
 def test_who_is_answered_or_alone_does_not_complain(caplog):
@@ -467,19 +468,19 @@ def test_who_is_answered_or_alone_does_not_complain(caplog):
     other = person("dora", clock, ("blue",))
     introduce([alone, other])
     for _ in range(3):
-        clock.now += PATIENCE
+        clock.now += REPLY_TIMEOUT
         for one in (anna, ben, alone, other):
             assert one.security.tick()[1] == []
-    assert lines(caplog, "nobody has answered") == []
+    assert lines(caplog, "no peer has replied") == []
 
 
 def test_the_warning_names_a_few_of_many(caplog):
-    watch = Unanswered("me")
+    watch = ReplyMonitor("me")
     others = [f"p{number}" for number in range(10)]
-    assert [watch.look(others, now) for now in (0.0, PATIENCE / 2, PATIENCE / 2 + 1)] == [
+    assert [watch.next_step(others, now) for now in (0.0, REPLY_TIMEOUT / 2, REPLY_TIMEOUT / 2 + 1)] == [
         "wait", "ask", "wait",
     ]  # fmt: skip
-    assert watch.look(others, PATIENCE) == "reissue"
+    assert watch.next_step(others, REPLY_TIMEOUT) == "reissue"
     assert "(p0, p1, p2 and 7 more)" in caplog.text
 
 
@@ -495,7 +496,7 @@ def stranger_status(number, size):
 def test_long_statuses_of_strangers_are_dropped_and_counted(caplog):
     anna = person("anna", Clock())
     for number in range(5):
-        assert anna.security.hear(*stranger_status(number, MAX_STATUS)) == []
+        assert anna.security.receive(*stranger_status(number, MAX_STATUS)) == []
     assert anna.security.counters == {"untrusted-malformed": 5}
     assert len(lines(caplog, "whose card is not known")) == 3  # the 1st, the 2nd, the 4th
 
@@ -503,7 +504,7 @@ def test_long_statuses_of_strangers_are_dropped_and_counted(caplog):
 def test_statuses_of_many_strangers_give_way_and_are_counted():
     anna = person("anna", Clock())
     for number in range(MAX_EARLY + 20):
-        anna.security.hear(*stranger_status(number, 3000))
+        anna.security.receive(*stranger_status(number, 3000))
     assert anna.security.counters == {"untrusted-unknown-sender": 20}
 
 
@@ -524,7 +525,7 @@ def test_a_long_goodbye_of_a_member_is_heard():
     """It says what became of every transfer: the bound is one for strangers."""
     (anna, ben), _ = group("anna", "ben")
     goodbye = ben.security.status(ONLINE + b" " * 10 * MAX_STATUS)
-    assert anna.security.hear(topics.status(SWARM, ben.name), goodbye)
+    assert anna.security.receive(topics.status(SWARM, ben.name), goodbye)
 
 
 # --- our own name ------------------------------------------------------------------------------------
@@ -539,7 +540,7 @@ def incarnations(number):
 
 
 def said(security, place, payload):
-    return [heard.body for heard in security.hear(place, payload) if heard.kind == "status"]
+    return [heard.body for heard in security.receive(place, payload) if heard.kind == "status"]
 
 
 def test_an_old_status_is_refused_while_the_name_is_asked_for():
@@ -563,7 +564,7 @@ def test_an_incarnation_that_answers_is_believed_and_so_is_its_end():
 def test_an_answer_to_one_incarnation_is_none_to_another():
     (first, second, third), place = incarnations(3)
     first.card(b"{}")
-    first.hear(place, second.status(b"free?"))
+    first.receive(place, second.status(b"free?"))
     answer = first.status(b"online")
     assert said(second, place, answer) == [b"online"]
     assert said(third, place, answer) == []
@@ -578,10 +579,10 @@ def test_once_the_name_is_ours_late_wills_are_heard():
 
 def test_incarnations_met_are_bounded():
     own = NameClaim(bytes(16))
-    own.ours = True
+    own.is_claimed = True
     for number in range(1, 21):
-        own.hear(StatusHead(bytes([number] * 16), 1, 0), b"")
-    assert own.met == [bytes([number] * 16) for number in range(21 - MAX_MET, 21)]
+        own.receive(StatusHead(bytes([number] * 16), 1, 0), b"")
+    assert own.others == [bytes([number] * 16) for number in range(21 - MAX_OTHERS, 21)]
 
 
 @pytest.mark.parametrize(
@@ -597,7 +598,7 @@ def test_nonsense_under_our_own_name_is_malformed(wrong):
         "number": 1,
         "revocations": 0,
     }
-    assert anna.hear(place, signed.sign(other, place, head | wrong)) == []
+    assert anna.receive(place, signed.sign(other, place, head | wrong)) == []
     assert anna.counters == {"untrusted-malformed": 1}
 
 
@@ -611,7 +612,7 @@ def test_the_echo_waits_for_an_incarnation_that_may_still_answer():
     assert said(second, place, question) == []
     assert said(second, place, will) == []  # it is over: nothing to wait for
     assert said(second, place, question) == [b"free?"]
-    second.hear(place, online)
+    second.receive(place, online)
     second.card(b"{}")
     assert said(second, place, question) == [b"free?"]
 
@@ -620,11 +621,11 @@ def test_a_card_under_our_name_is_heard_if_our_key_has_signed_it():
     """It tells the generation of the device that has or had the name; the last will does not."""
     (old, new), _ = incarnations(2)
     place = topics.card(SWARM, old.name)
-    (heard,) = new.hear(place, old.card(b"generation 2"))
+    (heard,) = new.receive(place, old.card(b"generation 2"))
     assert (heard.kind, heard.peer, heard.body) == ("card", old.name, b"generation 2")
     stranger, admission = invited("anna")
     forged = wake(stranger, admission, Clock()).security.card(b"generation 9")
-    assert new.hear(place, forged) == []
+    assert new.receive(place, forged) == []
     assert new.counters["untrusted-signature"] == 1
 
 
@@ -635,14 +636,14 @@ def test_a_card_is_never_dated_before_the_one_it_follows():
     before = wake(identity, admission, clock, session="s1").security.card(b"{}")
     ben = wake(*invited("ben"), clock).security
     place = topics.card(SWARM, identity.name)
-    assert ben.hear(place, before)
+    assert ben.receive(place, before)
     for back, accepted in ((24.0, True), (7200.0, False)):  # nobody is to be dated hours ahead
         clock.epoch -= back
         again = wake(identity, admission, clock, session=f"s{back}").security
-        again.hear(place, before)
+        again.receive(place, before)
         card = again.card(b"{}")
         clock.epoch += back
-        assert bool(ben.hear(place, card)) == accepted
+        assert bool(ben.receive(place, card)) == accepted
 
 
 # --- death notices -----------------------------------------------------------------------------------
@@ -655,7 +656,7 @@ def test_the_owners_notice_is_heard_by_the_others_and_by_the_peer_itself():
     (anna, ben), _ = group("anna", "ben")
     notice = sign_death(OWNER, SWARM, anna.name, DEATH)
     for listener in (anna, ben):
-        (heard,) = listener.security.hear(topics.death(SWARM, anna.name), notice)
+        (heard,) = listener.security.receive(topics.death(SWARM, anna.name), notice)
         assert (heard.kind, heard.peer, Death.decode(heard.body)) == ("death", anna.name, DEATH)
 
 
@@ -668,10 +669,10 @@ def test_nobody_elses_notice_counts():
         sign_death(OWNER, SWARM, carl.name, DEATH),
         sign_death(OWNER, "meadow", anna.name, DEATH),
     ):
-        assert ben.security.hear(topic, forged) == []
+        assert ben.security.receive(topic, forged) == []
     assert ben.security.counters == {"untrusted-signature": 4}
-    assert ben.security.hear(topic, DEATH.encode()) == []
-    assert ben.security.hear(topic, b"") == []
+    assert ben.security.receive(topic, DEATH.encode()) == []
+    assert ben.security.receive(topic, b"") == []
     assert ben.security.counters["untrusted-malformed"] == 1
 
 
@@ -695,9 +696,9 @@ def test_what_is_logged_of_a_notice_is_short_and_printable():
 
 def test_without_security_a_notice_is_believed_as_it_is():
     security, topic = NullSecurity("ben"), topics.death(SWARM, "anna")
-    (heard,) = security.hear(topic, DEATH.encode())
+    (heard,) = security.receive(topic, DEATH.encode())
     assert (heard.kind, heard.peer, heard.body) == ("death", "anna", DEATH.encode())
-    assert security.hear(topic, b"") == []
+    assert security.receive(topic, b"") == []
 
 
 def test_a_death_is_state_that_no_transport_drops():

@@ -79,7 +79,7 @@ def test_nothing_has_to_be_said_before_the_first_packet():
     assert all(understand(one, other) for one in people for other in people if one is not other)
     gone, *others = people
     for one in others:
-        one.security.gone(gone.name, gone.session)
+        one.security.remove(gone.name, gone.session)
     assert exchange(others, clock, rounds=5) == 0
     assert understand(*others[:2])
     assert not received(others[0], gone.packets(others[0]))
@@ -139,7 +139,7 @@ def test_a_member_cannot_speak_for_another():
         (chunk,) = Chunker(named).split(encode(give, SCHEMA))
         opened = ben.security.open("global", carl.security.seal(ben.name, "global", chunk))
         if opened is not None:
-            assert not ben.security.genuine(opened, decode(opened.packet[40:]).message)
+            assert not ben.security.is_genuine(opened, decode(opened.packet[40:]).message)
     assert only(ben.security.counters, "impersonated") == 2
     # With Anna's tag on it, the key does not fit.
     sealed = carl.packets(ben)[0]
@@ -289,7 +289,7 @@ def test_without_security_everything_passes_unchanged():
     opened = security.open("global", b"packet")
     assert opened is not None
     assert opened.packet == b"packet"
-    (heard,) = security.hear(topics.card(SWARM, "ben"), b"card")
+    (heard,) = security.receive(topics.card(SWARM, "ben"), b"card")
     assert (heard.kind, heard.peer, heard.body) == ("card", "ben", b"card")
     assert security.card(b"x") == security.status(b"x") == security.will(b"x") == b"x"
 
@@ -335,10 +335,10 @@ class Nonces:
 
 def given_up_and_back(one, other, clock):
     """One gives the other up, wrongly; the other publishes its card and status again."""
-    one.security.gone(other.name, other.session)
+    one.security.remove(other.name, other.session)
     clock.now += 1
     assert hears_card(one, other)
-    assert one.security.hear(topics.status(SWARM, other.name), other.security.status(ONLINE))
+    assert one.security.receive(topics.status(SWARM, other.name), other.security.status(ONLINE))
 
 
 def test_nonces_are_never_used_twice():
@@ -351,7 +351,7 @@ def test_nonces_are_never_used_twice():
             if round < 2:
                 nonces.note(anna, carl, anna.packets(carl, model))
         if round == 1:
-            anna.security.gone(carl.name, carl.session)
+            anna.security.remove(carl.name, carl.session)
             anna.security.keyring.renew_exchange(clock.now)
             hears_card(ben, anna)
             received(anna, ben.packets(anna))  # so that Anna uses her new key
@@ -456,7 +456,7 @@ def test_more_names_than_can_be_remembered_are_refused():
     anna = person("anna", clock, max_names=2)
     introduce([anna, ben, carl])
     assert received(anna, ben.packets(anna))
-    anna.security.gone(ben.name, ben.session)  # remembered, so it counts
+    anna.security.remove(ben.name, ben.session)  # remembered, so it counts
     assert not hears_card(anna, dora)
     assert anna.security.counters == {"untrusted-used-up": 1}
     assert list(anna.security.register.members) == [carl.name]
@@ -601,7 +601,7 @@ def test_a_renewal_says_nothing_new_about_its_peer():
     assert hears_card(ben, anna)
     assert ben.security.keyring.online_members() == [anna.name]
     assert ben.security.tick() == ([], [])
-    assert ben.security.hear(topics.status(SWARM, anna.name), anna.security.status(ONLINE))
+    assert ben.security.receive(topics.status(SWARM, anna.name), anna.security.status(ONLINE))
 
 
 def test_a_former_key_is_deleted_and_opens_nothing_any_more():
