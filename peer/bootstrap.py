@@ -217,10 +217,17 @@ class PeerGuards(Guards):
     """The weight that the peer will inject."""
 
     def inspect(
-        self, give: Give, own: Array, held: int, worth: int, now: float, *, counting: bool = True
+        self,
+        give: Give,
+        own: Array,
+        weight: int,
+        injected: int,
+        now: float,
+        *,
+        counting: bool = True,
     ) -> Give | str:
         """See Guards."""
-        return super().inspect(give, own, held, worth or self.weight, now, counting=counting)
+        return super().inspect(give, own, weight, injected or self.weight, now, counting=counting)
 
 
 def digest(value: Array) -> str:

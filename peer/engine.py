@@ -36,7 +36,7 @@ from ..gossip import (
     as_sent,
     wide_enough,
 )
-from ..gossip.security import FirstOpinion, Intake, NullSecurity, SecurityLayer, guard
+from ..gossip.security import InitialEstimate, Intake, NullSecurity, SecurityLayer, guard
 from ..models import Learner, Metrics, PeerCountAware, WeightAware
 from .bootstrap import Bootstrap, OtherPeers, PeerGuards
 from .exits import PeerError
@@ -48,7 +48,7 @@ from .store import Agreement, MatchedStore, schema_hashes
 
 _log = logging.getLogger(__name__)
 
-OPINION_WAIT = 5.0
+ESTIMATE_WAIT = 5.0
 """Seconds for which a newcomer with guards collects values before it starts from their median."""
 
 PeerMode: TypeAlias = PacedMode | RoundsMode | ServerMode
@@ -241,7 +241,7 @@ class Engine:
         self._privacy = Privacy(name, settings, self.schemas)
         self.compression = Compression(name, settings, self.entries, sizes)
         self._others = OtherPeers()
-        self._first_opinion = FirstOpinion({})
+        self._initial_estimate = InitialEstimate({})
         self._former_security: dict[str, Any] = {}
         self.security: SecurityLayer = NullSecurity(name)
         self._dispatch = Dispatch(
@@ -333,7 +333,7 @@ class Engine:
         # With guards a newcomer first collects values: it cannot judge them by its own untrained ones.
         collects = self._guards and self.settings.mode == "async" and not self.store.is_staging
         sizes = {m: self.store.read(m).size for m in (self.bootstrap.waiting if collects else ())}
-        self._first_opinion = FirstOpinion(sizes, wait=OPINION_WAIT)
+        self._initial_estimate = InitialEstimate(sizes, wait=ESTIMATE_WAIT)
         return start_digests
 
     def begin(self, now: float, *, as_founder: bool, expected_online: bool) -> None:
@@ -491,7 +491,7 @@ class Engine:
         for model, packet in packets:
             self._receive(model, packet, now)
         self._mute_quarantined(now)
-        self._start_from_first_opinions(now)
+        self._start_from_initial_estimates(now)
         self.bootstrap.update(self.gossiper, self._others, now)
         self.gossiper.tick(now)
         self.store.take_last_read()  # the copy that a push has read would only take up memory
@@ -800,7 +800,7 @@ class Engine:
         if isinstance(message, Give):
             unpacked = self.gossiper.unpacked(message)
             message = message if isinstance(unpacked, str) else unpacked
-            if self._first_opinion.hold(message, now):
+            if self._initial_estimate.hold(message, now):
                 return
         self._handle(message, now)
 
@@ -817,22 +817,22 @@ class Engine:
         if credited and isinstance(message, Give) and own_value is not None:
             self.agreement.add(model, own_value, message.value)
 
-    def _start_from_first_opinions(self, now: float) -> None:
-        """Start a newcomer's models from the median of the values collected so far; see FirstOpinion.
+    def _start_from_initial_estimates(self, now: float) -> None:
+        """Start a newcomer's models from the median of the values collected so far; see InitialEstimate.
 
         Only then are the collected messages handled, so that guards judge them by that median.
         """
-        for model in self._first_opinion.open:
+        for model in self._initial_estimate.pending:
             if not self._is_waiting(model):  # the peer has founded the model meanwhile
-                gives = self._first_opinion.drop(model)
+                gives = self._initial_estimate.drop(model)
             else:
                 counting = sum(model in other.counts for other in self._others.online(model))
-                opinion = self._first_opinion.form(model, counting, now)
-                if opinion is None:
+                estimate = self._initial_estimate.estimate(model, counting, now)
+                if estimate is None:
                     continue
-                self.store.write(model, opinion.value.astype(self.store.read(model).dtype))
+                self.store.write(model, estimate.value.astype(self.store.read(model).dtype))
                 self.bootstrap.count(self.gossiper, model)
-                gives = opinion.gives
+                gives = estimate.gives
             for give in gives:
                 self._handle(give, now)
 

@@ -2,10 +2,10 @@ from . import signed as signed
 from .channels import OVERHEAD as OVERHEAD
 from .channels import Channel as Channel
 from .channels import Keyring as Keyring
-from .guards import FirstOpinion as FirstOpinion
-from .guards import Formed as Formed
+from .guards import Estimate as Estimate
 from .guards import Guards as Guards
 from .guards import GuardSettings as GuardSettings
+from .guards import InitialEstimate as InitialEstimate
 from .guards import guard as guard
 from .identity import Identity as Identity
 from .identity import TrustError as TrustError

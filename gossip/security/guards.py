@@ -1,16 +1,16 @@
-"""Guards on values: what a genuine sender may do to us, however wrong or hostile it is. No IO.
+"""Guards: bounds on the values that an admitted but faulty or hostile sender can make us accept. No IO.
 
-A guard looks at every transfer before it is credited. What is refused is answered "void", like any
-transfer that a receiver cannot take: the sender's books stay right and it takes its mass back. What is
-clipped is credited at the clipped value, so the swarm's sum changes by the part cut off; that is the
-price, and `clipped` counts it. A sender that is refused again and again is put in quarantine: refused
-unseen, until its time is over or somebody reinstates it. It stays a neighbour and is given its share: one
-that was put there wrongly would else be cut off, and a peer all of whose neighbours are in quarantine would
-take itself to be alone.
+A guard checks every transfer before it is credited. A refused transfer is acknowledged as "void", like any
+transfer that a receiver cannot credit, so the sender takes its mass back and nothing is lost. A transfer that
+is clipped is credited at the clipped value, so the swarm's sum changes by the difference; the counters
+`clipped-…` count these. A sender whose transfers are refused again and again is put in quarantine: its
+transfers are refused unchecked, until the quarantine ends or an operator reinstates the sender. It stays a
+neighbour and still receives transfers: otherwise a peer quarantined by mistake would be cut off, and a peer
+that has quarantined all its neighbours would gossip with nobody.
 
-Guards bound what one sender can do with one message. They do not find a member who lies within the
-bounds: see SECURITY.md. `guard` puts them between a gossiper and its books; `FirstOpinion` gives a newcomer
-values to judge others by.
+Guards bound the effect of one message. They do not detect a member whose false values stay within the bounds:
+see SECURITY.md. `guard` attaches them to a gossiper; `InitialEstimate` gives a newcomer, whose own values are
+untrained, values to compare transfers with.
 """
 
 from __future__ import annotations
@@ -31,41 +31,42 @@ from .identity import id_of
 _log = logging.getLogger(__name__)
 
 MAX_SENDERS: Final = 4096
+"""The most senders that are remembered; the oldest are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuardSettings:
-    """The bounds. Norms are Euclidean and relative to the receiver's own value of the same vector."""
+    """The bounds. Norms are Euclidean and relative to the norm of the receiver's value of the same model."""
 
     distance: float = 0.5
-    """How far from our value another may be, in lengths of ours. Sixteen peers that start equal stay
-    below 0.25; raise it to 2 or more if peers start from values of their own."""
+    """The largest distance of a received value from ours, relative to the norm of ours. Sixteen peers with
+    equal starting values stay below 0.25; raise it to 2 or more if starting values differ."""
     outlier: float | None = 3.0
-    """How much farther from us than the median sender another may be, once we have heard from
-    `senders`. Follows the swarm as it comes together, where `distance` is only a ceiling. Raise it if
-    honest peers with unusual data are refused; None turns it off."""
+    """The largest distance of a received value from ours, as a multiple of the median distance of all
+    senders, once there are `senders` of them. This bound tightens as the swarm converges; `distance` stays
+    its upper limit. Raise it if honest peers with unusual data are refused; None turns it off."""
     senders: int = 5
-    """How many senders it takes to know what is usual. Fewer than half of them may be hostile."""
+    """Senders needed before `outlier` applies. Fewer than half of them may be hostile."""
     norm: float = 4.0
-    """How much longer than ours another value may be. Binds before we have weight of our own."""
+    """The largest norm of a received value, relative to ours. It applies even while we have no weight."""
     beyond: Literal["refuse", "clip"] = "refuse"
-    """What to do with a value beyond the bounds. Clip if honest peers are far apart for long: their pull
-    then counts, shortened; a hostile one's does too."""
+    """What to do with a value beyond the bounds. Choose "clip" if honest peers differ much for a long time:
+    their values then count, moved to the bound; those of hostile peers do too."""
     floor: float = 1e-3
-    """A value of ours shorter than this per coordinate (root mean square) is taken to be this long, or
-    nothing could ever join a vector of zeros."""
+    """The least root mean square of our value that is used as reference: with a smaller one, no transfer to a
+    vector of zeros would ever be accepted."""
     weight: float = 16.0
-    """The most weight that one transfer may carry, in peers' worth of ours. Raise it if peers count by
-    very different numbers of samples."""
+    """The most weight that one transfer may carry, relative to the weight that we count with. Raise it if
+    peers count by very different numbers of samples."""
     rate: float = 50.0
-    """Messages per second that a sender may keep up. A message counts once if it takes up to 64 packets,
-    and once for every 64 if it takes more. Raise it for very short rounds."""
+    """Messages per second that a sender may send on average. A message of up to 64 packets counts once, a
+    longer one once per 64 packets. Raise it for very short rounds."""
     burst: float = 200.0
-    """Messages that it may send at once."""
+    """Messages that a sender may send at once."""
     strikes: int = 5
-    """Refused transfers, less those credited in between, that lead to quarantine."""
+    """Refused transfers, minus those credited in between, after which a sender is quarantined."""
     quarantine: float = 600.0
-    """Seconds that it lasts."""
+    """Seconds that a quarantine lasts."""
 
     def __post_init__(self) -> None:
         for name in ("distance", "norm", "floor", "weight", "rate", "burst", "quarantine"):
@@ -80,306 +81,315 @@ class GuardSettings:
 
 
 @dataclass(slots=True)
-class _Record:
-    """What is remembered of one sender."""
+class _Sender:
+    """The token bucket and the strikes of one sender."""
 
     tokens: float
-    filled: float
+    refilled: float
+    """When tokens were last added."""
     strikes: int = 0
-    released: float | None = None
-    """When its quarantine ends."""
+    quarantine_ends: float | None = None
+    """When its quarantine ends; None if it is not quarantined."""
 
 
 class Guards:
-    """The guards of one peer. `counters` counts what was refused or clipped, by cause."""
+    """The guards of one peer. `counters` counts refused and clipped transfers, by cause."""
 
     def __init__(self, settings: GuardSettings | None = None) -> None:
         self.settings = settings or GuardSettings()
         self.counters: Counter[str] = Counter()
-        self._records: OrderedDict[str, _Record] = OrderedDict()
+        self._senders: OrderedDict[str, _Sender] = OrderedDict()
+        """By the id in a sender's name, so that a new label does not clear its strikes."""
         self._distances: dict[str, OrderedDict[str, float]] = {}
-        """Per vector: how far each sender's last value was, in lengths of ours. Senders are remembered by
-        the id in their name, so that another label washes nothing."""
+        """By model and sender id: the relative distance of the sender's last value from ours."""
 
     @property
     def remembered(self) -> int:
-        """How many senders are remembered."""
-        return len(self._records)
+        """Number of senders that are remembered."""
+        return len(self._senders)
 
     # --- messages -------------------------------------------------------------------------------
 
     def allow(self, sender: str, now: float, share: float = 1.0) -> bool:
-        """Whether one more packet of this sender may be looked at; if not, drop it unanswered.
+        """Return True if the sender's rate allows one more packet; if not, drop the packet unanswered.
 
-        share: the part of a message that the packet is. Ask after it was opened and before it is
-        decoded. Its sender repeats what was dropped.
+        share: the fraction of a message that the packet is. Call it after the packet was opened and before it
+        is decoded. The sender repeats dropped transfers.
         """
-        record = self._record(sender, now)
+        state = self._sender(sender, now)
         limits = self.settings
-        gained = max(0.0, now - record.filled) * limits.rate
-        record.tokens, record.filled = min(limits.burst, record.tokens + gained), now
-        if record.tokens < share:
+        gained = max(0.0, now - state.refilled) * limits.rate
+        state.tokens, state.refilled = min(limits.burst, state.tokens + gained), now
+        if state.tokens < share:
             self.counters["rate"] += 1
             return False
-        record.tokens -= share
+        state.tokens -= share
         return True
 
     def inspect(
         self,
         give: Give,
         own: Array,
-        held: int,
-        worth: int,
+        weight: int,
+        injected: int,
         now: float,
         *,
         counting: bool = True,
     ) -> Give | str:
-        """The transfer as it may be credited, perhaps clipped; or the cause for which it is refused.
+        """Return the transfer to credit, perhaps clipped, or the cause for which it is refused.
 
-        own, held: the receiver's value and weight. worth: what it counts in the average (its injected
-        weight), by which others' weights are judged. counting: whether the receiver counts in the average
-        by now; before, what it refuses is no strike against the sender, for its values prove nothing.
+        own, weight: the value and weight that the receiver holds. injected: the weight with which it counts
+        in the average, the reference for the weights of transfers. counting: whether it counts already; until
+        then its own values are a poor reference, so a refusal is no strike against the sender.
         """
         if self.is_quarantined(give.sender, now):
             self.counters["quarantined"] += 1
             return "quarantined"
-        verdict = self._judge(give, own, held, worth)
-        record = self._record(give.sender, now)
-        if isinstance(verdict, Give):
-            record.strikes = max(0, record.strikes - 1)
-            return verdict
-        self.counters[verdict] += 1
+        result = self._check(give, own, weight, injected)
+        state = self._sender(give.sender, now)
+        if isinstance(result, Give):
+            state.strikes = max(0, state.strikes - 1)
+            return result
+        self.counters[result] += 1
         if not counting:
-            return verdict
-        record.strikes += 1
-        if record.strikes >= self.settings.strikes:
-            self._quarantine(give, verdict, record, now)
-        return verdict
+            return result
+        state.strikes += 1
+        if state.strikes >= self.settings.strikes:
+            self._quarantine(give, result, state, now)
+        return result
 
-    def _judge(self, give: Give, own: Array, held: int, worth: int) -> Give | str:
+    def _check(self, give: Give, own: Array, weight: int, injected: int) -> Give | str:
         limits = self.settings
         if give.value.shape != own.shape:
             return "wrong-length"
         if not np.isfinite(give.value).all():
             return "not-finite"
-        if not 0 < give.weight <= limits.weight * max(worth, 1):
+        if not 0 < give.weight <= limits.weight * max(injected, 1):
             return "weight"
-        length = max(_norm(own), limits.floor * np.sqrt(own.size))
+        own_norm = max(_norm(own), limits.floor * np.sqrt(own.size))
         norm = _norm(give.value)
-        if not norm <= limits.norm * length:
-            return self._clip(give, np.zeros_like(own), limits.norm * length, norm, "norm")
-        if held == 0:
-            return give  # a newcomer has no opinion to be far from
+        if not norm <= limits.norm * own_norm:
+            return self._clip(give, np.zeros_like(own), limits.norm * own_norm, norm, "norm")
+        if weight == 0:
+            return give  # a newcomer holds no value yet to measure the distance from
         with np.errstate(over="ignore", invalid="ignore"):
             distance = _norm(np.subtract(give.value, own, dtype=np.result_type(own, np.float32)))
-        allowed = self._allowed(give, distance / length) * length
+        allowed = self._allowed_distance(give, distance / own_norm) * own_norm
         if not distance <= allowed:
             return self._clip(give, own, allowed, distance, "distance")
         return give
 
-    def _allowed(self, give: Give, distance: float) -> float:
-        """How far this value may be from ours, in lengths of ours, given how far others are."""
-        limits, known = self.settings, self._distances.setdefault(give.model, OrderedDict())
+    def _allowed_distance(self, give: Give, distance: float) -> float:
+        """Note the relative distance of a value from ours; return the largest that is accepted."""
+        limits, distances = self.settings, self._distances.setdefault(give.model, OrderedDict())
         sender = id_of(give.sender)
-        known[sender] = distance
-        known.move_to_end(sender)
-        if len(known) > MAX_SENDERS:
-            known.popitem(last=False)
-        if limits.outlier is None or len(known) < limits.senders:
+        distances[sender] = distance
+        distances.move_to_end(sender)
+        if len(distances) > MAX_SENDERS:
+            distances.popitem(last=False)
+        if limits.outlier is None or len(distances) < limits.senders:
             return limits.distance
-        usual = max(float(np.median(list(known.values()))), limits.floor)
-        return min(limits.distance, limits.outlier * usual)
+        median = max(float(np.median(list(distances.values()))), limits.floor)
+        return min(limits.distance, limits.outlier * median)
 
     def _clip(
-        self, give: Give, centre: Array, allowed: float, found: float, cause: str
+        self, give: Give, centre: Array, allowed: float, distance: float, cause: str
     ) -> Give | str:
-        if self.settings.beyond == "refuse" or not np.isfinite(found):
+        """Return the transfer with its value moved to `allowed` from `centre`, or `cause` to refuse it."""
+        if self.settings.beyond == "refuse" or not np.isfinite(distance):
             return cause
         self.counters[f"clipped-{cause}"] += 1
-        step = np.subtract(give.value, centre, dtype=np.float64) * (allowed / found)
+        step = np.subtract(give.value, centre, dtype=np.float64) * (allowed / distance)
         value = (centre + step).astype(give.value.dtype)
         return replace(give, value=value)
 
     # --- quarantine -----------------------------------------------------------------------------
 
     def is_quarantined(self, sender: str, now: float) -> bool:
-        """Whether a sender is refused unseen; its time may be over just now."""
-        record = self._records.get(id_of(sender))
-        if record is None or record.released is None:
+        """Return True if a sender is in quarantine; reinstate the sender if its quarantine is over."""
+        state = self._senders.get(id_of(sender))
+        if state is None or state.quarantine_ends is None:
             return False
-        if now < record.released:
+        if now < state.quarantine_ends:
             return True
         self.reinstate(sender, "its time is over")
         return False
 
     def quarantined(self, now: float) -> list[str]:
-        """The senders in quarantine, by the id in their name."""
-        return [sender for sender in list(self._records) if self.is_quarantined(sender, now)]
+        """Return the ids of the senders in quarantine."""
+        return [sender for sender in list(self._senders) if self.is_quarantined(sender, now)]
 
-    def reinstate(self, sender: str, why: str = "it was asked for") -> bool:
-        """Let a sender in again, on one strike less than would put it back; False if it was not out."""
-        record = self._records.get(id_of(sender))
-        if record is None or record.released is None:
+    def reinstate(self, sender: str, reason: str = "by request") -> bool:
+        """End the quarantine of a sender; return False if it is not in quarantine.
+
+        One more strike puts the sender back.
+        """
+        state = self._senders.get(id_of(sender))
+        if state is None or state.quarantine_ends is None:
             return False
-        record.released, record.strikes = None, self.settings.strikes - 1
-        _log.warning("peer %s is reinstated: %s", sender, why)
+        state.quarantine_ends, state.strikes = None, self.settings.strikes - 1
+        _log.warning("peer %s is reinstated: %s", sender, reason)
         return True
 
-    def _quarantine(self, give: Give, cause: str, record: _Record, now: float) -> None:
-        record.released = now + self.settings.quarantine
-        for known in self._distances.values():
-            known.pop(id_of(give.sender), None)  # it is no measure of what is usual
+    def _quarantine(self, give: Give, cause: str, state: _Sender, now: float) -> None:
+        state.quarantine_ends = now + self.settings.quarantine
+        for distances in self._distances.values():
+            distances.pop(id_of(give.sender), None)  # it must not affect the median
         _log.warning(
-            "peer %s is in quarantine for %g s: %d transfers refused, the last (%s) for its %s",
-            give.sender, self.settings.quarantine, record.strikes, give.model, cause,
+            "peer %s is in quarantine for %g s: %d transfers refused, the last one (%s) because of: %s",
+            give.sender, self.settings.quarantine, state.strikes, give.model, cause,
         )  # fmt: skip
 
-    def _record(self, sender: str, now: float) -> _Record:
-        sender = id_of(sender)
-        record = self._records.get(sender)
-        if record is None:
-            record = self._records[sender] = _Record(self.settings.burst, now)
-            if len(self._records) > MAX_SENDERS:
-                self._records.popitem(last=False)
-        return record
+    def _sender(self, name: str, now: float) -> _Sender:
+        sender = id_of(name)
+        state = self._senders.get(sender)
+        if state is None:
+            state = self._senders[sender] = _Sender(self.settings.burst, now)
+            if len(self._senders) > MAX_SENDERS:
+                self._senders.popitem(last=False)
+        return state
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Who is in quarantine for how much longer: a restart does not let anybody out."""
+        """Return the seconds left of each quarantine, for the checkpoint: a restart does not end them."""
         return {
-            sender: record.released - now
-            for sender, record in self._records.items()
-            if record.released is not None and record.released > now
+            sender: state.quarantine_ends - now
+            for sender, state in self._senders.items()
+            if state.quarantine_ends is not None and state.quarantine_ends > now
         }
 
     def restore(self, data: dict[str, Any], now: float) -> None:
-        """Take over the quarantines of a former start of the peer."""
+        """Restore the quarantines of a `snapshot`."""
         for sender, seconds in data.items():
-            self._record(sender, now).released = now + float(seconds)
+            self._sender(sender, now).quarantine_ends = now + float(seconds)
 
 
 def _norm(value: Array) -> float:
-    """The Euclidean length; infinite, without a warning, if it does not fit."""
+    """Return the Euclidean norm; infinite, without a warning, on overflow."""
     flat = value if value.dtype == np.float64 else value.astype(np.float32, copy=False)
     with np.errstate(over="ignore", invalid="ignore"):
         return float(np.sqrt(np.dot(flat, flat)))
 
 
-# --- guards at work ----------------------------------------------------------------------------------
+# --- attach guards to a gossiper ---------------------------------------------------------------------
 
 
 def guard(gossiper: Gossiper, guards: Guards, clock: Callable[[], float]) -> None:
-    """Let `guards` decide what `gossiper` credits, from now on. Call it once, after a restore too.
+    """Let `guards` decide which transfers `gossiper` credits. Call it again after a restore.
 
-    clock: the one whose time is handed to the gossiper's `tick`.
+    clock: the clock whose time is passed to the gossiper's `tick`.
     """
 
     def admit(give: Give) -> Give | str:
         injected = gossiper.injected(give.model)
-        worth = injected or gossiper.promised(give.model)
-        own, held = gossiper.value(give.model), gossiper.weight(give.model)
-        return guards.inspect(give, own, held, worth, clock(), counting=bool(injected))
+        reference = injected or gossiper.promised(give.model)
+        own, weight = gossiper.value(give.model), gossiper.weight(give.model)
+        return guards.inspect(give, own, weight, reference, clock(), counting=bool(injected))
 
     gossiper.admit = admit
 
 
 # --- newcomers ---------------------------------------------------------------------------------------
 
-ENOUGH: Final = 5
-"""Elders whose values make an opinion. More bear more liars (fewer than half), and cost memory: each is a
-whole value."""
+MAX_ELDERS: Final = 5
+"""The most elders (peers that already count in the average) whose values enter a newcomer's estimate. With
+more, it tolerates more hostile ones (fewer than half); each costs the memory of a whole value."""
 WAIT: Final = 30.0
-"""Seconds after the first value for which the other elders are waited for. Raise it if rounds take longer:
-elders give when they have trained."""
+"""Seconds after the first value for which a newcomer waits for other elders. Raise it if rounds take longer:
+elders send a value only after they have trained."""
 _COLUMNS: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Formed:
-    """An opinion, and the transfers that were held back for it."""
+class Estimate:
+    """A newcomer's initial value of a partial model, and the transfers from which it was computed."""
 
     value: Array
     gives: tuple[Give, ...]
 
 
 @dataclass(slots=True)
-class _Heard:
+class _HeldTransfers:
     since: float
     gives: dict[str, Give]
     """The newest transfer of every elder, by its id."""
 
 
-class FirstOpinion:
-    """The first opinion of a newcomer: the median of what several elders hold, formed before it judges any.
+class InitialEstimate:
+    """A newcomer's initial values: for each partial model the median of several elders' values.
 
-    A newcomer's own values are untrained. Judged by them, a trained elder looks like an attacker, and the
-    first value that comes in would be followed whoever sent it. So a newcomer holds the first transfers back,
-    as if they were still under way, until enough elders were heard or a wait is over. The coordinate-wise
-    median of their values is its own value from then on: fewer than half of the elders cannot move it beyond
-    the others'. Then the transfers are handed on, and guards judge them by it.
+    A newcomer's own values are untrained. Compared with them, the value of a trained elder looks like an
+    attack; and if the newcomer simply adopted the first value that arrives, a hostile sender could choose it.
+    So a newcomer holds the first transfers back, unacknowledged, until they come from enough elders or a
+    timeout is over. From then on its own value is their coordinate-wise median, which lies between the values
+    of honest elders if more than half are honest. Then the transfers are handled, and guards compare them
+    with this value.
 
-        opinion = FirstOpinion({"global": 7850})
-        if opinion.hold(give, now): …                    # do not handle it yet: its sender is not answered
-        formed = opinion.form("global", elders=5, now)   # None while there is something to wait for
-        write formed.value, count at it, and handle formed.gives
+        initial = InitialEstimate({"global": 7850})
+        if initial.hold(give, now): …                          # do not handle the transfer yet
+        estimate = initial.estimate("global", elders=5, now)   # None while more transfers should arrive
+        write estimate.value, start to count with it, and handle estimate.gives
 
-    sizes: the length of each of them.
+    sizes: the number of coordinates of each partial model. max_elders: transfers of that many are enough.
+    wait: seconds to wait for them after the first.
     """
 
     def __init__(
-        self, sizes: Mapping[str, int], *, enough: int = ENOUGH, wait: float = WAIT
+        self, sizes: Mapping[str, int], *, max_elders: int = MAX_ELDERS, wait: float = WAIT
     ) -> None:
-        if enough < 1 or not wait >= 0:
-            raise ValueError(f"first opinion: enough is {enough} and wait {wait}: at least 1 and 0")
-        self._sizes, self._enough, self._wait = dict(sizes), enough, wait
-        self._heard: dict[str, _Heard] = {}
+        if max_elders < 1 or not wait >= 0:
+            raise ValueError(
+                f"initial estimate: max_elders is {max_elders} and wait {wait}: at least 1 and 0"
+            )
+        self._sizes, self._max_elders, self._wait = dict(sizes), max_elders, wait
+        self._held: dict[str, _HeldTransfers] = {}
 
     @property
-    def open(self) -> list[str]:
-        """The partial models of which no opinion was formed yet."""
+    def pending(self) -> list[str]:
+        """The partial models that have no estimate yet."""
         return sorted(self._sizes)
 
     def hold(self, give: Give, now: float) -> bool:
-        """Whether a transfer must not be handled yet, because the opinion it belongs to is not formed.
+        """Return True if a transfer must not be handled yet, because its model has no estimate.
 
-        Transfers that can be no opinion (of another length, not finite) are for the guards to refuse.
+        Unusable transfers (of another length, or not finite) are not held: the guards refuse them.
         """
         size = self._sizes.get(give.model)
         if size is None or give.value.shape != (size,) or not is_finite(give.value):
             return False
-        heard = self._heard.setdefault(give.model, _Heard(now, {}))
+        held = self._held.setdefault(give.model, _HeldTransfers(now, {}))
         elder = id_of(give.sender)
-        if elder in heard.gives or len(heard.gives) < self._enough:
-            heard.gives[elder] = (
-                give  # of others nothing is kept: they repeat it until it is answered
+        if elder in held.gives or len(held.gives) < self._max_elders:
+            held.gives[elder] = (
+                give  # those of further elders are dropped: their senders repeat them
             )
         return True
 
-    def form(self, model: str, elders: int, now: float) -> Formed | None:
-        """Return the opinion of a partial model if enough elders were heard, or the wait is over.
+    def estimate(self, model: str, elders: int, now: float) -> Estimate | None:
+        """Return the estimate of a partial model once enough elders have sent a value, or the wait is over.
 
-        elders: how many neighbours count in it, so that nobody waits for more than there are. None while
-        there is something to wait for, and for a model of which nobody has been heard.
+        elders: how many neighbours count in the model, because no more can send a value. Return None while
+        more values should arrive, and for a model of which none has arrived.
         """
-        heard = self._heard.get(model)
-        if heard is None:
+        held = self._held.get(model)
+        if held is None:
             return None
-        if len(heard.gives) < min(self._enough, elders) and now - heard.since < self._wait:
+        if len(held.gives) < min(self._max_elders, elders) and now - held.since < self._wait:
             return None
-        gives = tuple(heard.gives.values())
-        del self._heard[model], self._sizes[model]
-        return Formed(_median([give.value for give in gives]), gives)
+        gives = tuple(held.gives.values())
+        del self._held[model], self._sizes[model]
+        return Estimate(_median([give.value for give in gives]), gives)
 
     def drop(self, model: str) -> tuple[Give, ...]:
-        """Form no opinion of a partial model; returns the transfers that were held back for it."""
+        """Make no estimate of a partial model; return the transfers that were held back for it."""
         self._sizes.pop(model, None)
-        heard = self._heard.pop(model, None)
-        return () if heard is None else tuple(heard.gives.values())
+        held = self._held.pop(model, None)
+        return () if held is None else tuple(held.gives.values())
 
 
 def _median(values: list[Array]) -> Array:
-    """The coordinate-wise median, in pieces: a stack of whole models would double their memory."""
-    found = np.empty_like(values[0])
-    for start in range(0, found.size, _COLUMNS):
-        piece = slice(start, start + _COLUMNS)
-        found[piece] = np.median([value[piece] for value in values], axis=0)
-    return found
+    """Return the coordinate-wise median, block by block: stacking whole models would double the memory."""
+    median = np.empty_like(values[0])
+    for start in range(0, median.size, _COLUMNS):
+        block = slice(start, start + _COLUMNS)
+        median[block] = np.median([value[block] for value in values], axis=0)
+    return median

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from gossamer.gossip import Balances, Gossiper, Ledger
-from gossamer.gossip.security import FirstOpinion, Identity, StatusHead, layer
+from gossamer.gossip.security import Identity, InitialEstimate, StatusHead, layer
 from gossamer.peer import (
     Bootstrap,
     Engine,
@@ -115,7 +115,7 @@ def _judge_before_an_opinion() -> Any:
         return inspect(self, *arguments, counting=True)
 
     stack = contextlib.ExitStack()
-    stack.enter_context(mock.patch.object(FirstOpinion, "hold", return_value=False))
+    stack.enter_context(mock.patch.object(InitialEstimate, "hold", return_value=False))
     stack.enter_context(mock.patch.object(PeerGuards, "inspect", judge))
     return stack
 

@@ -1,4 +1,4 @@
-"""Guards on values: bounds, rates, quarantine, and the first opinion of a newcomer."""
+"""Guards on values: bounds, rates, quarantine, and the initial estimate of a newcomer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gossamer.gossip import (
     run,
     total,
 )
-from gossamer.gossip.security import FirstOpinion, Guards, GuardSettings, Intake, guard
+from gossamer.gossip.security import Guards, GuardSettings, InitialEstimate, Intake, guard
 from gossamer.gossip.security.layer import MIN_SHARE, message_share
 
 # --- bounds on values --------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def test_quarantine_and_reinstatement(caplog):
         for _ in range(3):
             assert inspect(guards, -OWN) == "distance"
     assert (
-        "peer eve is in quarantine for 60 s: 3 transfers refused, the last (v) for its distance"
+        "peer eve is in quarantine for 60 s: 3 transfers refused, the last one (v) because of: distance"
         in caplog.text
     )
     assert inspect(guards, OWN, now=1.0) == "quarantined"  # even what would be right
@@ -121,7 +121,7 @@ def test_quarantine_and_reinstatement(caplog):
     assert guards.quarantined(1.0) == ["eve"]
     with caplog.at_level(logging.WARNING):
         assert guards.reinstate("eve")
-    assert "peer eve is reinstated: it was asked for" in caplog.text
+    assert "peer eve is reinstated: by request" in caplog.text
     assert isinstance(inspect(guards, OWN, now=2.0), Give)
     for _ in range(2):  # on probation: the good one counts for it
         inspect(guards, -OWN, now=3.0)
@@ -380,63 +380,63 @@ def elder_give(value, sender="anna@a", sequence=1, model="v"):
 
 
 def test_enough_elders_make_an_opinion_and_what_was_held_is_handed_on():
-    opinion = FirstOpinion({"v": SIZE}, enough=3, wait=10.0)
+    opinion = InitialEstimate({"v": SIZE}, max_elders=3, wait=10.0)
     values = [TRAINED + shift for shift in (0.0, 0.1, 0.5)]
-    assert opinion.form("v", 5, 0.0) is None
+    assert opinion.estimate("v", 5, 0.0) is None
     for number, value in enumerate(values):
-        assert opinion.form("v", 5, 1.0) is None
+        assert opinion.estimate("v", 5, 1.0) is None
         assert opinion.hold(elder_give(value, f"p@{number}"), 1.0)
-    formed = opinion.form("v", 5, 1.0)
+    formed = opinion.estimate("v", 5, 1.0)
     np.testing.assert_array_equal(formed.value, values[1])
     assert [each.sender for each in formed.gives] == ["p@0", "p@1", "p@2"]
-    assert opinion.open == []
+    assert opinion.pending == []
     assert not opinion.hold(elder_give(TRAINED), 2.0)  # from now on the guards judge
-    assert opinion.form("v", 5, 2.0) is None
+    assert opinion.estimate("v", 5, 2.0) is None
 
 
 @pytest.mark.parametrize(("elders", "heard"), [(1, 1), (2, 2), (4, 4), (9, 5), (0, 1)])
 def test_nobody_waits_for_more_elders_than_there_are(elders, heard):
-    opinion = FirstOpinion({"v": SIZE}, wait=1e9)
+    opinion = InitialEstimate({"v": SIZE}, wait=1e9)
     for number in range(heard):
-        assert opinion.form("v", elders, 0.0) is None
+        assert opinion.estimate("v", elders, 0.0) is None
         opinion.hold(elder_give(TRAINED, f"p@{number}"), 0.0)
-    assert opinion.form("v", elders, 0.0) is not None
+    assert opinion.estimate("v", elders, 0.0) is not None
 
 
 def test_after_the_wait_those_that_were_heard_are_enough():
-    opinion = FirstOpinion({"v": SIZE, "w": SIZE}, wait=10.0)
+    opinion = InitialEstimate({"v": SIZE, "w": SIZE}, wait=10.0)
     opinion.hold(elder_give(TRAINED), 5.0)
-    assert opinion.form("v", 5, 14.9) is None
-    assert opinion.form("v", 5, 15.0) is not None
-    assert opinion.form("w", 5, 1e9) is None  # nobody was heard: nothing to think
-    assert opinion.open == ["w"]
+    assert opinion.estimate("v", 5, 14.9) is None
+    assert opinion.estimate("v", 5, 15.0) is not None
+    assert opinion.estimate("w", 5, 1e9) is None  # nobody was heard: nothing to think
+    assert opinion.pending == ["w"]
 
 
 def test_one_elder_counts_once_whatever_its_label():
-    opinion = FirstOpinion({"v": SIZE}, enough=3, wait=10.0)
+    opinion = InitialEstimate({"v": SIZE}, max_elders=3, wait=10.0)
     for number in range(10):
         assert opinion.hold(elder_give(-TRAINED, f"eve{number}@e", sequence=number + 1), 0.0)
-    assert opinion.form("v", 5, 0.0) is None
+    assert opinion.estimate("v", 5, 0.0) is None
     opinion.hold(elder_give(TRAINED, "anna@a"), 0.0)
     opinion.hold(elder_give(TRAINED, "ben@b"), 0.0)
     assert opinion.hold(
         elder_give(TRAINED, "carl@c"), 0.0
     )  # one too many: neither kept nor handled
-    formed = opinion.form("v", 5, 0.0)
+    formed = opinion.estimate("v", 5, 0.0)
     assert [each.sender for each in formed.gives] == ["eve9@e", "anna@a", "ben@b"]
     np.testing.assert_array_equal(formed.value, TRAINED)
 
 
 @pytest.mark.parametrize("value", [TRAINED[1:], TRAINED * np.nan, []])
 def test_what_can_be_no_opinion_is_left_to_the_guards(value):
-    opinion = FirstOpinion({"v": SIZE})
+    opinion = InitialEstimate({"v": SIZE})
     assert not opinion.hold(elder_give(value), 0.0)
     assert not opinion.hold(elder_give(TRAINED, model="other"), 0.0)
-    assert opinion.form("v", 1, 1e9) is None
+    assert opinion.estimate("v", 1, 1e9) is None
 
 
 def test_an_opinion_can_be_dropped():
-    opinion = FirstOpinion({"v": SIZE})
+    opinion = InitialEstimate({"v": SIZE})
     opinion.hold(elder_give(TRAINED), 0.0)
     assert [each.sender for each in opinion.drop("v")] == ["anna@a"]
     assert opinion.drop("v") == ()
@@ -444,9 +444,9 @@ def test_an_opinion_can_be_dropped():
 
 
 def test_senseless_settings_are_refused():
-    for wrong in ({"enough": 0}, {"wait": -1.0}, {"wait": float("nan")}):
-        with pytest.raises(ValueError, match="first opinion: "):
-            FirstOpinion({"v": SIZE}, **wrong)
+    for wrong in ({"max_elders": 0}, {"wait": -1.0}, {"wait": float("nan")}):
+        with pytest.raises(ValueError, match="initial estimate: "):
+            InitialEstimate({"v": SIZE}, **wrong)
 
 
 # --- with gossipers and guards ---------------------------------------------------------------------
@@ -474,7 +474,7 @@ def join(newcomer, elders, store, opinion):
         elder.push("v", {newcomer.peer: ONE // 2}, 0.0)
         for message in elder.poll():
             assert opinion.hold(message, 0.0)
-    formed = opinion.form("v", len(elders), 0.0)
+    formed = opinion.estimate("v", len(elders), 0.0)
     store.write("v", formed.value)
     newcomer.inject("v", ONE)
     for message in formed.gives:
@@ -489,7 +489,7 @@ def test_elders_far_from_the_start_are_followed_and_none_is_quarantined():
     rng = np.random.default_rng(1)
     values = [TRAINED + rng.normal(0, 0.01, SIZE) for _ in range(5)]
     newcomer, elders, guards, store = swarm(values)
-    found = join(newcomer, elders, store, FirstOpinion({"v": SIZE}))
+    found = join(newcomer, elders, store, InitialEstimate({"v": SIZE}))
     np.testing.assert_allclose(found, TRAINED, atol=0.03)
     assert guards.quarantined(0.0) == []
     assert not guards.counters
@@ -498,14 +498,14 @@ def test_elders_far_from_the_start_are_followed_and_none_is_quarantined():
 
 @pytest.mark.parametrize("lie", [-TRAINED, 100 * TRAINED, np.zeros(SIZE), np.full(SIZE, 1e30)],
                          ids=["flipped", "blown up", "zero", "huge"])  # fmt: skip
-@pytest.mark.parametrize("enough", [3, 5])
-def test_one_liar_among_five_elders_is_not_followed(lie, enough):
+@pytest.mark.parametrize("max_elders", [3, 5])
+def test_one_liar_among_five_elders_is_not_followed(lie, max_elders):
     rng = np.random.default_rng(2)
     values = [lie, *(TRAINED + rng.normal(0, 0.01, SIZE) for _ in range(4))]  # it comes first
     newcomer, elders, guards, store = swarm(values)
-    found = join(newcomer, elders, store, FirstOpinion({"v": SIZE}, enough=enough))
+    found = join(newcomer, elders, store, InitialEstimate({"v": SIZE}, max_elders=max_elders))
     np.testing.assert_allclose(found, TRAINED, atol=0.03)
     assert guards.quarantined(0.0) == ["0"]
     liar, *honest = elders
     assert liar.counters["acknowledged-void"] == 1
-    assert sum(elder.counters["acknowledged-credited"] for elder in honest) == enough - 1
+    assert sum(elder.counters["acknowledged-credited"] for elder in honest) == max_elders - 1
