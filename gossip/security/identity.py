@@ -1,7 +1,7 @@
-"""A peer's identity: an Ed25519 key in a private file, and a name that proves it; and the package's errors.
+"""A peer's identity: an Ed25519 key, stored in a private file, and the name derived from it; also TrustError.
 
-A peer with an identity is called `label@id`. The id is the beginning of its public key's SHA-256, so the
-name itself says which key must sign what is published under it; the label is for people.
+A peer with an identity is called `label@id`. The id is the beginning of the SHA-256 of its public key, so the
+name itself determines which key must sign statements under that name; the label is for people.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from gossamer.errors import GossamerError
 from ..topics import check_name
 
 Cause: TypeAlias = Literal[
-    "malformed",  # not what it claims to be: too short, too long, unreadable
+    "malformed",  # too short, too long, or unreadable
     "signature",  # signed by another key, for another topic, or changed on the way
-    "identity",  # a key that does not belong to the name it speaks for
-    "second-name",  # a key that is a member under another name
+    "identity",  # the public key does not belong to the peer's name
+    "second-name",  # the key belongs to a member with another name
     "uninvited",  # no invitation, or one that the owner did not sign
-    "expired",
-    "used-up",  # an open ticket that as many peers hold as it admits
-    "revoked",
-    "stale",  # older than what is known already
-    "clock",  # dated in the future: somebody's clock is wrong
-    "old-card",  # issued too long ago: its peer is gone, or somebody's clock is wrong
-    "unanswered",  # under our own name, by another incarnation that does not answer us
-    "unknown-sender",  # no admitted card of this incarnation is known
-    "not-a-member",  # an admitted peer, but not to this partial model
-    "behind",  # of a peer that lacks the revocation list that we have
-    "ahead",  # of a peer that has a revocation list that we lack
-    "forged",  # sealed with another key, for another place, or changed on the way
-    "replayed",
-    "impersonated",  # a sealed message whose inside names another sender
-    "file",
+    "expired",  # the invitation has expired
+    "used-up",  # the ticket, or this peer's memory, admits no more peers
+    "revoked",  # the peer or its invitation is on the revocation list
+    "stale",  # older than the card, status, list or key that is known already
+    "clock",  # dated in the future: one of the two clocks is wrong
+    "old-card",  # issued too long ago: its peer is gone, or one of the two clocks is wrong
+    "unanswered",  # a status under our own name, of another incarnation that does not answer us
+    "unknown-sender",  # no valid card of the sender's incarnation is known
+    "not-a-member",  # the peer is admitted, but not to this partial model
+    "behind",  # the sender lacks our revocation list
+    "ahead",  # the sender has a newer revocation list than we have
+    "forged",  # a packet sealed with another key or for another receiver, or changed on the way
+    "replayed",  # a packet whose number was received before
+    "impersonated",  # a packet that contains a message of another sender than the one that sealed it
+    "file",  # a key, invitation or list file that cannot be used
 ]
 
 
 class TrustError(GossamerError, ValueError):
-    """Something that is not trusted, or a file that cannot be; `cause` is a slug to count by."""
+    """A statement, packet or file that is not trusted; `cause` is a short identifier for counters."""
 
     def __init__(self, cause: Cause, message: str) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class TrustError(GossamerError, ValueError):
 
 
 class MisdatedCard(TrustError):
-    """A card that is sound but dated ahead of our time, or too long ago; `issued` says when."""
+    """A card that is valid except for its date `issued`, which is ahead of our time or too long ago."""
 
     def __init__(self, cause: Cause, message: str, issued: float) -> None:
         super().__init__(cause, message)
@@ -65,43 +65,43 @@ class MisdatedCard(TrustError):
 
 
 ID_LENGTH: Final = 20
-"""Characters of an id: 100 bits. Finding a key for somebody else's id takes 2^100 attempts; two keys of
-one's own with one id (2^50) gain nothing, because peers pin the whole key behind a name."""
+"""Characters of an id: 100 bits. Finding a key for another peer's id takes 2^100 attempts. Finding two keys
+with the same id (2^50) gains an attacker nothing, because peers remember the whole key of a name."""
 MAX_LABEL: Final = 40
-_HEADER: Final = "gossamer-ed25519-private:"
-_PUBLIC: Final = "gossamer-ed25519:"
+_PRIVATE_PREFIX: Final = "gossamer-ed25519-private:"
+_PUBLIC_PREFIX: Final = "gossamer-ed25519:"
 
 
 def peer_id(public: bytes) -> str:
-    """The id of a public key: lower-case base32, fit for topics."""
+    """Return the id of a public key: lower-case base32, so that it can be part of a topic."""
     digest = hashlib.sha256(b"gossamer identity v1\0" + public).digest()
     return base64.b32encode(digest).decode().lower()[:ID_LENGTH]
 
 
 def check_label(label: str) -> str:
-    """`label` itself, if a peer may be called so; else TopicError or TrustError says why not."""
+    """Return `label` if it is a valid label for a peer; raise TopicError or TrustError if not."""
     check_name("peer", label)
     if "@" in label or len(label) > MAX_LABEL:
         raise TrustError(
-            "identity", f"the label {label!r} has an @ or over {MAX_LABEL} characters in it"
+            "identity", f"the label {label!r} contains an @ or has over {MAX_LABEL} characters"
         )
     return label
 
 
 def id_of(name: str) -> str:
-    """The id in a name `label@id`; the whole name where there is none, as without trust."""
+    """Return the id in a name `label@id`; the whole name if it has no id, as without security."""
     return name.rpartition("@")[2]
 
 
 def check_key(name: str, public: bytes) -> None:
-    """Raise unless `public` is the key that may speak for `name`."""
-    _, at, known = name.rpartition("@")
-    if not at or known != peer_id(public):
-        raise TrustError("identity", f"{name!r} is not the name of the key {peer_id(public)}")
+    """Raise TrustError unless the id in `name` is that of the key `public`."""
+    _, at, expected_id = name.rpartition("@")
+    if not at or expected_id != peer_id(public):
+        raise TrustError("identity", f"{name!r} is not a name of the key with id {peer_id(public)}")
 
 
 def verify(public: bytes, signature: bytes, data: bytes) -> bool:
-    """Whether `signature` over `data` was made with the private half of `public`."""
+    """Return True if `signature` over `data` was made with the private key of `public`."""
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, data)
     except (InvalidSignature, ValueError):
@@ -111,7 +111,7 @@ def verify(public: bytes, signature: bytes, data: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A key pair and the label of its holder."""
+    """A key pair and the label of its peer or owner."""
 
     label: str
     public: bytes
@@ -119,77 +119,77 @@ class Identity:
 
     @classmethod
     def generate(cls, label: str) -> Identity:
-        """A new identity, unlike any other."""
-        return cls._of(label, Ed25519PrivateKey.generate())
+        """Return a new identity with a random key."""
+        return cls._from_private(label, Ed25519PrivateKey.generate())
 
     @classmethod
-    def _of(cls, label: str, private: Ed25519PrivateKey) -> Identity:
+    def _from_private(cls, label: str, private: Ed25519PrivateKey) -> Identity:
         check_label(label)
         return cls(label, private.public_key().public_bytes_raw(), private)
 
     @property
     def id(self) -> str:
-        """The part of the name that follows from the key."""
+        """The part of the name that is derived from the key."""
         return peer_id(self.public)
 
     @property
     def name(self) -> str:
-        """What the peer is called in topics and messages."""
+        """The peer's name in topics and messages."""
         return f"{self.label}@{self.id}"
 
     def sign(self, data: bytes) -> bytes:
-        """64 bytes that only the holder of this identity can make."""
+        """Return the 64-byte signature of `data`."""
         return self._private.sign(data)
 
     def secret(self) -> bytes:
-        """The private key; whoever has it is this peer."""
+        """Return the private key; anybody who has it can act as this peer."""
         return self._private.private_bytes_raw()
 
     # --- files --------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
         """Write the private key to a new file that only this user can read."""
-        write_secret(path, f"{_HEADER}{self.label}:{to_text(self.secret())}\n")
+        write_secret(path, f"{_PRIVATE_PREFIX}{self.label}:{to_text(self.secret())}\n")
 
     @classmethod
     def load(cls, path: Path) -> Identity:
-        """Read a file that `save` wrote; refused if other users can read it too."""
+        """Read a file that `save` wrote; TrustError if other users can read the file too."""
         text = read_secret(path)
-        label, _, key = text.strip().removeprefix(_HEADER).partition(":")
+        label, _, key = text.strip().removeprefix(_PRIVATE_PREFIX).partition(":")
         try:
-            if not text.startswith(_HEADER):
-                raise ValueError("it does not start as one")
-            return cls._of(label, Ed25519PrivateKey.from_private_bytes(from_text(key)))
+            if not text.startswith(_PRIVATE_PREFIX):
+                raise ValueError(f"it does not start with {_PRIVATE_PREFIX!r}")
+            return cls.from_secret(label, from_text(key))
         except ValueError as error:
             raise TrustError("file", f"{path}: is not a key file: {error}") from None
 
     @classmethod
     def from_secret(cls, label: str, secret: bytes) -> Identity:
-        """The identity of a private key."""
-        return cls._of(label, Ed25519PrivateKey.from_private_bytes(secret))
+        """Return the identity with this private key."""
+        return cls._from_private(label, Ed25519PrivateKey.from_private_bytes(secret))
 
 
 def public_text(public: bytes, label: str = "") -> str:
-    """A public key in the form that people hand to each other; with its peer's label, for `invite`."""
-    return f"{_PUBLIC}{to_text(public)}" + (f":{label}" if label else "")
+    """Return a public key as a line of text for people to exchange; with the peer's label, for `invite`."""
+    return f"{_PUBLIC_PREFIX}{to_text(public)}" + (f":{label}" if label else "")
 
 
 def read_labelled(text: str) -> tuple[str, bytes]:
-    """The label and the key in a line that `public_text` made for a peer."""
+    """Return the label and the key in a line that `public_text` made for a peer."""
     key = read_public(text)
-    label = text.strip().removeprefix(_PUBLIC).partition(":")[2]
+    label = text.strip().removeprefix(_PUBLIC_PREFIX).partition(":")[2]
     if not label:
         raise TrustError(
             "malformed",
-            f"{text.strip()[:80]!r} names no label: use the whole line that `gossamer keygen` prints",
+            f"{text.strip()[:80]!r} has no label: use the whole line that `gossamer keygen` prints",
         )
     return check_label(label), key
 
 
 def read_public(text: str) -> bytes:
-    """The key in a line that `public_text` made."""
+    """Return the key in a line that `public_text` made; TrustError if there is none."""
     try:
-        key = from_text(text.strip().removeprefix(_PUBLIC).partition(":")[0])
+        key = from_text(text.strip().removeprefix(_PUBLIC_PREFIX).partition(":")[0])
         if len(key) != 32:
             raise ValueError(f"{len(key)} bytes, not 32")
     except ValueError as error:
@@ -201,30 +201,31 @@ def read_public(text: str) -> bytes:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Write a new file with rights 0600; an existing one is never overwritten."""
+    """Write a new file with permissions 0600; TrustError if the file exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         raise TrustError(
-            "file", f"{path}: is there already; keep it, or move it away and try again"
+            "file", f"{path}: exists already; keep it, or move it away and try again"
         ) from None
     except OSError as error:
         raise TrustError("file", f"{path}: cannot be written: {error.strerror}") from None
-    with os.fdopen(handle, "w", encoding="utf-8") as out:
-        os.fchmod(out.fileno(), 0o600)  # whatever the umask says
-        out.write(text)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(file.fileno(), 0o600)  # whatever the umask is
+        file.write(text)
 
 
 def read_secret(path: Path) -> str:
-    """Read a file that nobody else may read."""
+    """Read a secret file; TrustError if other users can read it too."""
     try:
         with path.open(encoding="utf-8") as file:
-            rights = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if rights & 0o077:
+            permissions = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if permissions & 0o077:
                 raise TrustError(
                     "file",
-                    f"{path}: others can read it (rights {rights:o}): chmod 600 it, or make a new key",
+                    f"{path}: other users can read it (permissions {permissions:o}): chmod 600 it, or make "
+                    "a new key",
                 )
             return file.read(65536)
     except UnicodeDecodeError:
@@ -234,12 +235,12 @@ def read_secret(path: Path) -> str:
 
 
 def to_text(data: bytes) -> str:
-    """Bytes as text without spaces or padding."""
+    """Return bytes as URL-safe base64 without padding."""
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
 def from_text(text: str) -> bytes:
-    """The bytes that `to_text` wrote; ValueError if it did not."""
+    """Return the bytes of a text that `to_text` made; ValueError if it is not base64."""
     if not text.isascii():
         raise ValueError("not base64")
     return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)

@@ -1,15 +1,15 @@
-"""Who may take part: invitations that the swarm's owner signs, and the list of those that it revoked.
+"""Invitations and revocation lists, by which the swarm's owner decides which peers may take part.
 
-An *invitation* names one peer, its label and its key. A *ticket* is open: it has a key of its own, and
-whoever holds that key's secret half may put their own peer on it, up to a number of uses. What a card
-shows of a ticket is its public half and a signature over the peer's name and key, so that a stranger who
-reads cards on the broker cannot use it.
+An *invitation* names one peer by its label and public key. A *ticket* names no peer: it has a key pair of its
+own, and with the private key anybody can endorse a peer for it, up to a number of uses. A card contains only
+the ticket's public key and the endorsement, a signature over the peer's name and key, so that a stranger who
+reads cards at the broker cannot use the ticket.
 
-Both end with their expiry: a peer whose invitation has expired is no longer a member.
+Both expire: a peer whose invitation or ticket has expired is no longer a member.
 
-The *revocation list* names peers and invitations that count no more. It is signed by the owner, retained by
-the broker, and handed from member to member (see layer). Its number rises; a peer keeps the highest that it
-has seen and refuses lower ones, so nobody can make a list up or bring an old one back.
+The *revocation list* names peers and invitations that are no longer valid. It is signed by the owner,
+retained by the broker, and sent from member to member (see layer). Its number rises with every change. A peer
+keeps the list with the highest number and refuses lower ones, so that nobody can forge or replay a list.
 """
 
 from __future__ import annotations
@@ -36,40 +36,41 @@ from .identity import (
 )
 
 VERSION: Final = 2
-"""Of what an invitation says. Version 1 did not name the peer's label, so one admitted many names."""
+"""Version of an invitation. Version 1 did not contain the peer's label, so it admitted many names."""
 MAX_MODELS: Final = 256
 CLOCK_SKEW: Final = 300.0
-"""Seconds that the clock of the device that checks an invitation may lag behind the owner's."""
-_PLACE: Final = "invitation"
-_ENDORSED: Final = b"gossamer ticket v2\0"
-_INVITATION, _TICKET = "gossamer-invitation:", "gossamer-ticket:"
+"""Seconds by which the clocks of two devices may differ."""
+_CONTEXT: Final = "invitation"
+_ENDORSEMENT_CONTEXT: Final = b"gossamer ticket v2\0"
+_INVITATION_PREFIX, _TICKET_PREFIX = "gossamer-invitation:", "gossamer-ticket:"
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What an invitation says. `models` None admits to every partial model."""
+    """The content of an invitation or a ticket."""
 
     swarm: signed.Text
     number: signed.Text
-    """Names the invitation, for revocation."""
+    """A random identifier of the invitation, for revocation."""
     kind: Literal["peer", "ticket"]
     key: signed.Key
     """The invited peer's public key, or the ticket's own."""
     label: signed.Text
     """The invited peer's label; empty on a ticket."""
     models: signed.Names | None
+    """The partial models that the peer is admitted to; None means all."""
     uses: signed.Count
     issued: signed.Number
     expires: signed.Number
 
     def admits(self, model: str) -> bool:
-        """Whether a partial model may be shared; a pair of models needs both."""
+        """Return True if the peer is admitted to a partial model; for a pair `a&b` it needs both."""
         return self.models is None or all(each in self.models for each in model.split("&"))
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What a peer's card shows: its invitation and, of a ticket, the holder's signature over the peer."""
+    """The proof of admission on a peer's card: its invitation, or a ticket and its endorsement."""
 
     invitation: bytes
     endorsement: bytes = b""
@@ -82,11 +83,11 @@ class Admission:
         except (OSError, UnicodeDecodeError) as error:
             raise TrustError("file", f"{path}: cannot be read: {error}") from None
         try:
-            if text.startswith(_INVITATION):
-                return cls(from_text(text.removeprefix(_INVITATION)))
-            if text.startswith(_TICKET):
+            if text.startswith(_INVITATION_PREFIX):
+                return cls(from_text(text.removeprefix(_INVITATION_PREFIX)))
+            if text.startswith(_TICKET_PREFIX):
                 invitation, _, secret = (
-                    read_secret(path).strip().removeprefix(_TICKET).partition(":")
+                    read_secret(path).strip().removeprefix(_TICKET_PREFIX).partition(":")
                 )
                 return endorse(from_text(invitation), from_text(secret), identity)
         except TrustError:
@@ -105,7 +106,7 @@ def invite(
     models: Collection[str] | None = None,
     days: float = 365.0,
 ) -> bytes:
-    """An invitation for the peer with this label and public key."""
+    """Return an invitation for the peer with this label and public key."""
     return _issue(owner, swarm, "peer", (check_label(label), key), models, 1, days)
 
 
@@ -117,22 +118,22 @@ def open_ticket(
     models: Collection[str] | None = None,
     days: float = 7.0,
 ) -> tuple[bytes, bytes]:
-    """A ticket for up to `uses` peers, whoever they are: (ticket, secret).
+    """Return a ticket for up to `uses` peers, and its private key.
 
-    Every peer admits the first `uses` ids that it hears of under this ticket, and remembers them for
-    as long as it lives (in its checkpoint too). If more turn up, different peers may admit different
-    ones: then the ticket has leaked, and its number should be revoked.
+    Every peer admits the first `uses` ids whose cards it receives with this ticket, and remembers them, also
+    in its checkpoint. If more peers use the ticket, different members may admit different ones: then the
+    ticket has leaked, and its number should be revoked.
     """
     if uses < 1:
-        raise TrustError("malformed", f"a ticket for {uses} uses admits nobody: at least 1")
-    holder = Identity.generate("ticket")
-    return _issue(owner, swarm, "ticket", ("", holder.public), models, uses, days), holder.secret()
+        raise TrustError("malformed", f"a ticket for {uses} uses admits no peer: at least 1")
+    ticket = Identity.generate("ticket")
+    return _issue(owner, swarm, "ticket", ("", ticket.public), models, uses, days), ticket.secret()
 
 
 def endorse(invitation: bytes, secret: bytes, peer: Identity) -> Admission:
-    """Put a peer on a ticket, under its label."""
-    holder = Identity.from_secret("ticket", secret)
-    return Admission(invitation, holder.sign(_endorsed(peer.name, peer.public)))
+    """Admit a peer with a ticket: sign its name and public key with the ticket's private key."""
+    ticket = Identity.from_secret("ticket", secret)
+    return Admission(invitation, ticket.sign(_endorsed_bytes(peer.name, peer.public)))
 
 
 def check(
@@ -143,9 +144,9 @@ def check(
     key: bytes,
     now: float | None = None,
 ) -> Claims:
-    """What the invitation of the peer with this name and public key says; TrustError if it does not admit it.
+    """Return the claims of an invitation; TrustError if it does not admit the peer with this name and key.
 
-    Uses of a ticket and revocations are the register's business: they need to know the others.
+    The uses of a ticket and revocations are checked by `Register`, which has the other members.
     """
     claims = check_holder(admission, owner, swarm, name, key)
     now = time.time() if now is None else now
@@ -161,28 +162,28 @@ def check(
 
 
 def check_holder(admission: Admission, owner: bytes, swarm: str, name: str, key: bytes) -> Claims:
-    """What an invitation says that was made out to this peer, whether it is still valid or not."""
+    """Return the claims of an invitation, expired or not; TrustError if it is for another peer or swarm."""
     claims = read_claims(admission.invitation, owner)
     if claims.swarm != swarm:
         raise TrustError("uninvited", f"invited to swarm {claims.swarm!r}, not to {swarm!r}")
     if claims.kind == "peer":
-        invited = f"{claims.label}@{peer_id(claims.key)}"
-        if (claims.key, invited) != (key, name):
-            raise TrustError("uninvited", f"the invitation is for {invited}, not for {name}")
-    elif not verify(claims.key, admission.endorsement, _endorsed(name, key)):
-        raise TrustError("uninvited", f"ticket {claims.number} was not endorsed for this peer")
+        invited_name = f"{claims.label}@{peer_id(claims.key)}"
+        if (claims.key, invited_name) != (key, name):
+            raise TrustError("uninvited", f"the invitation is for {invited_name}, not for {name}")
+    elif not verify(claims.key, admission.endorsement, _endorsed_bytes(name, key)):
+        raise TrustError("uninvited", f"ticket {claims.number} has not endorsed this peer")
     return claims
 
 
-def _endorsed(name: str, key: bytes) -> bytes:
-    """What the holder of a ticket signs."""
-    return _ENDORSED + name.encode() + b"\0" + key
+def _endorsed_bytes(name: str, key: bytes) -> bytes:
+    """Return the bytes that a ticket's private key signs to endorse a peer."""
+    return _ENDORSEMENT_CONTEXT + name.encode() + b"\0" + key
 
 
 def read_claims(invitation: bytes, owner: bytes) -> Claims:
-    """What an invitation or ticket says, if the owner signed it."""
+    """Return the claims of an invitation or ticket; TrustError if the owner did not sign it."""
     try:
-        head, _ = signed.read(invitation, _PLACE, lambda _: owner)
+        head, _ = signed.read(invitation, _CONTEXT, lambda _: owner)
     except TrustError as error:
         raise TrustError("uninvited", f"no valid invitation: {error}") from None
     version = head.get("version", 1)
@@ -196,24 +197,24 @@ def read_claims(invitation: bytes, owner: bytes) -> Claims:
 
 
 def save_invitation(path: Path, invitation: bytes) -> None:
-    """Write an invitation; it is no secret, because it serves one key alone."""
+    """Write an invitation to a file. It is no secret, because only the invited peer's key can use it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{_INVITATION}{to_text(invitation)}\n", encoding="utf-8")
+        path.write_text(f"{_INVITATION_PREFIX}{to_text(invitation)}\n", encoding="utf-8")
     except OSError as error:
         raise TrustError("file", f"{path}: cannot be written: {error.strerror}") from None
 
 
 def save_ticket(path: Path, invitation: bytes, secret: bytes) -> None:
-    """Write a ticket; whoever can read the file can join."""
-    write_secret(path, f"{_TICKET}{to_text(invitation)}:{to_text(secret)}\n")
+    """Write a ticket with its private key to a secret file: anybody who can read it can join."""
+    write_secret(path, f"{_TICKET_PREFIX}{to_text(invitation)}:{to_text(secret)}\n")
 
 
 def _issue(
     owner: Identity,
     swarm: str,
     kind: Literal["peer", "ticket"],
-    holder: tuple[str, bytes],
+    label_and_key: tuple[str, bytes],
     models: Collection[str] | None,
     uses: int,
     days: float,
@@ -221,13 +222,13 @@ def _issue(
     if models is not None and not 0 < len(set(models)) <= MAX_MODELS:
         raise TrustError("malformed", f"{len(set(models))} models: between 1 and {MAX_MODELS}")
     if not days > 0:
-        raise TrustError("malformed", f"valid for {days:g} days: it would never be")
-    now, (label, key) = time.time(), holder
+        raise TrustError("malformed", f"valid for {days:g} days: must be above 0")
+    now, (label, key) = time.time(), label_and_key
     admitted = None if models is None else frozenset(models)
     claims = Claims(
         swarm, secrets.token_hex(8), kind, key, label, admitted, uses, now, now + days * 86400
     )
-    return signed.sign(owner, _PLACE, {"version": VERSION} | signed.head_of(claims))
+    return signed.sign(owner, _CONTEXT, {"version": VERSION} | signed.head_of(claims))
 
 
 # --- revocation ---------------------------------------------------------------------------------------
@@ -236,13 +237,13 @@ MAX_ENTRIES: Final = 10_000
 
 
 def revocation_topic(swarm: str) -> str:
-    """Where the owner publishes the list (retained)."""
+    """Return the topic at which the owner publishes the list, retained."""
     return f"{ROOT}/{check_name('swarm', swarm)}/owner/revocations"
 
 
 @dataclass(frozen=True, slots=True)
 class Revocations:
-    """Ids of peers and numbers of invitations that count no more."""
+    """A revocation list: ids of peers and numbers of invitations that are no longer valid."""
 
     number: signed.Count = 0
     peers: signed.Names = frozenset()
@@ -255,30 +256,30 @@ class Revocations:
             )
 
     def add(self, peers: Iterable[str] = (), invitations: Iterable[str] = ()) -> Revocations:
-        """The next list, with more on it; `peers` are ids or whole names (`label@id`)."""
+        """Return the next list, with more entries; `peers` are ids or whole names (`label@id`)."""
         ids = self.peers | {peer.rpartition("@")[2] for peer in peers}
         return Revocations(self.number + 1, ids, self.invitations | set(invitations))
 
     def names(self, peer: str, invitation: str) -> bool:
-        """Whether a peer (by its whole name) or its invitation is on the list."""
+        """Return True if a peer (by its whole name) or its invitation is on the list."""
         return peer.rpartition("@")[2] in self.peers or invitation in self.invitations
 
     def sign(self, owner: Identity, swarm: str) -> bytes:
-        """The list as it is published."""
+        """Return the signed list, ready to publish."""
         head = signed.head_of(self) | {"issued": time.time()}
-        head["papers"] = head.pop("invitations")  # as in all lists that owners have on their disks
+        head["papers"] = head.pop("invitations")  # the key in existing lists
         return signed.sign(owner, revocation_topic(swarm), head)
 
     @classmethod
     def read(cls, data: bytes, owner: bytes, swarm: str) -> Revocations:
-        """A published list, if the owner signed it."""
+        """Read a signed list; TrustError if the owner did not sign it."""
         head, _ = signed.read(data, revocation_topic(swarm), lambda _: owner)
         head["invitations"] = head.get("papers")
         return signed.parse(cls, head, "a revocation list")
 
     @classmethod
     def load(cls, path: Path, owner: bytes, swarm: str) -> Revocations:
-        """The list in a file; an empty one if there is no such file."""
+        """Return the list in a file; an empty one if the file does not exist."""
         try:
             data = path.read_bytes()
         except FileNotFoundError:

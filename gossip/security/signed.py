@@ -1,15 +1,15 @@
-"""Public statements with a signature: cards, statuses, invitations, revocation lists, death notices.
+"""Sign and verify public statements: cards, statuses, invitations, revocation lists, death notices.
 
-Layout:   4 bytes magic "GSMS", 1 byte version, 3 zero, 64 bytes signature, msgpack [head, body]
+Layout:   4 bytes magic "GSMS", 1 byte version, 3 zero bytes, 64 bytes signature, msgpack [head, body]
 
-The signature covers the *place* (a topic, or the kind of document) and every byte after it, as they
-were sent: nothing is encoded again before it is checked, and nothing signed for one place counts in
-another.
+The signature covers the *context* (the topic of the statement, or "invitation") and all bytes after the
+signature exactly as they were sent. They are not decoded and encoded again before the check, and a statement
+signed for one context is not valid in another.
 
-A signature says who wrote a statement, not that it is sound. What a head says is declared once, as a
-dataclass: `head_of` writes it, and `parse` checks every field and never converts one: `bytes(field)` of a
-number would allocate as many bytes, `str(field)` of a list that is nested a thousand deep raises what nobody
-expects.
+A valid signature says who wrote a statement, not that its fields are well-formed. The fields of a head are
+declared once, as a dataclass: `head_of` writes them, and `parse` checks the type of each without converting
+it. Converting would be dangerous: `bytes(field)` of a number allocates that many bytes, and `str(field)` of a
+list nested a thousand levels deep raises RecursionError.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from .identity import Cause, Identity, TrustError, verify
 MAGIC: Final = b"GSMS"
 VERSION: Final = 1
 MAX_BYTES: Final = 1 << 20
-"""No card or list may be longer; a card of a thousand vectors takes a tenth of it."""
+"""The longest statement. A card with a thousand partial models takes a tenth of it."""
 _PREFIX = struct.Struct("<4sB3x64s")
 
 
-def sign(identity: Identity, place: str, head: dict[str, Any], body: bytes = b"") -> bytes:
-    """A statement by `identity`, valid at `place` alone."""
+def sign(identity: Identity, context: str, head: dict[str, Any], body: bytes = b"") -> bytes:
+    """Return a statement signed by `identity`, valid only in this context."""
     content = bytes(msgpack.packb([head, body]) or b"")
-    data = _PREFIX.pack(MAGIC, VERSION, identity.sign(_covered(place, content))) + content
+    data = _PREFIX.pack(MAGIC, VERSION, identity.sign(_signed_bytes(context, content))) + content
     if len(data) > MAX_BYTES:
         raise TrustError("malformed", f"a statement of {len(data)} bytes; the limit is {MAX_BYTES}")
     return data
 
 
 def read(
-    data: bytes, place: str, signer: Callable[[dict[str, Any]], bytes]
+    data: bytes, context: str, signer: Callable[[dict[str, Any]], bytes]
 ) -> tuple[dict[str, Any], bytes]:
-    """Head and body of a statement, if its signature holds at `place`.
+    """Return the head and body of a statement, if its signature is valid in this context.
 
-    `signer` looks at the head and says whose key must have signed it. Raises TrustError and nothing
-    else, whatever the bytes are.
+    `signer` returns the public key that must have signed it, given the head. Raise TrustError, and no other
+    exception, whatever the bytes are.
     """
     if len(data) < _PREFIX.size or len(data) > MAX_BYTES:
         raise TrustError("malformed", f"a statement of {len(data)} bytes")
@@ -59,8 +59,7 @@ def read(
         )
     content = bytes(data[_PREFIX.size :])
     try:
-        parts = msgpack.unpackb(content, max_ext_len=0, max_map_len=1024, max_array_len=65536)
-        head, body = parts
+        head, body = msgpack.unpackb(content, max_ext_len=0, max_map_len=1024, max_array_len=65536)
         if not isinstance(head, dict) or not all(isinstance(key, str) for key in head):
             raise ValueError("no head")
         if not isinstance(body, bytes):
@@ -70,13 +69,13 @@ def read(
         raise
     except Exception as error:  # msgpack raises half a dozen unrelated types on bad input
         raise TrustError("malformed", f"an unreadable statement: {error!s:.100}") from None
-    if not verify(public, signature, _covered(place, content)):
-        raise TrustError("signature", f"a statement for {place} has a wrong signature")
+    if not verify(public, signature, _signed_bytes(context, content)):
+        raise TrustError("signature", f"a statement for {context} has a wrong signature")
     return head, body
 
 
-def _covered(place: str, content: bytes) -> bytes:
-    return b"gossamer statement v1\0" + place.encode() + b"\0" + content
+def _signed_bytes(context: str, content: bytes) -> bytes:
+    return b"gossamer statement v1\0" + context.encode() + b"\0" + content
 
 
 # --- heads --------------------------------------------------------------------------------------------
@@ -92,33 +91,35 @@ _Head = TypeVar("_Head")
 
 
 def head_of(value: Any) -> dict[str, Any]:
-    """The head of a statement that says what a dataclass says."""
-    found = {each.name: getattr(value, each.name) for each in fields(value)}
-    return {key: sorted(v) if isinstance(v, frozenset) else v for key, v in found.items()}
+    """Return the fields of a dataclass as the head of a statement."""
+    head = {each.name: getattr(value, each.name) for each in fields(value)}
+    return {key: sorted(v) if isinstance(v, frozenset) else v for key, v in head.items()}
 
 
 def parse(
-    kind: type[_Head], head: dict[str, Any] | bytes, what: str, cause: Cause = "malformed"
+    datatype: type[_Head], head: dict[str, Any] | bytes, what: str, cause: Cause = "malformed"
 ) -> _Head:
-    """A head, or the JSON text of one, as a dataclass; TrustError if a field is missing or of another kind.
+    """Parse a head, or its JSON text, as a dataclass; TrustError if a field is missing or of the wrong type.
 
-    what: names it in the error.
+    what: the name of the statement in the error message.
     """
     try:
-        adapter = _adapter(kind)
+        adapter = _adapter(datatype)
         is_json = isinstance(head, bytes)
         return adapter.validate_json(head) if is_json else adapter.validate_python(head)
     except ValidationError:
-        raise TrustError(cause, f"{what} of a form that is not known here") from None
+        raise TrustError(
+            cause, f"{what} with missing fields, or fields of the wrong type"
+        ) from None
 
 
 @cache
-def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+def _adapter(datatype: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(datatype)
 
 
 def state_of(body: bytes) -> str | None:
-    """The state that a status says its peer is in; None if it cannot be read."""
+    """Return the peer's state in the body of a status; None if the body cannot be read."""
     try:
         state = json.loads(body)["state"]
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -110,7 +110,7 @@ def test_a_list_is_published_and_retained(here, mosquitto, run):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["keygen", "owner"], "owner.key: is there already"),
+        (["keygen", "owner"], "owner.key: exists already"),
         (
             ["invite", "--owner", "none.key", "--swarm", "g", "--uses", "1", "-o", "x"],
             "cannot be read",
@@ -125,7 +125,7 @@ def test_a_list_is_published_and_retained(here, mosquitto, run):
         ),
         (
             ["invite", "--owner", "owner.key", "--swarm", "g", "-o", "x", "--peer", UNLABELLED],
-            "names no label: use the whole line",
+            "has no label: use the whole line",
         ),
         (["revoke", "--owner", "owner.key", "--swarm", "g"], "nothing to revoke"),
         (["study", "nothing"], "there are private, byzantine"),
