@@ -13,8 +13,8 @@ from .ledger import Balances as Balances
 from .ledger import DictStore as DictStore
 from .ledger import Ledger as Ledger
 from .ledger import Store as Store
-from .ledger import is_line as is_line
-from .ledger import is_reclaimed as is_reclaimed
+from .ledger import is_reclaimed_row as is_reclaimed_row
+from .ledger import is_verdict_row as is_verdict_row
 from .masking import MaskPlan as MaskPlan
 from .masking import PrivateRound as PrivateRound
 from .masking import enter_round as enter_round

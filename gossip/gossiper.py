@@ -1,6 +1,6 @@
 """The gossip core of one peer: feed it messages and ticks, it returns messages to send.
 
-It does no input or output, reads no clock and draws no randomness that was not handed in. A driver
+It does no input or output, reads no clock and uses only the random generator it is given. A driver
 runs this loop:
 
     for message in received: gossiper.handle(message, now)
@@ -9,8 +9,8 @@ runs this loop:
     save(gossiper.snapshot())        # if the peer is to survive a crash: before sending, atomically
     send(outgoing)
 
-Saving before sending is what makes crashes harmless: a restored peer may have forgotten a debit or a
-credit only if nobody was ever told of it.
+Saving before sending makes crashes harmless: a restored peer can lack a debit or a credit only if no message
+about it was ever sent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,15 @@ import numpy as np
 from gossamer.logs import is_milestone
 
 from .compress import Links, Packed, PackError
-from .ledger import Balances, Edge, Ledger, Store, Transfer, is_line, is_reclaimed
+from .ledger import (
+    Balances,
+    Edge,
+    Ledger,
+    Store,
+    Transfer,
+    is_reclaimed_row,
+    is_verdict_row,
+)
 from .modes import Mode
 from .neighbours import Delays, DelaysBySize, Neighbours, RetryPolicy
 from .pushsum import Array, is_finite
@@ -37,15 +45,16 @@ from .wire import Ack, Answer, Give, Message, Recall, Tag, Verdict, WireError
 _log = logging.getLogger(__name__)
 
 SNAPSHOT_VERSION = 2
-_NOTHING = np.empty(0, dtype=np.uint8)  # the value of a transfer that only says that nothing comes
+_EMPTY = np.empty(0, dtype=np.uint8)
+"""The value of a transfer without weight, which only tells the receiver not to wait: see `Gossiper.skip`."""
 
 Admit: TypeAlias = Callable[[Give], Give | str]
-"""Decides about a transfer that could be credited: returns it, perhaps with another value, or the cause for
-which it is refused."""
+"""Checks a transfer before it is credited: returns it, perhaps with another value, or the cause for which it
+is refused."""
 
 
 def new_session() -> str:
-    """Draw the name of a new session: unique for ever, whatever seed the peer was given."""
+    """Return a random name for a new session, unique whatever seed the peer was given."""
     return secrets.token_hex(8)
 
 
@@ -62,19 +71,19 @@ class Gossiper:
     """Averages the partial models of a store with its neighbours.
 
     peer: this peer's name.
-    session: `new_session()` for a new peer. A session must never be used again after its state was
-        lost: a peer that starts afresh takes a new one.
-    store: the values. Give them weight with `inject` before they count.
-    mode: when and to whom to push; by default only when the driver says so. May be replaced at any time.
+    session: `new_session()` for a new peer. A session must never be used again after its snapshot was
+        lost: a peer that starts without one takes a new session.
+    store: the values. They count only after `inject` has given them weight.
+    mode: when and to whom to push; by default only when the driver calls `push`. May be replaced at any time.
     seed: an int or a numpy Generator.
     retry: when to repeat and recall transfers.
-    lossy: what a receiver will read of a value that is sent, if the wire changes it: called as
-        lossy(model, value). What is lost then stays in this peer.
-    links: compresses what is sent and unpacks what arrives; by default sends plain values. Its
-        references are not part of a snapshot: a restored peer begins with none.
+    lossy: lossy(model, value) returns the value as a receiver will read it, if the wire format rounds it.
+        This peer keeps the rounding error.
+    links: compresses values to send and decompresses received ones; by default values are sent uncompressed.
+        Its reference values are not part of a snapshot: a restored peer starts with none.
 
-    `admit`, if it is set, decides about every transfer before it is credited: guards are put there.
-    `counters` counts what happened, by cause; nothing that arrives in a message ever raises.
+    `admit`, if it is set, checks every transfer before it is credited; guards are installed there.
+    `counters` counts events by cause. No message makes the gossiper raise.
     """
 
     def __init__(
@@ -99,17 +108,20 @@ class Gossiper:
         self.rejections: dict[str, str] = {}
         """The neighbours that reject this session, each with the reason in words.
 
-        Such a neighbour had given the session up, or has seen more of it than its ledger knows, which is
-        then an old copy. Only a new session corrects what is counted twice.
+        Such a neighbour has given this session up, or has received later transfers of it than this ledger
+        contains, so the ledger was restored from an old copy. Mass may then count twice; only a new session
+        corrects that.
         """
         self.leaving = False
         self.closed = False
         self._balances = Balances(store)
         self._neighbours = Neighbours()
         self._delays = DelaysBySize(retry or RetryPolicy())
-        self._deferred: dict[Edge, Give] = {}  # received, and kept by the mode for a later exchange
+        self._deferred: dict[Edge, Give] = {}
+        """Received transfers that the mode wants credited in a later exchange."""
         self._outbox: list[Message] = []
-        self._diverged: set[str] = set()  # models about which a warning was logged
+        self._diverged: set[str] = set()
+        """Models with values that are not finite, about which a warning was logged."""
 
     @property
     def peer(self) -> str:
@@ -118,7 +130,7 @@ class Gossiper:
 
     @property
     def session(self) -> str:
-        """The name of this incarnation of the peer's ledger."""
+        """The name of this peer's session: one lifetime of its ledger."""
         return self.ledger.session
 
     @property
@@ -130,42 +142,44 @@ class Gossiper:
 
     def weight(self, model: str) -> int:
         """Return the weight held for a model, without open transfers."""
-        return self._balances.weights[self._known(model)]
+        return self._balances.weights[self._check_model(model)]
 
     def injected(self, model: str) -> int:
-        """Return the weight that this peer itself has brought into a model."""
-        return self._balances.injected[self._known(model)]
+        """Return the weight with which this peer counts in a model's average so far."""
+        return self._balances.injected[self._check_model(model)]
 
     def promised(self, model: str) -> int:
-        """Return the weight that this peer will bring in after it heard from a neighbour; see `inject`."""
-        return self._balances.promised.get(self._known(model), 0)
+        """Return the weight that will be injected with the first transfer from a neighbour; see `inject`."""
+        return self._balances.promised.get(self._check_model(model), 0)
 
     def value(self, model: str) -> Array:
-        """Return the value of a model, not to be changed."""
-        return self._balances.store.read(self._known(model))
+        """Return the value of a model; the caller must not change it."""
+        return self._balances.store.read(self._check_model(model))
 
     def set_value(self, model: str, value: Array) -> None:
         """Replace the value of a model, as training does; its weight stays."""
-        self._balances.store.write(self._known(model), value)
+        self._balances.store.write(self._check_model(model), value)
 
     def account(self, model: str) -> Account:
         """Return where the weight of a model is, according to this peer's ledger; debts count as not held."""
         held = self.weight(model) - self._balances.debts.get(model, 0)
         return Account(held, self.ledger.open_weight[model], self._balances.injected[model])
 
-    def inject(self, model: str, weight: int, *, after_hearing: bool = False) -> None:
+    def inject(self, model: str, weight: int, *, after_first_transfer: bool = False) -> None:
         """Add this peer's own weight at its current value: ONE, or ONE · samples.
 
-        A peer whose start counts injects at once. A newcomer to a running swarm injects
-        `after_hearing`: it takes over the first mass it is given and adds its weight at that value.
+        A peer whose starting values shall count injects at once. A newcomer to a running swarm injects
+        `after_first_transfer`: it takes over the first value that it receives, and adds its weight there.
         """
-        self._balances.inject(self._known(model), weight, after_hearing=after_hearing)
+        self._balances.inject(
+            self._check_model(model), weight, after_first_transfer=after_first_transfer
+        )
 
     def adjust(self, model: str, weight: int) -> None:
-        """Change this peer's own weight to `weight` after it was injected: its number of samples changed."""
-        self._balances.adjust(self._known(model), weight)
+        """Change the injected weight to `weight`, after the number of samples has changed."""
+        self._balances.adjust(self._check_model(model), weight)
 
-    def _known(self, model: str) -> str:
+    def _check_model(self, model: str) -> str:
         if model not in self._balances.weights:
             raise ValueError(
                 f"peer {self.peer!r} has no partial model {model!r}, only {list(self.models)}"
@@ -179,8 +193,8 @@ class Gossiper:
             return
         self._diverged.add(model)
         _log.warning(
-            "peer %s: model %s has diverged, %d of its %d values are NaN or infinite: it gives none of "
-            "them to anybody, and takes none in; lower the learning rate, or look at its data",
+            "peer %s: model %s has diverged, %d of its %d values are NaN or infinite: it is neither sent "
+            "nor averaged; lower the learning rate, or check the data",
             self.peer, model, value.size - np.isfinite(value).sum(), value.size,
         )  # fmt: skip
 
@@ -191,28 +205,28 @@ class Gossiper:
     ) -> bool:
         """Note that a neighbour is online; `models` are those that may be pushed to it.
 
-        leaving: it is about to go and refuses whatever comes, so it inherits nothing.
-        A session other than the one known means that the old one is gone for good. Returns False if
-        this session was already declared gone: it cannot come back. From then on what it gives is
-        refused: it would lose its mass to us, who give it nothing, and part of that mass was taken back
-        when it was given up. The answer tells it to begin a new one.
+        leaving: the neighbour is about to leave and refuses transfers, so no leaver may hand over to it.
+
+        If the neighbour has a new session, its previous session is declared gone. Return False if this
+        session was declared gone before: it cannot come back. Its transfers are refused, because part of its
+        mass was taken back when it was given up, and the acknowledgements tell it to begin a new session.
         """
         if (peer, session) in self._neighbours.gone:
             self.counters["gone-session-online"] += 1
             if (peer, session) not in self._neighbours.returned:
                 self._neighbours.returned.add((peer, session))
                 _log.warning(
-                    "peer %s: %s is back in a session that was given up here: what it gives is refused, "
-                    "and it is told to begin a new one", self.peer, peer,
+                    "peer %s: %s is back in a session that was given up here: its transfers are refused, "
+                    "and it is told to begin a new session", self.peer, peer,
                 )  # fmt: skip
             return False
-        known = self._neighbours.get(peer)
-        if known is not None and known.session != session:
-            self.peer_gone(peer, known.session)
+        previous = self._neighbours.get(peer)
+        if previous is not None and previous.session != session:
+            self.peer_gone(peer, previous.session)
         for edge, transfer in list(self.ledger.open.items()):
-            addressed = transfer.give.receiver_session
-            if edge[0] == peer and addressed != session:  # opened before a restart of our own
-                self.peer_gone(peer, addressed)
+            receiver_session = transfer.give.receiver_session
+            if edge[0] == peer and receiver_session != session:  # opened before our own restart
+                self.peer_gone(peer, receiver_session)
             elif edge[0] == peer and not self._neighbours.reachable(peer):
                 self.ledger.update(edge, sent=-np.inf)
         shared = set(models).intersection(self.models)
@@ -230,28 +244,28 @@ class Gossiper:
         statement: Iterable[Iterable[Any]] | None = None,
         reclaimed: Iterable[Any] = (),
     ) -> None:
-        """Note that a session is gone for good, and take back the mass on its way to it.
+        """Note that a session is gone for good, and take back the mass of transfers to it.
 
-        With the leaver's `statement`, exactly what it did not credit is taken back; what was taken back
-        before without its word, and it had credited, is given up again. Without a statement (it
-        died) everything open is, and written down in `reclaimed`: should the peer come back after all
-        with what it had credited, that mass would count twice.
-
-        reclaimed: what the leaver took back without our word. Of those rows that are addressed to this
-        session, what was credited here is given up again, and what was not never will be.
+        statement: the leaver's list of the transfers that it credited or refused (`Gossiper.statement`). Open
+            transfers that it did not credit are taken back. Transfers that were reclaimed earlier, before an
+            acknowledgement, and that it did credit, are given up again. None if the peer crashed: then all
+            open transfers are taken back and recorded in `reclaimed`, because their mass would count twice if
+            the peer came back after having credited them.
+        reclaimed: the leaver's list of transfers that it took back before an acknowledgement arrived. Those
+            that were credited here are given up again, and the others will never be credited.
         """
         self._give_up_reclaimed(peer, session, reclaimed)
         self._settle_transfers_to(peer, session, statement)
         self._neighbours.retire(peer, session, left=statement is not None)
-        self.links.lost(peer)
-        self.mode.gone(peer)
+        self.links.forget_peer(peer)
+        self.mode.peer_gone(peer)
 
     def mute(self, peer: str, muted: bool) -> None:
-        """Push nothing to a neighbour for now, or push to it again; it stays a neighbour all the same."""
+        """Stop pushing to a neighbour, or start again; it stays a neighbour either way."""
         (self._neighbours.muted.add if muted else self._neighbours.muted.discard)(peer)
 
     def known_sessions(self) -> dict[str, str]:
-        """Return the session that each known neighbour, online or not, is in."""
+        """Return the session of each neighbour, online or not."""
         return self._neighbours.sessions()
 
     def neighbours(self, model: str) -> list[str]:
@@ -271,7 +285,7 @@ class Gossiper:
         return [peer for peer in peers if (peer, model) not in open_transfers]
 
     def heirs(self, model: str) -> list[str]:
-        """Return the neighbours, online or not, that a leaver may leave a model's mass to."""
+        """Return the neighbours, online or not, to which a leaving peer may hand over a model's mass."""
         staying = self._neighbours.staying(model)
         return [peer for peer in staying if not self._reclaimed_from(peer, model)]
 
@@ -283,10 +297,10 @@ class Gossiper:
         )
 
     def _reclaimed_from(self, peer: str, model: str) -> bool:
-        """Return whether a transfer to this very session was taken back without its word.
+        """Return whether a transfer to the neighbour's present session was reclaimed, unacknowledged.
 
-        It gets no other one: it remembers the last sequence alone, and could not give up what it may have
-        credited of the one before.
+        Such a session gets no other transfer: it remembers only the verdict on the last one, and could no
+        longer give up the reclaimed one if it had credited it.
         """
         rows = self.ledger.reclaimed
         return bool(rows) and any(row[:3] == [peer, self._session_of(peer), model] for row in rows)
@@ -306,18 +320,18 @@ class Gossiper:
         tag: Tag | None = None,
         *,
         plain: bool = False,
-        whole: bool = False,
+        exact_shares: bool = False,
     ) -> bool:
-        """Give `shares` (neighbour: weight units) of a model away, in one split of one value.
+        """Send `shares` (neighbour: weight units) of a model, all with the same value.
 
-        Returns False, and counts it, if the own value is not finite or does not fit the wire. A neighbour
-        that is unknown or busy, or shares beyond the held weight, are the caller's mistake: ValueError.
+        Return False, and count it, if the own value is not finite or too large for the wire format. Raise
+        ValueError for a neighbour that is unknown or busy, and for shares beyond the held weight.
 
-        plain: compress nothing, so that nothing stays behind: for a peer that is about to leave.
-        whole: give these very shares, also where a compressor lets little of the value through; else
-            they shrink with it, which keeps values from growing.
+        plain: do not compress, so that no compression error remains at a peer that is about to leave.
+        exact_shares: send exactly these shares. By default a share shrinks with the fraction of the value
+            that its compressor transmits, which keeps values from growing.
         """
-        self._known(model)
+        self._check_model(model)
         for peer, share in shares.items():
             if not (self._neighbours.shares(peer, model) and self._is_free(peer, model)):
                 raise ValueError(
@@ -326,34 +340,34 @@ class Gossiper:
             if share < 1:
                 raise ValueError(f"push {model!r} to {peer!r}: share {share} must be at least 1")
         try:
-            taken = self._take(model, shares, plain, whole)
-        except WireError as error:  # of `lossy`, before anything was debited
+            debited = self._debit(model, shares, plain, exact_shares)
+        except WireError as error:  # raised by `lossy`, before anything was debited
             self._warn_cannot_send(model, error)
             return False
-        if taken is None:
+        if debited is None:
             self.counters["own-value-not-finite"] += 1
             self._warn_if_diverged(model)
             return False
-        for peer, (value, packed, share) in taken.items():
-            self._open(model, peer, share, value, now, tag, packed)
+        for peer, (value, packed, share) in debited.items():
+            self._open_transfer(model, peer, share, value, now, tag, packed)
         self.counters["push"] += len(shares)
         return True
 
     def skip(self, model: str, peers: Iterable[str], now: float, tag: Tag) -> bool:
-        """Tell free neighbours that nothing comes from here in this exchange, so that they go on without.
+        """Tell free neighbours not to wait for this peer in this exchange; always return True.
 
-        It is a transfer of no weight and no value, repeated until it is answered like any other: what a
-        schedule does when `push` cannot. Returns True.
+        Lockstep modes call it when `push` returns False. The message is a transfer without weight and value,
+        repeated until it is acknowledged like any other.
         """
         for peer in peers:
-            self._open(model, peer, 0, _NOTHING, now, tag)
+            self._open_transfer(model, peer, 0, _EMPTY, now, tag)
             self.counters["skip"] += 1
         return True
 
-    def _take(
-        self, model: str, shares: Mapping[str, int], plain: bool, whole: bool
+    def _debit(
+        self, model: str, shares: Mapping[str, int], plain: bool, exact_shares: bool
     ) -> Mapping[str, tuple[Array, Packed | None, int]] | None:
-        """Debit shares of a model: what each receiver will read, how it travels, and its share.
+        """Debit shares of a model; per receiver, return the value it will read, its packed form, its share.
 
         None if the value is not finite.
         """
@@ -366,10 +380,10 @@ class Gossiper:
             lambda peer, value: self.links.pack(
                 model, peer, self._session_of(peer), value, self.rng
             ),
-            whole=whole,
+            exact_shares=exact_shares,
         )
 
-    def _open(
+    def _open_transfer(
         self,
         model: str,
         peer: str,
@@ -391,43 +405,43 @@ class Gossiper:
                 "peer %s cannot share model %s: %s (%d so far)", self.peer, model, error, count
             )
 
-    # --- waiting for answers --------------------------------------------------------------------
+    # --- waiting for acknowledgements -----------------------------------------------------------
 
     def in_flight(self, model: str) -> int:
-        """Return how many transfers of a model are on their way to neighbours that should answer.
+        """Return how many transfers of a model should be acknowledged soon.
 
-        Those to unreachable neighbours, and those old enough to be asked back, do not count.
+        Transfers to unreachable neighbours, and those that are recalled or overdue, do not count.
         """
         reachable = self._neighbours.reachable
         return sum(
-            open_model == model and not (transfer.recalling or transfer.late) and reachable(peer)
+            open_model == model and not (transfer.recalling or transfer.overdue) and reachable(peer)
             for (peer, open_model), transfer in self.ledger.open.items()
         )
 
-    def stranded(self) -> int:
-        """Return how many transfers are open to neighbours that cannot be reached for now."""
+    def stranded_transfers(self) -> int:
+        """Return how many transfers are open to neighbours that cannot be reached now."""
         return sum(not self._neighbours.reachable(peer) for peer, _ in self.ledger.open)
 
     def recall(self, peer: str, model: str, now: float) -> None:
-        """Ask for the mass of an open transfer back; it is absorbed if the answer is "void"."""
+        """Ask for the mass of an open transfer back; it is taken back if the answer is "void"."""
         if (peer, model) not in self.ledger.open:
             raise ValueError(f"recall {model!r} from {peer!r}: no transfer is open")
         self.counters["recall"] += 1
         self._send(self.ledger.update((peer, model), recalling=True, sent=now, attempts=2))
 
-    def _nudge(self, edge: Edge, transfer: Transfer, now: float) -> None:
-        """Repeat a transfer that waited too long for its answer; recall one that waited much too long."""
+    def _repeat_or_recall(self, edge: Edge, transfer: Transfer, now: float) -> None:
+        """Repeat a transfer that is not acknowledged in time; recall it if it is open for much longer."""
         if transfer.opened is None:
             self._send(self.ledger.update(edge, opened=now, sent=now))
             return
         if not self._neighbours.reachable(edge[0]):
             return
         age, delays = now - transfer.opened, self._delays_of(transfer.give)
-        if not transfer.late and age >= delays.silence_timeout():
-            transfer = self.ledger.update(edge, late=True)
+        if not transfer.overdue and age >= delays.silence_timeout():
+            transfer = self.ledger.update(edge, overdue=True)
         if (
             not transfer.recalling
-            and transfer.give.tag is None  # a schedule waits for its own: only death ends it
+            and transfer.give.tag is None  # in lockstep the receiver needs it: never recalled
             and age >= delays.transfer_timeout()
         ):
             self.recall(*edge, now)
@@ -436,7 +450,7 @@ class Gossiper:
             self._send(self.ledger.update(edge, sent=now, attempts=transfer.attempts + 1))
 
     def _delays_of(self, give: Give) -> Delays:
-        """Return the delays of transfers of this size. A recall is small, but it follows on what is large."""
+        """Return the delays of transfers of this size, and of their recalls, which queue behind them."""
         if give.packed is None:
             return self._delays.of(give.value.nbytes)
         return self._delays.of(sum(len(buffer) for buffer in give.packed.data))
@@ -445,18 +459,20 @@ class Gossiper:
         give = transfer.give
         message: Message = give
         if transfer.recalling:
-            to, to_session = give.receiver, give.receiver_session
-            message = Recall(give.model, give.sender, give.session, to, to_session, give.sequence)
+            receiver = give.receiver, give.receiver_session
+            message = Recall(give.model, give.sender, give.session, *receiver, give.sequence)
         self._outbox.append(message)
 
-    # --- settling what was given ----------------------------------------------------------------
+    # --- closing transfers ----------------------------------------------------------------------
 
     def reclaim(self, *, stranded_only: bool = False) -> int:
-        """Take open transfers back without waiting for their receivers' word; returns how many.
+        """Take open transfers back without waiting for acknowledgements; return how many.
 
-        For a peer that must end, or hand over, while receivers cannot be reached. The rows stay in
-        `reclaimed`: publish them with the goodbye, so that a receiver that had credited one of them
-        gives that weight up (see `peer_gone`).
+        For a peer that must end or hand over while receivers cannot be reached. The transfers are recorded in
+        `reclaimed`: publish that list with the goodbye, so that a receiver that has credited one of them
+        gives the weight up (see `peer_gone`).
+
+        stranded_only: only transfers to neighbours that cannot be reached now.
         """
         reachable = self._neighbours.reachable
         edges = [e for e in self.ledger.open if not (stranded_only and reachable(e[0]))]
@@ -467,11 +483,11 @@ class Gossiper:
 
     @property
     def reclaimed(self) -> list[list[Any]]:
-        """Transfers taken back without the receiver's word: receiver, session, model, sequence, weight."""
+        """Transfers that were reclaimed: rows of receiver, its session, model, sequence, weight."""
         return [list(row) for row in self.ledger.reclaimed]
 
-    def _acknowledged(self, ack: Ack, now: float) -> None:
-        """Close the transfer that was answered; what was not credited comes back."""
+    def _receive_ack(self, ack: Ack, now: float) -> None:
+        """Close the acknowledged transfer; take its mass back if it was not credited."""
         edge = (ack.sender, ack.model)
         transfer = self.ledger.open.get(edge)
         if transfer is None or (ack.giver_session, ack.session, ack.sequence) != (
@@ -480,12 +496,16 @@ class Gossiper:
             transfer.give.sequence,
         ):
             self.counters["stale-ack"] += 1
-            if ack.giver_session == self.session and ack.sequence > self.ledger.given(*edge):
-                why = f"its books are older than what {ack.sender} has seen of them"
-                self.rejections[ack.sender] = why
+            if ack.giver_session == self.session and ack.sequence > self.ledger.last_sequence(
+                *edge
+            ):
+                reason = (
+                    f"its ledger is older than the transfers that {ack.sender} has received from it"
+                )
+                self.rejections[ack.sender] = reason
             return
         if ack.verdict == "gone":
-            self.rejections[ack.sender] = f"{ack.sender} had given it up"
+            self.rejections[ack.sender] = f"{ack.sender} has given it up"
         elif ack.verdict not in ("credited", "void"):
             self.counters["bad-verdict"] += 1
             return
@@ -504,18 +524,18 @@ class Gossiper:
     def _settle_transfers_to(
         self, peer: str, session: str, statement: Iterable[Any] | None
     ) -> None:
-        """Close all transfers to a session that is gone; what its statement does not claim comes back.
+        """Close all transfers to a session that is gone; take back those that its statement did not credit.
 
-        Without a statement it died, and nobody knows what it had credited.
+        Without a statement (it crashed) all are taken back and recorded as reclaimed.
         """
         rows = list(statement or ())
-        lines = [list(row) for row in rows if is_line(row)]
-        if len(lines) < len(rows):
-            self.counters["bad-statement"] += len(rows) - len(lines)
-        settled = {line[2]: line[3:] for line in lines if line[:2] == [self.peer, self.session]}
+        valid_rows = [list(row) for row in rows if is_verdict_row(row)]
+        if len(valid_rows) < len(rows):
+            self.counters["bad-statement"] += len(rows) - len(valid_rows)
+        verdicts = {row[2]: row[3:] for row in valid_rows if row[:2] == [self.peer, self.session]}
         if statement is not None:
             for model, sequence, weight in self.ledger.settle_reclaimed(peer, session):
-                if settled.get(model) == [sequence, "credited"]:
+                if verdicts.get(model) == [sequence, "credited"]:
                     self.counters["given-up"] += 1
                     self._balances.give_up(model, weight)
         for edge, transfer in list(self.ledger.open.items()):
@@ -523,61 +543,61 @@ class Gossiper:
             if edge[0] != peer or give.receiver_session != session:
                 continue
             (self.ledger.reclaim if statement is None else self.ledger.close)(edge)
-            if settled.get(give.model) == [give.sequence, "credited"]:
+            if verdicts.get(give.model) == [give.sequence, "credited"]:
                 self.counters["settled-by-statement"] += 1
             else:
                 self.counters["taken-back"] += 1
                 self._take_back(give)
 
     def _take_back(self, give: Give) -> None:
-        if give.weight:  # else it said that nothing comes
+        if give.weight:  # 0 in the empty transfer of `skip`
             self._balances.take_back(give)
-        self.mode.returned(give)
+        self.mode.taken_back(give)
 
     # --- receiving ------------------------------------------------------------------------------
 
     def handle(self, message: Message, now: float) -> None:
-        """Take in a message. Whatever is wrong with it is counted by cause and never raised."""
+        """Handle a received message. Faulty messages are counted by cause; none raises."""
         if message.receiver != self.peer:
             self.counters["misaddressed"] += 1
         elif isinstance(message, Ack):
-            self._acknowledged(message, now)
+            self._receive_ack(message, now)
         else:
             self._receive(message)
 
     def release(self, model: str) -> None:
-        """Take the deferred transfers of a model in again: modes call it when their turn has come."""
+        """Handle the deferred transfers of a model: modes call it when the next exchange begins."""
         for edge in [e for e in self._deferred if e[1] == model]:
             self._receive(self._deferred.pop(edge))
 
     def unpacked(self, give: Give) -> Give | str:
-        """Return a transfer that has just arrived with its value, or the cause why that cannot be had.
+        """Return a received transfer with its value decompressed, or the cause why it cannot be.
 
-        For drivers that want to see a compressed value; `handle` does this by itself, and refuses what
-        cannot be unpacked, so that its sender takes its mass back.
+        For drivers that need the value; `handle` decompresses by itself, and refuses a transfer that cannot
+        be decompressed, so that its sender takes its mass back.
         """
         if give.packed is None or give.value.size or give.model not in self._balances.weights:
             return give
         try:
-            ours = self.ledger.open.get((give.sender, give.model))
+            outgoing = self.ledger.open.get((give.sender, give.model))
             size = self._balances.size(give.model)
-            value = self.links.unpack(give, size, None if ours is None else ours.give)
+            value = self.links.unpack(give, size, None if outgoing is None else outgoing.give)
         except PackError as error:
             return error.cause
         return dataclasses.replace(give, value=value)
 
     def _receive(self, message: Give | Recall) -> None:
-        """Decide about a transfer or recall that is new, or answer again as it was decided before.
+        """Decide about a new transfer or recall, or repeat the answer to one that was decided before.
 
-        The decision stands in the ledger before it is answered, and every copy of a transfer, and a recall
-        that comes too late, gets the same answer.
+        The verdict is recorded in the ledger before it is answered; every copy of a transfer, and a late
+        recall of it, gets the same answer.
         """
         if message.receiver_session != self.session:
-            # Another session of this peer: only its own ledger may say what became of the transfer.
+            # Addressed to another session of this peer, whose ledger this one does not have.
             self.counters["other-session"] += 1
             return
         if message.model not in self._balances.weights:
-            # No line in the ledger, or strangers could fill it; it can never be credited anyway.
+            # Not recorded in the ledger, which strangers could fill otherwise; it can never be credited.
             self.counters["refused-unknown-model"] += 1
             self._answer(message, "void")
             return
@@ -585,8 +605,8 @@ class Gossiper:
         if message.sequence < max(last, 1):
             self.counters["stale"] += 1
             if last:
-                # What became of this one is forgotten. Of the last one it is known, and true whoever
-                # hears it: a late copy's sender has moved on, and one with an old ledger learns that.
+                # The ledger only has the verdict on the last transfer, so answer with that. A sender that has
+                # gone on ignores it; a sender with an old ledger learns from it that later ones existed.
                 self._answer(dataclasses.replace(message, sequence=last), verdict)
         elif message.sequence == last:
             self.counters["duplicate"] += 1
@@ -598,21 +618,20 @@ class Gossiper:
             self._receive_new(message)
 
     def _receive_new(self, give: Give) -> None:
-        """Credit a transfer, refuse it, or defer it until its turn."""
-        unpacked = self.unpacked(
-            give
-        )  # at once: what it refers to may be forgotten before its turn
+        """Credit a new transfer, refuse it, or defer it to a later exchange."""
+        # Decompressed even if it is deferred: the reference value that it needs may be dropped later.
+        unpacked = self.unpacked(give)
         give = give if isinstance(unpacked, str) else unpacked
         defect = "leaving" if self.leaving or self.closed else None
         if (give.sender, give.session) in self._neighbours.returned:
             defect = "gone-session"
         if defect is None and not self.mode.admit(give):
-            # Looked at when its turn has come, so that a mode hears of a refusal at the right time.
+            # Checked in its own exchange, so that the mode is told of a refusal at the right time.
             self._deferred[give.sender, give.model] = give
             self.counters["held"] += 1
             return
         if defect is None and not (give.weight or give.value.size or give.packed):
-            defect = "nothing"  # its sender says so because we wait for it: see `skip`
+            defect = "nothing"  # an empty transfer, which only tells us not to wait: see `skip`
         if defect is None:
             defect = unpacked if isinstance(unpacked, str) else self._credit(give)
         if defect is None:
@@ -620,17 +639,17 @@ class Gossiper:
             self.links.credited(give)
             self.mode.credited(give)
         else:
-            if (
-                defect == "not-finite"
-            ):  # ours may be what is wrong, and who only receives never pushes
+            if defect == "not-finite":
+                # The own value may be the faulty one, and a peer that only receives never checks it in
+                # `push`.
                 self._warn_if_diverged(give.model)
             gone = defect == "gone-session"
             self._decide(give, "void", f"refused-{defect}", "gone" if gone else "void")
             self.mode.refused(give)
 
     def _credit(self, give: Give) -> str | None:
-        """Absorb a transfer as it is admitted; return the cause, and change nothing, if it is refused."""
-        # What is on its way may all come back, and must find room.
+        """Absorb a transfer that is admitted; return the cause, and change nothing, if it is refused."""
+        # The weight of all open transfers may come back and must fit into the range of weights.
         defect = self._balances.defect(give, self.ledger.open_weight[give.model])
         if defect is not None:
             return defect
@@ -638,13 +657,13 @@ class Gossiper:
         return admitted if isinstance(admitted, str) else self._balances.credit(admitted)
 
     def _give_up_reclaimed(self, peer: str, session: str, rows: Iterable[Any]) -> None:
-        """Give up what a leaver took back without our word; see `peer_gone`."""
+        """Give up the mass of credited transfers that a leaver reclaimed; see `peer_gone`."""
         for row in rows:
-            if not is_reclaimed(row):
+            if not is_reclaimed_row(row):
                 self.counters["bad-reclaim"] += 1
                 continue
-            receiver, its_session, model, sequence, weight = row
-            if (receiver, its_session) != (self.peer, self.session):
+            receiver, receiver_session, model, sequence, weight = row
+            if (receiver, receiver_session) != (self.peer, self.session):
                 continue
             if model not in self._balances.weights:
                 continue
@@ -664,15 +683,15 @@ class Gossiper:
         self._answer(message, answer or verdict)
 
     def _answer(self, message: Give | Recall, verdict: Answer) -> None:
-        at = message.model, self.peer, self.session
-        self._outbox.append(Ack(*at, message.sender, message.session, message.sequence, verdict))
+        head = message.model, self.peer, self.session
+        self._outbox.append(Ack(*head, message.sender, message.session, message.sequence, verdict))
 
     # --- time -----------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Let time pass: repeat or recall what is unanswered, hand over, or let the mode push."""
+        """Repeat or recall unacknowledged transfers; then hand over if leaving, or let the mode push."""
         for edge, transfer in list(self.ledger.open.items()):
-            self._nudge(edge, transfer, now)
+            self._repeat_or_recall(edge, transfer, now)
         if self.closed:
             return
         if self.leaving:
@@ -681,16 +700,16 @@ class Gossiper:
             self.mode.step(self, now)
 
     def poll(self) -> list[Message]:
-        """Return the messages to send and forget them. Save a snapshot first to survive crashes."""
+        """Return the messages to send, and clear the outbox. To survive crashes, save before sending them."""
         outgoing, self._outbox = self._outbox, []
         return outgoing
 
     # --- leaving --------------------------------------------------------------------------------
 
     def hand_over(self, now: float) -> None:
-        """Begin to leave: refuse whatever comes, and give all weight to neighbours from now on.
+        """Begin to leave: from now on refuse all transfers, and send all weight to neighbours.
 
-        Keep ticking until `drained()`, then publish `statement()` for the neighbours' `peer_gone`.
+        Keep ticking until `is_drained()`, then publish `statement()` for the neighbours' `peer_gone`.
         """
         self.leaving = True
         for model in self.models:
@@ -698,23 +717,23 @@ class Gossiper:
         self._hand_over(now)
 
     def _hand_over(self, now: float) -> None:
-        """Give all held weight of every model to some free neighbour that stays, if there is one."""
+        """Send all held weight of every model to a random free neighbour that is not leaving."""
         for model in self.models:
-            weight, staying = self.weight(model), self.heirs(model)
-            heirs = [peer for peer in self.free_neighbours(model) if peer in staying]
-            if weight and heirs:
-                heir = heirs[self.rng.integers(len(heirs))]
+            weight, heirs = self.weight(model), self.heirs(model)
+            free_heirs = [peer for peer in self.free_neighbours(model) if peer in heirs]
+            if weight and free_heirs:
+                heir = free_heirs[self.rng.integers(len(free_heirs))]
                 self.push(model, {heir: weight}, now, plain=True)
 
-    def drained(self) -> bool:
-        """Return whether no mass is held or open: a leaver may go."""
+    def is_drained(self) -> bool:
+        """Return True if no mass is held or in open transfers: a leaving peer may end."""
         return not self.ledger.open and not any(self._balances.weights.values())
 
     def close(self) -> None:
-        """Credit and push nothing from now on: what this peer holds is what it goes home with.
+        """Credit and push nothing from now on: the values that this peer holds are its result.
 
-        Open transfers are sent again at the next tick, so that whoever waits for their answers need not
-        wait for long.
+        Open transfers are sent again at the next tick, so that a driver which waits for their
+        acknowledgements does not have to wait for the next repeat.
         """
         if not self.closed:
             self.closed = True
@@ -722,14 +741,14 @@ class Gossiper:
                 self.ledger.update(edge, sent=-np.inf, attempts=2)
 
     def statement(self) -> list[list[Any]]:
-        """Return what became of the last transfer from each sender that has not left, as plain rows.
+        """Return the verdict on the last transfer from each sender that has not said goodbye, as plain rows.
 
-        Call `close` first, or it may be out of date when it is read. A leaver publishes it with its
-        goodbye, so that a giver whose acknowledgement was lost can tell whether to take its mass
-        back: see `peer_gone`. One that was only given up may be alive, and ask.
+        Call `close` first, or the rows may be out of date when they are read. A leaver publishes them with
+        its goodbye, so that a sender whose acknowledgement was lost knows whether to take its mass back: see
+        `peer_gone`. Senders that were given up are included, because they may still be running.
         """
         left = self._neighbours.left
-        return [list(line) for line in self.ledger.lines() if line[:2] not in left]
+        return [list(row) for row in self.ledger.verdicts() if row[:2] not in left]
 
     # --- snapshots ------------------------------------------------------------------------------
 
@@ -737,8 +756,8 @@ class Gossiper:
         """Return the whole state as plain data: dicts, lists, ints, strings and arrays.
 
         values=False leaves the models' values out, for a driver that saves the store in the same
-        checkpoint; both must be of the same moment. Deferred transfers are left out: they will be heard
-        again. Neighbours are kept, as offline, so that a round goes on with those it began with.
+        checkpoint; both must be of the same moment. Deferred transfers are left out, because their senders
+        repeat them. Neighbours are kept, as offline, so that a round continues with the same ones.
         """
         return {
             "version": SNAPSHOT_VERSION,
@@ -759,12 +778,13 @@ class Gossiper:
     ) -> Gossiper:
         """Continue from a snapshot, in the same session; open transfers are sent again.
 
-        options: of a new Gossiper; its `mode` is made with the same settings, its state is in the snapshot.
+        options: keyword arguments of a new Gossiper. `mode` must have the same settings as before; its state
+            is in the snapshot.
         """
         if snapshot["version"] != SNAPSHOT_VERSION:
             raise ValueError(
                 f"gossip snapshot has version {snapshot['version']}, this program reads "
-                f"{SNAPSHOT_VERSION}: restore it with the program that wrote it, or start afresh"
+                f"{SNAPSHOT_VERSION}: restore it with the program that wrote it, or start without it"
             )
         ledger = Ledger.restore(snapshot["ledger"])
         gossiper = cls(ledger.peer, ledger.session, store, **options)

@@ -1,8 +1,8 @@
-"""The books of one peer: the mass it holds, which transfers are open, what became of those it received.
+"""The accounts of one peer: the mass it holds, its open transfers, and its verdicts on received transfers.
 
-Per (neighbour, model) at most one transfer is open, and its sequence number rises. So a receiver
-needs to remember one line per (sender, session, model): the last sequence and its verdict. Whatever
-is older has been closed by its sender and may be ignored.
+Per (neighbour, model) at most one transfer is open, and sequence numbers rise. So a receiver needs to
+remember only one verdict per (sender, session, model): that on the last sequence number. Earlier transfers
+were closed by their sender and can be ignored.
 
 `Balances` is the mass that is held: a weight per partial model, beside the values in a `Store`.
 """
@@ -34,15 +34,15 @@ Edge: TypeAlias = tuple[str, str]
 """(neighbour, model)"""
 
 RECLAIMED_KEPT = 1024
-"""How many reclaimed transfers are remembered: the goodbye lists them, and must fit into one packet."""
+"""The most reclaimed transfers that are remembered: the goodbye lists them, and must fit into one packet."""
 
 SESSIONS_KEPT = 64
-"""How many sessions of one sender are remembered. A transfer could be credited twice only if its duplicate
-arrived after the sender had begun that many newer sessions."""
+"""The most sessions of one sender that are remembered. A transfer could be credited twice only if its
+duplicate arrived after the sender had begun that many newer sessions."""
 
 
-def is_reclaimed(row: object) -> bool:
-    """Return whether data received from a peer has the form of a row of `Ledger.reclaimed`."""
+def is_reclaimed_row(row: object) -> bool:
+    """Return whether data received from a peer has the types of a row of `Ledger.reclaimed`."""
     if not isinstance(row, list | tuple) or len(row) != 5:
         return False
     *names, sequence, weight = row
@@ -51,8 +51,8 @@ def is_reclaimed(row: object) -> bool:
     )
 
 
-def is_line(row: object) -> bool:
-    """Return whether data received from a peer has the form of what `Ledger.lines` yields."""
+def is_verdict_row(row: object) -> bool:
+    """Return whether data received from a peer has the types of a row that `Ledger.verdicts` yields."""
     if not isinstance(row, list | tuple) or len(row) != 5:
         return False
     *names, sequence, verdict = row
@@ -65,21 +65,22 @@ def is_line(row: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """An open transfer: debited here, not yet known to be credited or void there."""
+    """An open transfer: debited here, and not yet acknowledged by the receiver as credited or void."""
 
     give: Give
     opened: float | None
-    """When it was first sent; None after a restart, until the clock is known again."""
+    """When it was first sent; None after a restart, until the first tick gives the time."""
     sent: float
+    """When it was last sent."""
     attempts: int = 1
     recalling: bool = False
     """Whether its receiver was asked to give it back (`Recall`)."""
-    late: bool = False
-    """Whether its answer is overdue: it may still come, but nobody waits for it any more."""
+    overdue: bool = False
+    """Whether its acknowledgement is overdue, so that training does not wait for it any longer."""
 
 
 class Ledger:
-    """Open transfers going out, and one line per (sender, session, model) coming in."""
+    """Open outgoing transfers, and the last verdict per (sender, session, model) of incoming ones."""
 
     def __init__(self, peer: str, session: str) -> None:
         self.peer = peer
@@ -88,14 +89,15 @@ class Ledger:
         self.open_weight: Counter[str] = Counter()
         """The weight in open transfers, by model."""
         self.revision = 0
-        """Rises with every change that must be in the checkpoint before a message about it leaves: debits,
-        verdicts, reclaimed transfers that are settled."""
+        """Rises with every change that must be in the checkpoint before a message about it is sent: debits,
+        verdicts, and reclaimed transfers that are settled."""
         self.reclaimed: list[list[Any]] = []
         """Transfers taken back before the receiver answered, because it was declared dead or this peer had
         to end: rows of receiver, its session, model, sequence, weight. If the receiver had credited one, the
         weight exists twice, and one side must remove it: see `Gossiper.peer_gone`."""
         self._sequences: dict[Edge, int] = {}
-        self._seen: dict[str, dict[str, dict[str, tuple[int, Verdict]]]] = {}
+        """The last sequence number used per (receiver, model)."""
+        self._verdicts: dict[str, dict[str, dict[str, tuple[int, Verdict]]]] = {}
         """Sender → its session → model → the last sequence received, and its verdict."""
 
     def debit(
@@ -109,10 +111,10 @@ class Ledger:
         tag: Tag | None = None,
         packed: Packed | None = None,
     ) -> Transfer:
-        """Open a transfer. The caller must have subtracted the mass from its own balance."""
+        """Open a transfer. The caller must have subtracted the mass from its balance before."""
         edge = (receiver, model)
         if edge in self.open:
-            raise ValueError(f"transfer of {model!r} to {receiver!r}: one is open already")
+            raise ValueError(f"transfer of {model!r} to {receiver!r}: another one is still open")
         sequence = self._sequences.get(edge, 0) + 1
         self._sequences[edge] = sequence
         self.revision += 1
@@ -136,7 +138,7 @@ class Ledger:
         return transfer
 
     def reclaim(self, edge: Edge) -> Transfer:
-        """Remove an open transfer whose fate is not known, and remember that it was taken back."""
+        """Remove an open transfer that was not acknowledged, and remember that it was taken back."""
         transfer = self.close(edge)
         give = transfer.give
         if give.weight:
@@ -146,9 +148,9 @@ class Ledger:
         return transfer
 
     def settle_reclaimed(self, receiver: str, session: str) -> list[tuple[str, int, int]]:
-        """Forget what was reclaimed of transfers to a receiver whose goodbye says what it credited.
+        """Remove and return the reclaimed transfers to a receiver whose goodbye lists what it credited.
 
-        Returns rows of model, sequence, weight.
+        Return rows of model, sequence, weight.
         """
         rows = [row for row in self.reclaimed if row[:2] == [receiver, session]]
         for row in rows:
@@ -156,46 +158,46 @@ class Ledger:
             self.revision += 1
         return [(model, sequence, weight) for _, _, model, sequence, weight in rows]
 
-    def given(self, receiver: str, model: str) -> int:
-        """Return the last sequence that was given on an edge; 0 if none was."""
+    def last_sequence(self, receiver: str, model: str) -> int:
+        """Return the sequence number of the last transfer of a model to a receiver; 0 if there was none."""
         return self._sequences.get((receiver, model), 0)
 
     def verdict(self, sender: str, session: str, model: str) -> tuple[int, Verdict]:
-        """Return the last sequence seen and its verdict; (0, "void") if none was."""
-        return self._seen.get(sender, {}).get(session, {}).get(model, (0, "void"))
+        """Return the last sequence received and its verdict; (0, "void") if there was none."""
+        return self._verdicts.get(sender, {}).get(session, {}).get(model, (0, "void"))
 
     def decide(
         self, sender: str, session: str, model: str, sequence: int, verdict: Verdict
     ) -> None:
-        """Remember, for good, what became of a received sequence."""
+        """Record the final verdict on a received transfer."""
         self.revision += 1
-        sessions = self._seen.setdefault(sender, {})
+        sessions = self._verdicts.setdefault(sender, {})
         sessions.setdefault(session, {})[model] = (sequence, verdict)
         if len(sessions) > SESSIONS_KEPT:
             del sessions[next(iter(sessions))]
 
-    def lines(self) -> Iterator[tuple[str, str, str, int, Verdict]]:
-        """Yield (sender, session, model, last sequence, verdict) of all that was received."""
-        for sender, sessions in self._seen.items():
+    def verdicts(self) -> Iterator[tuple[str, str, str, int, Verdict]]:
+        """Yield (sender, session, model, last sequence, verdict) for all received transfers."""
+        for sender, sessions in self._verdicts.items():
             for session, models in sessions.items():
                 for model, (sequence, verdict) in models.items():
                     yield sender, session, model, sequence, verdict
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the books as plain data; transfers that share a value share it here too.
+        """Return the ledger as plain data; a value that several transfers share is stored once.
 
-        Of a compressed transfer the decompressed value is kept; after a restart it is sent uncompressed.
+        Of a compressed transfer the decompressed value is stored; after a restart it is sent uncompressed.
         """
         arrays: dict[int, np.ndarray[Any, Any]] = {}
-        index: dict[int, int] = {}
+        indices: dict[int, int] = {}
         rows: list[list[Any]] = []
         for transfer in self.open.values():
             give = transfer.give
-            at = index.setdefault(id(give.value), len(index))
-            arrays[at] = give.value
+            index = indices.setdefault(id(give.value), len(indices))
+            arrays[index] = give.value
             tag = None if give.tag is None else list(give.tag)
-            to = give.receiver, give.receiver_session
-            rows.append([give.model, *to, give.sequence, give.weight, at, tag, transfer.recalling])
+            head = give.model, give.receiver, give.receiver_session, give.sequence, give.weight
+            rows.append([*head, index, tag, transfer.recalling])
         return {
             "peer": self.peer,
             "session": self.session,
@@ -203,19 +205,19 @@ class Ledger:
             "values": [arrays[i] for i in range(len(arrays))],
             "reclaimed": [list(row) for row in self.reclaimed],
             "sequences": [[*edge, sequence] for edge, sequence in self._sequences.items()],
-            "seen": [list(line) for line in self.lines()],
+            "seen": [list(row) for row in self.verdicts()],
         }
 
     @classmethod
     def restore(cls, data: dict[str, Any]) -> Ledger:
-        """Rebuild the books; open transfers are due to be sent again at once."""
+        """Rebuild a ledger from a snapshot; open transfers are sent again at the next tick."""
         ledger = cls(data["peer"], data["session"])
-        for model, receiver, session, sequence, weight, at, tag, recalling in data["open"]:
+        for model, receiver, session, sequence, weight, index, tag, recalling in data["open"]:
             give = Give(
                 model, ledger.peer, ledger.session, sequence, receiver, session, weight,
-                data["values"][at], None if tag is None else (tag[0], tag[1]),
+                data["values"][index], None if tag is None else (tag[0], tag[1]),
             )  # fmt: skip
-            # Two attempts: a repeated transfer is not used to estimate delays, and a restart is in this one.
+            # Counted as a second attempt, because repeated transfers are not used to estimate delays.
             transfer = Transfer(give, None, 0.0, attempts=2, recalling=recalling)
             ledger.open[receiver, model] = transfer
             ledger.open_weight[model] += weight
@@ -223,8 +225,8 @@ class Ledger:
         for receiver, model, sequence in data["sequences"]:
             ledger._sequences[receiver, model] = sequence
         for sender, session, model, sequence, verdict in data["seen"]:
-            seen = ledger._seen.setdefault(sender, {}).setdefault(session, {})
-            seen[model] = sequence, verdict
+            models = ledger._verdicts.setdefault(sender, {}).setdefault(session, {})
+            models[model] = sequence, verdict
         return ledger
 
 
@@ -236,11 +238,11 @@ class Store(Protocol):
         ...
 
     def read(self, name: str) -> Array:
-        """Return a model's values, as a view or a fresh copy; the caller will not change it."""
+        """Return a model's values, as a view or a copy; the caller will not change them."""
         ...
 
     def write(self, name: str, value: Array) -> None:
-        """Replace a model's values; `value` may be kept, the caller will not change it."""
+        """Replace a model's values; the store may keep `value`, the caller will not change it."""
         ...
 
 
@@ -259,12 +261,12 @@ class DictStore:
         return self._models[name]
 
     def write(self, name: str, value: Array) -> None:
-        """Store an array; its dtype and length become the model's."""
+        """Store an array as it is, without a copy."""
         self._models[name] = value
 
 
 class Balances:
-    """Held mass. Every change of a weight comes with the change of value that keeps sums right."""
+    """Held mass. Each method changes weight and value together so that the sum of all peers' mass stays."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -272,51 +274,51 @@ class Balances:
         self.weights: dict[str, int] = dict.fromkeys(self.models, 0)
         self.injected: dict[str, int] = dict.fromkeys(self.models, 0)
         self.promised: dict[str, int] = {}
-        """Weight to inject after the first mass was absorbed."""
+        """Weight to inject once the first transfer is credited."""
         self.debts: dict[str, int] = {}
         """Weight to give up as soon as that much more is held; see `give_up`."""
         self.residue: dict[str, Array] = {}
-        """Sums (weight · value) that compressors left behind; they join the next mass that comes in."""
+        """Compression errors as sums (weight · value); they are added to the next mass that is credited."""
         # Read once: a store may have to gather a model, and its shape never changes in a session.
-        self._kinds = {v: (own.shape, own.dtype) for v in self.models for own in [store.read(v)]}
+        self._shapes = {v: (own.shape, own.dtype) for v in self.models for own in [store.read(v)]}
 
-    def inject(self, model: str, weight: int, *, after_hearing: bool = False) -> None:
-        """Add weight at the current value, or promise to when the first mass was absorbed."""
+    def inject(self, model: str, weight: int, *, after_first_transfer: bool = False) -> None:
+        """Add weight at the current value, or promise to do so when the first transfer is credited."""
         held = self.weights[model]
         if not 0 < weight <= MAX_WEIGHT - held:
             raise ValueError(f"inject {model!r}: weight {weight} is out of range; use ONE·samples")
-        if after_hearing and held == 0:
+        if after_first_transfer and held == 0:
             self.promised[model] = weight
         else:
-            self.promised.pop(model, None)  # or the same weight would come in once more
+            self.promised.pop(model, None)  # or the same weight would be injected twice
             self.weights[model] += weight
             self.injected[model] += weight
 
     def adjust(self, model: str, weight: int) -> None:
-        """Change the weight that was injected, at the current value."""
-        more = weight - self.injected[model]
-        if more > 0:
-            self.inject(model, more)
-        elif more < 0:
+        """Change the injected weight to `weight`, at the current value."""
+        difference = weight - self.injected[model]
+        if difference > 0:
+            self.inject(model, difference)
+        elif difference < 0:
             self.injected[model] = weight
-            self.give_up(model, -more)
+            self.give_up(model, -difference)
 
     def take(
         self, model: str, share: int, lossy: Callable[[str, Array], Array] | None
     ) -> Array | None:
         """Debit `share` units and return the value to send with them; None if it is not finite."""
         if self.residue and self.weights[model] and model in self.residue:
-            self._set(model, self._mass(model))  # nothing stays behind of what goes in full
+            self._set(model, self._mass(model))  # adds the residue, so that it is sent too
         value = np.array(self.store.read(model))
         if not is_finite(value):
             return None
-        sent = None if lossy is None else np.asarray(lossy(model, value))
-        kept, given = split(Mass(value, self.weights[model]), share, sent)
-        given.value.setflags(write=False)  # shared by all transfers of this push
-        if kept.value is not value:
-            self.store.write(model, kept.value)
-        self.weights[model] = kept.weight
-        return given.value
+        rounded = None if lossy is None else np.asarray(lossy(model, value))
+        rest, sent = split(Mass(value, self.weights[model]), share, rounded)
+        sent.value.setflags(write=False)  # shared by all transfers of this push
+        if rest.value is not value:
+            self.store.write(model, rest.value)
+        self.weights[model] = rest.weight
+        return sent.value
 
     def take_packed(
         self,
@@ -324,59 +326,63 @@ class Balances:
         shares: Mapping[str, int],
         pack: Callable[[str, Array], tuple[Array, Packed, float] | None],
         *,
-        whole: bool,
+        exact_shares: bool,
     ) -> dict[str, tuple[Array, Packed | None, int]] | None:
-        """Debit shares whose values are compressed: per receiver what it reads, how it is sent, its share.
+        """Debit shares with compressed values.
 
-        Shares shrink with the part of the value that comes through, unless they shall stay `whole`.
+        Return per receiver the value that it will read, the packed form and the share. A share shrinks with
+        the fraction of the value that is transmitted, unless `exact_shares`. None if the value is not finite.
 
-        What they lose, Σ share · (value − sent), stays here as a residue and joins the next mass that
-        comes in. Put into the kept value at once it would be multiplied by share / kept, and the peer
-        would train on that; later it meets more weight.
+        The compression error, Σ share · (value − read value), stays here as a residue and is added to the
+        next mass that is credited. If it were added to the kept value at once, it would be multiplied by
+        share / kept weight, and the peer would train on that; later it is divided by more weight.
         """
         value = np.array(self.store.read(model))
         if not is_finite(value):
             return None
         if sum(shares.values()) > self.weights[model]:
             raise ValueError(f"push {model!r}: shares exceed a weight of {self.weights[model]}")
-        lost = np.zeros_like(value)
-        sent: dict[str, tuple[Array, Packed | None, int]] = {}
-        for receiver, asked in shares.items():
-            read, packed, part = pack(receiver, value) or (value, None, 1.0)
-            share = asked if whole else max(1, portion(asked, part))
-            read.setflags(write=False)
-            lost += np.subtract(value, read, dtype=value.dtype) * as_factor(share, 1, value)
-            sent[receiver] = read, packed, share
+        error = np.zeros_like(value)
+        debited: dict[str, tuple[Array, Packed | None, int]] = {}
+        for receiver, full_share in shares.items():
+            read_value, packed, fraction = pack(receiver, value) or (value, None, 1.0)
+            share = full_share if exact_shares else max(1, portion(full_share, fraction))
+            read_value.setflags(write=False)
+            error += np.subtract(value, read_value, dtype=value.dtype) * as_factor(share, 1, value)
+            debited[receiver] = read_value, packed, share
             self.weights[model] -= share
-        if lost.any():
-            self.residue[model] = self.residue.get(model, 0) + lost
-        return sent
+        if error.any():
+            self.residue[model] = self.residue.get(model, 0) + error
+        return debited
 
     def size(self, model: str) -> int:
-        """Return how many values a model has."""
-        return self._kinds[model][0][0]
+        """Return the number of coordinates of a model."""
+        return self._shapes[model][0][0]
 
-    def defect(self, give: Give, on_its_way: int) -> str | None:
-        """Return what is wrong with a transfer, apart from values that are not finite.
+    def defect(self, give: Give, open_weight: int) -> str | None:
+        """Return what is wrong with a transfer, or None; whether its values are finite is not checked.
 
-        on_its_way: weight of this model in own open transfers, all of which may come back.
+        open_weight: weight of this model in our own open transfers, all of which may come back.
         """
-        shape, dtype = self._kinds[give.model]
+        shape, dtype = self._shapes[give.model]
         if give.value.dtype != dtype and not np.can_cast(give.value.dtype, dtype, "same_kind"):
             return "bad-dtype"
         if give.value.shape != shape:
             return "wrong-length"
-        return None if 0 < give.weight <= self._room(give.model) - on_its_way else "weight"
+        return None if 0 < give.weight <= self._free_weight(give.model) - open_weight else "weight"
 
-    def _room(self, model: str) -> int:
-        """Return the weight that may still come in; half the range waits for own weight to be injected."""
-        own = self.promised.get(model, 0)
-        if not own and not self.injected[model]:
-            own = MAX_WEIGHT // 2
-        return MAX_WEIGHT - self.weights[model] - own
+    def _free_weight(self, model: str) -> int:
+        """Return how much weight may still be credited.
+
+        The weight that this peer will inject is reserved; half the range while that weight is not known.
+        """
+        reserved = self.promised.get(model, 0)
+        if not reserved and not self.injected[model]:
+            reserved = MAX_WEIGHT // 2
+        return MAX_WEIGHT - self.weights[model] - reserved
 
     def credit(self, give: Give) -> str | None:
-        """Absorb a transfer; a cause, and nothing changed, if the result would not be finite."""
+        """Absorb a transfer; return a cause, and change nothing, if the result would not be finite."""
         model = give.model
         mass = absorb_finite(self._mass(model), Mass(give.value, give.weight))
         if mass is None:
@@ -388,57 +394,59 @@ class Balances:
         return None
 
     def give_up(self, model: str, weight: int) -> None:
-        """Remove weight that its sender took back after it was credited here.
+        """Remove weight that was credited here although its sender has taken it back.
 
-        The value stays as it is: what was credited has long mixed with the rest. What is not held any
-        more, because it was passed on, is a debt that the next mass pays.
+        The value does not change: the credited value has long been averaged with others. Weight that is no
+        longer held, because it was pushed on, becomes a debt, which is paid from the next mass credited.
         """
         self.debts[model] = self.debts.get(model, 0) + weight
-        self._pay(model)
+        self._pay_debt(model)
 
-    def _pay(self, model: str) -> None:
+    def _pay_debt(self, model: str) -> None:
         debt = self.debts.pop(model, 0)
-        paid = min(debt, max(self.weights[model] - 1, 0))  # one unit keeps the value alive
+        paid = min(
+            debt, max(self.weights[model] - 1, 0)
+        )  # a value without any weight has no meaning
         self.weights[model] -= paid
         if debt > paid:
             self.debts[model] = debt - paid
 
     def take_back(self, give: Give) -> None:
-        """Absorb the mass of an own transfer that was not credited."""
+        """Absorb the mass of one of our transfers that was not credited."""
         self._set(give.model, absorb(self._mass(give.model), Mass(give.value, give.weight)))
 
     def snapshot(self, *, values: bool) -> dict[str, Any]:
         """Return weights and, on request, copies of the values, as plain data."""
-        stored = {v: np.array(self.store.read(v)) for v in self.models} if values else {}
+        copies = {v: np.array(self.store.read(v)) for v in self.models} if values else {}
         return {
             "weights": dict(self.weights),
             "injected": dict(self.injected),
             "promised": dict(self.promised),
             "debts": dict(self.debts),
             "residue": dict(self.residue),
-            "values": stored,
+            "values": copies,
         }
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Take over weights and, if there, values; the store must have the same models."""
+        """Restore weights and, if the snapshot has them, values; the store must have the same models."""
         if set(data["weights"]) != set(self.models):
             raise ValueError(
                 f"gossip snapshot holds the partial models {sorted(data['weights'])}, the store "
-                f"{list(self.models)}: restore with the same partial models, or start afresh"
+                f"{list(self.models)}: restore with the same partial models, or start without a snapshot"
             )
         for model, value in data["values"].items():
             own = self.store.read(model)
             if own.shape != value.shape:
                 raise ValueError(
                     f"gossip snapshot: partial model {model!r} has {value.size} values, the store's "
-                    f"{own.size}: restore with the same network, or start afresh"
+                    f"{own.size}: restore with the same network, or start without a snapshot"
                 )
             self.store.write(model, np.array(value))
         self.weights = dict(data["weights"])
         self.injected = dict(data["injected"])
         self.promised = dict(data["promised"])
         self.debts = dict(data["debts"])
-        self.residue = {v: np.array(each) for v, each in data.get("residue", {}).items()}
+        self.residue = {model: np.array(sums) for model, sums in data.get("residue", {}).items()}
 
     def _mass(self, model: str) -> Mass:
         return Mass(self.store.read(model), self.weights[model])
@@ -450,4 +458,4 @@ class Balances:
         self.store.write(model, value)
         self.weights[model] = mass.weight
         if model in self.debts:
-            self._pay(model)
+            self._pay_debt(model)

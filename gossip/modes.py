@@ -1,11 +1,12 @@
-"""When and to whom a peer pushes: a mode decides, the ledger below is the same for all.
+"""Gossip modes: they decide when and to whom a peer pushes.
 
-A mode is a small object that a `Gossiper` is given. It is asked whether a received transfer may be
-credited now, told what was credited and who is gone, and pushes from `step`. Its state is part of
-the gossiper's snapshot, so that a restart continues where the last checkpoint was.
+A `Gossiper` has one mode. It asks the mode whether a received transfer may be credited now, tells it which
+transfers were credited and which peers are gone, and calls its `step` to push. The mode's state is part of
+the gossiper's snapshot, so that a restart continues from the last checkpoint.
 
 `PacedMode` pushes at the pace of training and never waits; `RoundsMode` averages in lockstep with the
-neighbours, `ServerMode` through one server per partial model. The base, `Mode`, leaves all to the driver.
+neighbours, `ServerMode` through one server per partial model. The base class, `Mode`, never pushes: its
+driver calls `Gossiper.push`.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ GATHER, RETURN = 0, 1
 
 
 class Mode:
-    """What a gossiper asks of its mode. This one credits everything and never pushes: its driver does."""
+    """The interface of a mode. This base class credits every transfer at once and never pushes."""
 
     def admit(self, give: Give) -> bool:
-        """Return whether to credit this transfer now; if not, it is deferred, unanswered, until released."""
+        """Return True to credit this transfer now; if False, it is deferred until `Gossiper.release`."""
         return True
 
     def credited(self, give: Give) -> None:
         """Note that a transfer was credited."""
 
     def refused(self, give: Give) -> None:
-        """Note that a transfer was refused: its sender takes the mass back and sends no other."""
+        """Note that a transfer was refused: its sender takes the mass back and does not send it again."""
 
-    def returned(self, give: Give) -> None:
-        """Note that an own transfer was taken back: refused, recalled, or its receiver is gone."""
+    def taken_back(self, give: Give) -> None:
+        """Note that one of our transfers was taken back: refused, recalled, or its receiver is gone."""
 
-    def gone(self, peer: str) -> None:
-        """Note that a session of this peer is gone for good: nothing more will come from it."""
+    def peer_gone(self, peer: str) -> None:
+        """Note that a session of this peer is gone for good and will send nothing more."""
 
     def step(self, gossiper: Gossiper, now: float) -> None:
         """Push whatever is due."""
@@ -57,14 +58,14 @@ class Mode:
         return {}
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Take over the state of a snapshot."""
+        """Restore the state of a snapshot."""
 
 
 # --- asynchronous, at the pace of training -------------------------------------------------------
 
 
 def check_drift(bound: float | Mapping[str, float]) -> None:
-    """Raise ValueError unless every bound is a number that a relative distance can be compared with."""
+    """Raise ValueError unless every bound is a finite number of 0 or more."""
     for name, each in bound.items() if isinstance(bound, Mapping) else [("", bound)]:
         if not (math.isfinite(each) and each >= 0):
             where = f" of {name!r}" if name else ""
@@ -74,11 +75,13 @@ def check_drift(bound: float | Mapping[str, float]) -> None:
 
 
 class Drift:
-    """How far models have moved since they were last pushed.
+    """Skips pushes of models that have changed little since they were last pushed.
 
-    bound: the relative distance below which a push is skipped, for all models or each by name (others
-        are always pushed). Raise it to save messages while values move little; too high, and peers
-        learn from each other too late. It keeps one copy of each model.
+    It keeps a copy of the last pushed value of each model.
+
+    bound: the relative distance from the last pushed value below which a push is skipped: one for all models,
+        or by model name (models without one are always pushed). Raise it to save messages while values change
+        little; if it is too high, peers learn from each other too late.
     traffic: where skipped messages are counted.
     """
 
@@ -88,17 +91,17 @@ class Drift:
         self._last: dict[str, Array] = {}
 
     def skips(self, model: str, value: Array, messages: int) -> bool:
-        """Return whether a model has moved less than its bound, and count the messages that are not sent.
+        """Return True, and count the messages that are not sent, if a model has changed less than its bound.
 
-        If it has moved farther, its value is remembered as pushed.
+        Otherwise remember its value as pushed and return False.
         """
         bound = self._bound.get(model, 0.0) if isinstance(self._bound, Mapping) else self._bound
         if bound <= 0:
             return False
         last = self._last.get(model)
         if last is not None:
-            moved = float(np.linalg.norm(value - last))
-            if moved < bound * float(np.linalg.norm(last)):
+            distance = float(np.linalg.norm(value - last))
+            if distance < bound * float(np.linalg.norm(last)):
                 self._traffic[model].skip(messages, messages * 4 * value.size)  # as float32
                 return True
         self._last[model] = np.array(value)
@@ -106,23 +109,24 @@ class Drift:
 
 
 class PacedMode(Mode):
-    """Every request is one push of each model, in equal parts to a few random neighbours.
+    """Asynchronous gossip: each request is one push of every model, in equal shares to a few random
+    neighbours.
 
-    It keeps to the work done, not to a clock: a slow machine gossips as often per training step as a fast
-    one. What cannot be pushed now (no neighbour is free) is pushed later,
-    but no more than `backlog` pushes per model pile up.
+    The driver makes requests per training step, not per second, so a slow machine gossips as often per step
+    as a fast one. A push that is not possible now, because no neighbour is free, is made later; at most
+    `backlog` pushes per model wait.
 
-    fanout: neighbours that share in one push. Raise it if peers disagree too much while training:
-        four in one push mix better than four pushes to one, because weights stay more even.
-    fraction: the share of the held weight that one push gives away, between 0 and 1 exclusive; by
-        default an equal part for each of the neighbours and for the peer itself.
-    ahead: transfers of one model that may be on their way before `caught_up` is false. Training moves
-        only the weight that is held, so what is on its way learns nothing: raise it from 0 only where
-        links are slow and training is not.
-    floor: do not push while a share or the rest would fall below this weight.
-    turns: for graphs that change over time: the neighbours that push after push may be given to, over and
-        over. A turn in which nobody can be reached passes.
-    drift: skips a push of what has hardly moved since the last one.
+    fanout: receivers of one push. Raise it if peers disagree too much while training: one push to four
+        neighbours mixes better than four pushes to one each, because weights stay more even.
+    fraction: the fraction of the held weight that one push sends, between 0 and 1 exclusive; by default the
+        weight is divided equally among the receivers and the peer itself.
+    max_in_flight: unacknowledged transfers of one model with which `caught_up` is still true. Training
+        changes only the held mass, and mass in flight learns nothing: raise it from 0 only if links are slow
+        compared with training.
+    floor: do not push if a share or the rest would fall below this weight.
+    neighbours_by_step: for graphs that change over time: the neighbours to which the 1st, 2nd, … push may go,
+        repeated cyclically. A step is skipped if none of its neighbours can be reached.
+    drift: skips pushes of models that have changed little.
     """
 
     def __init__(
@@ -130,10 +134,10 @@ class PacedMode(Mode):
         fanout: int = 1,
         *,
         fraction: float | None = None,
-        ahead: int = 0,
+        max_in_flight: int = 0,
         backlog: int = 2,
         floor: int = FLOOR,
-        turns: Sequence[Collection[str]] = (),
+        neighbours_by_step: Sequence[Collection[str]] = (),
         drift: Drift | None = None,
     ) -> None:
         if fanout < 1:
@@ -141,45 +145,47 @@ class PacedMode(Mode):
         if fraction is not None and not 0 < fraction < 1:
             raise ValueError(f"paced mode: fraction is {fraction}, must lie between 0 and 1")
         self.fanout, self.fraction = fanout, fraction
-        self.ahead = ahead
+        self.max_in_flight = max_in_flight
         self.backlog, self.floor = backlog, floor
-        self._requested = 0
-        self._owed: Counter[str] = Counter()
-        self._turns = [frozenset(turn) for turn in turns]
-        self._turn: Counter[str] = Counter()
+        self._requests = 0
+        self._waiting_pushes: Counter[str] = Counter()
+        self._neighbours_by_step = [frozenset(peers) for peers in neighbours_by_step]
+        self._steps: Counter[str] = Counter()
+        """The number of steps of `neighbours_by_step` that are over, by model."""
         self._drift = drift
         self._welcomes: set[tuple[str, str]] = set()
 
     def welcome(self, model: str, peer: str) -> None:
-        """Push to a neighbour that counts for nothing yet as soon as it is free, not after training."""
+        """Push to a newcomer as soon as it is free, without waiting for the next request."""
         self._welcomes.add((model, peer))
 
-    def request(self, *, anyway: bool = False) -> None:
-        """Ask for one more push of every model; `anyway`, from now on, however little they moved."""
-        self._requested += 1
-        if anyway:
+    def request(self, *, ignore_drift: bool = False) -> None:
+        """Request one more push of every model; `ignore_drift` skips no push from now on."""
+        self._requests += 1
+        if ignore_drift:
             self._drift = None
 
     def caught_up(self, gossiper: Gossiper) -> bool:
-        """Return whether neighbours keep up with what is pushed to them; if not, a driver trains later.
+        """Return False if too many pushes are unacknowledged: then the driver should wait before it trains.
 
-        It is no barrier: whoever answers lets the peer go on, and who cannot be reached is not
-        waited for.
+        This is no barrier: one acknowledgement is enough to continue, and transfers to neighbours that cannot
+        be reached do not count.
         """
-        return all(gossiper.in_flight(model) <= self.ahead for model in gossiper.models)
+        return all(gossiper.in_flight(model) <= self.max_in_flight for model in gossiper.models)
 
     def step(self, gossiper: Gossiper, now: float) -> None:
-        """Push what is owed, as far as neighbours are free."""
+        """Make the pushes that were requested, as far as neighbours are free."""
         for model in gossiper.models:
-            self._owed[model] = min(self._owed[model] + self._requested, self.backlog)
-            while self._owed[model] and self._push(gossiper, model, now):
-                self._owed[model] -= 1
-        self._requested = 0
+            waiting = self._waiting_pushes[model] + self._requests
+            self._waiting_pushes[model] = min(waiting, self.backlog)
+            while self._waiting_pushes[model] and self._push(gossiper, model, now):
+                self._waiting_pushes[model] -= 1
+        self._requests = 0
         for model, peer in sorted(self._welcomes):
             weight = gossiper.weight(model)
             share = portion(weight, Fraction(1, self.fanout + 1))
-            # Below the floor too: a newcomer that hears nothing never gives, and nobody else may be there
-            # to lift a weight that was lost to somebody who died.
+            # The floor does not apply: a newcomer sends nothing before its first transfer, so with no other
+            # neighbour our weight would stay below the floor for ever.
             if min(share, weight - share) < 1:
                 continue
             if peer not in gossiper.reachable_neighbours(model):
@@ -189,12 +195,13 @@ class PacedMode(Mode):
                 gossiper.push(model, {peer: share}, now)
 
     def _push(self, gossiper: Gossiper, model: str, now: float) -> bool:
+        """Make one push, or skip it; return False if it must wait."""
         free = gossiper.free_neighbours(model)
-        if self._turns:
-            whose = self._turns[self._turn[model] % len(self._turns)]
-            free = [peer for peer in free if peer in whose]
-            if not free and not whose.intersection(gossiper.reachable_neighbours(model)):
-                self._turn[model] += 1
+        if self._neighbours_by_step:
+            allowed = self._neighbours_by_step[self._steps[model] % len(self._neighbours_by_step)]
+            free = [peer for peer in free if peer in allowed]
+            if not free and not allowed.intersection(gossiper.reachable_neighbours(model)):
+                self._steps[model] += 1
                 return True
         if not free:
             return False
@@ -206,7 +213,7 @@ class PacedMode(Mode):
             share = portion(weight, self.fraction) // len(chosen)
         if min(share, weight - share * len(chosen)) < self.floor:
             return False
-        self._turn[model] += 1
+        self._steps[model] += 1
         if self._drift and self._drift.skips(model, gossiper.value(model), len(chosen)):
             return True
         return gossiper.push(model, {free[index]: share for index in chosen}, now)
@@ -216,32 +223,36 @@ class PacedMode(Mode):
 
 
 @dataclass(slots=True)
-class _Course:
-    """How far one model has come: exchange `at` of round `round`; idle after the last exchange."""
+class _Progress:
+    """The exchange of a round that one model is in; idle after the last exchange."""
 
     round: int = -1
-    at: int = 0
+    exchange: int = 0
     pushed: bool = False
+    """Whether this peer has pushed in this exchange."""
     idle: bool = True
     sources: set[str] = field(default_factory=set)
+    """In-neighbours that send in every exchange of this round."""
     missing: set[str] = field(default_factory=set)
+    """In-neighbours whose transfer of this exchange has not arrived."""
 
 
 class RoundsMode(Mode):
     """Synchronous push-sum, the paper's "train, then average": rounds of a fixed number of exchanges.
 
-    In every exchange each peer splits its mass over itself and its out-neighbours, and goes on when it
-    has credited the mass of all its in-neighbours. Mass of a later exchange is deferred until its turn,
-    so that the result is that of a matrix power, whatever the network drops, repeats or reorders.
+    In every exchange each peer splits its mass over itself and its out-neighbours; the exchange is over when
+    it has credited the transfers of all its in-neighbours. A transfer of a later exchange is deferred, so the
+    result is that of a matrix power, whatever the network drops, repeats or reorders.
 
     The driver calls `begin_round(gossiper, r)` with r = 0, 1, 2, … after training, ticks until
-    `finished(r)`, and trains again. All peers of a model use the same numbers.
+    `finished(r)`, and trains again. All peers of a model use the same round numbers.
 
     exchanges: exchanges per round. Raise it for a better average, at that many messages per edge.
-    sources: per model, the in-neighbours to wait for; by default the peers it is pushed to, which
-        is right for undirected graphs.
-    shares: per model, the fraction given to each out-neighbour (the peer's column of a
-        column-stochastic matrix, itself left out); by default equal parts for all and itself.
+    sources: per model, the in-neighbours to wait for; by default the out-neighbours, which is right for
+        undirected graphs.
+    shares: per model, the fraction of the weight sent to each out-neighbour (the peer's column of a
+        column-stochastic matrix, without the diagonal); by default the weight is divided equally among the
+        out-neighbours and the peer itself.
     """
 
     def __init__(
@@ -256,16 +267,16 @@ class RoundsMode(Mode):
         self.exchanges = exchanges
         self._sources = sources
         self._shares = shares
-        self._courses: dict[str, _Course] = {}
+        self._progress: dict[str, _Progress] = {}
 
     def begin_round(self, gossiper: Gossiper, number: int) -> None:
-        """Start averaging all models; every one must have weight and the last round be finished."""
+        """Start a round for all models; each must have weight, and its last round must be finished."""
         for model in gossiper.models:
-            course = self._courses.setdefault(model, _Course())
-            if not course.idle or number <= course.round:
+            progress = self._progress.setdefault(model, _Progress())
+            if not progress.idle or number <= progress.round:
                 raise ValueError(
-                    f"round {number} of {model!r} cannot begin: round {course.round} is "
-                    f"{'over' if course.idle else 'not finished'}"
+                    f"round {number} of {model!r} cannot begin: round {progress.round} is "
+                    f"{'over' if progress.idle else 'not finished'}"
                 )
             if gossiper.weight(model) == 0:
                 raise ValueError(
@@ -274,83 +285,84 @@ class RoundsMode(Mode):
                 )
             neighbours = gossiper.neighbours(model)
             sources = neighbours if self._sources is None else self._sources.get(model, ())
-            self._courses[model] = _Course(number, 0, False, False, set(sources))
+            self._progress[model] = _Progress(number, 0, False, False, set(sources))
 
     def finished(self, number: int) -> bool:
         """Return whether this round is over for every model."""
-        return bool(self._courses) and all(
-            c.round > number or (c.round == number and c.idle) for c in self._courses.values()
+        return bool(self._progress) and all(
+            p.round > number or (p.round == number and p.idle) for p in self._progress.values()
         )
 
     def admit(self, give: Give) -> bool:
-        """Defer what belongs to a later exchange. Late or untagged mass (a leaver's) joins at once."""
+        """Defer a transfer of a later exchange. Late ones, and untagged ones of leavers, are credited now."""
         if give.tag is None:
             return True
-        course = self._courses.get(give.model, _Course())
-        if course.idle:
-            return give.tag[0] <= course.round
-        now = (course.round, course.at)
-        return give.tag < now or (give.tag == now and course.pushed)
+        progress = self._progress.get(give.model, _Progress())
+        if progress.idle:
+            return give.tag[0] <= progress.round
+        current = (progress.round, progress.exchange)
+        return give.tag < current or (give.tag == current and progress.pushed)
 
     def credited(self, give: Give) -> None:
-        """Strike the sender off the list of those still to come in this exchange."""
-        course = self._courses.get(give.model)
-        if course is not None and give.tag == (course.round, course.at):
-            course.missing.discard(give.sender)
+        """Note that the sender's transfer of this exchange has arrived."""
+        progress = self._progress.get(give.model)
+        if progress is not None and give.tag == (progress.round, progress.exchange):
+            progress.missing.discard(give.sender)
 
     def refused(self, give: Give) -> None:
-        """Wait for its sender no longer: nothing else will come from it in this exchange."""
+        """Stop waiting for the sender: it sends nothing else in this exchange."""
         self.credited(give)
 
-    def gone(self, peer: str) -> None:
-        """Wait for this peer no longer, in this round."""
-        for course in self._courses.values():
-            course.sources.discard(peer)
-            course.missing.discard(peer)
+    def peer_gone(self, peer: str) -> None:
+        """Stop waiting for this peer in this round."""
+        for progress in self._progress.values():
+            progress.sources.discard(peer)
+            progress.missing.discard(peer)
 
     def step(self, gossiper: Gossiper, now: float) -> None:
-        """Go on, in every model, as far as what has arrived allows."""
-        for model, course in self._courses.items():
-            while not course.idle and self._advance(gossiper, model, course, now):
+        """Advance every model as far as the transfers that have arrived allow."""
+        for model, progress in self._progress.items():
+            while not progress.idle and self._advance(gossiper, model, progress, now):
                 pass
 
     def snapshot(self) -> dict[str, Any]:
-        """Return how far every model has come."""
+        """Return the progress of every model."""
         return {
-            model: [c.round, c.at, c.pushed, c.idle, sorted(c.sources), sorted(c.missing)]
-            for model, c in self._courses.items()
+            model: [p.round, p.exchange, p.pushed, p.idle, sorted(p.sources), sorted(p.missing)]
+            for model, p in self._progress.items()
         }
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Take over how far every model had come."""
+        """Restore the progress of every model."""
         for model, (number, at, pushed, idle, sources, missing) in data.items():
-            self._courses[model] = _Course(number, at, pushed, idle, set(sources), set(missing))
+            sets = set(sources), set(missing)
+            self._progress[model] = _Progress(number, at, pushed, idle, *sets)
 
-    def _advance(self, gossiper: Gossiper, model: str, course: _Course, now: float) -> bool:
-        """Push, or end an exchange that is complete; say whether anything moved."""
-        if not course.pushed:
-            if not self._push(gossiper, model, (course.round, course.at), now):
+    def _advance(self, gossiper: Gossiper, model: str, progress: _Progress, now: float) -> bool:
+        """Push, or end an exchange that is complete; return whether either was possible."""
+        if not progress.pushed:
+            if not self._push(gossiper, model, (progress.round, progress.exchange), now):
                 return False
-            course.pushed = True
-            course.missing = set(course.sources)
+            progress.pushed = True
+            progress.missing = set(progress.sources)
             gossiper.release(model)
             return True
-        if course.missing:
+        if progress.missing:
             return False
-        course.at += 1
-        course.pushed = False
-        course.idle = course.at == self.exchanges
+        progress.exchange += 1
+        progress.pushed = False
+        progress.idle = progress.exchange == self.exchanges
         return True
 
     def _push(self, gossiper: Gossiper, model: str, tag: tuple[int, int], now: float) -> bool:
-        """Split the mass over the out-neighbours at once; not while one of the edges is busy."""
+        """Push to all out-neighbours at once; return False while a transfer to one of them is open."""
         neighbours = gossiper.neighbours(model)
         if len(gossiper.free_neighbours(model, online_only=False)) < len(neighbours):
             return False
         weight = gossiper.weight(model)
         if self._shares is None:
-            part = weight // (len(neighbours) + 1)
-            shares = dict.fromkeys(neighbours, part)
+            share = weight // (len(neighbours) + 1)
+            shares = dict.fromkeys(neighbours, share)
         else:
             column = self._shares[model]
             shares = {p: portion(weight, column[p]) for p in neighbours if p in column}
@@ -359,7 +371,7 @@ class RoundsMode(Mode):
         if min(shares.values()) < 1:
             gossiper.counters["starved"] += 1
             return False
-        # What cannot be written stays here: neighbours that know this need not wait for it.
+        # If the value cannot be sent (it is not finite, or too large), tell neighbours not to wait for it.
         return gossiper.push(model, shares, now, tag) or gossiper.skip(model, shares, now, tag)
 
 
@@ -367,27 +379,32 @@ class RoundsMode(Mode):
 
 
 @dataclass(slots=True)
-class _Client:
-    """A model that another peer averages; `given` while its mass is with the server."""
+class _ClientRound:
+    """A model that another peer, its server, averages."""
 
     server: str
     round: int = -1
     done: int = -1
-    given: bool = False
+    """The last round that is over."""
+    sent: bool = False
+    """Whether this peer's mass is at the server."""
 
     def end(self, number: int) -> None:
         """Note that round `number` is over."""
-        self.given, self.done = False, number
+        self.sent, self.done = False, number
 
 
 @dataclass(slots=True)
-class _Server:
-    """A model that this peer averages; `pot` is what each client put in and shall get back."""
+class _ServerRound:
+    """A model that this peer averages, as its server."""
 
     round: int = -1
     done: int = -1
+    """The last round that is over."""
     closed: bool = False
-    pot: dict[str, int] = field(default_factory=dict)
+    """Whether the server waits for no more clients."""
+    weights: dict[str, int] = field(default_factory=dict)
+    """The weight that each client has sent and will get back with the mean."""
 
     def end(self) -> None:
         """Note that the round is over."""
@@ -395,156 +412,162 @@ class _Server:
 
 
 class ServerMode(Mode):
-    """Rounds through a server: clients give it all they have, it gives back the mean.
+    """Rounds through a server: clients send it all their mass, and it sends the mean back.
 
-    Both are plain transfers. Different models may have different servers.
+    Both are ordinary transfers. Different models may have different servers.
 
-    The driver calls `begin_round(gossiper, r)` with r = 0, 1, 2, … after training, on clients and
-    servers alike, and ticks until `finished(r)`. A server closes a round when all its neighbours for
-    that model have given, or when its driver calls `close_round` because it waited long enough; so
-    tell it of its clients (`peer_online`) before the round. A client that comes too late takes part
-    in the server's next round, and is then finished with that.
+    The driver calls `begin_round(gossiper, r)` with r = 0, 1, 2, … after training, on clients and servers,
+    and ticks until `finished(r)`. A server closes a round when all its neighbours for that model have sent
+    their mass, or when its driver calls `close_round` after a timeout; so the server must be told of its
+    clients (`peer_online`) before the round. A late client takes part in the server's next round, and its
+    own round ends with that one.
 
-    While its mass is with the server a client holds no weight: training in that time is lost. A
-    server may learn too: what it holds itself is part of the mean. Peers inject their weight at
-    the start; a client without weight has nothing to give and is not averaged.
+    While its mass is at the server a client holds no weight, and whatever it trains in that time is lost. A
+    server may train too: the mass that it holds is part of the mean. Peers inject their weight at the start;
+    a client without weight takes no part.
     """
 
     def __init__(self, peer: str, servers: Mapping[str, str]) -> None:
-        self._clients = {v: _Client(s) for v, s in servers.items() if s != peer}
-        self._own = {v: _Server() for v, s in servers.items() if s == peer}
+        self._as_client = {v: _ClientRound(s) for v, s in servers.items() if s != peer}
+        self._as_server = {v: _ServerRound() for v, s in servers.items() if s == peer}
         self._gone: set[str] = set()
-        """Peers of which a session was declared gone; nobody waits for those that are not back."""
+        """Peers of which a session was declared gone; they are not waited for until they are back."""
 
     def begin_round(self, gossiper: Gossiper, number: int) -> None:
-        """Start averaging all models; training should pause until `finished(number)`."""
-        named = self._clients.keys() | self._own.keys()
-        if named != set(gossiper.models):
+        """Start a round for all models; training should pause until `finished(number)`."""
+        models = self._as_client.keys() | self._as_server.keys()
+        if models != set(gossiper.models):
             raise ValueError(
-                f"server mode: servers are named for {sorted(named)}, but peer {gossiper.peer!r} "
+                f"server mode: servers are named for {sorted(models)}, but peer {gossiper.peer!r} "
                 f"has the partial models {list(gossiper.models)}"
             )
-        for client in self._clients.values():
+        for client in self._as_client.values():
             client.round = max(client.round, number)
-        for model, server in self._own.items():
+        for model, server in self._as_server.items():
             server.round = max(server.round, number)
             gossiper.release(model)
 
     def finished(self, number: int) -> bool:
-        """Return whether this round is over: the means are back, or will never be (a server is gone)."""
-        states = [*self._clients.values(), *self._own.values()]
+        """Return whether this round is over: the means have arrived, or will not because a server is gone."""
+        states = [*self._as_client.values(), *self._as_server.values()]
         return all(state.done >= number for state in states)
 
     def close_round(self, model: str) -> None:
-        """Wait no longer: average what has arrived (a driver's deadline, on the server)."""
-        server = self._own[model]
+        """Stop waiting for clients and average what has arrived: called on a server after a timeout."""
+        server = self._as_server[model]
         server.closed = server.round > server.done
 
     def admit(self, give: Give) -> bool:
-        """Defer clients' mass while no round of theirs is open; untagged mass joins at once."""
-        server = self._own.get(give.model)
+        """Defer a client's transfer unless the server is in that round; credit untagged transfers at once."""
+        server = self._as_server.get(give.model)
         if give.tag is None or give.tag[1] != GATHER or server is None:
             return True
         return server.round > server.done and give.tag[0] <= server.round and not server.closed
 
     def credited(self, give: Give) -> None:
-        """Note a client's stake, or that the mean came back."""
-        self._heard(give, give.weight)
+        """Note a client's weight, or that the mean has arrived."""
+        self._note(give, give.weight)
 
     def refused(self, give: Give) -> None:
-        """Average without a refused client; do without a refused mean, whose mass the server keeps."""
-        self._heard(give, 0)
+        """Note a refused transfer: as a server average without that client; as a client end the round."""
+        self._note(give, 0)
 
-    def _heard(self, give: Give, stake: int) -> None:
+    def _note(self, give: Give, weight: int) -> None:
         if give.tag is None:
             return
         number, exchange = give.tag
-        if exchange == GATHER and give.model in self._own:
-            pot = self._own[give.model].pot
-            pot[give.sender] = pot.get(give.sender, 0) + stake
-        elif exchange == RETURN and give.model in self._clients:
-            client = self._clients[give.model]
+        if exchange == GATHER and give.model in self._as_server:
+            weights = self._as_server[give.model].weights
+            weights[give.sender] = weights.get(give.sender, 0) + weight
+        elif exchange == RETURN and give.model in self._as_client:
+            client = self._as_client[give.model]
             client.end(max(client.done, number))
 
-    def returned(self, give: Give) -> None:
-        """End a client's round without a mean: the server refused its mass, or is gone.
+    def taken_back(self, give: Give) -> None:
+        """As a client, end the round without a mean: the server refused the mass, or is gone.
 
-        A server keeps what a client refused for it: it goes back with the next round's mean.
+        As a server, keep the weight of a client that refused the mean, for the next round's mean.
         """
-        server = self._own.get(give.model)
+        server = self._as_server.get(give.model)
         if server is not None and give.weight and give.tag is not None and give.tag[1] == RETURN:
-            server.pot[give.receiver] = server.pot.get(give.receiver, 0) + give.weight
-        client = self._clients.get(give.model)
-        if client is not None and client.given and give.receiver == client.server:
+            weight = server.weights.get(give.receiver, 0) + give.weight
+            server.weights[give.receiver] = weight
+        client = self._as_client.get(give.model)
+        if client is not None and client.sent and give.receiver == client.server:
             client.end(client.round)
 
-    def gone(self, peer: str) -> None:
-        """Keep a lost client's stake in the average; expect nothing from a lost server."""
+    def peer_gone(self, peer: str) -> None:
+        """Send nothing back to a client that is gone; expect no mean from a server that is gone."""
         self._gone.add(peer)
-        for server in self._own.values():
-            server.pot.pop(peer, None)
-        for client in self._clients.values():
-            if client.server == peer and client.given:
+        for server in self._as_server.values():
+            server.weights.pop(peer, None)
+        for client in self._as_client.values():
+            if client.server == peer and client.sent:
                 client.end(client.round)
 
     def step(self, gossiper: Gossiper, now: float) -> None:
-        """Give to the servers, and give back as a server, whatever is due."""
-        for model, client in self._clients.items():
+        """As a client, send to the servers; as a server, send the means back: whatever is due."""
+        for model, client in self._as_client.items():
             if client.round > client.done:
                 self._step_client(gossiper, model, client, now)
-        for model, server in self._own.items():
+        for model, server in self._as_server.items():
             if server.round > server.done:
                 self._step_server(gossiper, model, server, now)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return how far every model has come."""
+        """Return the progress of every model."""
+        servers = self._as_server.items()
         return {
-            "clients": {v: [c.round, c.done, c.given] for v, c in self._clients.items()},
-            "own": {v: [s.round, s.done, s.closed, dict(s.pot)] for v, s in self._own.items()},
+            "clients": {v: [c.round, c.done, c.sent] for v, c in self._as_client.items()},
+            "own": {v: [s.round, s.done, s.closed, dict(s.weights)] for v, s in servers},
             "gone": sorted(self._gone),
         }
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Take over how far every model had come."""
+        """Restore the progress of every model."""
         self._gone = set(data.get("gone", ()))
-        for model, (number, done, given) in data["clients"].items():
-            server = self._clients[model].server
-            self._clients[model] = _Client(server, number, done, given)
-        for model, (number, done, closed, pot) in data["own"].items():
-            self._own[model] = _Server(number, done, closed, dict(pot))
+        for model, (number, done, sent) in data["clients"].items():
+            server = self._as_client[model].server
+            self._as_client[model] = _ClientRound(server, number, done, sent)
+        for model, (number, done, closed, weights) in data["own"].items():
+            self._as_server[model] = _ServerRound(number, done, closed, dict(weights))
 
-    def _step_client(self, gossiper: Gossiper, model: str, client: _Client, now: float) -> None:
+    def _step_client(
+        self, gossiper: Gossiper, model: str, client: _ClientRound, now: float
+    ) -> None:
         weight = gossiper.weight(model)
-        if client.given:
+        if client.sent:
             return
         if weight == 0:
             gossiper.counters["nothing-to-give"] += 1
             client.done = client.round
         elif client.server in gossiper.free_neighbours(model, online_only=False):
             tag = (client.round, GATHER)
-            given = gossiper.push(model, {client.server: weight}, now, tag, whole=True)
-            # What cannot be written stays here: a server that knows this averages without it.
-            client.given = given or gossiper.skip(model, [client.server], now, tag)
+            pushed = gossiper.push(model, {client.server: weight}, now, tag, exact_shares=True)
+            # If the value cannot be sent, tell the server to average without it.
+            client.sent = pushed or gossiper.skip(model, [client.server], now, tag)
         elif client.server in self._gone.difference(gossiper.neighbours(model)):
-            client.done = client.round  # it went while we trained: go on with what we have
+            client.done = client.round  # the server went while we trained: continue without a mean
 
-    def _step_server(self, gossiper: Gossiper, model: str, server: _Server, now: float) -> None:
+    def _step_server(
+        self, gossiper: Gossiper, model: str, server: _ServerRound, now: float
+    ) -> None:
         if not server.closed:
-            server.closed = server.pot.keys() >= set(gossiper.neighbours(model))
+            server.closed = server.weights.keys() >= set(gossiper.neighbours(model))
         if server.closed:
-            # Mass may come from somebody who is no more: its stake, too, stays in the average.
+            # A transfer may have arrived from a client that is gone: its mass stays in the average.
             for peer in self._gone.difference(gossiper.neighbours(model)):
-                server.pot.pop(peer, None)
+                server.weights.pop(peer, None)
             free = gossiper.free_neighbours(model, online_only=False)
-            server.pot = {peer: stake for peer, stake in server.pot.items() if stake}
-            shares = {peer: server.pot[peer] for peer in free if peer in server.pot}
-            back = (server.round, RETURN)
-            if shares and gossiper.push(model, shares, now, back, whole=True):
+            server.weights = {peer: weight for peer, weight in server.weights.items() if weight}
+            shares = {peer: server.weights[peer] for peer in free if peer in server.weights}
+            tag = (server.round, RETURN)
+            if shares and gossiper.push(model, shares, now, tag, exact_shares=True):
                 for peer in shares:
-                    del server.pot[peer]
-            elif shares and len(shares) == len(server.pot):
-                # No mean that can be written: what they put in stays here, and is theirs when there is.
-                gossiper.skip(model, shares, now, back)
+                    del server.weights[peer]
+            elif shares and len(shares) == len(server.weights):
+                # The mean cannot be sent: the server keeps the clients' weights for the next round's mean.
+                gossiper.skip(model, shares, now, tag)
                 server.end()
-            if not server.pot:
+            if not server.weights:
                 server.end()

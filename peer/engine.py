@@ -468,7 +468,7 @@ class Engine:
             self.compression.links.dense = (
                 True  # uncompressed: without training peers agree exactly
             )
-            self.mode.request(anyway=True)
+            self.mode.request(ignore_drift=True)
 
     def turn(
         self,
@@ -861,7 +861,7 @@ def _make_mode(
     match settings.mode:
         case "async":
             return PacedMode(
-                settings.exchanges, fraction=settings.fraction, turns=settings.turns,
+                settings.exchanges, fraction=settings.fraction, neighbours_by_step=settings.turns,
                 drift=compression.drift(),
             )  # fmt: skip
         case "rounds":

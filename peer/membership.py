@@ -390,7 +390,7 @@ async def hand_over(link: Link) -> None:
             "peer %s: nobody took its mass within %g s; it keeps what is left", link.name, deadline
         )
         return
-    if not await run(link.engine.gossiper.drained):
+    if not await run(link.engine.gossiper.is_drained):
         _log.info("peer %s: keeps its mass, for nobody stays who could take it", link.name)
 
 

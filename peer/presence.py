@@ -24,7 +24,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from gossamer.logs import is_milestone
 
-from ..gossip import SchemaEntry, check_name, is_line, is_reclaimed, schema_difference
+from ..gossip import SchemaEntry, check_name, is_reclaimed_row, is_verdict_row, schema_difference
 from ..gossip.security import Death, TrustError
 
 _log = logging.getLogger(__name__)
@@ -73,8 +73,8 @@ Reason = Annotated[str, AfterValidator(_printable)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
 Generation = Annotated[int, Field(ge=1, le=MAX_GENERATION)]
-Credited = Annotated[Statement, _rows(is_line)]
-Reclaimed = Annotated[Statement, _rows(is_reclaimed)]
+Credited = Annotated[Statement, _rows(is_verdict_row)]
+Reclaimed = Annotated[Statement, _rows(is_reclaimed_row)]
 
 
 @dataclass(frozen=True)

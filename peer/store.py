@@ -317,7 +317,7 @@ class Agreement:
         value would disturb the agreement.
         """
         return (
-            not gossiper.stranded()
+            not gossiper.stranded_transfers()
             and all(
                 len(self._recent[model]) == _RECENT and max(self._recent[model]) <= tolerance
                 for model in gossiper.models

@@ -204,7 +204,7 @@ class EventSimulator:
         )  # fmt: skip
         self._links[index] = state
         for vector in gossiper.models:
-            gossiper.inject(vector, self._weights[index], after_hearing=not founder)
+            gossiper.inject(vector, self._weights[index], after_first_transfer=not founder)
 
     def end(self, index: int) -> None:
         """End a session without notice; neighbours settle their open transfers to this peer later."""

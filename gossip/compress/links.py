@@ -203,7 +203,7 @@ class Links:
             edge.sent.append(edge.latest)
             self._make_room(edge.nbytes - before)
 
-    def lost(self, peer: str) -> None:
+    def forget_peer(self, peer: str) -> None:
         """Forget the edges to a peer that is gone."""
         for edge in [each for each in self._edges if each[0] == peer]:
             self._drop(edge)

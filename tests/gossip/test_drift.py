@@ -53,7 +53,7 @@ def test_bounds_by_model():
 def test_peers_that_must_agree_push_anyway():
     gossiper, mode, _, _ = peer(0.05)
     pushed(gossiper, mode)
-    assert pushed(gossiper, mode, anyway=True) == ["v", "v", "w", "w"]
+    assert pushed(gossiper, mode, ignore_drift=True) == ["v", "v", "w", "w"]
 
 
 @pytest.mark.parametrize("bound", [-0.1, float("nan"), float("inf"), {"v": -1.0}])

@@ -53,7 +53,7 @@ def test_what_a_session_gives_that_was_given_up_is_refused_and_it_is_told(caplog
     exchange(b, a, HALF)
     assert a.counters["refused-gone-session"] == 1
     assert (a.weight("v"), b.weight("v")) == (ONE, ONE)  # neither lost nor drained
-    assert b.rejections == {"a": "a had given it up"}
+    assert b.rejections == {"a": "a has given it up"}
     assert not b.ledger.open
 
 
@@ -89,7 +89,9 @@ def test_who_refers_to_old_books_is_told_so_and_no_edge_hangs():
     assert not back.rejections
     exchange(back, a, HALF)
     assert a.counters["stale"] == 1
-    assert back.rejections == {"a": "its books are older than what a has seen of them"}
+    assert back.rejections == {
+        "a": "its ledger is older than the transfers that a has received from it"
+    }
     assert a.weight("v") == 2 * ONE - b.weight("v")  # nothing of the old copy was credited
 
 

@@ -287,7 +287,7 @@ def test_a_leavers_statement_settles_what_its_lost_acknowledgements_left_open(
         for message in [*a.poll(), *c.poll()]:
             b.handle(message, 0.4)
         b.tick(0.5)
-    assert b.drained()
+    assert b.is_drained()
     for peer in (a, c):
         peer.peer_gone("b", "sb", b.statement())
         assert peer.account("v").open == 0
@@ -314,7 +314,7 @@ def test_a_statement_also_answers_a_sender_that_was_given_up_and_lives() -> None
 def test_a_newcomer_adds_its_weight_at_what_it_hears() -> None:
     a, b = make("a", 6.0), make("b", 1000.0, weight=0)
     introduce([a, b])
-    b.inject("v", ONE, after_hearing=True)
+    b.inject("v", ONE, after_first_transfer=True)
     assert b.weight("v") == 0
     b.handle(pushed(a), 0.0)
     assert b.weight("v") == ONE + ONE // 2

@@ -13,7 +13,7 @@ def test_sequences_rise_per_edge_and_only_one_is_open() -> None:
     ledger = Ledger("a", "s")
     value = np.zeros(1)
     assert ledger.debit("v", "b", "sb", 5, value, 0.0).give.sequence == 1
-    with pytest.raises(ValueError, match="'v' to 'b': one is open already"):
+    with pytest.raises(ValueError, match="'v' to 'b': another one is still open"):
         ledger.debit("v", "b", "sb", 5, value, 0.0)
     assert ledger.debit("w", "b", "sb", 5, value, 0.0).give.sequence == 1
     ledger.close(("b", "v"))
@@ -43,7 +43,7 @@ def test_sessions_of_one_sender_are_bounded() -> None:
     ledger = Ledger("a", "s")
     for number in range(SESSIONS_KEPT + 10):
         ledger.decide("b", f"s{number}", "v", 1, "credited")
-    assert len(list(ledger.lines())) == SESSIONS_KEPT
+    assert len(list(ledger.verdicts())) == SESSIONS_KEPT
     assert ledger.verdict("b", f"s{SESSIONS_KEPT + 9}", "v") == (1, "credited")
 
 

@@ -12,7 +12,9 @@ def peers(turns: dict[str, list[list[str]]], values: dict[str, float]) -> dict[s
     made = {}
     for name, value in values.items():
         store = DictStore({"v": np.full(2, value)})
-        made[name] = Gossiper(name, f"s{name}", store, mode=PacedMode(turns=turns.get(name, ())))
+        made[name] = Gossiper(
+            name, f"s{name}", store, mode=PacedMode(neighbours_by_step=turns.get(name, ()))
+        )
         made[name].inject("v", ONE)
     introduce(list(made.values()))
     return made

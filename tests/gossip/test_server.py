@@ -236,9 +236,9 @@ def test_whenever_a_server_comes_and_goes_every_round_ends_and_no_weight_is_lost
             world.peers["p0"].hand_over(world.now)
             for _ in range(200):
                 world.now = run(world.peers, world.network, start=world.now, seconds=0.5)
-                if world.peers["p0"].drained():
+                if world.peers["p0"].is_drained():
                     break
-            assert world.peers["p0"].drained()
+            assert world.peers["p0"].is_drained()
             lose(told=True)
         else:
             world.begin(number)

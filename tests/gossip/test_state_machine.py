@@ -387,7 +387,7 @@ class Swarm(RuleBasedStateMachine):
         former = [n for n in self.names() if n not in self.live]
         name = former[0] if again and former else f"p{10 + self.births}"
         newcomer = self.born(name, [1000, -1000])
-        newcomer.inject(MODEL, ONE, after_hearing=True)
+        newcomer.inject(MODEL, ONE, after_first_transfer=True)
         self.save(newcomer)
         for other in self.names():
             self.learn(newcomer, other)
@@ -426,10 +426,10 @@ class Swarm(RuleBasedStateMachine):
             leaver.hand_over(self.now)
             self.network += self.save(leaver)
 
-    @precondition(lambda self: any(g.leaving and g.drained() for g in self.live.values()))
+    @precondition(lambda self: any(g.leaving and g.is_drained() for g in self.live.values()))
     @rule()
     def depart(self) -> None:
-        for leaver in [g for g in self.live.values() if g.leaving and g.drained()]:
+        for leaver in [g for g in self.live.values() if g.leaving and g.is_drained()]:
             if len(self.live) > 1:
                 self.network += self.save(leaver)
                 # Who gave all its weight away takes along what is left: a residue that waits for weight,

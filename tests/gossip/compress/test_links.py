@@ -90,7 +90,7 @@ def test_a_push_of_everything_leaves_a_residue_that_comes_home():
     a, b = make("a", "int2"), make("b", None)
     acquaint(a, b)
     before = total(a, b)
-    a.push("v", {"b": ONE}, 0.0, whole=True)
+    a.push("v", {"b": ONE}, 0.0, exact_shares=True)
     deliver(a, b)
     assert a.weight("v") == 0
     assert np.abs(a.snapshot()["vault"]["residue"]["v"]).max() > 0
@@ -107,7 +107,7 @@ def test_a_leaver_takes_no_residue_along():
     exchange(a, b)
     a.hand_over(0.0)
     deliver(a, b)
-    assert a.drained()
+    assert a.is_drained()
     assert not a.snapshot()["vault"]["residue"]
     np.testing.assert_allclose(total(b), before, atol=1e-12)
 
@@ -174,7 +174,7 @@ def test_the_room_that_references_take_is_known_at_all_times():
             assert hub.links.held_bytes <= 6 * 4 * SIZE
     assert hub.links.held_bytes > 3 * 4 * SIZE
     for other in "abcd":
-        hub.links.lost(other)
+        hub.links.forget_peer(other)
     assert hub.links.held_bytes == 0
     exchange(hub, others[0])
     assert hub.links.held_bytes == 4 * SIZE

@@ -116,7 +116,7 @@ class Target:
         return (
             self.gossiper.value("global").tobytes(),
             self.gossiper.weight("global"),
-            repr(sorted(self.gossiper.ledger.lines())),
+            repr(sorted(self.gossiper.ledger.verdicts())),
             dict(security.register.members),
             security.register.revocations,
         )

@@ -144,7 +144,7 @@ def test_a_peer_that_does_not_count_yet_strikes_nobody():
 
 def test_a_newcomer_strikes_nobody_before_it_counts():
     newcomer = Gossiper("new", "s-new", DictStore({"v": OWN.astype(np.float64)}), seed=1)
-    newcomer.inject("v", ONE, after_hearing=True)
+    newcomer.inject("v", ONE, after_first_transfer=True)
     guards = Guards(GuardSettings(strikes=2))
     guard(newcomer, guards, lambda: 0.0)
     for sequence in range(1, 6):
