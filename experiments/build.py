@@ -553,7 +553,7 @@ def check_compression(
     compressor = parse_compressor(gossip.compress)
     for model, peers in peers_of_model.items():
         try:
-            compressor.fit(blocks(schema_entries(members[peers[0]].network, model)))
+            compressor.check_shapes(blocks(schema_entries(members[peers[0]].network, model)))
         except CompressError as error:
             raise ConfigError(
                 f"{source}: key 'gossip.compress': model {model!r}: {error}"

@@ -39,7 +39,7 @@ import numpy as np
 
 from gossamer.errors import GossamerError
 
-from .compress.packed import Packed, PackError, in_short
+from .compress.packed import Packed, PackError, describe
 from .pushsum import is_finite
 
 Tag: TypeAlias = tuple[int, int]
@@ -437,4 +437,4 @@ def _check_header(header: dict[str, Any]) -> None:
         raise WireError("garbage", f"header fields missing or unknown: {', '.join(names)[:200]}")
     for name, valid in fields.items():
         if not valid(header[name]):
-            raise WireError("garbage", f"header field {name!r} cannot be {in_short(header[name])}")
+            raise WireError("garbage", f"header field {name!r} cannot be {describe(header[name])}")

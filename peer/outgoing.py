@@ -151,7 +151,7 @@ class Compression:
         with peer_errors(name):
             pipeline = None if settings.compress is None else parse(settings.compress)
             if pipeline is not None and shapes:
-                _fit_one(pipeline.fit, shapes)
+                _fit_one(pipeline.check_shapes, shapes)
             self.links = Links(pipeline, shapes)
             self.drift()
 

@@ -89,7 +89,7 @@ class Wire:
                 )
             for vector, each in fit.items():
                 try:
-                    parse(self.compress).fit(each)
+                    parse(self.compress).check_shapes(each)
                 except CompressError as error:
                     raise ModelError(f"model {vector!r}: {error}") from None
         return replace(self, shapes=fit)

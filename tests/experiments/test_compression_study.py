@@ -17,7 +17,7 @@ SHARED = {"models": [{"name": "global", "layout": "64-20-0"}], "peers": 2}
     ("gossip", "words"),
     [
         ({"compress": "int9"}, "key 'gossip.compress': int9: values have 2 to 8 bits"),
-        ({"compress": "top-k:2"}, "key 'gossip.compress': top-k:2: the part"),
+        ({"compress": "top-k:2"}, "key 'gossip.compress': top-k:2: the fraction"),
         ({"compress": 8}, "key 'gossip.compress'"),
         ({"drift": -0.5}, "key 'gossip.drift': drift is -0.5"),
         ({"drift": "much"}, "key 'gossip.drift': should be a relative distance"),

@@ -128,5 +128,5 @@ def test_facts_nested_deep_are_garbage() -> None:
     data = b"".join(bytes(part) for part in Packed(3, (["top-k", 1], ["float32"]), ()).buffers())
     facts = data[14:].replace(packed("top-k") + b"\x01", packed("top-k") + DEEP)
     data = len(facts).to_bytes(2, "little") + data[2:14] + facts
-    with pytest.raises(PackError, match="top-k: how many cannot be a list"):
+    with pytest.raises(PackError, match="top-k: the number of values is a list"):
         unpack(Packed.parse(memoryview(data), 3), 3)

@@ -136,8 +136,8 @@ def test_any_finite_values_come_back_finite_or_are_refused(name, data):
         ("int9", "2 to 8 bits"),
         ("int1", "2 to 8 bits"),
         ("top-k", "needs a number, as in top-k:0.1"),
-        ("top-k:0", "lies above 0 and up to 1"),
-        ("mask:1.5", "lies above 0 and up to 1"),
+        ("top-k:0", "must be above 0 and at most 1"),
+        ("mask:1.5", "must be above 0 and at most 1"),
         ("subsample:nan", "needs a number"),
         ("low-rank:2.5", "needs a number, as in low-rank:4"),
         ("low-rank:0", "at least 1"),
@@ -153,7 +153,7 @@ def test_bad_names_say_what_is_wrong(name, words):
 
 def test_low_rank_says_which_shapes_it_cannot_use():
     with pytest.raises(CompressError, match=r"low-rank:4 makes no block shorter.*3×2, 24"):
-        parse("low-rank:4").fit([(3, 2), (24,)])
+        parse("low-rank:4").check_shapes([(3, 2), (24,)])
     with pytest.raises(CompressError, match="do not make up a vector of 9 values"):
         roundtrip("low-rank:1", values(size=9), rng(), [(4, 5)])
 
