@@ -511,7 +511,7 @@ class Gossiper:
             return
         credited = ack.verdict == "credited"
         self.ledger.close(edge)
-        self.links.settled(transfer.give, credited=credited)
+        self.links.acknowledged(transfer.give, credited=credited)
         self.counters[f"acknowledged-{ack.verdict}"] += 1
         delays = self._delays_of(transfer.give)
         if transfer.opened is not None:

@@ -102,7 +102,9 @@ class Drift:
         if last is not None:
             distance = float(np.linalg.norm(value - last))
             if distance < bound * float(np.linalg.norm(last)):
-                self._traffic[model].skip(messages, messages * 4 * value.size)  # as float32
+                self._traffic[model].count_skipped(
+                    messages, messages * 4 * value.size
+                )  # as float32
                 return True
         self._last[model] = np.array(value)
         return False

@@ -165,7 +165,7 @@ class Compression:
         if isinstance(message, Give) and message.packed is not None:
             size, packed = sum(len(buffer) for buffer in buffers), message.packed
             plain = size - packed.nbytes + 4 * packed.length
-            self.links.traffic[message.model].sent(size, plain)
+            self.links.traffic[message.model].count_sent(size, plain)
 
     def report(self) -> dict[str, dict[str, float]]:
         """Per model that was compressed or skipped, what was counted, as JSON-friendly data."""

@@ -35,7 +35,15 @@ from ...gossip import (
     is_finite,
     wide_enough,
 )
-from ...gossip.compress import ROOM, SENT_KEPT, CompressError, Links, Shapes, Traffic, parse
+from ...gossip.compress import (
+    MAX_REFERENCE_BYTES,
+    SENT_KEPT,
+    CompressError,
+    Links,
+    Shapes,
+    Traffic,
+    parse,
+)
 from ...models import Learner, ModelError, WeightAware, check_weights, implementers
 from ...models.stack import MemoryItem, MemoryNeeds
 from ...peer import MatchedStore, NetworkStore, blocks, schema_entries
@@ -115,7 +123,7 @@ class LinkState:
         plain = np.dtype(wide_enough(give.value, self._dtype)).itemsize * give.value.size
         if give.packed is None:
             return plain
-        self.links.traffic[give.model].sent(give.packed.nbytes, plain)
+        self.links.traffic[give.model].count_sent(give.packed.nbytes, plain)
         return give.packed.nbytes
 
 
@@ -546,7 +554,9 @@ class WiredAverager:
                 union = schedule.union(0, schedule.period or WINDOW).subgraph(peers)
                 links = union.number_of_edges() * (1 if union.is_directed() else 2)
             # An upper bound: both ends of a link share the arrays that are equal.
-            total += min(len(peers) * ROOM, SENT_KEPT * links * 4 * self._sizes[model])
+            total += min(
+                len(peers) * MAX_REFERENCE_BYTES, SENT_KEPT * links * 4 * self._sizes[model]
+            )
         return MemoryNeeds((MemoryItem("references of compressed links", total),))
 
     def _targets(self, mixing: Gossip, model: str) -> Mapping[int, Sequence[int]]:

@@ -4,7 +4,7 @@ from .compressors import distortion as distortion
 from .compressors import parse as parse
 from .compressors import roundtrip as roundtrip
 from .compressors import unpack as unpack
-from .links import ROOM as ROOM
+from .links import MAX_REFERENCE_BYTES as MAX_REFERENCE_BYTES
 from .links import SENT_KEPT as SENT_KEPT
 from .links import Links as Links
 from .links import Traffic as Traffic

@@ -1,28 +1,28 @@
-"""Compression between two peers: what goes over an edge is a difference, and what is lost stays.
+"""Compression between two peers: they send differences to earlier values, and senders keep the error.
 
-Push-sum sends a share of the weight at a value v. A compressor makes v̂ of it; the receiver credits its
-weight at v̂, and the sender keeps the rest of the sum, weight · (v − v̂): nothing is lost, whatever the
-compressor does. But v̂ must be near v, or sums that stay behind pile up: the largest hundredth of v, and
-zeros, would be a poor estimate. So both ends remember the last values that were credited on their edge, in
-either direction, and what is compressed is the difference to the latest that both have. It is small and
-vanishes as peers agree, and the compressor's noise with it. Under a server it is the update: what a client
-learnt since it was given the mean.
+Push-sum sends a share of the weight with a value v. A compressor turns v into v̂; the receiver credits the
+weight at v̂, and the sender keeps the compression error of the sum, weight · (v − v̂), so the total is
+conserved with any compressor. But v̂ must be near v, or these errors accumulate: the largest hundredth of v,
+with zeros elsewhere, would be a poor estimate. So both ends of an edge remember the last values that were
+credited on it, in either direction, as *references*, and a sender compresses the difference to the latest
+reference that both have. This difference is small and vanishes as peers agree, and the compressor's noise
+with it. In server mode it is the client's update: what it learnt since it received the mean.
 
-Weight that moves where its value cannot follow drives sums apart (random masks and two-bit numbers made
-values grow without bound in trials), so two things are damped, by what was measured of the message itself.
-The difference d̂ that arrives is multiplied by its least-squares gain ⟨d, d̂⟩ / ‖d̂‖², so that it never leads
-farther away than none. And only the part cos(d, d̂) of the weight goes along: all of it if everything came
-through. This exponent was found by trial: with none, values grew under masks; with cos² peers agreed as
-well, but learnt more slowly, because less weight moved.
+If weight moves and its value does not follow, values diverge (with random masks and two-bit numbers they grew
+without bound in trials). So two factors damp each message, computed from the message itself. The difference d̂
+that the receiver gets is multiplied by its least-squares gain ⟨d, d̂⟩ / ‖d̂‖², so that it never increases the
+distance. And only the fraction cos(d, d̂) of the weight is sent: all of it if the compressor loses nothing.
+The exponent 1 of this cosine was found by trial: with exponent 0, values grew under masks; with 2, peers
+agreed as well but learnt more slowly, because less weight moved.
 
-Two other ways were weighed. Giving weight to the sent values alone needs a weight for every value, on the
-wire too, where it takes more room than sparse values save. One reference for all edges of a sender would
-have to reach all of them with every push.
+Two alternatives were rejected. A separate weight for every coordinate would have to be sent too, and takes
+more bytes than sparse values save. One reference for all edges of a sender would have to reach all
+neighbours with every push.
 
-It costs memory, up to three vectors per edge, within `room`; the oldest are forgotten first. Forgetting is
-safe. A sender without a reference sends the vector itself. A receiver without the one that a message names
-(after a restart, say) answers "void"; the sender takes its mass back, forgets its references of that edge
-too and sends the vector itself next time. So references need not be saved.
+References cost memory, up to three vectors per edge, limited by `max_bytes`; the oldest are dropped first.
+Dropping them is safe. A sender without a reference sends the vector itself. A receiver without the reference
+that a message needs (after a restart, say) answers "void"; the sender then takes its mass back, drops its
+references of that edge and sends the vector itself next time. So references need not be in checkpoints.
 """
 
 from __future__ import annotations
@@ -42,54 +42,55 @@ from .packed import Array, Packed, PackError, Shapes
 if TYPE_CHECKING:
     from ..wire import Give
 
-ROOM = 256 << 20
-"""Bytes of references that one peer keeps."""
-_NEARLY_ALL = 0.99
+MAX_REFERENCE_BYTES = 256 << 20
+"""The most bytes of references that one peer keeps."""
+_NO_DAMPING = 0.99
+"""Gain and cosine above which a message is not damped."""
 SENT_KEPT = 2
-"""Own values remembered per edge: the neighbour may name the last but one while the last is on its way."""
+"""Sent values kept per edge: a neighbour may refer to the last but one while the last is in flight."""
 
 
 @dataclass(slots=True)
 class Traffic:
-    """Counts of one partial model at one peer. They add with `+`."""
+    """Traffic counters of one partial model at one peer. They add with `+`."""
 
     messages: int = 0
-    """Compressed messages that left, repeats included."""
+    """Compressed messages that were sent, including repeats."""
     bytes: int = 0
-    """Their bytes, headers included."""
+    """Bytes of these messages, including headers."""
     plain_bytes: int = 0
-    """What they would have taken uncompressed."""
+    """Bytes that these messages would have without compression."""
     packed: int = 0
-    """Values compressed: each counts once for its distortion."""
+    """Values that were compressed; repeats do not count."""
     distortion: float = 0.0
-    """The sum of their relative distortions, ‖value − what the receiver reads‖ / ‖value‖."""
+    """Sum of the relative distortions of these values, ‖value − value that the receiver reads‖ / ‖value‖."""
     worst: float = 0.0
-    """The largest of them."""
+    """The largest of these distortions."""
     skipped: int = 0
-    """Messages not sent because the model had hardly moved."""
+    """Messages that were not sent because the model had changed little."""
     skipped_bytes: int = 0
-    """What they would have taken uncompressed."""
+    """Bytes that the skipped messages would have without compression."""
 
-    def packed_one(self, distortion: float) -> None:
+    def count_packed(self, distortion: float) -> None:
         """Count a value that was compressed."""
         self.packed += 1
         self.distortion += distortion
         self.worst = max(self.worst, distortion)
 
-    def sent(self, size: int, plain: int) -> None:
-        """Count a message that left."""
+    def count_sent(self, size: int, plain_size: int) -> None:
+        """Count a message that was sent."""
         self.messages += 1
         self.bytes += size
-        self.plain_bytes += plain
+        self.plain_bytes += plain_size
 
-    def skip(self, messages: int, plain: int) -> None:
+    def count_skipped(self, messages: int, plain_size: int) -> None:
         """Count messages that were not sent."""
         self.skipped += messages
-        self.skipped_bytes += plain
+        self.skipped_bytes += plain_size
 
     @property
     def saved(self) -> int:
-        """Bytes that an uncompressed twin, which skips nothing, would have sent on top."""
+        """Bytes saved in comparison with an uncompressed run that skips nothing."""
         return self.plain_bytes - self.bytes + self.skipped_bytes
 
     @property
@@ -98,45 +99,47 @@ class Traffic:
         return self.distortion / self.packed if self.packed else 0.0
 
     def __add__(self, other: Traffic) -> Traffic:
-        mine, theirs = asdict(self), asdict(other)
-        total = Traffic(**{name: mine[name] + theirs[name] for name in mine})
+        counts, other_counts = asdict(self), asdict(other)
+        total = Traffic(**{name: counts[name] + other_counts[name] for name in counts})
         total.worst = max(self.worst, other.worst)
         return total
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reference:
+    """A value that both ends of an edge have, from a credited transfer."""
+
     session: str
-    """The neighbour's session in which both ends had it."""
+    """The neighbour's session."""
     sequence: int
     value: Array
 
 
 @dataclass(slots=True, eq=False)
 class _Edge:
-    """What both ends of an edge know of one model."""
+    """The references of one model on the edge to one neighbour."""
 
     sent: deque[_Reference] = field(default_factory=lambda: deque(maxlen=SENT_KEPT))
-    heard: _Reference | None = None
+    received: _Reference | None = None
     latest: _Reference | None = None
+    """The last credited one in either direction."""
 
     @property
     def nbytes(self) -> int:
-        kept = [*self.sent, *([] if self.heard is None else [self.heard])]
-        return sum(each.value.nbytes for each in kept)
+        references = [*self.sent, *([] if self.received is None else [self.received])]
+        return sum(each.value.nbytes for each in references)
 
 
-_NOTHING = _Edge()
+_EMPTY_EDGE = _Edge()
 
 
 class Links:
-    """The references of one peer's edges, in both directions.
+    """Compresses values for each neighbour and decompresses received ones; keeps the references of all edges.
 
-    pipeline: how to compress what this peer sends; None sends plain values, and still understands
-        others' compressed ones.
-    shapes: the blocks of each model, for compressors that look at matrices.
-    room: bytes of references to keep. Raise it if `refused-no-reference` is counted by neighbours that
-        were not restarted.
+    pipeline: how to compress sent values; None sends them uncompressed, and still decompresses received ones.
+    shapes: the blocks of each model, for compressors that work on matrices.
+    max_bytes: bytes of references to keep. Raise it if neighbours count `refused-no-reference` although no
+        peer was restarted.
     """
 
     def __init__(
@@ -144,115 +147,117 @@ class Links:
         pipeline: Pipeline | None = None,
         shapes: Mapping[str, Shapes] | None = None,
         *,
-        room: int = ROOM,
+        max_bytes: int = MAX_REFERENCE_BYTES,
     ) -> None:
         self.pipeline = pipeline
         self.dense = False
-        """Leave nothing out from now on: for the last exchanges, in which peers come to agree."""
+        """Whether to send every value, only quantized: for the last exchanges, in which peers agree."""
         self.traffic: defaultdict[str, Traffic] = defaultdict(Traffic)
         self._shapes = shapes or {}
-        self._room = room
+        self._max_bytes = max_bytes
         self._edges: OrderedDict[tuple[str, str], _Edge] = OrderedDict()
+        """By (neighbour, model), least recently used first."""
         self.held_bytes = 0
-        """Memory that references take."""
+        """Bytes that all references take."""
 
     # --- sending --------------------------------------------------------------------------------
 
     def pack(
         self, model: str, receiver: str, session: str, value: Array, rng: np.random.Generator
     ) -> tuple[Array, Packed, float] | None:
-        """Return what the receiver will read of a value, how it is sent, and which part of it came through.
+        """Return the value that the receiver will read, its compressed form, and the fraction of weight to
+        send.
 
-        None if it must go plain.
+        None if the value must be sent uncompressed.
         """
         assert self.pipeline is not None
         with np.errstate(over="ignore"):
             plain = np.asarray(value, dtype=np.float32)
         edge = self._edges.get((receiver, model), _Edge())
-        known = edge.latest
-        if known is not None and (known.session != session or known.value.shape != plain.shape):
-            known = None
+        base = edge.latest
+        if base is not None and (base.session != session or base.value.shape != plain.shape):
+            base = None
         with np.errstate(over="ignore", invalid="ignore"):
-            change = plain if known is None else plain - known.value
+            change = plain if base is None else plain - base.value
             if not is_finite(change):
                 return None
-            if known is None:
+            if base is None:
                 packed = self.pipeline.dense.pack(change, rng)
             else:
                 pipeline = self.pipeline.dense if self.dense else self.pipeline
-                base = -known.sequence if known is edge.heard else known.sequence
-                packed = pipeline.pack(change, rng, self._shapes.get(model), base)
+                sequence = -base.sequence if base is edge.received else base.sequence
+                packed = pipeline.pack(change, rng, self._shapes.get(model), sequence)
             try:
-                came = unpack(packed, plain.size)
-                gain, part = _damping(change, came)
+                unpacked = unpack(packed, plain.size)
+                gain, fraction = _damping(change, unpacked)
                 packed = replace(packed, gain=gain)
-                read = self._add(came, packed.gain, None if known is None else known.value)
-            except PackError:  # beyond what float32 holds, or nearly
+                read_value = self._add(unpacked, gain, None if base is None else base.value)
+            except PackError:  # the result is beyond the range of float32
                 return None
-        self.traffic[model].packed_one(distortion(plain, read))
-        return read, packed, part
+        self.traffic[model].count_packed(distortion(plain, read_value))
+        return read_value, packed, fraction
 
-    def settled(self, give: Give, *, credited: bool) -> None:
-        """Note what became of an own transfer: both ends know its value now, or do not."""
+    def acknowledged(self, give: Give, *, credited: bool) -> None:
+        """Note the acknowledgement of a sent transfer: its value becomes a reference if it was credited."""
         if not credited:
             self._drop((give.receiver, give.model))
         elif give.packed is not None:
             edge = self._edge(give.receiver, give.model)
-            before = edge.nbytes
+            old_size = edge.nbytes
             edge.latest = _Reference(give.receiver_session, give.sequence, _values(give))
             edge.sent.append(edge.latest)
-            self._make_room(edge.nbytes - before)
+            self._add_bytes(edge.nbytes - old_size)
 
     def forget_peer(self, peer: str) -> None:
-        """Forget the edges to a peer that is gone."""
+        """Drop the references of the edges to a peer that is gone."""
         for edge in [each for each in self._edges if each[0] == peer]:
             self._drop(edge)
 
     def forget(self) -> None:
-        """Begin with no references: after the peer has taken a new session, nobody knows the old."""
+        """Drop all references: in a new session of this peer no neighbour has the same ones."""
         self._edges.clear()
         self.held_bytes = 0
 
     # --- receiving ------------------------------------------------------------------------------
 
-    def unpack(self, give: Give, length: int, on_its_way: Give | None = None) -> Array:
-        """Return the value of a compressed transfer, read only. Raises PackError, whatever was sent.
+    def unpack(self, give: Give, length: int, in_flight: Give | None = None) -> Array:
+        """Return the value of a compressed transfer, read-only; raise PackError if its bytes are invalid.
 
-        on_its_way: our own open transfer on the same edge, if there is one. Its receiver may have
-        credited it already and refer to it.
+        in_flight: our own open transfer on the same edge, if there is one. The sender may have credited it
+            already and refer to it.
         """
         packed = give.packed
         assert packed is not None
-        known = None
+        base_value = None
         if packed.base:
-            known = self._named(give, packed.base, on_its_way)
-            if known is None or known.size != length:
+            base_value = self._base_value(give, packed.base, in_flight)
+            if base_value is None or base_value.size != length:
                 raise PackError(
                     "no-reference",
-                    f"{give.model!r}: transfer {packed.base} is not remembered here",
+                    f"{give.model!r}: this peer has no reference for transfer {packed.base}",
                 )
-        value = self._add(unpack(packed, length), packed.gain, known)
+        value = self._add(unpack(packed, length), packed.gain, base_value)
         value.setflags(write=False)
         return value
 
     def credited(self, give: Give) -> None:
-        """Remember the value of a compressed transfer that was credited."""
+        """Keep the value of a received, credited transfer as a reference, if it was compressed."""
         if give.packed is not None:
             edge = self._edge(give.sender, give.model)
-            before = edge.nbytes
-            edge.heard = edge.latest = _Reference(give.session, give.sequence, _values(give))
-            self._make_room(edge.nbytes - before)
+            old_size = edge.nbytes
+            edge.received = edge.latest = _Reference(give.session, give.sequence, _values(give))
+            self._add_bytes(edge.nbytes - old_size)
 
-    def _named(self, give: Give, base: int, on_its_way: Give | None) -> Array | None:
+    def _base_value(self, give: Give, base: int, in_flight: Give | None) -> Array | None:
         """Return the value that a message refers to: its sender's transfer `base`, or ours if negative."""
         edge = self._edges.get((give.sender, give.model), _Edge())
-        kept = list(edge.sent) if base < 0 else [] if edge.heard is None else [edge.heard]
-        for each in kept:
-            if (each.session, each.sequence) == (give.session, abs(base)):
-                return each.value
-        if base < 0 and on_its_way is not None and on_its_way.packed is not None:
-            there = (on_its_way.receiver_session, on_its_way.sequence)
-            return _values(on_its_way) if there == (give.session, -base) else None
+        received = [] if edge.received is None else [edge.received]
+        for reference in edge.sent if base < 0 else received:
+            if (reference.session, reference.sequence) == (give.session, abs(base)):
+                return reference.value
+        if base < 0 and in_flight is not None and in_flight.packed is not None:
+            named = (in_flight.receiver_session, in_flight.sequence)
+            return _values(in_flight) if named == (give.session, -base) else None
         return None
 
     def _edge(self, peer: str, model: str) -> _Edge:
@@ -260,40 +265,43 @@ class Links:
         self._edges.move_to_end((peer, model))
         return self._edges[peer, model]
 
-    def _make_room(self, more: int) -> None:
-        self.held_bytes += more
-        while self.held_bytes > self._room:
+    def _add_bytes(self, size: int) -> None:
+        """Count the bytes of a new reference, and drop the oldest edges beyond the limit."""
+        self.held_bytes += size
+        while self.held_bytes > self._max_bytes:
             self._drop(next(iter(self._edges)))
 
     def _drop(self, edge: tuple[str, str]) -> None:
-        self.held_bytes -= self._edges.pop(edge, _NOTHING).nbytes
+        self.held_bytes -= self._edges.pop(edge, _EMPTY_EDGE).nbytes
 
     @staticmethod
-    def _add(values: Array, gain: float, known: Array | None) -> Array:
+    def _add(values: Array, gain: float, base_value: Array | None) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):
             total = values if gain == 1 else values * np.float32(gain)
-            total = total if known is None else total + known
+            total = total if base_value is None else total + base_value
         if not is_finite(total):
-            raise PackError("non-finite", "a compressed difference leads beyond float32")
+            raise PackError(
+                "non-finite", "a compressed difference leads beyond the range of float32"
+            )
         return total
 
 
 def _values(give: Give) -> Array:
-    """Return a transfer's value as references are kept: without a copy, unless it is of another kind."""
+    """Return a transfer's value as float32, without a copy if it has this dtype."""
     return np.asarray(give.value, dtype=np.float32)
 
 
-def _damping(change: Array, came: Array) -> tuple[float, float]:
-    """Return the gain of what came of a change, and the part of the change that it stands for.
+def _damping(change: Array, unpacked: Array) -> tuple[float, float]:
+    """Return the least-squares gain of a decompressed change, and its cosine with the original change.
 
-    Both are 1 where nearly everything came: a gain costs a multiplication and saves nothing there.
+    Both are exactly 1 if they are near 1, because a gain costs a multiplication and gains nothing there.
     """
-    sent, got = change.astype(np.float64), came.astype(np.float64)
-    inner, sizes = float(sent @ got), (float(sent @ sent), float(got @ got))
-    if not all(sizes):
-        return 1.0, 1.0 if sizes[0] == 0 else 0.0
-    part = min(1.0, max(0.0, inner) / math.sqrt(sizes[0] * sizes[1]))
-    gain = min(1.0, max(0.0, inner / sizes[1]))
-    return (
-        (1.0, 1.0) if part > _NEARLY_ALL and gain > _NEARLY_ALL else (float(np.float32(gain)), part)
-    )
+    original, result = change.astype(np.float64), unpacked.astype(np.float64)
+    inner, squares = float(original @ result), (float(original @ original), float(result @ result))
+    if not all(squares):
+        return 1.0, 1.0 if squares[0] == 0 else 0.0
+    cosine = min(1.0, max(0.0, inner) / math.sqrt(squares[0] * squares[1]))
+    gain = min(1.0, max(0.0, inner / squares[1]))
+    if cosine > _NO_DAMPING and gain > _NO_DAMPING:
+        return 1.0, 1.0
+    return float(np.float32(gain)), cosine

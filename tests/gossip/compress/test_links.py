@@ -16,7 +16,7 @@ SHAPES = {"v": [(20, 30)]}
 
 def make(name: str, compressor: str | None, *, room: int = 1 << 30) -> Gossiper:
     value = np.random.default_rng(sum(name.encode())).standard_normal(SIZE)
-    links = Links(compressor and parse(compressor), SHAPES, room=room)
+    links = Links(compressor and parse(compressor), SHAPES, max_bytes=room)
     gossiper = Gossiper(name, f"s-{name}", DictStore({"v": value}), links=links)
     gossiper.inject("v", ONE)
     return gossiper
