@@ -49,10 +49,10 @@ from .settings import Names as Names
 from .settings import Positive as Positive
 from .settings import SettingsTable as SettingsTable
 from .settings import WireSettings as WireSettings
+from .settings import alternatives as alternatives
 from .settings import checked as checked
-from .settings import either as either
-from .settings import sentence as sentence
 from .settings import table_of as table_of
+from .settings import validation_error as validation_error
 from .topics import ROOT as ROOT
 from .topics import TopicError as TopicError
 from .topics import check_name as check_name

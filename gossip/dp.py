@@ -1,10 +1,10 @@
-"""Differential privacy for what a peer releases: clipped updates with Gaussian noise, and their price.
+"""Differential privacy for a peer's updates: clipping, Gaussian noise, and accounting of epsilon.
 
-Off unless asked for. A *release* is what others get to see of one round of training: the change of a
-model, shortened to a length of at most `clip`, plus noise of `noise` times that length. Whether the
-peer's data (all of it) was there then makes a difference of at most `clip`, so n releases of it are n
-Gaussian mechanisms, which the accountant adds up. Noise protects against everybody, group members and
-the final average included; that is its difference from masks, which only hide who said what.
+Off by default. A *release* is the update of one round of training as other peers see it: the change of a
+model, clipped to a norm of at most `clip`, plus Gaussian noise with a standard deviation of `noise` · `clip`.
+All of the peer's data together can then change a release by at most `clip`, so n releases are a composition
+of n Gaussian mechanisms, whose epsilon the accountant computes. Noise protects against all peers, and also
+in the final average; masks (see masking.py) only hide which peer contributed what.
 
 The accountant is Google's `dp-accounting` (an extra: `pip install gossamer[dp]`).
 """
@@ -24,20 +24,21 @@ from .pushsum import Array
 
 
 class PrivacyError(GossamerError, ValueError):
-    """Differential privacy that cannot be had this way; the message says why and what to do."""
+    """Differential privacy is not possible with these settings or values; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReleasePlan:
     """How a peer releases its updates.
 
-    clip: the longest update (Euclidean) that is released whole. Start at the median length of the
-        updates you see (`Releases.lengths`); lower it for less noise at the same privacy, raise it if
-        `Releases.clipped` counts nearly all of them.
-    noise: standard deviation of the noise on every coordinate, in clips. Around 1 and above for an
-        epsilon that means something; lower it when accuracy matters more.
-    delta: the probability with which the promise may fail; well below 1 over the number of samples.
-    limit: an epsilon at which releases are refused; None never refuses.
+    clip: the largest Euclidean norm of an update that is released unclipped. Start with the median norm of
+        your updates (`Releases.norms`); lower it for less noise at the same privacy, raise it if nearly all
+        updates are clipped (the counter "clipped").
+    noise: standard deviation of the noise on every coordinate, as a multiple of `clip`. Use about 1 or more
+    for
+        a meaningful epsilon; lower it when accuracy matters more.
+    delta: the probability with which the epsilon may not hold; well below 1 / number of samples.
+    limit: the largest epsilon; a release that would exceed it is refused. None never refuses.
     """
 
     clip: float
@@ -57,31 +58,33 @@ class ReleasePlan:
 
 
 class Releases:
-    """One peer's releases so far, and what they cost.
+    """The releases of one peer so far, and their epsilon.
 
-    releases: how many former sessions made (`count`), so that a restart forgets no cost.
-    seed: for tests alone; by default the noise comes from the operating system's randomness, because
-        noise that can be predicted protects nothing.
+    releases: the number of releases in former sessions (`count`), which count towards epsilon too.
+    seed: only for tests; by default the generator is seeded by the operating system, because predictable
+    noise
+        protects nothing.
 
-    `counters` has "released" and "clipped"; `lengths` the lengths of the last updates, unclipped.
+    `counters` has "released" and "clipped"; `norms` holds the norms of the last 100 updates before clipping.
     """
 
     def __init__(
         self, plan: ReleasePlan, *, releases: int = 0, seed: int | np.random.Generator | None = None
     ) -> None:
-        _accounting()  # missing at the start is better than missing at the end
+        _accounting()  # raises now, not after training, if the package is missing
         self.plan = plan
         self.count = releases
         self.counters: Counter[str] = Counter()
-        self.lengths: list[float] = []
+        self.norms: list[float] = []
         self._rng = np.random.default_rng(secrets.randbits(256) if seed is None else seed)
-        self._known: dict[int, float] = {}
+        self._epsilons: dict[int, float] = {}
+        """Cache of the last computed epsilon, by number of releases."""
 
     def release(self, before: Array, after: Array) -> Array:
-        """Return what to keep and gossip instead of `after`, when training moved the model from `before`.
+        """Return the value to use instead of `after`, when training changed the model from `before` to it.
 
-        Every call is one release: call it once per model and round, and write the result back to
-        the model, so that nothing un-noised is ever pushed.
+        Every call is one release: call it once per model and round, and write the result back to the model,
+        so that no update without noise is ever pushed.
         """
         if before.shape != after.shape:
             raise PrivacyError(
@@ -93,14 +96,14 @@ class Releases:
                 f"(now {self.epsilon():.3g} after {self.count}); stop here, or raise noise or limit"
             )
         update = np.subtract(after, before, dtype=np.float64)
-        length = float(np.linalg.norm(update))
-        if not np.isfinite(length):
+        norm = float(np.linalg.norm(update))
+        if not np.isfinite(norm):
             raise PrivacyError(
                 "differential privacy: the update is not finite; nothing is released"
             )
-        self.lengths = [*self.lengths[-99:], length]
-        if length > self.plan.clip:
-            update *= self.plan.clip / length
+        self.norms = [*self.norms[-99:], norm]
+        if norm > self.plan.clip:
+            update *= self.plan.clip / norm
             self.counters["clipped"] += 1
         update += self._rng.normal(0.0, self.plan.noise * self.plan.clip, update.shape)
         self.count += 1
@@ -108,19 +111,19 @@ class Releases:
         return (before + update).astype(after.dtype)
 
     def epsilon(self, releases: int | None = None) -> float:
-        """Return the epsilon, at the plan's delta, of the releases so far, or of a number of them."""
+        """Return the epsilon, at the plan's delta, of all releases so far, or of this many."""
         count = self.count if releases is None else releases
         if count == 0:
             return 0.0
-        if count not in self._known:
+        if count not in self._epsilons:
             accounting = _accounting()
             accountant = accounting.rdp.RdpAccountant()
             accountant.compose(accounting.GaussianDpEvent(self.plan.noise), count)
-            self._known = {count: float(accountant.get_epsilon(self.plan.delta))}
-        return self._known[count]
+            self._epsilons = {count: float(accountant.get_epsilon(self.plan.delta))}
+        return self._epsilons[count]
 
     def report(self) -> dict[str, float]:
-        """Return what a peer's report should say."""
+        """Return epsilon and the counters, for the peer's report."""
         return {
             "epsilon": self.epsilon(),
             "delta": self.plan.delta,
@@ -131,7 +134,7 @@ class Releases:
 
 def _accounting() -> Any:
     try:
-        import dp_accounting  # two seconds, and an extra: only for those who asked
+        import dp_accounting  # an optional dependency that takes two seconds to import
     except ImportError:
         raise PrivacyError(
             "differential privacy needs the package dp-accounting: pip install 'gossamer[dp]'"

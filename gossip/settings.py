@@ -1,7 +1,7 @@
-"""Tables of settings: the base of all of them, the kinds of their values, and how peers gossip.
+"""Base classes and value types of all tables of settings, and the settings of gossip.
 
-A knob is declared once, here or in a table that builds on these. Configs, devices' files, child processes
-and the command line inherit the tables. A wrong value is one sentence.
+A setting is declared once, here or in a subclass of these tables. Config files, device files, child processes
+and the command line all use the same tables. A wrong value is reported in one line.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from .modes import check_drift
 
 
 class SettingsTable(BaseModel):
-    """The base of all tables: frozen, without unknown keys, and each value of its own type."""
+    """Base class of all tables: frozen, refuses unknown keys, and does not convert types."""
 
-    # strict: TOML has types, so peers = "16" or peers = true is a mistake, not a number
+    # strict: TOML has types, so peers = "16" and peers = true are mistakes, not numbers.
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
@@ -43,17 +43,17 @@ class SettingsTable(BaseModel):
 
     def updated(self, **changes: Any) -> Self:
         """Return a copy with other values, which are checked like those of a new table."""
-        stated = {name: getattr(self, name) for name in self.model_fields_set}
-        return type(self)(**(stated | changes))
+        set_values = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**(set_values | changes))
 
 
-def sentence(text: str) -> PydanticCustomError:
-    """Return an error that says just this."""
+def validation_error(text: str) -> PydanticCustomError:
+    """Return a pydantic error whose message is exactly `text`."""
     return PydanticCustomError("sentence", "{text}", {"text": text})
 
 
-def either(text: str) -> WrapValidator:
-    """Give all alternatives of a value one error; pydantic reports each, under a path nobody wrote."""
+def alternatives(text: str) -> WrapValidator:
+    """Replace the errors of a union type by one with this text: pydantic reports one per alternative."""
 
     def validate(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
         try:
@@ -65,75 +65,78 @@ def either(text: str) -> WrapValidator:
 
 
 def checked(check: Callable[[Any], object]) -> AfterValidator:
-    """Let a function check a value, unless it is None; what it raises is the error's text."""
+    """Check a value, unless it is None, with a function; the text of its ValueError becomes the error."""
 
     def validate(value: Any) -> Any:
         try:
             if value is not None:
                 check(value)
         except ValueError as error:
-            raise sentence(str(error)) from None
+            raise validation_error(str(error)) from None
         return value
 
     return AfterValidator(validate)
 
 
-def table_of(kind: type) -> BeforeValidator:
-    """Turn a table into a dataclass; its mistakes are one sentence that names the key."""
+def table_of(dataclass: type) -> BeforeValidator:
+    """Convert a table to a dataclass; an error in it is one line that names the key."""
 
-    def make(value: Any) -> Any:
+    def convert(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        known = [field.name for field in fields(kind)]
+        known = [field.name for field in fields(dataclass)]
         if unknown := [key for key in value if key not in known]:
-            raise sentence(
+            raise validation_error(
                 f"unknown key {unknown[0]!r}; {hint(unknown[0], known, are='known keys are')}"
             )
         try:
-            return TypeAdapter(kind).validate_python(value)
+            return TypeAdapter(dataclass).validate_python(value)
         except ValidationError as error:
-            first = error.errors()[0]
-            text = first["msg"].removeprefix("Value error, ")
-            place = ".".join(map(str, first["loc"]))
-            raise sentence(f"{place}: {text}, not {first['input']!r}" if place else text) from None
+            details = error.errors()[0]
+            text = details["msg"].removeprefix("Value error, ")
+            key = ".".join(map(str, details["loc"]))
+            text = f"{key}: {text}, not {details['input']!r}" if key else text
+            raise validation_error(text) from None
 
-    return BeforeValidator(make)
+    return BeforeValidator(convert)
 
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
-"""Names in order. A list will do: TOML has no tuples."""
+"""A tuple of names; lists are converted, because TOML has no tuples."""
 Compress = Annotated[str | None, checked(parse_compressor)]
 DriftBound = Annotated[
     float | Mapping[str, float] | None,
-    either("should be a relative distance such as 0.05, or a table of them by model"),
+    alternatives("should be a relative distance such as 0.05, or a table of them by model"),
     checked(check_drift),
 ]
 
 
 class WireSettings(SettingsTable):
-    """What becomes of values between peers: of live ones, simulated ones and a comparison's clients."""
+    """How values are encoded between peers, live or simulated."""
 
     dtype: Literal["float32", "float64", "float16"] = "float32"
-    """Values on the wire. float16 halves the traffic; what it rounds off stays with the sender, and a message
-    with a value that it cannot hold (beyond 65504) goes in float32."""
+    """Number format of values on the wire. float16 halves the traffic; the sender keeps the rounding error,
+    and sends a message with a value beyond 65504, the largest float16, in float32."""
     compress: Compress = None
     """How values are compressed: `float16`, `int8` (to `int2`), `mask:0.1`, `subsample:0.1`, `top-k:0.01`,
-    `low-rank:4`, or several joined by `+`, as in `top-k:0.05+int8`. What is left out stays with the sender
-    and follows later; int8 takes a quarter of the bytes and hardly shows. Costs a copy of the vector per
-    neighbour and direction. Peers of one swarm need not agree on it."""
+    `low-rank:4`, or several joined by `+`, as in `top-k:0.05+int8`. The sender keeps the compression error
+    and sends it later. int8 takes a quarter of the bytes at hardly any loss of accuracy. Compression costs
+    the memory of one copy of the model per neighbour and direction. The peers of a swarm may choose
+    differently."""
     drift: DriftBound = None
-    """async: skip a push of a partial model that has moved less than this relative distance since it was last
-    pushed; a table gives each its own, `drift = {global = 0.05}`. Raise it while the accuracy allows."""
+    """async: skip a push of a partial model that has changed by less than this relative distance since it was
+    last pushed; a table sets it per model, `drift = {global = 0.05}`. Raise it as long as the accuracy
+    allows."""
 
 
 class GossipSettings(WireSettings):
-    """How values are averaged; the keys of a config's `[gossip]` that every peer knows."""
+    """How values are averaged: the keys of a config's `[gossip]` table that each peer uses."""
 
     mode: Literal["async", "rounds", "server"] = "async"
-    """async: train and push, never wait. rounds: train, then average in lockstep. server: train, then
-    give everything to the averaging server of each partial model and take the mean home."""
+    """async: train and push, never wait. rounds: train, then average in lockstep. server: train, then send
+    all mass to the averaging server of each partial model and receive the mean."""
     fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """async: the share of its weight that a peer gives away in one push; if left out, the neighbours and
-    the peer itself get equal parts."""
+    """async: the fraction of its weight that a peer sends in one push; by default the weight is divided
+    equally among the receivers and the peer itself."""

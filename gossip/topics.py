@@ -1,10 +1,10 @@
-"""MQTT topics. Identity is in the path, so that broker ACLs can match it.
+"""The MQTT topics of a swarm. The peer's name is in the path, so that broker ACLs can match it.
 
-gossamer/v1/{swarm}/peer/{id}/card             retained: models, schema, public key
-gossamer/v1/{swarm}/peer/{id}/status           retained: birth, or the last will
-gossamer/v1/{swarm}/peer/{id}/inbox/{model}   gossip for that peer; never retained
-gossamer/v1/{swarm}/peer/{id}/metrics          telemetry
-gossamer/v1/{swarm}/peer/{id}/death            retained: the owner declares a session over
+gossamer/v1/{swarm}/peer/{name}/card            retained: models, schema, public key
+gossamer/v1/{swarm}/peer/{name}/status          retained: online, left, or the last will
+gossamer/v1/{swarm}/peer/{name}/inbox/{model}   gossip messages to that peer; never retained
+gossamer/v1/{swarm}/peer/{name}/metrics         telemetry
+gossamer/v1/{swarm}/peer/{name}/death           retained: the owner declares a session over
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from gossamer.errors import GossamerError
 Kind: TypeAlias = Literal["card", "status", "inbox", "metrics", "death"]
 
 ROOT: Final = "gossamer/v1"
-_LONGEST = 64
-_NAME = re.compile(rf"[A-Za-z0-9._&@-]{{1,{_LONGEST}}}")
-_REMEMBERED = 256  # topics taken apart or put together lately: most messages go the same few ways
-_PLAIN_KINDS: tuple[Kind, ...] = ("card", "status", "metrics", "death")
+_MAX_NAME = 64
+_NAME = re.compile(rf"[A-Za-z0-9._&@-]{{1,{_MAX_NAME}}}")
+_CACHE_SIZE = 256
+"""Topics that are cached after parsing or formatting: most messages use the same few."""
+_KINDS_WITHOUT_MODEL: tuple[Kind, ...] = ("card", "status", "metrics", "death")
 
 
 class TopicError(GossamerError, ValueError):
-    """A name that cannot be part of a topic, or a topic that is not one of ours."""
+    """A name that cannot be part of a topic, or a topic that is not a Gossamer topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One topic of a peer, taken apart. `model` is set for inboxes alone."""
+    """The parts of one topic of a peer. Only inboxes have a `model`."""
 
     swarm: str
     peer: str
@@ -43,7 +44,7 @@ class Topic:
         check_name("peer", self.peer)
         if self.kind == "inbox":
             check_name("model", self.model or "")
-        elif self.kind not in _PLAIN_KINDS or self.model is not None:
+        elif self.kind not in _KINDS_WITHOUT_MODEL or self.model is not None:
             raise TopicError(f"no topic of kind {self.kind!r} with model {self.model!r}")
 
     def __str__(self) -> str:
@@ -52,14 +53,14 @@ class Topic:
 
 
 def check_name(what: str, name: str) -> str:
-    """`name` itself, if it may stand in a topic; else a TopicError that names the offender."""
+    """Return `name` if it may be part of a topic; raise TopicError with the reason if not."""
     if _NAME.fullmatch(name):
         return name
     if not name:
         raise TopicError(f"the {what} name is empty")
-    if len(name) > _LONGEST:
+    if len(name) > _MAX_NAME:
         raise TopicError(
-            f"the {what} name {name[:20]!r}… has {len(name)} characters; limit {_LONGEST}"
+            f"the {what} name {name[:20]!r}… has {len(name)} characters; limit {_MAX_NAME}"
         )
     wrong = next(char for char in name if not _NAME.fullmatch(char))
     raise TopicError(
@@ -68,50 +69,50 @@ def check_name(what: str, name: str) -> str:
 
 
 def card(swarm: str, peer: str) -> str:
-    """Return the topic of a peer's card: what it can do (retained)."""
+    """Return the topic of a peer's card, which describes the peer (retained)."""
     return str(Topic(swarm, peer, "card"))
 
 
 def status(swarm: str, peer: str) -> str:
-    """Return the topic of a peer's birth message and last will (retained)."""
+    """Return the topic of a peer's status and last will (retained)."""
     return str(Topic(swarm, peer, "status"))
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=_CACHE_SIZE)
 def inbox(swarm: str, peer: str, model: str) -> str:
-    """Return the topic on which others send `peer` gossip about `model`."""
+    """Return the topic at which `peer` receives gossip messages about `model`."""
     return str(Topic(swarm, peer, "inbox", model))
 
 
 def longest(swarm: str) -> str:
-    """An inbox as long as any in the swarm can be: what packets must leave room for."""
-    return inbox(swarm, "x" * _LONGEST, "x" * _LONGEST)
+    """Return the longest inbox topic that is possible in a swarm, to compute the largest payload."""
+    return inbox(swarm, "x" * _MAX_NAME, "x" * _MAX_NAME)
 
 
 def metrics(swarm: str, peer: str) -> str:
-    """Return the topic on which `peer` publishes its measurements."""
+    """Return the topic at which `peer` publishes its metrics."""
     return str(Topic(swarm, peer, "metrics"))
 
 
 def death(swarm: str, peer: str) -> str:
-    """Return the topic on which the swarm's owner declares a session of `peer` over (retained)."""
+    """Return the topic at which the swarm's owner declares a session of `peer` over (retained)."""
     return str(Topic(swarm, peer, "death"))
 
 
 def every(swarm: str, kind: Kind) -> str:
-    """Return the pattern of every peer's topic of that kind in the swarm (of all models, for inboxes)."""
+    """Return the topic filter for all peers' topics of a kind; for inboxes, of all models."""
     check_name("swarm", swarm)
     return f"{ROOT}/{swarm}/peer/+/{kind}" + ("/+" if kind == "inbox" else "")
 
 
 def inboxes(swarm: str, peer: str) -> str:
-    """Return the pattern of all inboxes of one peer."""
+    """Return the topic filter for all inboxes of one peer."""
     return f"{ROOT}/{check_name('swarm', swarm)}/peer/{check_name('peer', peer)}/inbox/+"
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=_CACHE_SIZE)
 def parse(topic: str) -> Topic:
-    """Take a topic apart. Raises TopicError for anything that is not exactly one of ours."""
+    """Parse a topic; raise TopicError if it is not exactly one of the above."""
     levels = topic.split("/")
     if levels[:2] != ROOT.split("/") or len(levels) not in (6, 7) or levels[3] != "peer":
         raise TopicError(f"not a gossamer topic: {topic[:200]!r}")
@@ -119,9 +120,9 @@ def parse(topic: str) -> Topic:
     if kind == "inbox" and len(levels) == 7:
         return Topic(swarm, peer, "inbox", levels[6])
     if len(levels) == 6:
-        for known in _PLAIN_KINDS:
-            if kind == known:
-                return Topic(swarm, peer, known)
+        for known_kind in _KINDS_WITHOUT_MODEL:
+            if kind == known_kind:
+                return Topic(swarm, peer, known_kind)
     raise TopicError(f"not a gossamer topic: {topic[:200]!r}")
 
 
@@ -135,19 +136,19 @@ def is_retained_topic(topic: str) -> bool:
 
 
 def is_gossip(topic: str) -> bool:
-    """Return whether a topic is somebody's inbox: where parameters travel."""
+    """Return whether a topic is an inbox, to which gossip messages are sent."""
     return "/inbox/" in topic
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=_CACHE_SIZE)
 def matches(pattern: str, topic: str) -> bool:
-    """Return whether an MQTT subscription pattern (`+` one level, a final `#` the rest) covers a topic."""
-    wanted, levels = pattern.split("/"), topic.split("/")
-    if topic.startswith("$") and wanted[0] in ("+", "#"):
-        return False  # MQTT 4.7.2: wildcards at the start do not see the broker's own topics
-    for index, level in enumerate(wanted):
+    """Return whether a topic matches an MQTT topic filter (`+` is one level, a final `#` the rest)."""
+    filter_levels, levels = pattern.split("/"), topic.split("/")
+    if topic.startswith("$") and filter_levels[0] in ("+", "#"):
+        return False  # MQTT 4.7.2: wildcards at the start do not match the broker's own topics
+    for index, level in enumerate(filter_levels):
         if level == "#":
             return True
         if index >= len(levels) or level not in ("+", levels[index]):
             return False
-    return len(wanted) == len(levels)
+    return len(filter_levels) == len(levels)

@@ -20,10 +20,10 @@ from ...gossip import (
     LinkSettings,
     Positive,
     SettingsTable,
+    alternatives,
     check_name,
     checked,
-    either,
-    sentence,
+    validation_error,
 )
 from ...models import ReadyNetworkName
 from ...models.fednp import FedNPOptions
@@ -62,18 +62,22 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 # Which peers: 3 stands for the first three, [0, 4] lists their numbers, "all" stands for all peers.
 PeerSelection = Annotated[
     Annotated[int, Field(ge=0)] | list[Annotated[int, Field(ge=0)]] | Literal["all"],
-    either("should be a number of peers, a list of peers' numbers, or 'all'"),
+    alternatives("should be a number of peers, a list of peers' numbers, or 'all'"),
 ]
-Topology = Annotated[str | dict[str, Any] | None, either("should be a graph's name or a table")]
+Topology = Annotated[
+    str | dict[str, Any] | None, alternatives("should be a graph's name or a table")
+]
 # The fraction of the cells of a network that a model has: one for all parts, or a table by part.
 Share = Annotated[
     Fraction | dict[str, Fraction] | None,
-    either("should be a fraction from 0 to 1, or a table of them by part"),
+    alternatives("should be a fraction from 0 to 1, or a table of them by part"),
 ]
 # A duration in seconds: a number, or a distribution with its parameters.
 Duration = Annotated[
     float | str | dict[str, Any],
-    either("should be a number of seconds, a distribution such as 'exponential:1', or a table"),
+    alternatives(
+        "should be a number of seconds, a distribution such as 'exponential:1', or a table"
+    ),
     checked(_check_duration),
 ]
 
@@ -206,14 +210,14 @@ class Network(SettingsTable):
     @model_validator(mode="after")
     def _check_network(self) -> Network:
         if self.name and self.entry:
-            raise sentence("has a name and an entry: leave one of them out")
+            raise validation_error("has a name and an entry: leave one of them out")
         if self.options and not self.name_or_entry:
-            raise sentence(
+            raise validation_error(
                 "has options, which are for a name or an entry; a perceptron has a layout"
             )
         if self.name_or_entry and (self.layout != DEFAULT_LAYOUT or self.sizes):
             what = "sizes" if self.sizes else "a layout"
-            raise sentence(
+            raise validation_error(
                 f"has {what}, which is for perceptrons, beside {self.name_or_entry!r}: leave it out"
             )
         return self
@@ -254,7 +258,7 @@ class Model(SettingsTable):
     @model_validator(mode="after")
     def _check_slice(self) -> Model:
         if (self.layout is None) == (self.share is None):
-            raise sentence("needs a layout or a share, and not both")
+            raise validation_error("needs a layout or a share, and not both")
         return self
 
     @property
@@ -297,9 +301,9 @@ class Training(SettingsTable):
     @model_validator(mode="after")
     def _check_epochs_and_momentum(self) -> Training:
         if self.epochs is not None and "local_samples" in self.model_fields_set:
-            raise sentence("has epochs and local_samples: leave one of them out")
+            raise validation_error("has epochs and local_samples: leave one of them out")
         if self.momentum is not None and self.optimizer != "momentum":
-            raise sentence(
+            raise validation_error(
                 f"has a momentum, which the optimizer {self.optimizer!r} does not use: "
                 'write optimizer = "momentum"'
             )

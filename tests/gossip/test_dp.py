@@ -26,7 +26,7 @@ def test_what_is_released_is_the_clipped_update_with_noise():
     assert noise.mean() == pytest.approx(0, abs=0.1)
     assert noise.std() == pytest.approx(1.0, rel=0.05)  # noise · clip
     assert made.counters == {"released": 1, "clipped": 1}
-    assert made.lengths == [pytest.approx(math.sqrt(2000), rel=1e-6)]
+    assert made.norms == [pytest.approx(math.sqrt(2000), rel=1e-6)]
 
 
 def test_a_short_update_is_not_stretched():
