@@ -92,4 +92,4 @@ from .wire import decode as decode
 from .wire import encode as encode
 from .wire import schema_difference as schema_difference
 from .wire import schema_hash as schema_hash
-from .wire import wide_enough as wide_enough
+from .wire import sufficient_dtype as sufficient_dtype

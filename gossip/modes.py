@@ -111,8 +111,7 @@ class Drift:
 
 
 class PacedMode(Mode):
-    """Asynchronous gossip: each request is one push of every model, in equal shares to a few random
-    neighbours.
+    """Asynchronous gossip: each request is one push of every model to a few random neighbours.
 
     The driver makes requests per training step, not per second, so a slow machine gossips as often per step
     as a fast one. A push that is not possible now, because no neighbour is free, is made later; at most

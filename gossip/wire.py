@@ -57,9 +57,8 @@ giver must start a new session."""
 class Give:
     """Mass that is being transferred: a value and its weight. The sender has already debited itself.
 
-    packed: the compressed form of the value, if it is sent compressed. In a message that has just been
-    decoded
-        `value` is then an empty array, until `Gossiper.unpacked` decompresses it.
+    packed: the compressed form of the value, if it is sent compressed. In a message that was just decoded,
+        `value` is then an empty array until `Gossiper.unpacked` decompresses it.
     """
 
     model: str
@@ -144,7 +143,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "float64": np.dtype("<f8"),
     "float16": np.dtype("<f2"),
 }
-_WIDER: Final[list[WireDtype]] = ["float16", "float32", "float64"]
+_DTYPES_BY_WIDTH: Final[list[WireDtype]] = ["float16", "float32", "float64"]
 
 
 class WireError(GossamerError, ValueError):
@@ -231,12 +230,12 @@ def as_sent(value: np.ndarray[Any, Any], dtype: WireDtype = "float32") -> np.nda
     return sent
 
 
-def wide_enough(value: np.ndarray[Any, Any], dtype: WireDtype) -> WireDtype:
+def sufficient_dtype(value: np.ndarray[Any, Any], dtype: WireDtype) -> WireDtype:
     """Return `dtype`, or the next wider one that can represent every entry of a finite value.
 
     Each message carries its own dtype, so a value that is too large for float16 is sent as float32.
     """
-    for name in _WIDER[_WIDER.index(dtype) :]:
+    for name in _DTYPES_BY_WIDTH[_DTYPES_BY_WIDTH.index(dtype) :]:
         target = _wire_dtype(name)
         if value.dtype.itemsize <= target.itemsize or not value.size:
             return name

@@ -34,7 +34,7 @@ from ..gossip import (
     ServerMode,
     WireDtype,
     as_sent,
-    wide_enough,
+    sufficient_dtype,
 )
 from ..gossip.security import InitialEstimate, Intake, NullSecurity, SecurityLayer, guard
 from ..models import Learner, Metrics, PeerCountAware, WeightAware
@@ -875,4 +875,4 @@ def _make_mode(
 
 
 def _as_float16(_model: str, value: Array) -> Array:
-    return as_sent(value, wide_enough(value, "float16"))
+    return as_sent(value, sufficient_dtype(value, "float16"))

@@ -32,7 +32,7 @@ from ..gossip import (
     encode,
     enter_round,
     leave_round,
-    wide_enough,
+    sufficient_dtype,
 )
 from ..gossip.compress import CompressError, Links, Shapes, parse
 from ..gossip.security import SecurityLayer, SwarmSecurity
@@ -289,7 +289,7 @@ class Dispatch:
         return outgoing
 
     def _check(self, model: str, total: int, body: int) -> None:
-        if total > MAX_MESSAGE_BYTES:  # in a wider dtype than usual: see `wide_enough`
+        if total > MAX_MESSAGE_BYTES:  # in a wider dtype than usual: see `sufficient_dtype`
             raise PeerError(
                 f"peer {self._name}: model {model}: a message has {total} bytes, and {MAX_MESSAGE_BYTES} "
                 "are the most: its values are too large for the dtype on the wire; train at a lower rate, or "
@@ -331,7 +331,7 @@ class Dispatch:
         """How a message's value is written: wider than usual only where it would not fit."""
         if not isinstance(message, Give) or message.packed is not None:
             return self._dtype
-        return wide_enough(message.value, self._dtype)
+        return sufficient_dtype(message.value, self._dtype)
 
     def _seal(self, message: Message, packets: Iterator[Payload]) -> list[bytes] | None:
         """A message's packets as its receiver alone can open them; here, not on the event loop."""

@@ -33,7 +33,7 @@ from ...gossip import (
     WireDtype,
     as_sent,
     is_finite,
-    wide_enough,
+    sufficient_dtype,
 )
 from ...gossip.compress import (
     MAX_REFERENCE_BYTES,
@@ -120,7 +120,7 @@ class LinkState:
 
     def sent(self, give: Give) -> int:
         """Count a transfer that is sent; return the bytes of its value, without headers."""
-        plain = np.dtype(wide_enough(give.value, self._dtype)).itemsize * give.value.size
+        plain = np.dtype(sufficient_dtype(give.value, self._dtype)).itemsize * give.value.size
         if give.packed is None:
             return plain
         self.links.traffic[give.model].count_sent(give.packed.nbytes, plain)
@@ -128,7 +128,7 @@ class LinkState:
 
 
 def _as_float16(_vector: str, value: Array) -> Array:
-    return as_sent(value, wide_enough(value, "float16"))
+    return as_sent(value, sufficient_dtype(value, "float16"))
 
 
 # --- the loop ---------------------------------------------------------------------------------------

@@ -165,10 +165,10 @@ class Links:
     def pack(
         self, model: str, receiver: str, session: str, value: Array, rng: np.random.Generator
     ) -> tuple[Array, Packed, float] | None:
-        """Return the value that the receiver will read, its compressed form, and the fraction of weight to
-        send.
+        """Compress a value for a receiver.
 
-        None if the value must be sent uncompressed.
+        Return the value that the receiver will read, its compressed form, and the fraction of the weight to
+        send with it. None if the value must be sent uncompressed.
         """
         assert self.pipeline is not None
         with np.errstate(over="ignore"):

@@ -241,8 +241,10 @@ class SwarmSecurity:
         return sign_card(self.identity, self.swarm, head, body)
 
     def _card_date(self) -> float:
-        """Return the time, or a time just after our former card's date if the clock was set back since:
-        other peers accept only cards newer than the one they have."""
+        """Return the date for our next card: now, or just after our former card if the clock was set back.
+
+        Other peers accept only cards newer than the one they have.
+        """
         now = self._wall()
         later = self._former_issued + 0.001
         return later if now < later <= now + CLOCK_SKEW else now

@@ -24,7 +24,7 @@ from gossamer.gossip import (
     encode,
     introduce,
     run,
-    wide_enough,
+    sufficient_dtype,
 )
 
 NAMES = ["a", "b", "c", "d"]
@@ -188,7 +188,9 @@ def test_a_skipped_exchange_survives_the_wire_and_a_restart() -> None:
 )  # fmt: skip
 def test_a_value_is_written_as_narrow_as_asked_and_as_wide_as_it_needs(value, dtype, needed):
     values = np.array([1.0, value, 0.0])
-    assert wide_enough(values, dtype) == needed
+    assert sufficient_dtype(values, dtype) == needed
     give = Give("v", "a", "sa", 1, "b", "sb", ONE, as_sent(values, needed))
-    data = b"".join(bytes(part) for part in encode(give, "0" * 16, wide_enough(give.value, dtype)))
+    data = b"".join(
+        bytes(part) for part in encode(give, "0" * 16, sufficient_dtype(give.value, dtype))
+    )
     assert decode(data).dtype == needed

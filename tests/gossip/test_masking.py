@@ -132,7 +132,7 @@ def test_who_vanishes_later_is_made_up_for_by_beginning_again():
         rounds[name].enter(true[name])
     left = NAMES[:-1]
     again = {name: rounds[name].again(without=["p7"]) for name in left}
-    masked = [again[name].enter(rounds[name].true) for name in left]
+    masked = [again[name].enter(rounds[name].unmasked) for name in left]
     np.testing.assert_allclose(mean(masked), mean([true[name] for name in left]), atol=1e-12)
 
 
@@ -140,11 +140,11 @@ def test_what_cannot_be_private_is_refused():
     secret = bytes(32)
     mass = Mass(np.ones(3), ONE)
     lonely = PrivateRound("anna", "v", 1, {"ben": secret})
-    with pytest.raises(ValueError, match="a single one would see through its mask"):
+    with pytest.raises(ValueError, match="a single one could subtract its mask"):
         lonely.enter(mass)
     two = PrivateRound("anna", "v", 1, {"ben": secret, "carl": secret})
     with pytest.raises(ValueError, match="has not begun"):
-        _ = two.true
+        _ = two.unmasked
     two.enter(mass)
     with pytest.raises(ValueError, match="has begun already"):
         two.enter(mass)

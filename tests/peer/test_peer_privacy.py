@@ -111,7 +111,7 @@ def test_what_cannot_go_together_is_refused(changes, text):
 
 def test_who_is_gone_is_no_neighbour_before_its_secrets_are_forgotten(run, tmp_path, monkeypatch):
     """A private round that began between the two would find a neighbour without a secret."""
-    order, turn, gone = [], Engine.turn, SwarmSecurity.gone
+    order, turn, gone = [], Engine.turn, SwarmSecurity.remove
 
     def turned(engine, arrived, events, *rest):
         outgoing = turn(engine, arrived, events, *rest)
@@ -123,7 +123,7 @@ def test_who_is_gone_is_no_neighbour_before_its_secrets_are_forgotten(run, tmp_p
         gone(trust, peer, session)
 
     monkeypatch.setattr(Engine, "turn", turned)
-    monkeypatch.setattr(SwarmSecurity, "gone", forgotten)
+    monkeypatch.setattr(SwarmSecurity, "remove", forgotten)
     papers = Papers(tmp_path)
     names = papers.names("a", "b")
     settings = quick(rounds=10**9, expect=names, founder=True)
@@ -154,4 +154,4 @@ def test_two_peers_cannot_hide_from_each_other(run, tmp_path):
 
     for error in run(scenario()):  # also of the one who sees the other leave first
         assert isinstance(error, PeerError)
-        assert "a single one would see through its mask" in str(error)
+        assert "a single one could subtract its mask" in str(error)
