@@ -11,6 +11,12 @@ runs this loop:
 
 Saving before sending makes crashes harmless: a restored peer can lack a debit or a credit only if no message
 about it was ever sent.
+
+A *transfer* moves mass (a value and its weight) to a neighbour. The sender debits the mass, sends it in a
+`Give` and repeats that until the receiver acknowledges it with its verdict: *credited*, or *void*, which
+returns the mass to the sender. To *recall* a transfer is to ask for an early verdict; to *reclaim* it is to
+take its mass back without a verdict, when the receiver cannot be reached. If the receiver had credited it
+after all, one of the two must *give up* that weight.
 """
 
 from __future__ import annotations
@@ -113,7 +119,9 @@ class Gossiper:
         corrects that.
         """
         self.leaving = False
+        """Whether this peer hands its mass over and refuses transfers; see `hand_over`."""
         self.closed = False
+        """Whether this peer neither credits nor pushes any more; see `close`."""
         self._balances = Balances(store)
         self._neighbours = Neighbours()
         self._delays = DelaysBySize(retry or RetryPolicy())
@@ -145,7 +153,7 @@ class Gossiper:
         return self._balances.weights[self._check_model(model)]
 
     def injected(self, model: str) -> int:
-        """Return the weight with which this peer counts in a model's average so far."""
+        """Return the weight that this peer has injected so far: its share in a model's average."""
         return self._balances.injected[self._check_model(model)]
 
     def promised(self, model: str) -> int:
@@ -187,7 +195,7 @@ class Gossiper:
         return model
 
     def _warn_if_diverged(self, model: str) -> None:
-        """Log once for each model that its values are not finite, if they are not."""
+        """Log a warning if a model's values are not finite, once per model."""
         value = self._balances.store.read(model)
         if model in self._diverged or is_finite(value):
             return
@@ -228,7 +236,7 @@ class Gossiper:
             if edge[0] == peer and receiver_session != session:  # opened before our own restart
                 self.peer_gone(peer, receiver_session)
             elif edge[0] == peer and not self._neighbours.reachable(peer):
-                self.ledger.update(edge, sent=-np.inf)
+                self.ledger.update(edge, sent=-np.inf)  # so that the next tick repeats it
         shared = set(models).intersection(self.models)
         self._neighbours.online(peer, session, shared, leaving=leaving)
         return True
@@ -310,7 +318,7 @@ class Gossiper:
         assert neighbour is not None
         return neighbour.session
 
-    # --- giving ---------------------------------------------------------------------------------
+    # --- sending transfers ----------------------------------------------------------------------
 
     def push(
         self,

@@ -8,7 +8,8 @@
     packets, events = security.tick()                    # control packets, for the receivers' inboxes
 
 A `SecurityLayer` is either a `SwarmSecurity`, which uses keys, or a `NullSecurity`, which accepts everything.
-`Intake` turns received packets into checked messages. No IO.
+`Intake` turns received packets into checked messages. No IO. *Presence* (peer/presence.py) is the part of a
+peer that keeps track of other peers from their cards and statuses.
 
 Every packet and every signed status says which revocation list its sender has. Two peers exchange no values
 until both have the same list, and the peer with the newer list sends it to the other; the owner's signature
@@ -185,8 +186,12 @@ class SwarmSecurity:
         self._claims = check(admission, owner, swarm, identity.name, identity.public, wall())
         self._removal_reported = False
         memory = memory or {}
-        self._list: bytes = memory.get("revocations", b"")
-        revocations = Revocations.read(self._list, owner, swarm) if self._list else Revocations()
+        self._signed_list: bytes = memory.get("revocations", b"")
+        revocations = (
+            Revocations.read(self._signed_list, owner, swarm)
+            if self._signed_list
+            else Revocations()
+        )
         self.register = Register(
             swarm, owner, revocations=revocations,
             ticket_holders=memory.get("tickets"), editions=memory.get("editions"),
@@ -205,19 +210,19 @@ class SwarmSecurity:
         self.keyring = Keyring(
             identity, owner, session, swarm, models, mask_key=mask_key, max_names=max_names
         )
-        self.keyring.set_list(revocations.number, self._list, clock())
-        self._renewed = (wall(), clock())
+        self.keyring.set_list(revocations.number, self._signed_list, clock())
+        self._key_generated = (wall(), clock())
         """When our exchange key was generated, by both clocks: the monotonic clock stands still while a
         device sleeps, the wall clock can be set."""
-        self._cards = self._statuses = 0
-        """Numbers of our newest card and status."""
+        self._card_number = self._status_number = 0
+        """The numbers of our newest card and status."""
         self._issued: float | None = None
         """When our newest card was issued."""
         self._former_issued = float("-inf")
         """When the newest card of an earlier incarnation of this peer, retained by the broker, was issued."""
         self._name_claim = NameClaim(self.keyring.incarnation)
         self._reply_monitor = ReplyMonitor(self.name)
-        self._early, self._misdated = EarlyStatuses(), MisdatedCards()
+        self._early_statuses, self._misdated_cards = EarlyStatuses(), MisdatedCards()
 
     def _is_revoked(self) -> bool:
         return self.register.revocations.names(self.name, self._claims.number)
@@ -231,11 +236,11 @@ class SwarmSecurity:
     def card(self, body: bytes) -> bytes:
         """Return our signed card, with our invitation. From now on the name counts as claimed."""
         self._name_claim.is_claimed = True
-        self._cards += 1
+        self._card_number += 1
         self._issued = self._card_date()
         keyring, admission = self.keyring, self._admission
         head = CardHead(
-            self._issued, keyring.incarnation, self._cards, keyring.exchange, keyring.mask_public,
+            self._issued, keyring.incarnation, self._card_number, keyring.exchange, keyring.mask_public,
             self._session, self._since, self._models, admission.invitation, admission.endorsement,
         )  # fmt: skip
         return sign_card(self.identity, self.swarm, head, body)
@@ -255,8 +260,8 @@ class SwarmSecurity:
 
     def status(self, body: bytes) -> bytes:
         """Return our signed status, numbered above the previous one. A goodbye carries our invitation too."""
-        self._statuses += 1
-        head = self._status_head(self._statuses, answers=tuple(self._name_claim.others))
+        self._status_number += 1
+        head = self._status_head(self._status_number, answers=tuple(self._name_claim.others))
         if signed.state_of(body) == "left":
             head = replace(
                 head, issued=self._wall(),
@@ -302,12 +307,12 @@ class SwarmSecurity:
         try:
             member, body = self.register.read_card(peer, payload, self._wall())
         except MisdatedCard as error:
-            self._misdated.keep(peer, payload, error.issued)
+            self._misdated_cards.keep(peer, payload, error.issued)
             raise
         self.keyring.admit(member, self._clock())
         self.register.add(member)
         events = [SecurityEvent("card", peer, body)]
-        early_status = self._early.pop(peer)
+        early_status = self._early_statuses.pop(peer)
         if early_status is not None:
             events += self._receive_status(peer, early_status)
         return events
@@ -318,7 +323,7 @@ class SwarmSecurity:
         except TrustError as error:
             if error.cause != "unknown-sender":
                 raise
-            self._early.keep(peer, payload)
+            self._early_statuses.keep(peer, payload)
             return []
         online = signed.state_of(body) == "online"
         self.keyring.note_status(peer, head, self._clock(), online=online)
@@ -353,7 +358,7 @@ class SwarmSecurity:
         number = self.register.revocations.number
         if number == previous_number:
             return []
-        self._list = payload
+        self._signed_list = payload
         self.keyring.set_list(number, payload, self._clock())
         events = self._remove(revoked, "revoked") + self._remove_oneself(self._is_revoked())
         return [*events, SecurityEvent("reissue-status", self.name)]  # it says which list we have
@@ -428,7 +433,7 @@ class SwarmSecurity:
         """
         now, clock = self._wall(), self._clock()
         events: list[SecurityEvent] = []
-        for peer, card in self._misdated.take_due(now):
+        for peer, card in self._misdated_cards.take_due(now):
             events += self.receive(topics.card(self.swarm, peer), card)
         for peer, revocations in self.keyring.take_requests():
             if revocations:
@@ -446,10 +451,10 @@ class SwarmSecurity:
 
     def _renew_exchange(self, now: float) -> bool:
         """Renew our exchange key if `EXCHANGE_INTERVAL` is over; return whether it was renewed."""
-        wall, clock = self._renewed
+        wall, clock = self._key_generated
         if max(now - wall, self._clock() - clock) < EXCHANGE_INTERVAL:
             return False
-        self._renewed = (now, self._clock())
+        self._key_generated = (now, self._clock())
         self.keyring.renew_exchange(self._clock())
         return True
 
@@ -465,7 +470,7 @@ class SwarmSecurity:
         memory: dict[str, Any] = {
             "tickets": self.register.snapshot(),
             "editions": self.register.editions(self._wall()),
-            "revocations": self._list,
+            "revocations": self._signed_list,
         }
         if (key := self.keyring.mask_key) is not None:
             memory["masks"] = {"session": self._session, "key": key}
