@@ -102,9 +102,8 @@ class Drift:
         if last is not None:
             distance = float(np.linalg.norm(value - last))
             if distance < bound * float(np.linalg.norm(last)):
-                self._traffic[model].count_skipped(
-                    messages, messages * 4 * value.size
-                )  # as float32
+                float32_bytes = messages * 4 * value.size
+                self._traffic[model].count_skipped(messages, float32_bytes)
                 return True
         self._last[model] = np.array(value)
         return False
@@ -169,8 +168,7 @@ class PacedMode(Mode):
     def caught_up(self, gossiper: Gossiper) -> bool:
         """Return False if too many pushes are unacknowledged: then the driver should wait before it trains.
 
-        This is no barrier: one acknowledgement is enough to continue, and transfers to neighbours that cannot
-        be reached do not count.
+        This is no barrier: overdue transfers, and those to neighbours that cannot be reached, do not count.
         """
         return all(gossiper.in_flight(model) <= self.max_in_flight for model in gossiper.models)
 

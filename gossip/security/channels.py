@@ -271,8 +271,8 @@ class FormerIncarnations:
 class Channels:
     """Our channels to the other peers, and the packet numbers of closed channels.
 
-    A peer that was given up may come back in the same incarnation, for instance if somebody showed us its
-    last will while it was running. The new channel then has the same keys as the closed one, so packet
+    A peer that was given up may come back in the same incarnation, for instance if an attacker published
+    its last will while it was running. The new channel then has the same keys as the closed one, so packet
     numbers must not start again in either direction. Our numbers continue above the highest number used on
     any closed channel. For the other direction, `FormerIncarnations` keeps the highest number received.
     """

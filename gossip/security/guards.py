@@ -5,8 +5,8 @@ transfer that a receiver cannot credit, so the sender takes its mass back and no
 is clipped is credited at the clipped value, so the swarm's sum changes by the difference; the counters
 `clipped-…` count these. A sender whose transfers are refused again and again is put in quarantine: its
 transfers are refused unchecked, until the quarantine ends or an operator reinstates the sender. It stays a
-neighbour and still receives transfers: otherwise a peer quarantined by mistake would be cut off, and a peer
-that has quarantined all its neighbours would gossip with nobody.
+neighbour and still receives transfers: otherwise a peer quarantined by mistake would be isolated, and a peer
+that has quarantined all its neighbours would gossip with no peer.
 
 Guards bound the effect of one message. They do not detect a member whose false values stay within the bounds:
 see SECURITY.md. `guard` attaches them to a gossiper; `InitialEstimate` gives a newcomer, whose own values are
