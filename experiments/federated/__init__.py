@@ -15,10 +15,10 @@ from .fedavg import FedAvg, FedDyn, FedProx, Scaffold
 from .fednp import FedNP
 from .fedper import FedPer
 from .gossip import GossipSgd, PartialModels
-from .method import Client, Method, ServerMethod, Turn
+from .method import Client, Method, RoundContext, ServerMethod
 from .moon import Moon
 
-__all__ = ["METHODS", "Client", "Method", "ServerMethod", "Turn"]
+__all__ = ["METHODS", "Client", "Method", "RoundContext", "ServerMethod"]
 
 METHODS: Mapping[str, type[Method]] = MappingProxyType(
     {

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...models import Metrics
-from .method import Client, Method, Turn, tested_once
+from .method import Client, Method, RoundContext, test_each_set_once
 
 
 class Local(Method):
@@ -28,8 +28,8 @@ class Local(Method):
     def start(self, clients: Sequence[Client]) -> None:
         return None
 
-    def round(self, state: None, clients: Sequence[Client], turn: Turn) -> None:
-        for k in turn.pick(clients):
+    def round(self, state: None, clients: Sequence[Client], context: RoundContext) -> None:
+        for k in context.pick(clients):
             clients[k].train()
 
 
@@ -52,8 +52,8 @@ class Pooled(Method):
         )
         return Client(learner, clients[0].epochs)
 
-    def round(self, state: Client, clients: Sequence[Client], turn: Turn) -> Client:
-        turn.pick(clients)
+    def round(self, state: Client, clients: Sequence[Client], context: RoundContext) -> Client:
+        context.pick(clients)
         state.train()
         return state
 
@@ -72,7 +72,7 @@ class Ensemble(Local):
             inputs, labels = client.learner.held_out
             return score(answers(clients, inputs), labels)
 
-        return tested_once(clients, test)
+        return test_each_set_once(clients, test)
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
-"""Comparisons: several methods on the same clients, from a TOML file to a table and a picture.
+"""`gossamer compare`: runs several federated methods on the same clients; writes a table and a picture.
 
-Accuracies are compared at equal rounds and at equal bytes.
+Accuracies are compared after equal numbers of rounds and after equal numbers of bytes sent.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from ..errors import ConfigError
 from ..results import Record, write_json
 from ..study import Frame, Job, Study, StudyCell, as_text, frame_of, key_of
 from . import METHODS
-from .method import WHOLE, Client, Method
+from .method import GLOBAL_MODEL, Client, Method
 
-if TYPE_CHECKING:  # it takes a second, which only those who draw should wait
+if TYPE_CHECKING:  # importing matplotlib takes a second: functions that draw import it themselves
     from matplotlib.axes import Axes
 
-SWARMS = ("models", "gossip", "trust", "time", "sweep", "fednp")
-"""Keys that only a swarm's config has."""
+SWARM_KEYS = ("models", "gossip", "trust", "time", "sweep", "fednp")
+"""Keys that a swarm's config may have and a comparison's config may not."""
 
 
 class Comparison(Experiment):
@@ -51,23 +51,23 @@ class Comparison(Experiment):
     }
 
     seeds: Count = 3
-    """Runs of every method: the split, the starting values and the order of samples follow the seed."""
+    """Runs of every method. The data split, starting values and order of samples depend on the seed."""
     server: bool = True
     """Whether there is a server. Without one, methods that need it are refused."""
     methods: dict[str, dict[str, Any]] = {"fedavg": {}, "gossamer": {}, "local": {}}
-    """A table for every line of the picture. Its name is the method's, or `method` inside it is:
-    `[methods.strong-prox]` with `method = "fedprox"` and `mu = 1.0`."""
+    """One table for every line of the picture. The table has the name of a method, or any other name and
+    the key `method`: `[methods.strong-prox]` with `method = "fedprox"` and `mu = 1.0`."""
 
     def method(self, name: str) -> Method:
-        """The method of one table, with its knobs."""
+        """The method that the table [methods.NAME] describes, with its knobs."""
         knobs = {key: value for key, value in self.methods[name].items() if key != "method"}
-        if (kind := self.kind(name)) not in METHODS:
-            near = hint(kind, METHODS, are="there are")
-            raise ConfigError(f"no method is called {kind!r}; {near}")
-        return parse_table(METHODS[kind], knobs, f"in [methods.{name}]")
+        if (registered := self.registered_name(name)) not in METHODS:
+            suggestion = hint(registered, METHODS, are="there are")
+            raise ConfigError(f"no method is called {registered!r}; {suggestion}")
+        return parse_table(METHODS[registered], knobs, f"in [methods.{name}]")
 
-    def kind(self, name: str) -> str:
-        """The name under which a table's method is registered."""
+    def registered_name(self, name: str) -> str:
+        """The name in `METHODS` of the method that the table [methods.NAME] describes."""
         return str(self.methods[name].get("method", name))
 
 
@@ -77,9 +77,9 @@ def load_comparison(path: str | Path) -> Comparison:
 
 
 def parse_comparison(table: dict[str, Any], source: str = "config") -> Comparison:
-    """Check a table that was read or written by hand; `source` starts every error."""
+    """Return the comparison that a table describes; raises ConfigError, which begins with `source`."""
     require_table(table, source, "load_comparison")
-    if "methods" not in table and (foreign := [key for key in SWARMS if key in table]):
+    if "methods" not in table and (foreign := [key for key in SWARM_KEYS if key in table]):
         raise ConfigError(
             f"{source}: has {foreign[0]!r}, so it is a swarm's config: run it with gossamer simulate or "
             "gossamer swarm. A comparison has a table [methods.NAME] for each method"
@@ -87,14 +87,14 @@ def parse_comparison(table: dict[str, Any], source: str = "config") -> Compariso
     config = parse_table(Comparison, table, source)
     mistakes = {
         f"'peers': should be at least 2 clients, not {config.peers}": config.peers < 2,
-        "'network.layout': methods need gradients, which the associative network has not": (
+        "'network.layout': methods need gradients, and the associative network has none": (
             "<>" in config.network.layout or config.data.set == "sparse"
         ),
-        "'methods': names none; write a table such as [methods.fedavg] for each of those to compare. There "
+        "'methods': is empty; write a table such as [methods.fedavg] for each method to compare. Methods "
         f"are {', '.join(METHODS)}": not config.methods,
     }
-    for mistake, made in mistakes.items():
-        if made:
+    for mistake, is_made in mistakes.items():
+        if is_made:
             raise ConfigError(f"{source}: key {mistake}")
     for name in config.methods:
         try:
@@ -103,22 +103,23 @@ def parse_comparison(table: dict[str, Any], source: str = "config") -> Compariso
             raise ConfigError(f"{source}: {error}") from None
         if method.needs_server and not config.server:
             raise ConfigError(
-                f"{source}: {name!r} ({config.kind(name)}) needs a server, and this comparison has none "
-                f"(server = false); the nearest method without one is {method.nearest_without!r}"
+                f"{source}: {name!r} ({config.registered_name(name)}) needs a server, and this comparison "
+                "has none (server = false); the nearest method without one is "
+                f"{method.nearest_without_server!r}"
             )
     return config
 
 
 def choose(config: Comparison, only: list[str] | None) -> Comparison:
-    """The comparison with some of its methods left out."""
+    """Return the comparison with only these methods; with all of them if `only` is empty or None."""
     for name in only or []:
         if name not in config.methods:
-            near = hint(name, config.methods, are="there are")
-            raise ConfigError(f"--only {name}: the config has no such method; {near}")
+            suggestion = hint(name, config.methods, are="there are")
+            raise ConfigError(f"--only {name}: the config has no such method; {suggestion}")
     if not only:
         return config
-    kept = {name: knobs for name, knobs in config.methods.items() if name in only}
-    return config.model_copy(update={"methods": kept})
+    methods = {name: knobs for name, knobs in config.methods.items() if name in only}
+    return config.model_copy(update={"methods": methods})
 
 
 # --- one run --------------------------------------------------------------------------------------------
@@ -127,24 +128,24 @@ def choose(config: Comparison, only: list[str] | None) -> Comparison:
 def clients_of(
     config: Comparison, method: Method, seed: int, source: str = "config"
 ) -> list[Client]:
-    """All clients of one run. They depend on the seed, and on no method but by its rate and epochs."""
-    own = {"rate": method.rate, "epochs": method.epochs}
-    changes = {key: value for key, value in own.items() if value is not None}
-    training = config.training.model_copy(update=changes)
+    """All clients of one run. They depend on the seed; of the method, only on its rate and epochs."""
+    settings = {"rate": method.rate, "epochs": method.epochs}
+    overrides = {key: value for key, value in settings.items() if value is not None}
+    training = config.training.model_copy(update=overrides)
     swarm = Config(
         seed=seed, peers=config.peers, data=config.data, tasks=config.tasks,
-        network=config.network, training=training, models=[Model(name=WHOLE, share=1.0)],
+        network=config.network, training=training, models=[Model(name=GLOBAL_MODEL, share=1.0)],
     )  # fmt: skip
     clients = []
     for member in Swarm(swarm, source, load_once).members():
-        assert isinstance(member.learner, SgdLearner)  # what would wrap it is refused
+        assert isinstance(member.learner, SgdLearner)  # settings that would wrap it are refused
         clients.append(Client(member.learner, training.epochs or 1))
     return clients
 
 
 @dataclass(frozen=True)
 class Cell(StudyCell):
-    """One run: a comparison's method, by the name of its table, which is the line, and a seed."""
+    """One run: a method of a comparison with one seed; `line` is the name of the method's table."""
 
     config: Comparison
     seed: int
@@ -152,20 +153,21 @@ class Cell(StudyCell):
 
     @cached_property
     def key(self) -> str:
-        """Names the run by all that decides its result; other methods and the number of seeds do not."""
-        decisive = self.config.model_dump(
+        """A hash of all that the result depends on, so not of other methods or the number of seeds."""
+        setting = self.config.model_dump(
             mode="json", exclude={"name", "methods", "seeds", "seed", "server"}
         )
         knobs = self.config.method(self.line).model_dump(mode="json")
-        text = json.dumps([decisive, self.config.kind(self.line), knobs, self.seed], sort_keys=True)
+        method = self.config.registered_name(self.line)
+        text = json.dumps([setting, method, knobs, self.seed], sort_keys=True)
         files = named_files(self.config, self.source)
-        if "topology" in knobs:  # a graph may be a file, or a function of the user's
+        if "topology" in knobs:  # the graph may come from a file or from a function of the user
             files += topology_files(knobs["topology"], Path())
         return key_of(text + digest(files))
 
 
 def check(config: Comparison, source: str = "config") -> None:
-    """Start every method once, so that one which cannot work is refused before any has run."""
+    """Start every method once, so that a method that cannot work is refused before the first run."""
     warn_unused_keys(config, "compare", source)
     for name in config.methods:
         method = config.method(name)
@@ -173,27 +175,29 @@ def check(config: Comparison, source: str = "config") -> None:
 
 
 def run(cell: Cell) -> Record:
-    """The curve of one run: accuracy of every client, bytes and seconds so far, at every test.
+    """Run one cell; return its curve: accuracy of every client, bytes and seconds so far, at every test.
 
-    Seconds are those that this machine computed, without testing; all else depends on the cell alone.
+    Seconds are processor time without testing, and depend on the machine; everything else depends only on
+    the cell.
     """
     config, method = cell.config, cell.config.method(cell.line)
     clients = clients_of(config, method, cell.seed, cell.source)
-    sent, taken = 0, 0.0
+    sent, seconds = 0, 0.0
     state = _start(method, clients, cell.line, cell.source)
-    curve = [_point(0, sent, taken, method.test(state, clients))]
+    curve = [_point(0, sent, seconds, method.test(state, clients))]
     for index in range(1, config.rounds + 1):
-        # Dice of its own for every round: methods that throw them more often have the same participants.
-        turn = method.turn(clients, seeded_rng(cell.seed, "round", index))
+        # Every round has its own random generator: participants are the same for all methods, however
+        # many random numbers a method draws.
+        context = method.round_context(clients, seeded_rng(cell.seed, "round", index))
         began = time.process_time()
         try:
-            state = method.round(state, clients, turn)
+            state = method.round(state, clients, context)
         except CompressError as error:
             raise ConfigError(f"{cell.source}: in [methods.{cell.line}]: {error}") from None
-        taken += time.process_time() - began
-        sent += turn.bytes
+        seconds += time.process_time() - began
+        sent += context.bytes
         if index % config.test_every == 0 or index == config.rounds:
-            curve.append(_point(index, sent, taken, method.test(state, clients)))
+            curve.append(_point(index, sent, seconds, method.test(state, clients)))
     return {
         "key": cell.key, "method": cell.line, "seed": cell.seed, "bound": method.bound,
         "samples": [client.samples for client in clients], "curve": curve,
@@ -201,7 +205,7 @@ def run(cell: Cell) -> Record:
 
 
 def run_cells(cells: list[Cell], job: Job) -> list[Record]:
-    """Run each cell."""
+    """Run the cells one after the other; raises if a file that they read has changed meanwhile."""
     records = [run(cell) for cell in cells]
     refuse_changed(cells)
     return records
@@ -214,9 +218,9 @@ def _start(method: Method, clients: list[Client], name: str, source: str) -> Any
         raise ConfigError(f"{source}: in [methods.{name}]: {error}") from None
 
 
-def _point(index: int, sent: int, taken: float, tests: list[Metrics]) -> Record:
+def _point(index: int, sent: int, seconds: float, tests: list[Metrics]) -> Record:
     accuracies = [round(test.accuracy, 6) for test in tests]
-    return {"round": index, "bytes": sent, "seconds": round(taken, 4), "accuracy": accuracies}
+    return {"round": index, "bytes": sent, "seconds": round(seconds, 4), "accuracy": accuracies}
 
 
 # --- all runs -------------------------------------------------------------------------------------------
@@ -229,7 +233,7 @@ def cells_of(config: Comparison, source: str = "config") -> list[Cell]:
 
 
 def comparison_study(config: Comparison, source: str = "config") -> Study[Cell]:
-    """Return the study of all methods and seeds; raises ConfigError for one that cannot be run."""
+    """Return the study of all methods and seeds; raises ConfigError if a method cannot be run."""
     check(config, source)
     cells = cells_of(config, source)
 
@@ -248,9 +252,9 @@ def comparison_study(config: Comparison, source: str = "config") -> Study[Cell]:
 
 
 def describe(config: Comparison) -> str:
-    """The setting, as a caption says it."""
+    """Describe the clients, their data and their training for a picture's caption."""
     data, training = config.data, config.training
-    dealt = {"dirichlet": f"Dirichlet({data.alpha:g})", "shards": f"{data.shards} shards each"}
+    partitions = {"dirichlet": f"Dirichlet({data.alpha:g})", "shards": f"{data.shards} shards each"}
     amounts = [f"{data.total} samples"] if data.total else []
     amounts += [f"{data.samples} samples each"] if data.samples else []
     tasks = [", two labels swapped at each" if one.kind == "swaps" else f", task {one.kind}"
@@ -258,7 +262,7 @@ def describe(config: Comparison) -> str:
     tested = "each client's own classes" if data.tested == "own" else "all classes"
     return (
         f"{data.set}, {', '.join(amounts) or 'all samples'}, {config.peers} clients, "
-        f"{dealt.get(data.partition, data.partition)}{''.join(tasks)}; "
+        f"{partitions.get(data.partition, data.partition)}{''.join(tasks)}; "
         f"{config.network.name_or_entry or config.network.layout}; "
         f"E = {training.epochs or 1}, B = {training.batch}, η = {training.rate:g}; tested on {tested}."
     )
@@ -268,55 +272,55 @@ def describe(config: Comparison) -> str:
 
 
 def worst_decile(accuracies: Sequence[float]) -> float:
-    """The mean of the worst tenth of the clients, of one client at least."""
+    """The mean over the worst tenth of the clients, rounded up to whole clients."""
     count = math.ceil(len(accuracies) / 10)
     return float(np.mean(sorted(accuracies)[:count]))
 
 
-def budget(records: Sequence[Record]) -> int | None:
-    """The most bytes that every run which sends any has sent in the end; None if none does."""
-    ends = [record["curve"][-1]["bytes"] for record in records if not record["bound"]]
-    return min(ends, default=None)
+def common_budget(records: Sequence[Record]) -> int | None:
+    """The number of bytes that all runs but bounds have sent by their end; None if all are bounds."""
+    totals = [record["curve"][-1]["bytes"] for record in records if not record["bound"]]
+    return min(totals, default=None)
 
 
-def at(record: Record, limit: int) -> Record:
-    """The last test of a run before it had sent more than `limit` bytes."""
+def point_within(record: Record, limit: int) -> Record:
+    """The last point of a run's curve at which it has sent at most `limit` bytes."""
     return [point for point in record["curve"] if point["bytes"] <= limit][-1]
 
 
 def by_method(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Runs by method, in the order in which methods first occur."""
-    found: dict[str, list[Record]] = {}
+    runs: dict[str, list[Record]] = {}
     for record in records:
-        found.setdefault(record["method"], []).append(record)
-    return found
+        runs.setdefault(record["method"], []).append(record)
+    return runs
 
 
 def standings(records: Sequence[Record]) -> Frame:
-    """Return a row for every method, in the order in which they first occur: means over its seeds.
+    """Return a row of means over seeds for every method, in the order in which methods first occur.
 
-    accuracy, worst: after the last round; the second is the worst decile's.
-    deviation: the standard deviation of accuracy over seeds; missing of a single one.
-    at_bytes, worst_at_bytes: the same as the first two at the common budget; missing of a bound.
-    rounds, bytes, seconds: what it took; the fewest rounds of its runs.
+    accuracy, worst: after the last round, the mean over all clients and over the worst decile.
+    deviation: the standard deviation of accuracy over seeds; missing for a single seed.
+    at_bytes, worst_at_bytes: accuracy and worst at the common budget of bytes; missing for bounds.
+    bytes, seconds: sent and computed in the whole run. rounds: the fewest of the method's runs.
     """
-    limit = budget(records)
+    limit = common_budget(records)
     rows = []
     for run in records:
         end = run["curve"][-1]
-        paid = None if limit is None or run["bound"] else at(run, limit)["accuracy"]
+        within = None if limit is None or run["bound"] else point_within(run, limit)["accuracy"]
         rows.append(
             {
                 "method": run["method"], "bound": run["bound"], "rounds": end["round"],
                 "accuracy": float(np.mean(end["accuracy"])), "worst": worst_decile(end["accuracy"]),
-                "at_bytes": np.mean(paid) if paid else None,
-                "worst_at_bytes": worst_decile(paid) if paid else None,
+                "at_bytes": np.mean(within) if within else None,
+                "worst_at_bytes": worst_decile(within) if within else None,
                 "bytes": end["bytes"], "seconds": end["seconds"],
             }
         )  # fmt: skip
     frame = frame_of(rows).astype({"at_bytes": float, "worst_at_bytes": float})
     means = ("worst", "at_bytes", "worst_at_bytes", "bytes", "seconds")
-    found = (
+    summary = (
         frame.groupby("method", sort=False)
         .agg(
             bound=("bound", "first"), seeds=("bound", "size"), rounds=("rounds", "min"),
@@ -325,12 +329,12 @@ def standings(records: Sequence[Record]) -> Frame:
         )
         .reset_index()
     )  # fmt: skip
-    return found.astype({"bytes": int})
+    return summary.astype({"bytes": int})
 
 
 def coverage(records: Sequence[Record], planned: int | None = None) -> str:
-    """Over how many seeds a method's mean goes: `3 seeds`, or, of a comparison that was stopped, `2 to 3
-    seeds; 31 of 39 runs`. planned: runs of the whole comparison; as many as there are if left out.
+    """Say how many seeds the methods' means are taken over: `3 seeds`, or, if the comparison was stopped,
+    `2 to 3 seeds; 31 of 39 runs`. planned: runs of the whole comparison; those in `records` if left out.
     """
     counts = [len({run["seed"] for run in runs}) for runs in by_method(records).values()]
     fewest, most = min(counts), max(counts)
@@ -344,65 +348,68 @@ def coverage(records: Sequence[Record], planned: int | None = None) -> str:
 def write_report(
     records: Sequence[Record], out: Path, title: str, caption: str, planned: int | None = None
 ) -> list[Path]:
-    """Write summary.json and draw comparison.png and .svg from the records; nothing if there are none.
+    """Write summary.json, comparison.png and comparison.svg from the records, if there are any.
 
-    planned: runs of the whole comparison, where it may have been stopped.
+    planned: runs of the whole comparison, which may have been stopped earlier.
     """
     if not records:
         return []
     summary = out / "summary.json"
     methods = json.loads(standings(records).to_json(orient="records", double_precision=15))
-    about = {"name": title, "setting": caption, "budget": budget(records), "methods": methods}
-    write_json(summary, about)
+    budget = common_budget(records)
+    write_json(summary, {"name": title, "setting": caption, "budget": budget, "methods": methods})
     return [summary, *draw(records, out / "comparison", title, caption, planned)]
 
 
 def table(records: Sequence[Record]) -> dict[str, Frame]:
-    """Return the standings as a table, best first; bounds last."""
-    limit = budget(records)
-    paid = "equal bytes" if limit is None else f"at {limit / 1e6:.3g} MB"
-    found = standings(records).sort_values(
+    """Return the standings as a text table: methods from best to worst, then bounds."""
+    limit = common_budget(records)
+    at_limit = "equal bytes" if limit is None else f"at {limit / 1e6:.3g} MB"
+    rows = standings(records).sort_values(
         ["bound", "accuracy"], ascending=[True, False], kind="stable"
     )
-    found["method"] += [" (bound)" if bound else "" for bound in found["bound"]]
-    found["bytes"] = found["bytes"].replace(0, float("nan")) / 1e6
+    rows["method"] += [" (bound)" if bound else "" for bound in rows["bound"]]
+    rows["bytes"] = rows["bytes"].replace(0, float("nan")) / 1e6
     names = {
         "method": "method", "seeds": "seeds", "accuracy": "accuracy", "deviation": "± sd",
-        "worst": "worst decile", "at_bytes": paid, "worst_at_bytes": f"worst decile {paid}",
+        "worst": "worst decile", "at_bytes": at_limit, "worst_at_bytes": f"worst decile {at_limit}",
         "bytes": "MB sent", "seconds": "CPU s",
     }  # fmt: skip
-    formats = {**dict.fromkeys(found.columns[4:9], ".3f"), "bytes": ".2f", "seconds": ".1f"}
-    return {"summary": as_text(found[list(names)], formats).rename(columns=names)}
+    formats = {**dict.fromkeys(rows.columns[4:9], ".3f"), "bytes": ".2f", "seconds": ".1f"}
+    return {"summary": as_text(rows[list(names)], formats).rename(columns=names)}
 
 
 # --- the picture: over rounds, over bytes, and client by client ---------------------------------------------
 
-# Paul Tol's muted scheme, told apart with any kind of colour vision; bounds are grey and dashed.
+# Paul Tol's muted colours, which colour-blind readers can distinguish; bounds are grey and dashed.
 COLOURS = (
     "#332288", "#DDCC77", "#117733", "#88CCEE", "#882255", "#44AA99", "#999933", "#CC6677",
     "#AA4499",
 )  # fmt: skip
-OWN = "gossamer"
+HIGHLIGHTED = "gossamer"
 DASHES = ((0, (6, 2)), (0, (2, 2)), (0, (6, 2, 1, 2)))
-Look = dict[str, Any]
-"""How a method is drawn everywhere: colour, linestyle and linewidth."""
+LineStyle = dict[str, Any]
+"""How a method is drawn in all panels: matplotlib's color, linestyle and linewidth."""
 
 
 def draw(
     records: Sequence[Record], path: Path, title: str, caption: str = "", planned: int | None = None
 ) -> list[Path]:
-    """Draw a comparison's records as PNG and SVG; returns the files. planned: as for `coverage`."""
+    """Draw accuracy by round, by bytes and by client as PNG and SVG; returns the files.
+
+    planned: runs of the whole comparison, as for `coverage`.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     from ..study.figures import save
 
     groups = by_method(records)
-    looks = _looks(groups)
+    styles = _line_styles(groups)
     notes = (
         f"{caption} Lines: mean over clients and {coverage(records, planned)}. Right: dots are clients; "
-        "a bar goes from the worst decile (diamond) to the mean (line, number). Grey, dashed: bounds, which "
-        "send nothing that is counted."
+        "a bar goes from the worst decile (diamond) to the mean (line, number). Grey, dashed: bounds, whose "
+        "bytes are not counted."
     )
     wrapped = textwrap.fill(notes, 225)
     figure = Figure(figsize=(14, 5.0 + 0.16 * wrapped.count("\n")), layout="constrained")
@@ -411,21 +418,21 @@ def draw(
     sent.sharey(rounds)
     order = sorted(groups, key=lambda m: (groups[m][0]["bound"], -_final(groups[m])))
     for method in order:
-        runs, style = groups[method], looks[method]
+        runs, style = groups[method], styles[method]
         x = [point["round"] for point in runs[0]["curve"]]
         y = np.mean([_means(run) for run in runs], axis=0)
         rounds.plot(x, y, label=method, **style)
         if not runs[0]["bound"]:
             mb = np.mean([[p["bytes"] for p in run["curve"]] for run in runs], axis=0) / 1e6
-            some = mb > 0  # nothing sent has no place on a logarithmic axis
-            sent.plot(mb[some], y[some], **style)
+            positive = mb > 0  # a logarithmic axis has no zero
+            sent.plot(mb[positive], y[positive], **style)
     rounds.set(xlabel="round", ylabel="accuracy", title="at equal rounds")
-    label_bytes(sent, budget(records))
-    _client_by_client(clients, groups, looks, order)
+    label_bytes(sent, common_budget(records))
+    _client_by_client(clients, groups, styles, order)
     for axes in (rounds, sent, clients):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-    # The steep start is common to all: what tells them apart begins later.
+    # All methods start with a steep rise; the axis begins above it, where they differ.
     low = min(_means(run)[len(run["curve"]) // 6] for run in records)
     rounds.set_ylim(bottom=max(low - 0.03, 0))
     rounds.legend(loc="lower right", ncols=2, fontsize=8, frameon=False)
@@ -436,13 +443,14 @@ def draw(
 
 
 def label_bytes(axes: Axes, limit: int | None) -> None:
-    """Label the axis of megabytes with as many labels as have room, and mark the common budget."""
+    """Label the axis of megabytes without overlaps, and mark the common budget by a vertical line."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
     axes.set(xlabel="megabytes sent by all", title="at equal bytes", xscale="log")
     low, high = axes.get_xlim()
     decades = np.log10(high / low)
-    # As many labels as have room: 1, 2, 5 of each decade, or decades alone; evenly within half of one.
+    # Labels at 1, 2 and 5 of each decade, or only at decades if there are many; evenly spaced if the axis
+    # covers less than half a decade.
     subs = (1, 2, 5) if decades < 3.2 else (1,)
     axes.xaxis.set_major_locator(
         MaxNLocator(6) if decades < 0.5 else LogLocator(subs=subs, numticks=9)
@@ -453,24 +461,24 @@ def label_bytes(axes: Axes, limit: int | None) -> None:
     if limit:
         axes.axvline(limit / 1e6, color="#444444", linewidth=0.8, linestyle=":")
         axes.annotate(
-            "all have sent this much", (limit / 1e6, 0.02), xycoords=("data", "axes fraction"),
+            "all methods have sent this", (limit / 1e6, 0.02), xycoords=("data", "axes fraction"),
             xytext=(4, 0), textcoords="offset points", fontsize=8, color="#444444",
         )  # fmt: skip
 
 
 def _client_by_client(
-    axes: Axes, groups: dict[str, list[Record]], looks: dict[str, Look], order: Sequence[str]
+    axes: Axes, groups: dict[str, list[Record]], styles: dict[str, LineStyle], order: Sequence[str]
 ) -> None:
-    """A row per method: every client of every seed, their mean, the worst decile."""
-    best_first = sorted(order, key=lambda method: _final(groups[method]))
-    for row, method in enumerate(best_first):
+    """Draw a row per method: every client of every seed, their mean, the worst decile."""
+    best_last = sorted(order, key=lambda method: _final(groups[method]))  # the last row is on top
+    for row, method in enumerate(best_last):
         ends = [run["curve"][-1]["accuracy"] for run in groups[method]]
         mean, worst = _final(groups[method]), float(np.mean([worst_decile(end) for end in ends]))
-        colour = looks[method]["color"]
+        colour = styles[method]["color"]
         axes.barh(row, mean - worst, left=worst, height=0.6, color=colour, alpha=0.3, linewidth=0)
         axes.vlines(mean, row - 0.3, row + 0.3, color=colour, linewidth=2.2)
         dots = np.concatenate(ends)
-        # spread so that clients of equal accuracy are seen, without chance
+        # dots are offset, by the same amounts every time, so that equal accuracies do not overlap
         offsets = 0.22 * np.sin(2.4 * np.arange(len(dots)))
         axes.scatter(dots, row + offsets, s=7, color=colour, alpha=0.75, linewidths=0)
         axes.scatter([worst], [row], s=34, marker="D", color=colour, edgecolors="white", zorder=3)
@@ -478,25 +486,25 @@ def _client_by_client(
             f"{mean:.3f}", (1, row), xycoords=("axes fraction", "data"), xytext=(4, 0),
             textcoords="offset points", va="center", fontsize=8.5, color="#222222",
         )  # fmt: skip
-    axes.set_yticks(range(len(best_first)), best_first, fontsize=9)
-    for label, method in zip(axes.get_yticklabels(), best_first, strict=True):
-        label.set_fontweight("bold" if method == OWN else "normal")
+    axes.set_yticks(range(len(best_last)), best_last, fontsize=9)
+    for label, method in zip(axes.get_yticklabels(), best_last, strict=True):
+        label.set_fontweight("bold" if method == HIGHLIGHTED else "normal")
     lowest = min(min(run["curve"][-1]["accuracy"]) for runs in groups.values() for run in runs)
     axes.set(xlabel="accuracy after the last round", title="client by client")
     axes.set_xlim(max(0.0, np.floor(lowest * 10) / 10 - 0.02), 1.005)
 
 
-def _looks(groups: dict[str, list[Record]]) -> dict[str, Look]:
+def _line_styles(groups: dict[str, list[Record]]) -> dict[str, LineStyle]:
     colours, dashes = cycle(COLOURS), cycle(DASHES)
 
-    def look(method: str, bound: bool) -> Look:
+    def style(method: str, bound: bool) -> LineStyle:
         if bound:
             return {"color": "#777777", "linestyle": next(dashes), "linewidth": 1.3}
-        if method == OWN:
+        if method == HIGHLIGHTED:
             return {"color": "#000000", "linestyle": "-", "linewidth": 2.6}
         return {"color": next(colours), "linestyle": "-", "linewidth": 1.6}
 
-    return {method: look(method, runs[0]["bound"]) for method, runs in groups.items()}
+    return {method: style(method, runs[0]["bound"]) for method, runs in groups.items()}
 
 
 def _means(run: Record) -> list[float]:

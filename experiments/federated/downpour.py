@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ...gossip import Count, Positive
-from .method import Client, ServerMethod, Turn
+from .method import Client, RoundContext, ServerMethod
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,19 @@ class Downpour(ServerMethod):
         w = clients[0].values()
         return State(w, tuple(w for _ in clients))
 
-    def round(self, state: State, clients: Sequence[Client], turn: Turn) -> State:
+    def round(self, state: State, clients: Sequence[Client], context: RoundContext) -> State:
         w, fetched = state.w, list(state.fetched)
-        chosen = turn.pick(clients, self.participation)
+        chosen = context.pick(clients, self.participation)
         rate = self.server_rate or 1 / len(chosen)
         for push in range(self.pushes):
-            for k in turn.rng.permutation(chosen):
+            for k in context.rng.permutation(chosen):
                 client = clients[k]
                 client.load(fetched[k])
                 total = client.epochs * client.samples
                 some = total * (push + 1) // self.pushes - total * push // self.pushes
                 if some:
-                    client.train_some(some)
+                    client.train_samples(some)
                 change = fetched[k] - client.values()
-                w = w - rate * turn.to_server(change)
-                fetched[k] = turn.to_client(w)
+                w = w - rate * context.to_server(change)
+                fetched[k] = context.to_client(w)
         return State(w, tuple(fetched))

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from ...gossip import Positive
 from ...models import ModelError, PlainSgd
-from .method import Client, ServerMethod, Strength, Turn, mean
+from .method import Client, RoundContext, ServerMethod, Strength, mean
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class FedAvg(ServerMethod):
     def start(self, clients: Sequence[Client]) -> Averaged:
         return Averaged(clients[0].values())
 
-    def round(self, state: Averaged, clients: Sequence[Client], turn: Turn) -> Averaged:
+    def round(self, state: Averaged, clients: Sequence[Client], context: RoundContext) -> Averaged:
         w, trained, n = state.w, [], []
-        for _, client in self.visit(clients, turn, w):
+        for _, client in self.participants(clients, context, w):
             self.update(client, w)
-            trained.append(turn.to_server(client.values(), since=w))
+            trained.append(context.to_server(client.values(), since=w))
             n.append(client.samples)
         return Averaged(mean(trained, n))
 
@@ -72,7 +72,7 @@ class FedProx(FedAvg):
     """μ: raise it when clients' data differ and local training drifts apart, lower it to learn faster."""
 
     def update(self, client: Client, w: Tensor) -> None:
-        with client.adding(lambda y: self.mu * (y - w)):
+        with client.adding_to_gradient(lambda y: self.mu * (y - w)):
             client.train()
 
 
@@ -106,17 +106,19 @@ class Scaffold(ServerMethod):
             learner_rate(client)  # refuse now what cannot work
         return Corrected.start(clients)
 
-    def round(self, state: Corrected, clients: Sequence[Client], turn: Turn) -> Corrected:
+    def round(
+        self, state: Corrected, clients: Sequence[Client], context: RoundContext
+    ) -> Corrected:
         w, own, moves, changes = state.w, list(state.own), [], []
-        for i, client in self.visit(clients, turn, w):
-            c, c_i = turn.to_client(state.correction), own[i]
+        for i, client in self.participants(clients, context, w):
+            c, c_i = context.to_client(state.correction), own[i]
             correction = c - c_i
-            with client.adding(lambda _, correction=correction: correction):
+            with client.adding_to_gradient(lambda _, correction=correction: correction):
                 client.train()
             y = client.values()
             own[i] = c_i - c + (w - y) / (client.steps * learner_rate(client))
-            moves.append(turn.to_server(y - w))
-            changes.append(turn.to_server(own[i] - c_i))
+            moves.append(context.to_server(y - w))
+            changes.append(context.to_server(own[i] - c_i))
         return Corrected(
             w + self.server_rate * mean(moves),
             state.correction + len(changes) / len(clients) * mean(changes),
@@ -146,15 +148,17 @@ class FedDyn(ServerMethod):
     def start(self, clients: Sequence[Client]) -> Corrected:
         return Corrected.start(clients)
 
-    def round(self, state: Corrected, clients: Sequence[Client], turn: Turn) -> Corrected:
+    def round(
+        self, state: Corrected, clients: Sequence[Client], context: RoundContext
+    ) -> Corrected:
         w, own, trained, moves = state.w, list(state.own), [], []
-        for k, client in self.visit(clients, turn, w):
+        for k, client in self.participants(clients, context, w):
             g = own[k]
-            with client.adding(lambda theta, g=g: self.alpha * (theta - w) - g):
+            with client.adding_to_gradient(lambda theta, g=g: self.alpha * (theta - w) - g):
                 client.train()
             theta = client.values()
             own[k] = g - self.alpha * (theta - w)
-            trained.append(turn.to_server(theta, since=w))
+            trained.append(context.to_server(theta, since=w))
             moves.append(trained[-1] - w)
         h = state.correction - self.alpha * len(moves) / len(clients) * mean(moves)
         return Corrected(mean(trained) - h / self.alpha, h, tuple(own))

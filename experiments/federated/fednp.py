@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ...models.fednp import FedNPLearner, FedNPOptions, Natural, server_cavities
-from .method import Client, ServerMethod, Turn, mean
+from .method import Client, RoundContext, ServerMethod, mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,14 +30,14 @@ class FedNP(ServerMethod, FedNPOptions):
         learners = tuple(FedNPLearner(client.learner, self) for client in clients)
         return State(clients[0].values(), learners, tuple(one.site for one in learners))
 
-    def round(self, state: State, clients: Sequence[Client], turn: Turn) -> State:
+    def round(self, state: State, clients: Sequence[Client], context: RoundContext) -> State:
         sites, trained, n = list(state.sites), [], []
         cavities = server_cavities(state.learners[0].prior, sites)
-        for k, client in self.visit(clients, turn, state.w):
+        for k, client in self.participants(clients, context, state.w):
             learner = state.learners[k]
             learner.receive(cavities[k], peers=len(clients))
             learner.train(client.epochs)
             sites[k] = learner.site
-            trained.append(turn.to_server(client.values(), since=state.w))
+            trained.append(context.to_server(client.values(), since=state.w))
             n.append(client.samples)
         return State(mean(trained, n), state.learners, tuple(sites))

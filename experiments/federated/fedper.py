@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...gossip import Count
 from ...models import Metrics, ModelError, SlicedNetwork
-from .method import Client, ServerMethod, Turn, mean
+from .method import Client, RoundContext, ServerMethod, mean
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class State:
 class FedPer(ServerMethod):
     """FedAvg below, personal layers above."""
 
-    nearest_without = "gossamer"
+    nearest_without_server = "gossamer"
 
     personal: Count = 1
     """K_P: how many of the last layers with parameters a client keeps to itself."""
@@ -38,14 +38,14 @@ class FedPer(ServerMethod):
         own = tuple(client.values() for client in clients)
         return State(own[0][where], where, own)
 
-    def round(self, state: State, clients: Sequence[Client], turn: Turn) -> State:
+    def round(self, state: State, clients: Sequence[Client], context: RoundContext) -> State:
         own, trained, n = list(state.own), [], []
-        for k in turn.pick(clients, self.participation):
+        for k in context.pick(clients, self.participation):
             client = clients[k]
-            client.load(own[k].index_copy(0, state.where, turn.to_client(state.base)))
+            client.load(own[k].index_copy(0, state.where, context.to_client(state.base)))
             client.train()
             own[k] = client.values()
-            trained.append(turn.to_server(own[k][state.where], since=state.base))
+            trained.append(context.to_server(own[k][state.where], since=state.base))
             n.append(client.samples)
         return State(mean(trained, n), state.where, tuple(own))
 

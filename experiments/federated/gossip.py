@@ -26,7 +26,7 @@ from ...gossip import Array, Count, WireSettings
 from ...models import ModelError, SlicedNetwork
 from ...topology import Schedule, build, build_schedule, require_connected
 from ..arena import Arena, Gossip, Lockstep, Wire
-from .method import WHOLE, Client, Method, Share, Turn
+from .method import GLOBAL_MODEL, Client, Method, RoundContext, Share
 
 
 class GossipMethod(Method, WireSettings):
@@ -56,7 +56,7 @@ class WholeNetwork:
 
     def names(self) -> Iterable[str]:
         """The one vector."""
-        return (WHOLE,)
+        return (GLOBAL_MODEL,)
 
     def read(self, name: str) -> Array:
         """A copy of the network's values."""
@@ -70,7 +70,7 @@ class WholeNetwork:
 def lockstep_of(clients: Sequence[Client], wire: Wire) -> Lockstep:
     """The clients' gossipers, whole networks, all of the same weight."""
     blocks = [tuple(value.shape) for value in clients[0].network.module.parameters()]
-    fit = wire.fitted({WHOLE: blocks}, {WHOLE: len(clients[0].network.flat)})
+    fit = wire.fitted({GLOBAL_MODEL: blocks}, {GLOBAL_MODEL: len(clients[0].network.flat)})
     names = [client.name for client in clients]
     return Lockstep(names, [WholeNetwork(each) for each in clients], [1.0] * len(clients), fit)
 
@@ -105,33 +105,33 @@ class GossipSgd(GossipMethod):
             None if self.wire is None else lockstep_of(clients, self.wire),
         )
 
-    def round(self, state: Pushed, clients: Sequence[Client], turn: Turn) -> Pushed:
+    def round(self, state: Pushed, clients: Sequence[Client], context: RoundContext) -> Pushed:
         alpha = state.alpha.copy()
-        for k in turn.pick(clients):
+        for k in context.pick(clients):
             clients[k].train()
         if state.lockstep is not None:
-            return self._push(state, state.lockstep, turn)
+            return self._push(state, state.lockstep, context)
         for _ in range(self.pushes):
             sums = [alpha[k] / 2 * client.values().double() for k, client in enumerate(clients)]
             alpha = alpha / 2
             kept, halves = alpha.copy(), list(sums)
             for i, client in enumerate(clients):
-                j = int(turn.rng.choice(state.neighbours[i]))
-                turn.to_peer(client.values())
+                j = int(context.rng.choice(state.neighbours[i]))
+                context.to_peer(client.values())
                 sums[j] = sums[j] + halves[i]
                 alpha[j] += kept[i]
             for client, total, weight in zip(clients, sums, alpha, strict=True):
                 client.load(total / weight)
         return Pushed(alpha, state.neighbours)
 
-    def _push(self, state: Pushed, lockstep: Lockstep, turn: Turn) -> Pushed:
+    def _push(self, state: Pushed, lockstep: Lockstep, context: RoundContext) -> Pushed:
         """The same pushes, by the clients' gossipers, which count their bytes themselves."""
         before = lockstep.sent
         for _ in range(self.pushes):
-            targets = {i: [int(turn.rng.choice(k))] for i, k in enumerate(state.neighbours)}
-            lockstep.exchange(WHOLE, targets)
-        turn.across += lockstep.sent - before
-        alpha = [lockstep.weight(k, WHOLE) for k in range(len(state.neighbours))]
+            targets = {i: [int(context.rng.choice(k))] for i, k in enumerate(state.neighbours)}
+            lockstep.exchange(GLOBAL_MODEL, targets)
+        context.across += lockstep.sent - before
+        alpha = [lockstep.weight(k, GLOBAL_MODEL) for k in range(len(state.neighbours))]
         return Pushed(np.array(alpha), state.neighbours, lockstep)
 
 
@@ -173,19 +173,21 @@ class PartialModels(GossipMethod):
         )
         return Gossiping(arena, graphs, 0)
 
-    def round(self, state: Gossiping, clients: Sequence[Client], turn: Turn) -> Gossiping:
-        turn.pick(clients)
+    def round(
+        self, state: Gossiping, clients: Sequence[Client], context: RoundContext
+    ) -> Gossiping:
+        context.pick(clients)
         state.arena.train()
         if (lockstep := state.arena.wire_simulation) is not None:
             before = lockstep.sent
             state.arena.average()
-            turn.across += lockstep.sent - before
+            context.across += lockstep.sent - before
             return state
-        message = clients[0].network.read(WHOLE)
+        message = clients[0].network.read(GLOBAL_MODEL)
         for exchange in range(state.made, state.made + self.exchanges):
             graph = state.graphs.graph(exchange)
             directions = 1 if graph.is_directed() else 2
-            turn.to_peer(message, times=directions * graph.number_of_edges())
+            context.to_peer(message, times=directions * graph.number_of_edges())
         state.arena.average()
         return Gossiping(state.arena, state.graphs, state.made + self.exchanges)
 
@@ -199,5 +201,5 @@ class PartialModels(GossipMethod):
             )
         shares = {"*": self.share, anatomy.parts[-1].name: float(self.outputs == "shared")}
         return SlicedNetwork(
-            old.module, {WHOLE: shares}, peer=old.peer, anatomy=anatomy, buffers=old.buffers
+            old.module, {GLOBAL_MODEL: shares}, peer=old.peer, anatomy=anatomy, buffers=old.buffers
         )

@@ -1,4 +1,4 @@
-"""What every method of learning together is made of: clients, knobs, a state, rounds, and a counted wire."""
+"""Base classes of federated methods: clients, rounds, and a simulated network that counts bytes."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from ...models import (
     adding_to_gradient,
 )
 
-# At least 0 for a pull's strength, above 0 where a method divides by it.
+# Strengths may be 0, which turns a term off; methods that divide by their strength use Positive instead.
 Strength = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
-WHOLE = "everyone"
-"""The partial model that all clients implement; at the start it has all cells."""
+GLOBAL_MODEL = "everyone"
+"""The name of the partial model that all clients implement."""
 
 
 class Client:
-    """One peer of a federation: its learner and how many epochs it trains in a round.
+    """One client of a federation: its learner and how many epochs it trains in a round.
 
-    The learner's local samples become one pass over its samples, so that `train()` is deck 001's
-    ClientUpdate: E epochs of batches of B, in the learner's own order.
+    Sets the learner's `local_samples` to all its samples, so that `train()` is ClientUpdate of McMahan et
+    al. (2017): E epochs of batches of size B, in the learner's own order.
     """
 
     def __init__(self, learner: SgdLearner, epochs: int = 1):
@@ -57,7 +57,7 @@ class Client:
 
     @property
     def samples(self) -> int:
-        """n_k, the number of its training samples."""
+        """n_k, the number of the client's training samples."""
         return len(self.learner.samples[1])
 
     @property
@@ -77,8 +77,8 @@ class Client:
         """E epochs over the client's own samples."""
         return self.learner.train(self.epochs)
 
-    def train_some(self, samples: int) -> Metrics:
-        """Go on with the next so many samples of the epoch."""
+    def train_samples(self, samples: int) -> Metrics:
+        """Train on the next `samples` samples of the current epoch."""
         self.learner.local_samples = samples
         try:
             return self.learner.train(1)
@@ -86,24 +86,25 @@ class Client:
             self.learner.local_samples = self.samples
 
     def test(self) -> Metrics:
-        """The network on the client's own test samples."""
+        """Test the network on the client's own test samples."""
         return self.learner.test()
 
-    def adding(self, term: GradientTerm) -> AbstractContextManager[None]:
-        """While inside, every step descends along gradient + term(parameters).
+    def adding_to_gradient(self, term: GradientTerm) -> AbstractContextManager[None]:
+        """Within the context, every step descends along gradient + term(parameters).
 
-        Papers write terms beside the *mean* loss of a batch: give the learner `reduction="mean"`.
+        In papers such a term is added to the *mean* loss of a batch: give the learner `reduction="mean"`.
         """
         return adding_to_gradient(self.learner, term)
 
 
-class Turn:
-    """One round: its dice, its participants, and a wire that counts what is sent.
+class RoundContext:
+    """What a method needs for one round: random numbers, and a simulated network that counts bytes.
 
-    Whatever leaves a machine goes through `to_server`, `to_client` or `to_peer`, which count its bytes
-    and return what arrives. There is no other place where bytes are counted.
+    Values that one machine sends to another go through `to_server`, `to_client` or `to_peer`, which count
+    their bytes and return the values as they arrive. Gossip over a compressed wire is counted by the
+    simulated gossipers instead; their bytes are added to `across`.
 
-    up, down, across: bytes to servers, from servers, and between peers so far.
+    up, down, across: bytes to servers, from servers, and between clients so far.
     """
 
     def __init__(
@@ -115,132 +116,138 @@ class Turn:
         self.rng = rng
         self.up = self.down = self.across = 0
         self._compress, self._shapes = compress, shapes
-        self._noise = rng.spawn(1)[0]  # compressors draw apart, so that participants stay the same
+        # Compressors have their own generator, so that participants are the same with any compressor.
+        self._compressor_rng = rng.spawn(1)[0]
 
     @property
     def bytes(self) -> int:
-        """All that was sent."""
+        """Bytes that were sent in all directions so far."""
         return self.up + self.down + self.across
 
     def pick(self, clients: Sequence[Client], share: float = 1.0) -> list[int]:
-        """Deck 001's S_t: max(C·K, 1) clients at random, in ascending order."""
+        """S_t in FedAvg: the indices of max(C·K, 1) random clients, in ascending order."""
         count = max(round(share * len(clients)), 1)
         return sorted(self.rng.choice(len(clients), count, replace=False).tolist())
 
     def to_server(self, values: Tensor, since: Tensor | None = None) -> Tensor:
-        """From a client to a server; `since` is what the server knows, so that changes are compressed."""
+        """Send from a client to a server.
+
+        since: the values that the server has already; if given, only the difference is compressed.
+        """
         if self._compress is None:
-            self.up += size(values)
+            self.up += wire_bytes(values)
             return values
         change = values if since is None else values - since
-        whole = sum(math.prod(shape) for shape in self._shapes) == len(values)
-        shapes = self._shapes if whole else None
+        whole_network = sum(math.prod(shape) for shape in self._shapes) == len(values)
+        shapes = self._shapes if whole_network else None
         numbers = change.float().cpu().numpy()
-        arrived, sent = roundtrip(self._compress, numbers, self._noise, shapes)
+        arrived, sent = roundtrip(self._compress, numbers, self._compressor_rng, shapes)
         self.up += sent
-        found = torch.from_numpy(arrived).to(values)
-        return found if since is None else since + found
+        received = torch.from_numpy(arrived).to(values)
+        return received if since is None else since + received
 
     def to_client(self, values: Tensor) -> Tensor:
-        """From a server to one client."""
-        self.down += size(values)
+        """Send from a server to one client."""
+        self.down += wire_bytes(values)
         return values
 
     def to_peer(self, values: Tensor, times: int = 1) -> Tensor:
-        """From a client to another, or to several."""
-        self.across += times * size(values)
+        """Send from one client to another; `times` counts the bytes of as many equally long messages."""
+        self.across += times * wire_bytes(values)
         return values
 
 
-def size(values: Tensor) -> int:
-    """Bytes of a vector on the wire: its numbers as they are; headers are too small to matter."""
+def wire_bytes(values: Tensor) -> int:
+    """Bytes of an uncompressed vector on the wire; headers are too small to be counted."""
     return values.numel() * values.element_size()
 
 
 class Method(SettingsTable, ABC):
-    """A way to learn together. Fields are its knobs; what it learns is in a state of its own.
+    """A federated method. Its fields are its knobs; everything that changes is in a state object.
 
         state = method.start(clients)
         for _ in range(rounds):
-            state = method.round(state, clients, turn := method.turn(clients, rng))
+            state = method.round(state, clients, context := method.round_context(clients, rng))
         tests = method.test(state, clients)
 
     A knob out of its range is a `ValueError` that names it.
     """
 
     needs_server: ClassVar[bool] = False
-    nearest_without: ClassVar[str] = "gossip-sgd"
+    nearest_without_server: ClassVar[str] = "gossip-sgd"
     """For methods that need a server: the method most like them that needs none."""
     bound: ClassVar[bool] = False
-    """Not a way to learn together, but a mark to compare with; it sends nothing that is counted."""
+    """Whether this is only a reference to compare with, such as training on pooled data; counts no bytes."""
 
     rate: Positive | None = None
-    """The learning rate, if another than all methods'."""
+    """The learning rate; that of [training] if left out."""
     epochs: Count | None = None
-    """E, the local epochs in a round, if others than all methods'."""
+    """E, the local epochs in a round; those of [training] if left out."""
 
     @abstractmethod
     def start(self, clients: Sequence[Client]) -> Any:
-        """The state before the first round; the clients' networks are as they were built."""
+        """Return the state before the first round; the clients' networks have their starting values."""
 
     @abstractmethod
-    def round(self, state: Any, clients: Sequence[Client], turn: Turn) -> Any:
-        """One round; returns the state after it. All that is sent goes through `turn`."""
+    def round(self, state: Any, clients: Sequence[Client], context: RoundContext) -> Any:
+        """Run one round and return the state after it. Everything that is sent goes through `context`."""
 
-    def turn(self, clients: Sequence[Client], rng: np.random.Generator) -> Turn:
-        """The dice and the wire of the next round."""
-        return Turn(rng)
+    def round_context(self, clients: Sequence[Client], rng: np.random.Generator) -> RoundContext:
+        """Return the random numbers and the simulated network of the next round."""
+        return RoundContext(rng)
 
     def test(self, state: Any, clients: Sequence[Client]) -> list[Metrics]:
-        """Every client's test of the network that it would use now."""
+        """Test, on every client's samples, the network that the client would use now."""
         return [client.test() for client in clients]
 
 
 class ServerMethod(Method):
-    """A method with a server, which holds one network for all: `w` of the state."""
+    """A method whose server holds one network for all clients: `w` of the state."""
 
     needs_server: ClassVar[bool] = True
 
     participation: Share = 1.0
     """C, the share of clients that train in a round. Lower it to send less and learn more slowly."""
     compress: Compress = None
-    """How clients' changes are compressed: `int8`, `top-k:0.05+int8`, … What is lost is lost, as in deck
-    001's sketched updates; gossip's own compression keeps it."""
+    """How clients' changes are compressed: `int8`, `top-k:0.05+int8`, … The compression error is dropped, as
+    in the sketched updates of Konečný et al. (2016); the compression of gossip sends it later."""
 
-    def turn(self, clients: Sequence[Client], rng: np.random.Generator) -> Turn:
+    def round_context(self, clients: Sequence[Client], rng: np.random.Generator) -> RoundContext:
         shapes = [tuple(value.shape) for value in clients[0].network.module.parameters()]
-        return Turn(rng, self.compress, shapes)
+        return RoundContext(rng, self.compress, shapes)
 
-    def visit(
-        self, clients: Sequence[Client], turn: Turn, w: Tensor
+    def participants(
+        self, clients: Sequence[Client], context: RoundContext, w: Tensor
     ) -> Iterator[tuple[int, Client]]:
-        """This round's clients and their places, each with the server's network loaded."""
-        for k in turn.pick(clients, self.participation):
-            clients[k].load(turn.to_client(w))
+        """Yield the index of each client of this round and the client, with the server's network loaded."""
+        for k in context.pick(clients, self.participation):
+            clients[k].load(context.to_client(w))
             yield k, clients[k]
 
     def test(self, state: Any, clients: Sequence[Client]) -> list[Metrics]:
-        """The server's network on every client's test samples."""
+        """Test the server's network on every client's test samples."""
 
         def test(client: Client) -> Metrics:
             client.load(state.w)
             return client.test()
 
-        return tested_once(clients, test)
+        return test_each_set_once(clients, test)
 
 
-def tested_once(clients: Sequence[Client], test: Callable[[Client], Metrics]) -> list[Metrics]:
-    """Test one network on every client's samples; common ones are gone through once."""
-    found: dict[int, Metrics] = {}
+def test_each_set_once(
+    clients: Sequence[Client], test: Callable[[Client], Metrics]
+) -> list[Metrics]:
+    """Test one network on every client's samples; test samples that clients share are used only once."""
+    results: dict[int, Metrics] = {}
     for client in clients:
         key = id(client.learner.held_out[1])
-        if key not in found:
-            found[key] = test(client)
-    return [found[id(client.learner.held_out[1])] for client in clients]
+        if key not in results:
+            results[key] = test(client)
+    return [results[id(client.learner.held_out[1])] for client in clients]
 
 
 def mean(vectors: Sequence[Tensor], weights: Sequence[float] | None = None) -> Tensor:
-    """Σ n_k/n · v_k, or the plain mean. One vector is its own mean, bit for bit."""
+    """Σ n_k/n · v_k, or the unweighted mean. The mean of equal vectors is that vector, bit for bit."""
     shares = [1.0] * len(vectors) if weights is None else weights
     base = vectors[0].double()
     drift = torch.zeros_like(base)

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from ...gossip import Positive
 from ...models import ModelError
-from .method import Client, ServerMethod, Strength, Turn, mean
+from .method import Client, RoundContext, ServerMethod, Strength, mean
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Moon(ServerMethod):
         last_linear(clients[0].network.module)  # refuse now what cannot work
         return State(w, tuple(w for _ in clients))
 
-    def round(self, state: State, clients: Sequence[Client], turn: Turn) -> State:
+    def round(self, state: State, clients: Sequence[Client], context: RoundContext) -> State:
         w, previous, trained, n = state.w, list(state.previous), [], []
-        for k, client in self.visit(clients, turn, w):
+        for k, client in self.participants(clients, context, w):
             with contrasting(client, w, previous[k], self.mu, self.temperature):
                 client.train()
             previous[k] = client.values()
-            trained.append(turn.to_server(previous[k], since=w))
+            trained.append(context.to_server(previous[k], since=w))
             n.append(client.samples)
         return State(mean(trained, n), tuple(previous))
 

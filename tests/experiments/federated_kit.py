@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from gossamer.experiments.federated import Client, Turn
+from gossamer.experiments.federated import Client, RoundContext
 from gossamer.models import SgdLearner, SlicedNetwork, mlp
 
 LAYOUT, INPUTS, HIDDEN, CLASSES = "3=4=2", 3, 4, 2
@@ -44,8 +44,8 @@ def make_clients(
     return clients
 
 
-def turn(seed: int = 0) -> Turn:
-    return Turn(np.random.default_rng(seed))
+def round_context(seed: int = 0) -> RoundContext:
+    return RoundContext(np.random.default_rng(seed))
 
 
 def values(client: Client) -> np.ndarray:

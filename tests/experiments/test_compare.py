@@ -22,22 +22,22 @@ from gossamer.experiments.federated import METHODS
 from gossamer.experiments.federated.comparison import (
     Cell,
     Comparison,
-    at,
-    budget,
     cells_of,
     check,
     choose,
     clients_of,
+    common_budget,
     label_bytes,
     load_comparison,
     parse_comparison,
+    point_within,
     run,
     standings,
     table,
     worst_decile,
 )
 from gossamer.experiments.federated.fedavg import FedAvg
-from gossamer.experiments.federated.method import Turn
+from gossamer.experiments.federated.method import RoundContext
 from gossamer.experiments.results import read_records
 
 torch.set_num_threads(1)
@@ -80,7 +80,7 @@ def small(**changes: Any) -> Comparison:
 @pytest.mark.parametrize("name", ["compare.toml", "compare-cifar.toml"])
 def test_the_configs_that_come_along_have_every_method(name):
     found = load_comparison(CONFIGS / name)
-    assert {found.kind(entry) for entry in found.methods} >= set(METHODS) - {"fednp"}
+    assert {found.registered_name(entry) for entry in found.methods} >= set(METHODS) - {"fednp"}
     assert found.seeds == 3
 
 
@@ -94,7 +94,7 @@ def test_the_configs_that_come_along_have_every_method(name):
         ({"methods": {"fedavg": {"compress": "int99x"}}}, r"key 'compress': .*int99x"),
         ({"methods": {"fedavgg": {}}}, r"no method is called 'fedavgg'; did you mean 'fedavg'"),
         ({"methods": {"mine": {"method": "fedproxy"}}}, r"did you mean 'fedprox'"),
-        ({"methods": {}}, r"key 'methods': names none; .*There are fedavg"),
+        ({"methods": {}}, r"key 'methods': is empty; .*Methods are fedavg"),
         ({"training": {"rate": 0.0}}, r"key 'training.rate': .* greater than 0, not 0"),
         ({"data": {"alpha": -1.0}}, r"key 'data.alpha'"),
         ({"split": {"kind": "iid"}}, r"unknown key 'split'; its keys are in \[data\] now"),
@@ -123,7 +123,7 @@ def test_without_a_server_the_others_are_welcome():
     methods = {name: {} for name, method in METHODS.items() if not method.needs_server}
     assert {"gossip-sgd", "gossamer"} <= set(small(server=False, methods=methods).methods)
     for method in METHODS.values():
-        assert not METHODS[method.nearest_without].needs_server
+        assert not METHODS[method.nearest_without_server].needs_server
 
 
 def test_one_method_may_be_there_twice():
@@ -175,9 +175,9 @@ def test_rate_and_epochs_of_a_method_are_its_own():
     [client, *_] = clients_of(small(), FedAvg(rate=0.7, epochs=3), 0)
     assert client.epochs == 3
     before = client.values()
-    client.train_some(10)
+    client.train_samples(10)
     [twin, *_] = clients_of(small(training={"rate": 0.35}), FedAvg(), 0)
-    twin.train_some(10)
+    twin.train_samples(10)
     moved, half = client.values() - before, twin.values() - before
     assert torch.allclose(moved, 2 * half, atol=1e-6)
 
@@ -297,10 +297,10 @@ def test_compression_sends_less_and_still_learns():
 
 def test_compressed_changes_arrive_nearly_as_they_were():
     values, since = torch.randn(500), torch.randn(500)
-    turn = Turn(np.random.default_rng(0), "int8", [(20, 20), (100,)])
-    found = turn.to_server(values, since=since)
+    context = RoundContext(np.random.default_rng(0), "int8", [(20, 20), (100,)])
+    found = context.to_server(values, since=since)
     assert 0 < float((found - values).abs().max()) < 0.1
-    assert 500 < turn.up < 700
+    assert 500 < context.up < 700
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
@@ -324,8 +324,8 @@ def test_standings_at_equal_rounds_and_at_equal_bytes():
         _record("cheap", 0, [(0, [0.1, 0.1]), (70, [0.2, 0.2]), (140, [0.5, 0.7])]),
         _record("alone", 0, [(0, [0.1, 0.1]), (0, [0.2, 0.2]), (0, [0.3, 0.5])], bound=True),
     ]
-    assert budget(records) == 140
-    assert at(records[0], 140)["round"] == 1
+    assert common_budget(records) == 140
+    assert point_within(records[0], 140)["round"] == 1
     dear, cheap, alone = standings(records).itertuples()
     assert (dear.seeds, dear.rounds, dear.bytes) == (2, 2, 200)
     assert dear.accuracy == pytest.approx(0.7)

@@ -9,7 +9,7 @@ import pytest
 from federated_kit import make_clients, values
 
 from gossamer.experiments.config.tables import ConfigError
-from gossamer.experiments.federated import Turn
+from gossamer.experiments.federated import RoundContext
 from gossamer.experiments.federated.comparison import Cell, Comparison, check, parse_comparison, run
 from gossamer.experiments.federated.gossip import GossipSgd, PartialModels
 
@@ -52,9 +52,9 @@ def test_a_wire_that_changes_nothing_makes_the_same_pushes(method: Any) -> None:
         made = method(**knobs)
         state, sent = made.start(clients), 0
         for index in range(4):
-            turn = Turn(np.random.default_rng(index))
-            state = made.round(state, clients, turn)
-            sent += turn.across
+            context = RoundContext(np.random.default_rng(index))
+            state = made.round(state, clients, context)
+            sent += context.across
         found.append((np.stack([values(client) for client in clients]), sent, state))
     (plain, plain_bytes, before), (wired, wired_bytes, after) = found
     assert np.abs(plain - wired).max() < 1e-9

@@ -14,7 +14,7 @@ from federated_kit import (
     gradient,
     hidden,
     make_clients,
-    turn,
+    round_context,
     values,
 )
 from hypothesis import given, settings
@@ -26,7 +26,7 @@ from gossamer.experiments.federated.downpour import Downpour
 from gossamer.experiments.federated.fedavg import FedAvg, FedDyn, FedProx, Scaffold
 from gossamer.experiments.federated.fedper import FedPer, base_coordinates
 from gossamer.experiments.federated.gossip import GossipSgd, PartialModels
-from gossamer.experiments.federated.method import WHOLE, Method, mean
+from gossamer.experiments.federated.method import GLOBAL_MODEL, Method, mean
 from gossamer.experiments.federated.moon import Moon
 from gossamer.models import ModelError
 
@@ -39,7 +39,7 @@ def after(method: Method, clients: list[Client], rounds: int = 1, seed: int = 0)
     state = method.start(clients)
     rng = np.random.default_rng(seed)
     for _ in range(rounds):
-        one = turn()
+        one = round_context()
         one.rng = rng
         state = method.round(state, clients, one)
     return state
@@ -141,7 +141,7 @@ def test_moon_contrasts_with_the_servers_and_the_former_network():
     chance = 1 / (1 + np.exp((similar(z, far) - similar(z, near)) / tau))
     above = -mu * (1 - chance)[:, None] / tau * (slope(near) - slope(far)) / len(y)
     expected = w - RATE * gradient(w, x, y, above)
-    found = method.round(state, [client], turn())
+    found = method.round(state, [client], round_context())
     np.testing.assert_allclose(found.w, expected, rtol=1e-10, atol=1e-10)
     assert not np.allclose(expected, w - RATE * gradient(w, x, y), atol=1e-4)  # the term is felt
 
@@ -163,12 +163,12 @@ def test_fedper_averages_the_base_and_keeps_the_head():
 
 
 def test_downpour_applies_stale_changes_in_turn():
-    clients, one = make_clients(), turn(5)
+    clients, one = make_clients(), round_context(5)
     method = Downpour(server_rate=0.5)
     w = values(clients[0])
     state = method.start(clients)
     state = method.round(state, clients, one)
-    second = method.round(state, clients, turn(6))
+    second = method.round(state, clients, round_context(6))
     # by hand: the same dice give the same turns
     fetched = dict.fromkeys(range(3), w)
     for seed in (5, 6):
@@ -182,7 +182,7 @@ def test_downpour_applies_stale_changes_in_turn():
 
 
 def test_gossip_sgd_is_push_sum_of_what_was_trained():
-    clients, one = make_clients(), turn(3)
+    clients, one = make_clients(), round_context(3)
     w = values(clients[0])
     method = GossipSgd()
     state = method.round(method.start(clients), clients, one)
@@ -237,7 +237,7 @@ def test_gossamer_averages_the_shared_cells_and_nothing_else():
     trained = [steps(w, client, 1) for client in clients]
     average = sum(trained) / 3
     for client, own in zip(clients, trained, strict=True):
-        where = client.network.slicing.coordinates(WHOLE)
+        where = client.network.slicing.coordinates(GLOBAL_MODEL)
         assert len(where) == 2 * 3 + 2  # two cells of four: their inputs and biases
         expected = own.copy()
         expected[where] = average[where]
@@ -296,7 +296,7 @@ def test_gossip_keeps_the_weighted_sum(sizes, seed, pushes):
         client.load(torch.from_numpy(rng.normal(size=SIZE)))
     before = sum(values(client) for client in clients)
     method = GossipSgd(pushes=pushes)
-    state = method.round(method.start(clients), clients, turn(seed))
+    state = method.round(method.start(clients), clients, round_context(seed))
     assert state.alpha.sum() == pytest.approx(len(sizes), rel=1e-12)
     held = sum(a * values(c) for a, c in zip(state.alpha, clients, strict=True))
     np.testing.assert_allclose(held, before, rtol=1e-9, atol=1e-9)
@@ -336,7 +336,7 @@ BASE = 8 * (SIZE - CLASSES * HIDDEN - CLASSES)
     ],
 )
 def test_what_a_round_puts_on_the_wire(method, up, down, across):
-    clients, one = make_clients(), turn()
+    clients, one = make_clients(), round_context()
     method.round(method.start(clients), clients, one)
     assert (one.up, one.down, one.across) == (up, down, across)
     assert one.bytes == up + down + across
@@ -344,7 +344,7 @@ def test_what_a_round_puts_on_the_wire(method, up, down, across):
 
 @given(st.integers(1, 20), st.floats(0.01, 1.0), st.integers(0, 99))
 def test_participants_are_that_share_of_all_but_one_at_least(count, share, seed):
-    chosen = turn(seed).pick([None] * count, share)  # type: ignore[list-item]
+    chosen = round_context(seed).pick([None] * count, share)  # type: ignore[list-item]
     assert len(chosen) == len(set(chosen)) == max(round(share * count), 1)
     assert chosen == sorted(chosen)
     assert set(chosen) <= set(range(count))
@@ -357,7 +357,7 @@ def test_every_method_tests_every_client_and_leaves_them_usable(name):
     state = after(method, clients, rounds=2)
     tests = method.test(state, clients)
     assert [test.samples for test in tests] == [12, 9, 10]
-    again = method.round(state, clients, turn(9))
+    again = method.round(state, clients, round_context(9))
     assert len(method.test(again, clients)) == 3
 
 

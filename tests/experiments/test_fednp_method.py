@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from gossamer.experiments.federated.fedavg import FedAvg
 from gossamer.experiments.federated.fednp import FedNP
-from gossamer.experiments.federated.method import Client, Turn
+from gossamer.experiments.federated.method import Client, RoundContext
 from gossamer.models import SgdLearner, SlicedNetwork, mlp
 
 
@@ -38,8 +38,8 @@ def after(method, rounds: int = 3):
     some = clients()
     state = method.start(some)
     for index in range(rounds):
-        turn = Turn(np.random.default_rng(index))
-        state = method.round(state, some, turn)
+        context = RoundContext(np.random.default_rng(index))
+        state = method.round(state, some, context)
     return method, state, some
 
 

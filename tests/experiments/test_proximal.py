@@ -11,7 +11,7 @@ from federated_kit import RATE, SIZE, data, gradient, make_clients, values
 
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
-from gossamer.experiments.federated import Client, Turn
+from gossamer.experiments.federated import Client, RoundContext
 from gossamer.experiments.federated.fedavg import FedAvg, FedProx
 from gossamer.experiments.live.layout import plan
 from gossamer.gossip import MemoryBroker, MemoryTransport
@@ -108,7 +108,7 @@ def test_live_server_mode_is_the_baseline(mu, method, tmp_path):
     state = method.start(clients)
     rng = np.random.default_rng(0)
     for _ in range(ROUNDS):
-        state = method.round(state, clients, Turn(rng))
+        state = method.round(state, clients, RoundContext(rng))
     for flat in found:
         np.testing.assert_allclose(flat, state.w.numpy(), atol=1e-5)
     if mu:  # the pull is felt
