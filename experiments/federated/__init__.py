@@ -1,7 +1,7 @@
-"""Methods of learning together on one interface, and a command that compares them.
+"""Federated methods on one interface, and a command that compares them.
 
-A new method is a subclass of `Method`, in a file of its own unless it varies another one, and a line in
-`METHODS`.
+To add a method, write a subclass of `Method`, in its own file unless it is a variant of another method, and
+add it to `METHODS`.
 """
 
 from __future__ import annotations
@@ -37,4 +37,4 @@ METHODS: Mapping[str, type[Method]] = MappingProxyType(
         "ensemble": Ensemble,
     }
 )
-"""The methods by name."""
+"""The methods by the names that configs use."""

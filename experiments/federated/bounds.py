@@ -1,10 +1,10 @@
-"""What learning together is compared with: clients alone, one network on all samples, all networks at once.
+"""References for federated methods: training without others, training on pooled samples, and an ensemble.
 
-Every question put to all of the clients' networks is a mark for fusing and averaging:
+The ensemble of all clients' networks is a reference for methods that fuse or average networks:
 
-    p(k|x) ∝ Σ_j n_jk/n_k · p_j(k|x)          n_jk samples of class k at client j
+    p(k|x) ∝ Σ_j n_jk/n_k · p_j(k|x)          client j has n_jk samples of class k
 
-Who never saw a class has no say in it. All networks are needed wherever one is used.
+A client without samples of a class has no weight in that class. Whoever uses the ensemble needs all networks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .method import Client, Method, RoundContext, test_each_set_once
 
 
 class Local(Method):
-    """Each client trains its own network on its own samples. There is no state besides them."""
+    """Each client trains its own network on its own samples; there is no state besides the clients."""
 
     bound = True
 
@@ -34,18 +34,16 @@ class Local(Method):
 
 
 class Pooled(Method):
-    """One network on everybody's samples, which is what federations exist to avoid: an upper mark.
+    """Trains one network on the samples of all clients, which federated learning avoids: an upper bound.
 
-    The state is a client that has them all.
-
-    A round is E epochs, so that it sees as many samples as a round of K clients; it takes as many more
-    steps one after the other. Samples keep the labels that their clients gave them.
+    The state is a client with all samples. A round is E epochs over them, as many samples as K clients see in
+    a round, but in K times as many consecutive steps. Samples keep the labels that their clients gave them.
     """
 
     bound = True
 
     def start(self, clients: Sequence[Client]) -> Client:
-        learner = copy(clients[0].learner)  # its network, optimizer, batches and order
+        learner = copy(clients[0].learner)  # with its network, optimizer, batch size and order
         learner.samples = (
             torch.cat([client.learner.samples[0] for client in clients]),
             torch.cat([client.learner.samples[1] for client in clients]),
@@ -53,7 +51,7 @@ class Pooled(Method):
         return Client(learner, clients[0].epochs)
 
     def round(self, state: Client, clients: Sequence[Client], context: RoundContext) -> Client:
-        context.pick(clients)
+        context.pick(clients)  # draws the same random numbers as other methods
         state.train()
         return state
 
@@ -65,39 +63,40 @@ class Pooled(Method):
 
 
 class Ensemble(Local):
-    """Local training, common answers."""
+    """Trains like `Local`; tests with the ensemble of all clients' networks."""
 
     def test(self, state: None, clients: Sequence[Client]) -> list[Metrics]:
         def test(client: Client) -> Metrics:
             inputs, labels = client.learner.held_out
-            return score(answers(clients, inputs), labels)
+            return score(ensemble_probabilities(clients, inputs), labels)
 
         return test_each_set_once(clients, test)
 
 
 @torch.no_grad()
-def answers(clients: Sequence[Client], inputs: Tensor) -> Tensor:
-    """p(k|x) for every input."""
-    each = []
+def ensemble_probabilities(clients: Sequence[Client], inputs: Tensor) -> Tensor:
+    """p(k|x) of the ensemble for every input x and class k."""
+    by_client = []
     for client in clients:
         client.network.module.eval()
-        each.append(_probabilities(torch.cat([client.network(x) for x in inputs.split(1000)])))
-    classes = each[0].shape[1]
+        outputs = torch.cat([client.network(x) for x in inputs.split(1000)])
+        by_client.append(_probabilities(outputs))
+    classes = by_client[0].shape[1]
     labels = [client.learner.samples[1] for client in clients]
-    counts = torch.stack([torch.bincount(y, minlength=classes) for y in labels]).to(each[0])
+    counts = torch.stack([torch.bincount(y, minlength=classes) for y in labels]).to(by_client[0])
     shares = counts / counts.sum(0).clamp(min=1)
-    total = (torch.stack(each) * shares[:, None]).sum(0)
+    total = (torch.stack(by_client) * shares[:, None]).sum(0)
     return total / total.sum(1, keepdim=True).clamp(min=1e-12)
 
 
 def score(probabilities: Tensor, labels: Tensor) -> Metrics:
-    """Log loss and right answers."""
+    """Return the summed log loss, correct predictions and the number of samples."""
     loss = -probabilities[torch.arange(len(labels)), labels].clamp(min=1e-12).log()
     return Metrics(float(loss.sum()), int((probabilities.argmax(1) == labels).sum()), len(labels))
 
 
 def _probabilities(outputs: Tensor) -> Tensor:
-    """Softmax; a lone output is the logit of the second of two classes."""
+    """Softmax; a single output is the logit of the second of two classes."""
     if outputs.shape[1] == 1:
         yes = torch.sigmoid(outputs)
         return torch.cat([1 - yes, yes], dim=1)

@@ -1,11 +1,11 @@
-"""Downpour SGD (Dean et al. 2012): clients push what they learned to a server, and never wait.
+"""Downpour SGD (Dean et al. 2012): clients push their changes to a server without waiting for each other.
 
     replica_k ← fetched;  train it on the next mini-batches
     Δ_k ← replica_k before − replica_k after        (rate × accrued gradients)
     w ← w − η_s Δ_k;  fetched ← w
 
-Clients take turns in a random order, so that between a client's fetch and its next push all others have
-pushed: its change is that stale, as on machines that do not wait for each other.
+Clients run one after the other in a random order. Between a client's fetch and its next push all other
+clients push, so its change is as stale as on machines that do not wait for each other.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from .method import Client, RoundContext, ServerMethod
 
 @dataclass(frozen=True)
 class State:
-    """The server's network, and what every client has fetched last."""
+    """The server's network, and the network that every client has fetched last."""
 
     w: Tensor
     fetched: tuple[Tensor, ...]
 
 
 class Downpour(ServerMethod):
-    """Asynchronous descent on a parameter server."""
+    """Asynchronous SGD with a parameter server."""
 
     pushes: Count = 1
-    """How often a client pushes and fetches in a round. Raise it for fresher networks at more bytes."""
+    """How often a client pushes and fetches in a round. Raise it for less stale networks at more bytes."""
     server_rate: Positive | None = None
-    """η_s: how much of a client's change the server takes. 1 adds up what all clients learned, as in the
-    paper, which many or stale clients overdo; 1/K, used if left out, keeps the sum of K pushes a mean."""
+    """η_s: the factor by which the server scales a client's change. 1 adds up the changes of all clients, as
+    in the paper, and diverges with many or stale clients; 1/K, used if left out, averages K changes."""
 
     def start(self, clients: Sequence[Client]) -> State:
         w = clients[0].values()
@@ -49,9 +49,9 @@ class Downpour(ServerMethod):
                 client = clients[k]
                 client.load(fetched[k])
                 total = client.epochs * client.samples
-                some = total * (push + 1) // self.pushes - total * push // self.pushes
-                if some:
-                    client.train_samples(some)
+                samples = total * (push + 1) // self.pushes - total * push // self.pushes
+                if samples:
+                    client.train_samples(samples)
                 change = fetched[k] - client.values()
                 w = w - rate * context.to_server(change)
                 fetched[k] = context.to_client(w)

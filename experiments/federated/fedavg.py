@@ -1,12 +1,12 @@
-"""Averages by a server: FedAvg, and three ways to correct the drift of clients whose data differ.
+"""FedAvg, and three variants that correct the drift of clients with different data.
 
-FedAvg (McMahan et al. 2017; deck 001's Algorithm 1):
+FedAvg (McMahan et al. 2017, Algorithm 1):
 
     S_t ← max(C·K, 1) random clients
     w_k ← E epochs of w ← w − η ∇ℓ(w; b), batches b of size B, from w_t     for k in S_t
     w_{t+1} ← Σ_k n_k/n · w_k                                               n = Σ_{k in S_t} n_k
 
-FedProx (Li et al. 2020), whose clients are held back by a proximal term:
+FedProx (Li et al. 2020), with a proximal term that limits how far clients move:
 
     client k descends on  h_k(w) = F_k(w) + μ/2 · ‖w − w_t‖²,   ∇h_k = ∇F_k + μ (w − w_t)
 
@@ -22,8 +22,8 @@ FedDyn (Acar et al. 2021), dynamic regularisation, so that local and global mini
     g_k ← g_k − α (θ_k − w)
     h ← h − α/m Σ_{k in P} (θ_k − w),    w ← mean_{k in P} θ_k − h/α        m clients in all
 
-Live, FedAvg is `gossamer swarm` with `mode = "server"` in [gossip], `weights = "samples"` and one model
-that has all cells; clients then train `local_samples` × `every` samples in a round.
+To run FedAvg with live peers, use `gossamer swarm` with `mode = "server"` in [gossip], `weights = "samples"`
+and one partial model with all cells; clients then train `local_samples` × `every` samples in a round.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Averaged:
 
 
 class FedAvg(ServerMethod):
-    """Averages networks, weighted by samples."""
+    """Averages the clients' networks, weighted by their numbers of samples."""
 
     def start(self, clients: Sequence[Client]) -> Averaged:
         return Averaged(clients[0].values())
@@ -61,7 +61,7 @@ class FedAvg(ServerMethod):
         return Averaged(mean(trained, n))
 
     def update(self, client: Client, w: Tensor) -> None:
-        """ClientUpdate(k, w); the client's network holds w already."""
+        """ClientUpdate(k, w) of the paper: train the client's network, which holds w already."""
         client.train()
 
 
@@ -69,7 +69,7 @@ class FedProx(FedAvg):
     """FedAvg with a pull towards the server's network; at μ = 0 it is FedAvg."""
 
     mu: Strength = 0.1
-    """μ: raise it when clients' data differ and local training drifts apart, lower it to learn faster."""
+    """μ: raise it when clients' data differ and their networks diverge, lower it to learn faster."""
 
     def update(self, client: Client, w: Tensor) -> None:
         with client.adding_to_gradient(lambda y: self.mu * (y - w)):
@@ -78,72 +78,76 @@ class FedProx(FedAvg):
 
 @dataclass(frozen=True)
 class Corrected:
-    """The server's network and its correction (SCAFFOLD's c, FedDyn's h), and the clients' own (c_i, g_k)."""
+    """The server's network, its correction (c or h), and every client's correction (c_i or g_k).
+
+    c and c_i are SCAFFOLD's, h and g_k are FedDyn's.
+    """
 
     w: Tensor
     correction: Tensor
-    own: tuple[Tensor, ...]
+    client_corrections: tuple[Tensor, ...]
 
     @classmethod
     def start(cls, clients: Sequence[Client]) -> Corrected:
-        """Nothing to correct."""
+        """Return the state before the first round: all corrections are 0."""
         w = clients[0].values()
         return cls(w, torch.zeros_like(w), tuple(torch.zeros_like(w) for _ in clients))
 
 
 class Scaffold(ServerMethod):
-    """Corrects the drift of each client by what it knows of all clients' gradients.
+    """Corrects the drift of each client by the difference between its own and the mean gradient.
 
-    A client sends and receives two vectors where FedAvg has one. Clients count the same, as in the
-    paper, whatever their samples.
+    A client sends and receives two vectors where FedAvg has one. All clients have the same weight, as in the
+    paper, whatever their numbers of samples.
     """
 
     server_rate: Positive = 1.0
-    """η_g: how far the server follows the clients' mean."""
+    """η_g: the step of the server towards the mean of the clients' networks."""
 
     def start(self, clients: Sequence[Client]) -> Corrected:
         for client in clients:
-            learner_rate(client)  # refuse now what cannot work
+            learner_rate(client)  # raises for an optimizer that cannot work
         return Corrected.start(clients)
 
     def round(
         self, state: Corrected, clients: Sequence[Client], context: RoundContext
     ) -> Corrected:
-        w, own, moves, changes = state.w, list(state.own), [], []
+        w, corrections, moves, changes = state.w, list(state.client_corrections), [], []
         for i, client in self.participants(clients, context, w):
-            c, c_i = context.to_client(state.correction), own[i]
+            c, c_i = context.to_client(state.correction), corrections[i]
             correction = c - c_i
             with client.adding_to_gradient(lambda _, correction=correction: correction):
                 client.train()
             y = client.values()
-            own[i] = c_i - c + (w - y) / (client.steps * learner_rate(client))
+            corrections[i] = c_i - c + (w - y) / (client.steps * learner_rate(client))
             moves.append(context.to_server(y - w))
-            changes.append(context.to_server(own[i] - c_i))
+            changes.append(context.to_server(corrections[i] - c_i))
         return Corrected(
             w + self.server_rate * mean(moves),
             state.correction + len(changes) / len(clients) * mean(changes),
-            tuple(own),
+            tuple(corrections),
         )
 
 
 def learner_rate(client: Client) -> float:
-    """η_l; only plain descent moves by rate times gradient, as (w − y)/(K η_l) needs."""
+    """η_l. (w − y)/(K η_l) is the mean gradient only for plain SGD, which steps by rate times gradient."""
     if not isinstance(client.learner.optimizer, PlainSgd):
         raise ModelError(
-            f"client {client.name!r}: scaffold reads gradients off the distance travelled, so it needs "
-            "plain SGD; leave out the learner's optimizer and give it a rate"
+            f"client {client.name!r}: scaffold computes gradients from the change of the parameters, so it "
+            "needs plain SGD; leave out the learner's optimizer and give it a rate"
         )
     return client.learner.optimizer.rate
 
 
 class FedDyn(ServerMethod):
-    """Every client's loss is tilted by what it learned before; all count the same, as in the paper.
+    """Adds to every client's loss a linear term from its earlier rounds, and a proximal term.
 
-    The same bytes as FedAvg: h and g_k never leave their machines.
+    All clients have the same weight, as in the paper. Sends as many bytes as FedAvg: h stays on the server
+    and g_k on client k.
     """
 
     alpha: Positive = 0.1
-    """α: raise it for steadier, slower progress; too low a value makes w jump, since h/α grows."""
+    """α: raise it for steadier, slower progress; if it is too low, h/α grows and w oscillates."""
 
     def start(self, clients: Sequence[Client]) -> Corrected:
         return Corrected.start(clients)
@@ -151,14 +155,14 @@ class FedDyn(ServerMethod):
     def round(
         self, state: Corrected, clients: Sequence[Client], context: RoundContext
     ) -> Corrected:
-        w, own, trained, moves = state.w, list(state.own), [], []
+        w, corrections, trained, moves = state.w, list(state.client_corrections), [], []
         for k, client in self.participants(clients, context, w):
-            g = own[k]
+            g = corrections[k]
             with client.adding_to_gradient(lambda theta, g=g: self.alpha * (theta - w) - g):
                 client.train()
             theta = client.values()
-            own[k] = g - self.alpha * (theta - w)
+            corrections[k] = g - self.alpha * (theta - w)
             trained.append(context.to_server(theta, since=w))
             moves.append(trained[-1] - w)
         h = state.correction - self.alpha * len(moves) / len(clients) * mean(moves)
-        return Corrected(mean(trained) - h / self.alpha, h, tuple(own))
+        return Corrected(mean(trained) - h / self.alpha, h, tuple(corrections))

@@ -1,4 +1,4 @@
-"""FedNP (Wu et al. 2023) with a server, as a method of the comparison: the paper's Algorithm 1, corrected."""
+"""FedNP (Wu et al. 2023) with a server: the paper's Algorithm 1, corrected, as a method of comparisons."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from .method import Client, RoundContext, ServerMethod, mean
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """The server's parameters (f and the NPN among them), clients' wrapped learners, and their sites."""
+    """The server's parameters, the clients' FedNP learners, and their sites.
+
+    w includes f and the natural-parameter network. A site is a client's factor of the approximate posterior
+    (expectation propagation).
+    """
 
     w: Tensor
     learners: tuple[FedNPLearner, ...]
@@ -21,9 +25,9 @@ class State:
 
 
 class FedNP(ServerMethod, FedNPOptions):
-    """FedAvg whose clients also estimate the whole federation's data, and are held to what it suggests.
+    """FedAvg whose clients also estimate the distribution of all clients' data, and regularise with it.
 
-    Its knobs are those of `[fednp]` in a swarm's config; the paper has `features = "last"`.
+    Its knobs are those of `[fednp]` in a swarm's config; the paper uses `features = "last"`.
     """
 
     def start(self, clients: Sequence[Client]) -> State:

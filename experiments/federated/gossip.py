@@ -1,16 +1,16 @@
-"""Methods without a server: Gossip SGD and Gossamer's own.
+"""Federated methods without a server: Gossip SGD and Gossamer.
 
-Gossip SGD (Blot et al. 2016): every client trains, then pushes to a random other.
+Gossip SGD (Blot et al. 2016): every client trains, then pushes its network to a random other client.
 
     i trains x_i, picks a random j, keeps α_i/2 and sends (x_i, α_i/2)
     x_j ← (α_j x_j + Σ α_i/2 · x_i) / (α_j + Σ α_i/2),   α_j ← α_j + Σ α_i/2
 
-This is push-sum on whole networks. Clients count the same at the start, as in the paper: weights travel
-with what they weigh, so that starting them at the clients' samples would be forgotten in a few rounds.
+This is push-sum on whole networks. All clients start with the same weight, as in the paper: weights move from
+client to client with the values, so starting weights by numbers of samples would be mixed up in a few rounds.
 
-Gossamer: cells of a partial model are gossiped, the others are a client's own. Clients live in the arena:
-after every round of training they make `exchanges` exchanges of push-sum on a graph, of shared coordinates
-alone.
+Gossamer: the cells of one partial model are gossiped, all other cells are local to each client. The clients
+run in the arena: after every round of training they make `exchanges` exchanges of push-sum on a graph, which
+carry only the shared coordinates.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from .method import GLOBAL_MODEL, Client, Method, RoundContext, Share
 
 
 class GossipMethod(Method, WireSettings):
-    """A method whose clients push to each other, as live peers do, over a wire with the knobs of theirs."""
+    """A method whose clients push to each other; it has the same settings of the wire as live peers."""
 
     @property
     def wire(self) -> Wire | None:
-        """What becomes of values between clients; None if they arrive as they are."""
-        plain = self.compress is None and self.drift is None and self.dtype == "float32"
-        return None if plain else Wire(self.dtype, self.compress, self.drift)
+        """How values change on the way between clients; None if they arrive unchanged."""
+        unchanged = self.compress is None and self.drift is None and self.dtype == "float32"
+        return None if unchanged else Wire(self.dtype, self.compress, self.drift)
 
 
 def require_two(clients: Sequence[Client], method: str) -> None:
-    """ModelError for a client that is alone."""
+    """Raise ModelError if there are fewer than two clients."""
     if len(clients) < 2:
-        raise ModelError(f"{method} needs at least two clients: one alone has nobody to push to")
+        raise ModelError(f"{method} needs at least two clients: a single client has no neighbours")
 
 
 # --- Gossip SGD -------------------------------------------------------------------------------------
 
 
 class WholeNetwork:
-    """A client's parameters as one vector, for its gossiper."""
+    """Lets a gossiper read and write a client's parameters as one vector."""
 
     def __init__(self, client: Client):
         self._client = client
 
     def names(self) -> Iterable[str]:
-        """The one vector."""
+        """The name of the one vector."""
         return (GLOBAL_MODEL,)
 
     def read(self, name: str) -> Array:
@@ -68,18 +68,18 @@ class WholeNetwork:
 
 
 def lockstep_of(clients: Sequence[Client], wire: Wire) -> Lockstep:
-    """The clients' gossipers, whole networks, all of the same weight."""
-    blocks = [tuple(value.shape) for value in clients[0].network.module.parameters()]
-    fit = wire.fitted({GLOBAL_MODEL: blocks}, {GLOBAL_MODEL: len(clients[0].network.flat)})
+    """Simulate the clients' gossipers over the wire; all clients have the same push-sum weight."""
+    shapes = [tuple(value.shape) for value in clients[0].network.module.parameters()]
+    fit = wire.fitted({GLOBAL_MODEL: shapes}, {GLOBAL_MODEL: len(clients[0].network.flat)})
     names = [client.name for client in clients]
     return Lockstep(names, [WholeNetwork(each) for each in clients], [1.0] * len(clients), fit)
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """Push-sum's weights α and who may hear whom; the networks are the clients' own.
+    """Push-sum's weights α and every client's neighbours; the clients themselves hold the networks.
 
-    lockstep: the clients' gossipers, where a wire changes what is pushed.
+    lockstep: simulates the clients' gossipers; None if values arrive unchanged.
     """
 
     alpha: np.ndarray
@@ -88,7 +88,7 @@ class Pushed:
 
 
 class GossipSgd(GossipMethod):
-    """Whole networks, pushed at random."""
+    """Clients push their whole networks to random neighbours."""
 
     pushes: Count = 1
     """Pushes per client and round. Raise it when clients disagree, at that many more bytes."""
@@ -114,18 +114,18 @@ class GossipSgd(GossipMethod):
         for _ in range(self.pushes):
             sums = [alpha[k] / 2 * client.values().double() for k, client in enumerate(clients)]
             alpha = alpha / 2
-            kept, halves = alpha.copy(), list(sums)
+            half_weights, half_sums = alpha.copy(), list(sums)
             for i, client in enumerate(clients):
                 j = int(context.rng.choice(state.neighbours[i]))
                 context.to_peer(client.values())
-                sums[j] = sums[j] + halves[i]
-                alpha[j] += kept[i]
+                sums[j] = sums[j] + half_sums[i]
+                alpha[j] += half_weights[i]
             for client, total, weight in zip(clients, sums, alpha, strict=True):
                 client.load(total / weight)
         return Pushed(alpha, state.neighbours)
 
     def _push(self, state: Pushed, lockstep: Lockstep, context: RoundContext) -> Pushed:
-        """The same pushes, by the clients' gossipers, which count their bytes themselves."""
+        """Make the pushes of one round by the simulated gossipers, which count bytes themselves."""
         before = lockstep.sent
         for _ in range(self.pushes):
             targets = {i: [int(context.rng.choice(k))] for i, k in enumerate(state.neighbours)}
@@ -140,22 +140,22 @@ class GossipSgd(GossipMethod):
 
 @dataclass(frozen=True, eq=False)
 class Gossiping:
-    """The clients in an arena, the graphs that they gossip on, and exchanges made so far."""
+    """The clients in an arena, the graph of every exchange, and the number of exchanges made so far."""
 
     arena: Arena
     graphs: Schedule
-    made: int
+    exchanges_made: int
 
 
 class PartialModels(GossipMethod):
-    """Push-sum gossip of a part of every network."""
+    """Push-sum gossip of the shared cells of every network."""
 
     share: Share = 1.0
-    """The share of each hidden part's cells that everyone shares. Lower it when tasks differ."""
+    """The fraction of each hidden layer's cells that all clients share. Lower it when tasks differ."""
     outputs: Literal["own", "shared"] = "own"
-    """Whether output cells are each client's own: right when labels differ in meaning or in number."""
+    """Whether output cells are local to each client: "own" if labels differ in meaning or in number."""
     topology: str = "one-peer-exponential"
-    """Who gossips with whom; by default each sends to one other per exchange, another one every time."""
+    """Who gossips with whom. By default a client sends to one client per exchange, each time another."""
     exchanges: Count = 1
     """Exchanges per round. Raise it when peers disagree, at that many more bytes."""
 
@@ -176,7 +176,7 @@ class PartialModels(GossipMethod):
     def round(
         self, state: Gossiping, clients: Sequence[Client], context: RoundContext
     ) -> Gossiping:
-        context.pick(clients)
+        context.pick(clients)  # draws the same random numbers as other methods
         state.arena.train()
         if (lockstep := state.arena.wire_simulation) is not None:
             before = lockstep.sent
@@ -184,19 +184,19 @@ class PartialModels(GossipMethod):
             context.across += lockstep.sent - before
             return state
         message = clients[0].network.read(GLOBAL_MODEL)
-        for exchange in range(state.made, state.made + self.exchanges):
+        for exchange in range(state.exchanges_made, state.exchanges_made + self.exchanges):
             graph = state.graphs.graph(exchange)
             directions = 1 if graph.is_directed() else 2
             context.to_peer(message, times=directions * graph.number_of_edges())
         state.arena.average()
-        return Gossiping(state.arena, state.graphs, state.made + self.exchanges)
+        return Gossiping(state.arena, state.graphs, state.exchanges_made + self.exchanges)
 
     def _sliced(self, old: SlicedNetwork) -> SlicedNetwork:
-        """The same module and values, its cells divided between everyone and the client."""
+        """Return the same module and values, with cells divided into shared and local ones."""
         anatomy = old.slicing.anatomy
         if len(anatomy.parts) < 2:
             raise ModelError(
-                "gossamer shares a part of every network, and this one's parts are not known: "
+                "gossamer shares cells of every layer, and this network's layers could not be analysed: "
                 "gossamer slices says why"
             )
         shares = {"*": self.share, anatomy.parts[-1].name: float(self.outputs == "shared")}

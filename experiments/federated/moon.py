@@ -3,8 +3,8 @@
     ℓ = ℓ_sup + μ · ℓ_con
     ℓ_con = −log( e^{sim(z, z_glob)/τ} / (e^{sim(z, z_glob)/τ} + e^{sim(z, z_prev)/τ}) )
 
-z is what the network being trained makes of a sample, z_glob what the server's makes of it, z_prev what
-the client's own network made of it after its last training; sim is the cosine.
+z is a sample's representation by the network being trained, z_glob by the server's network, z_prev by the
+client's network after the last round in which it took part; sim is the cosine similarity.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from .method import Client, RoundContext, ServerMethod, Strength, mean
 
 @dataclass(frozen=True)
 class State:
-    """The server's network, and every client's own of the last round in which it took part."""
+    """The server's network, and every client's network after the last round in which it took part."""
 
     w: Tensor
     previous: tuple[Tensor, ...]
 
 
 class Moon(ServerMethod):
-    """Pulls a client's representation towards the server's and away from its own former one."""
+    """Pulls a client's representations towards the server's and away from those of its previous network."""
 
     mu: Strength = 1.0
     """μ: the weight of the contrastive term; 0 is FedAvg."""
     temperature: Positive = 0.5
-    """τ: lower it to tell representations apart more sharply."""
+    """τ: lower it to make the term react to smaller differences between representations."""
 
     def start(self, clients: Sequence[Client]) -> State:
         w = clients[0].values()
-        last_linear(clients[0].network.module)  # refuse now what cannot work
+        last_linear(clients[0].network.module)  # raises for a network that cannot work
         return State(w, tuple(w for _ in clients))
 
     def round(self, state: State, clients: Sequence[Client], context: RoundContext) -> State:
         w, previous, trained, n = state.w, list(state.previous), [], []
         for k, client in self.participants(clients, context, w):
-            with contrasting(client, w, previous[k], self.mu, self.temperature):
+            with contrastive_loss(client, w, previous[k], self.mu, self.temperature):
                 client.train()
             previous[k] = client.values()
             trained.append(context.to_server(previous[k], since=w))
@@ -57,19 +57,21 @@ class Moon(ServerMethod):
 
 
 @contextmanager
-def contrasting(client: Client, w: Tensor, before: Tensor, mu: float, tau: float) -> Iterator[None]:
-    """While inside, the client's loss has the contrastive term."""
+def contrastive_loss(
+    client: Client, w: Tensor, previous: Tensor, mu: float, tau: float
+) -> Iterator[None]:
+    """Within the context, the contrastive term is added to the client's loss."""
     learner, module = client.learner, client.network.module
     supervised = learner.loss
-    with _watching(module) as seen:
+    with _recording(module) as last:
 
         def loss(outputs: Tensor, labels: Tensor) -> Tensor:
-            x, z = seen["x"], seen["z"]
+            x, z = last["x"], last["z"]
             with torch.no_grad():
-                functional_call(module, _named(module, w), (x,))
-                z_glob = seen["z"]
-                functional_call(module, _named(module, before), (x,))
-                z_prev = seen["z"]
+                functional_call(module, _tensors_by_name(module, w), (x,))
+                z_glob = last["z"]
+                functional_call(module, _tensors_by_name(module, previous), (x,))
+                z_prev = last["z"]
             return supervised(outputs, labels) + mu * contrastive(z, z_glob, z_prev, tau)
 
         learner.loss = loss
@@ -87,42 +89,42 @@ def contrastive(z: Tensor, z_glob: Tensor, z_prev: Tensor, tau: float) -> Tensor
 
 
 def last_linear(module: nn.Module) -> nn.Linear:
-    """The classifier; what goes into it is the representation."""
-    found = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
-    if not found:
+    """The last linear layer, the classifier; its input is a sample's representation."""
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    if not layers:
         raise ModelError(
-            f"{type(module).__name__} has no Linear layer: moon takes the input of the last one for a "
+            f"{type(module).__name__} has no Linear layer: moon uses the input of the last one as a "
             "sample's representation"
         )
-    return found[-1]
+    return layers[-1]
 
 
 @contextmanager
-def _watching(module: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """What the module was last given, and its representation of it."""
-    seen: dict[str, Tensor] = {}
+def _recording(module: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Yield a dict that holds the module's last input as "x" and its representation as "z"."""
+    last: dict[str, Tensor] = {}
 
-    def inputs(_: nn.Module, arguments: tuple[Any, ...]) -> None:
-        seen["x"] = arguments[0]
+    def record_input(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+        last["x"] = arguments[0]
 
-    def representation(_: nn.Module, arguments: tuple[Any, ...]) -> None:
-        seen["z"] = arguments[0].flatten(1)
+    def record_representation(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+        last["z"] = arguments[0].flatten(1)
 
     handles = [
-        module.register_forward_pre_hook(inputs),
-        last_linear(module).register_forward_pre_hook(representation),
+        module.register_forward_pre_hook(record_input),
+        last_linear(module).register_forward_pre_hook(record_representation),
     ]
     try:
-        yield seen
+        yield last
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _named(module: nn.Module, values: Tensor) -> dict[str, Tensor]:
-    """A flat vector as the module's parameters, and copies of its statistics, which stay as they are."""
-    found, first = {name: value.clone() for name, value in module.named_buffers()}, 0
+def _tensors_by_name(module: nn.Module, values: Tensor) -> dict[str, Tensor]:
+    """The flat vector's values as the module's parameters, and copies of its current buffers."""
+    tensors, start = {name: value.clone() for name, value in module.named_buffers()}, 0
     for name, parameter in module.named_parameters():
-        found[name] = values[first : first + parameter.numel()].view_as(parameter)
-        first += parameter.numel()
-    return found
+        tensors[name] = values[start : start + parameter.numel()].view_as(parameter)
+        start += parameter.numel()
+    return tensors

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.experiments.federated import METHODS, Client
-from gossamer.experiments.federated.bounds import Ensemble, Local, Pooled, answers
+from gossamer.experiments.federated.bounds import Ensemble, Local, Pooled, ensemble_probabilities
 from gossamer.experiments.federated.downpour import Downpour
 from gossamer.experiments.federated.fedavg import FedAvg, FedDyn, FedProx, Scaffold
 from gossamer.experiments.federated.fedper import FedPer, base_coordinates
@@ -226,7 +226,9 @@ def test_an_ensembles_answer_counts_by_the_samples_of_the_class():
     for client, own in zip(clients, counts, strict=True):
         p = torch.softmax(client.network(x), 1).detach().numpy()
         total += p * own / counts.sum(0)
-    np.testing.assert_allclose(answers(clients, x), total / total.sum(1, keepdims=True), **CLOSE)
+    np.testing.assert_allclose(
+        ensemble_probabilities(clients, x), total / total.sum(1, keepdims=True), **CLOSE
+    )
 
 
 def test_gossamer_averages_the_shared_cells_and_nothing_else():
