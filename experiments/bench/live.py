@@ -1,13 +1,14 @@
-"""Live peers that learn nothing: gossip against bare aiomqtt clients on the same broker, and their memory.
+"""Benchmarks of live peers: throughput against bare aiomqtt clients on the same broker, and memory.
 
-Bare clients move bytes with aiomqtt and no more: in every turn each client sends `messages` payloads to its
-neighbours, one after the other, and waits until it has received as many. They are processes that run
-`python -m gossamer.experiments.bench.live SPEC.json` and import nothing heavy: what they cost is what aiomqtt
-and the broker cost.
+The peers gossip but do not train. Bare clients only move bytes with aiomqtt: in every trial each client sends
+`messages` payloads to its neighbours, one after the other, and waits until it has received as many. Bare
+clients run in processes of their own, `python -m gossamer.experiments.bench.live SPEC.json`, which import
+nothing heavy: they cost only what aiomqtt and the broker cost.
 
-Peers and clients take turns, which are gates. The parent holds a lock on one file per turn; whoever waits
-for that turn asks for a shared lock on it, and gets it when the parent lets go. Waiting costs nothing, and a
-killed parent opens every gate.
+Peers and bare clients run alternately, in trials. The parent process starts each trial by a gate, which is a
+file lock: it holds an exclusive lock on one file per trial; a process that waits for the trial asks for a
+shared lock on that file and gets it when the parent releases its own. Waiting needs no processor time, and if
+the parent is killed, all gates open.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiomqtt
 
-from ... import models, peer  # their names are loaded when they are used, torch among them
+from ... import models, peer  # both load their modules, and torch, only when a name is used
 from . import PARAMETERS, Row, sliced_perceptron
 
 if TYPE_CHECKING:
@@ -39,110 +40,120 @@ if TYPE_CHECKING:
 
 LEARNER = "gossamer.experiments.bench.live:IdleLearner"
 VALUE_BYTES = 4 * PARAMETERS
-PATIENCE = 180.0
-"""Seconds to wait for a turn, or for everybody to be ready, before the benchmark gives up."""
+TIMEOUT = 180.0
+"""Seconds to wait until all peers or clients are ready, or have finished a trial."""
 
 
-# --- turns ------------------------------------------------------------------------------------------
+# --- trials -----------------------------------------------------------------------------------------
 
 READY = -1
-"""The turn before the first: to be through with it is to wait for the first."""
+"""A peer or client that reports trial -1 as done is ready for the first trial, number 0."""
 _POLL_SECONDS = 0.02
 
 
-def wait_for_turn(folder: Path, side: str, turn: int) -> None:
-    """Block until the parent opens this turn of this side."""
-    descriptor = os.open(folder / f"gate-{side}-{turn}", os.O_RDONLY)
+def wait_for_trial(folder: Path, side: str, trial: int) -> None:
+    """Block until the parent opens this trial; side: "peers" or "bare"."""
+    descriptor = os.open(folder / f"gate-{side}-{trial}", os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
 
 
-def say_through(folder: Path, side: str, turn: int, name: str) -> None:
-    """Tell the parent that `name` is through with this turn, and what its process has cost so far."""
-    part = folder / f"part-{side}-{turn}-{name}"
-    stamp = f"{time.monotonic_ns()} {os.getpid()} {time.process_time_ns()}"
-    part.write_text(stamp, encoding="utf-8")
-    part.replace(folder / f"through-{side}-{turn}-{name}")
+def report_done(folder: Path, side: str, trial: int, name: str) -> None:
+    """Report to the parent that `name` has finished a trial, and its process's processor time so far."""
+    unfinished = folder / f"part-{side}-{trial}-{name}"
+    report = f"{time.monotonic_ns()} {os.getpid()} {time.process_time_ns()}"
+    unfinished.write_text(report, encoding="utf-8")
+    unfinished.replace(folder / f"done-{side}-{trial}-{name}")
 
 
 @dataclass(frozen=True)
-class Turn:
-    """What one side took to move a turn's bytes; processor seconds are without the broker's."""
+class Trial:
+    """The time that peers or clients took for one trial; processor seconds exclude the broker's."""
 
     seconds: float
     processor_seconds: float
 
 
 class Gates:
-    """The parent's end, for one side of a comparison.
+    """Starts the trials of one side of a comparison, and times them; used by the parent process.
 
-    names: who takes part. alive: called while waiting; raises if a process ended before its time.
+    names: the peers or clients that take part.
+    check_alive: called while waiting; raises if one of their processes ended too early.
     """
 
     def __init__(
-        self, folder: Path, side: str, turns: int, names: Sequence[str], alive: Callable[[], None]
+        self,
+        folder: Path,
+        side: str,
+        trials: int,
+        names: Sequence[str],
+        check_alive: Callable[[], None],
     ):
-        self._folder, self._side, self._names, self._alive = folder, side, names, alive
+        self._folder, self._side, self._names, self._check_alive = folder, side, names, check_alive
         self._locks: list[int] = []
-        self._processor = 0
-        for turn in range(turns):
+        self._processor_ns = 0
+        for trial in range(trials):
             flags = os.O_RDWR | os.O_CREAT
-            self._locks.append(os.open(folder / f"gate-{side}-{turn}", flags, 0o600))
+            self._locks.append(os.open(folder / f"gate-{side}-{trial}", flags, 0o600))
             fcntl.flock(self._locks[-1], fcntl.LOCK_EX)
 
-    def ready(self, timeout: float = PATIENCE) -> None:
-        """Wait until everybody waits for the first turn."""
-        _, self._processor = self._wait(READY, timeout)
+    def ready(self, timeout: float = TIMEOUT) -> None:
+        """Wait until all peers or clients are ready for the first trial."""
+        _, self._processor_ns = self._wait(READY, timeout)
 
-    def open(self, turn: int) -> None:
-        """Let everybody begin a turn."""
-        os.close(self._locks[turn])
+    def open(self, trial: int) -> None:
+        """Let all peers or clients begin a trial."""
+        os.close(self._locks[trial])
 
     def run(
-        self, turn: int, timeout: float = PATIENCE, on_poll: Callable[[], object] = lambda: None
-    ) -> Turn:
-        """Open a turn and wait until the last was through; on_poll: called again and again meanwhile."""
+        self, trial: int, timeout: float = TIMEOUT, on_poll: Callable[[], object] = lambda: None
+    ) -> Trial:
+        """Open a trial and wait until all have finished it; `on_poll` is called repeatedly while waiting."""
         started = time.monotonic_ns()
-        self.open(turn)
-        ended, processor = self._wait(turn, timeout, on_poll)
-        used, self._processor = processor - self._processor, processor
-        return Turn((ended - started) / 1e9, used / 1e9)
+        self.open(trial)
+        ended, processor_ns = self._wait(trial, timeout, on_poll)
+        used, self._processor_ns = processor_ns - self._processor_ns, processor_ns
+        return Trial((ended - started) / 1e9, used / 1e9)
 
     def _wait(
-        self, turn: int, timeout: float, on_poll: Callable[[], object] = lambda: None
+        self, trial: int, timeout: float, on_poll: Callable[[], object] = lambda: None
     ) -> tuple[int, int]:
-        """When the last was through, and the processor time of all processes since they began."""
+        """Return when the last finished, and the processor time of all processes since their start (ns)."""
         deadline = time.monotonic() + timeout
-        files = [self._folder / f"through-{self._side}-{turn}-{name}" for name in self._names]
+        files = [self._folder / f"done-{self._side}-{trial}-{name}" for name in self._names]
         while missing := [file for file in files if not file.exists()]:
-            self._alive()
+            self._check_alive()
             on_poll()
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"benchmark {self._side}, turn {turn}: {len(missing)} of {len(files)} were not "
-                    f"through after {timeout:g} s; the machine may be busy: try again"
+                    f"benchmark {self._side}, trial {trial}: {len(missing)} of {len(files)} had not "
+                    f"finished after {timeout:g} s; the machine may be busy: try again"
                 )
             time.sleep(_POLL_SECONDS)
-        stamps = [[int(word) for word in file.read_text("utf-8").split()] for file in files]
-        processor: dict[int, int] = {}
-        for _, process, used in stamps:  # peers that share a process: its latest figure counts
-            processor[process] = max(used, processor.get(process, 0))
-        return max(stamp[0] for stamp in stamps), sum(processor.values())
+        reports = [[int(word) for word in file.read_text("utf-8").split()] for file in files]
+        processor_ns: dict[int, int] = {}
+        for (
+            _,
+            process,
+            used,
+        ) in reports:  # several peers may share a process: take its latest report
+            processor_ns[process] = max(used, processor_ns.get(process, 0))
+        return max(report[0] for report in reports), sum(processor_ns.values())
 
 
 # --- the bare clients -------------------------------------------------------------------------------
 
 
 async def run_client(spec: dict[str, Any], name: str, neighbours: list[str]) -> None:
-    """One client: take part in every turn."""
+    """Connect one bare client and take part in every trial."""
     folder, messages, window = Path(spec["folder"]), spec["messages"], 2 * len(neighbours)
     payload = bytes(spec["bytes"])
     received = 0
     arrived = asyncio.Condition()
 
-    # The receiver in a group of its own: whatever ends the client, it is seen to its end too.
+    # The receiving task is in a task group, which ends it however the client ends.
     client = aiomqtt.Client("127.0.0.1", spec["port"], identifier=f"bare-{name}")
     async with client, asyncio.TaskGroup() as group:
         await client.subscribe(f"bare/{name}")
@@ -151,36 +162,36 @@ async def run_client(spec: dict[str, Any], name: str, neighbours: list[str]) -> 
             nonlocal received
             async for message in client.messages:
                 if len(message.payload) != len(payload):
-                    raise RuntimeError(f"client {name} received something else than was sent")
+                    raise RuntimeError(f"client {name} received a payload of a wrong length")
                 received += 1
                 async with arrived:
                     arrived.notify_all()
 
-        async def until(count: int) -> None:
+        async def until_received(count: int) -> None:
             async with arrived:
                 await arrived.wait_for(lambda: received >= count)
 
         receiver = group.create_task(receive())
-        say_through(folder, "bare", READY, name)
-        for turn in range(spec["turns"]):
-            await asyncio.to_thread(wait_for_turn, folder, "bare", turn)
+        report_done(folder, "bare", READY, name)
+        for trial in range(spec["trials"]):
+            await asyncio.to_thread(wait_for_trial, folder, "bare", trial)
             for index in range(messages):
-                # Never far ahead of what comes in, or the broker would have to hold it all.
-                await until(turn * messages + index - window)
+                # Send at most `window` messages more than were received, or the broker would queue them all.
+                await until_received(trial * messages + index - window)
                 await client.publish(f"bare/{neighbours[index % len(neighbours)]}", payload)
-            await until((turn + 1) * messages)
-            say_through(folder, "bare", turn, name)
+            await until_received((trial + 1) * messages)
+            report_done(folder, "bare", trial, name)
         receiver.cancel()
 
 
 async def run_clients(spec: dict[str, Any]) -> None:
-    """All clients of this process."""
+    """Run all bare clients of this process."""
     async with asyncio.TaskGroup() as group:
         for name, neighbours in spec["clients"].items():
             group.create_task(run_client(spec, name, neighbours))
 
 
-def _first(errors: BaseExceptionGroup) -> BaseException:
+def _first_error(errors: BaseExceptionGroup) -> BaseException:
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -188,14 +199,16 @@ def _first(errors: BaseExceptionGroup) -> BaseException:
 
 
 @contextmanager
-def _bare_clients(traffic: Traffic, folder: Path, broker: Broker, turns: int) -> Iterator[Gates]:
+def _bare_clients(traffic: Traffic, folder: Path, broker: Broker, trials: int) -> Iterator[Gates]:
     processes: list[subprocess.Popen[bytes]] = []
 
-    def alive() -> None:
+    def check_alive() -> None:
         if any(process.poll() not in (None, 0) for process in processes):
-            raise RuntimeError("a bare client of the benchmark failed; its error is above")
+            raise RuntimeError(
+                "a bare client of the benchmark failed; it has printed its error above"
+            )
 
-    gates = Gates(folder, "bare", turns, traffic.names, alive)
+    gates = Gates(folder, "bare", trials, traffic.names, check_alive)
     try:
         for first in range(0, traffic.peers, traffic.per_process):
             members = range(first, min(first + traffic.per_process, traffic.peers))
@@ -205,14 +218,14 @@ def _bare_clients(traffic: Traffic, folder: Path, broker: Broker, turns: int) ->
                 "clients": {traffic.names[i]: traffic.neighbours(i) for i in members},
                 "messages": traffic.messages,
                 "bytes": VALUE_BYTES,
-                "turns": turns,
+                "trials": trials,
             }
             path = folder / f"bare-{first}.json"
             path.write_text(json.dumps(spec), encoding="utf-8")
             processes.append(subprocess.Popen([sys.executable, "-m", __name__, str(path)]))
         yield gates
         for process in processes:
-            process.wait(PATIENCE)
+            process.wait(TIMEOUT)
     finally:
         for process in processes:
             if process.poll() is None:
@@ -224,9 +237,10 @@ def _bare_clients(traffic: Traffic, folder: Path, broker: Broker, turns: int) ->
 
 
 class IdleLearner:
-    """Waits for its turn instead of training, and says when the averaging after it is over.
+    """A learner that waits for the next trial instead of training, and reports when the averaging is done.
 
-    Without a folder there are no turns: a round of training takes `pause` seconds.
+    folder: the folder of the gates; without it there are no trials, and a round of training sleeps `pause`
+    seconds.
     """
 
     def __init__(self, peer: str, folder: str | None = None, pause: float = 0.0):
@@ -235,69 +249,70 @@ class IdleLearner:
         self._turn = READY
 
     def train(self, steps: int) -> Metrics:
-        """Change nothing."""
+        """Wait for the next trial, or sleep; the parameters do not change."""
         if self._folder is None:
             time.sleep(self._pause)
         else:
             if self._turn == READY:
-                say_through(self._folder, "peers", READY, self.network.peer)
+                report_done(self._folder, "peers", READY, self.network.peer)
             self._turn += 1
-            wait_for_turn(self._folder, "peers", self._turn)
+            wait_for_trial(self._folder, "peers", self._turn)
         return models.Metrics()
 
     def test(self) -> Metrics:
-        """Measure nothing. Peers test when an averaging is over."""
+        """Report the trial as done: peers test after each averaging. Nothing is measured."""
         if self._folder is not None:
-            say_through(self._folder, "peers", self._turn, self.network.peer)
+            report_done(self._folder, "peers", self._turn, self.network.peer)
         return models.Metrics()
 
     def state(self) -> dict[str, Any]:
-        """Hold nothing."""
+        """Return the state for a checkpoint, which is empty."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over nothing."""
+        """Restore the empty state."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What is exchanged: `peers` on a ring, each with the two nearest on either side.
+    """The traffic of one trial: `peers` on a ring, each sending to the two nearest on either side.
 
-    exchanges: per turn; raise it if turns are too short to time.
-    turns: timed turns of each side, after one to warm up.
-    per_process: peers, and bare clients, that share a process.
+    exchanges: exchanges per trial; raise it if trials are too short to time.
+    trials: timed trials of peers and of bare clients, after one trial to warm up.
+    per_process: how many peers, or bare clients, share a process.
+    checkpoint: whether peers save a checkpoint before they send.
     """
 
     peers: int = 16
     exchanges: int = 8
-    turns: int = 5
+    trials: int = 5
     per_process: int = 4
     checkpoint: bool = False
 
     @property
     def names(self) -> list[str]:
-        """The peers."""
+        """The names of the peers, which are also those of the bare clients."""
         return [f"p{index}" for index in range(self.peers)]
 
     def neighbours(self, index: int) -> tuple[str, ...]:
-        """The peers that a peer gives to, and hears from."""
-        near = sorted({(index + step) % self.peers for step in (-2, -1, 1, 2)} - {index})
-        return tuple(f"p{other}" for other in near)
+        """The peers that a peer sends to and receives from."""
+        others = sorted({(index + step) % self.peers for step in (-2, -1, 1, 2)} - {index})
+        return tuple(f"p{other}" for other in others)
 
     @property
     def messages(self) -> int:
-        """Payloads that one peer sends, and receives, in a turn."""
+        """Payloads that one peer sends, and receives, in a trial."""
         return self.exchanges * len(self.neighbours(0))
 
     @property
-    def turn_bytes(self) -> int:
-        """Bytes of parameters that all peers together receive in a turn."""
+    def trial_bytes(self) -> int:
+        """Bytes of parameters that all peers together receive in a trial."""
         return self.peers * self.messages * VALUE_BYTES
 
 
 @contextmanager
-def _place() -> Iterator[tuple[Path, Broker]]:
-    """A folder and a broker, for a while."""
+def _folder_and_broker() -> Iterator[tuple[Path, Broker]]:
+    """Yield a temporary folder and a running broker; remove and stop them afterwards."""
     with tempfile.TemporaryDirectory(prefix="gossamer-bench-") as folder, peer.Broker() as broker:
         yield Path(folder), broker
 
@@ -306,9 +321,9 @@ def _place() -> Iterator[tuple[Path, Broker]]:
 def running_peers(
     traffic: Traffic, folder: Path, broker: Broker, learner: dict[str, Any], **settings: Any
 ) -> Iterator[tuple[LocalSwarm, Callable[[], None]]]:
-    """Peers as real processes, and what raises if they failed; they end before the block does.
+    """Run peers as processes; yield their swarm and a function that raises if the swarm failed.
 
-    learner: parameters of every `IdleLearner`.
+    The peers have ended when the block is left. learner: parameters of every `IdleLearner`.
     """
     specs = [
         peer.PeerSpec(
@@ -338,30 +353,30 @@ def running_peers(
         except BaseException as error:
             failures.append(error)
 
-    def alive() -> None:
+    def check_alive() -> None:
         if failures:
             raise failures[0]
 
     thread = threading.Thread(target=run, name="bench swarm")
     thread.start()
     try:
-        yield swarm, alive
+        yield swarm, check_alive
     except BaseException:
         swarm.stop()
         raise
     finally:
         thread.join()
-    alive()
+    check_alive()
 
 
 @contextmanager
-def _peers_in_turns(
-    traffic: Traffic, folder: Path, broker: Broker, turns: int
+def _peers_in_trials(
+    traffic: Traffic, folder: Path, broker: Broker, trials: int
 ) -> Iterator[tuple[Gates, LocalSwarm]]:
     learner = {"folder": str(folder)}
-    settings = {"mode": "rounds", "rounds": turns, "exchanges": traffic.exchanges}
-    gates = Gates(folder, "peers", turns, traffic.names, lambda: alive())
-    with running_peers(traffic, folder, broker, learner, **settings) as (swarm, alive):
+    settings = {"mode": "rounds", "rounds": trials, "exchanges": traffic.exchanges}
+    gates = Gates(folder, "peers", trials, traffic.names, lambda: check_alive())
+    with running_peers(traffic, folder, broker, learner, **settings) as (swarm, check_alive):
         yield gates, swarm
 
 
@@ -369,107 +384,115 @@ def _peers_in_turns(
 
 
 def throughput() -> list[Row]:
-    """Bytes of parameters that reach the other side per second, peers against bare clients."""
-    return _compared("gossip of 16 peers", Traffic(), wanted=0.7)
+    """Measure the bytes of parameters that arrive per second, peers against bare clients."""
+    return _comparison_rows("gossip of 16 peers", Traffic(), wanted=0.7)
 
 
 def checkpoint() -> list[Row]:
-    """The same with a checkpoint before every message that leaves: what it costs to lose nothing."""
-    return _compared("gossip with checkpoints", Traffic(checkpoint=True), wanted=None)
+    """Measure throughput when peers save a checkpoint before every message that they send."""
+    return _comparison_rows("gossip with checkpoints", Traffic(checkpoint=True), wanted=None)
 
 
-def _compared(name: str, traffic: Traffic, wanted: float | None) -> list[Row]:
+def _comparison_rows(name: str, traffic: Traffic, wanted: float | None) -> list[Row]:
     sides = compare(traffic)
-    mine, bare = (traffic.turn_bytes / median(t.seconds for t in side) / 1e6 for side in sides)
+    speed, bare_speed = (
+        traffic.trial_bytes / median(t.seconds for t in side) / 1e6 for side in sides
+    )
     messages = traffic.peers * traffic.messages
-    cost, plain = (1e3 * median(t.processor_seconds for t in side) / messages for side in sides)
+    cost, bare_cost = (1e3 * median(t.processor_seconds for t in side) / messages for side in sides)
     return [
-        Row(name, "MB/s", mine, bare, wanted, note="baseline: a bare aiomqtt loop"),
-        Row(f"{name}: processor", "ms/message", cost, plain, note="without the broker"),
+        Row(name, "MB/s", speed, bare_speed, wanted, note="baseline: a bare aiomqtt loop"),
+        Row(f"{name}: processor", "ms/message", cost, bare_cost, note="without the broker"),
     ]
 
 
-def compare(traffic: Traffic) -> tuple[list[Turn], list[Turn]]:
-    """The timed turns of the peers and of the bare clients, who took turns on one broker."""
-    turns = traffic.turns + 1
+def compare(traffic: Traffic) -> tuple[list[Trial], list[Trial]]:
+    """Return the timed trials of peers and of bare clients, run alternately on one broker."""
+    trials = traffic.trials + 1
     with (
-        _place() as (folder, broker),
-        _bare_clients(traffic, folder, broker, turns) as bare,
-        _peers_in_turns(traffic, folder, broker, turns) as (peers, _),
+        _folder_and_broker() as (folder, broker),
+        _bare_clients(traffic, folder, broker, trials) as bare,
+        _peers_in_trials(traffic, folder, broker, trials) as (peers, _),
     ):
         for side in (bare, peers):
             side.ready()
-        taken = [(peers.run(turn), bare.run(turn)) for turn in range(turns)]
-    return [mine for mine, _ in taken[1:]], [plain for _, plain in taken[1:]]
+        pairs = [(peers.run(trial), bare.run(trial)) for trial in range(trials)]
+    return [by_peers for by_peers, _ in pairs[1:]], [by_clients for _, by_clients in pairs[1:]]
 
 
 # --- memory -----------------------------------------------------------------------------------------
 
 FEW, MANY = 5, 13
-"""Peers in one process. The slope between the two leaves out what a process costs by itself."""
-_ROUNDS, _WARM, _ROUND_SECONDS = 12, 4, 1.0
+"""Two numbers of peers in one process: memory per peer is the slope between them, so that the memory of
+the process itself does not count."""
+_ROUNDS, _WARM_UP_ROUNDS, _ROUND_SECONDS = 12, 4, 1.0
 
 
 def memory() -> list[Row]:
-    """What one more peer adds to a process that has torch anyway: at rest, and while it gossips."""
+    """Measure the memory that one more peer adds to a process: at rest, while learning, while gossiping."""
     if not Path("/proc/self/statm").exists():
         return [Row("memory per peer", "MB", note="needs Linux: /proc is missing")]
-    (few_rest, few_busy), (many_rest, many_busy) = _resident(FEW), _resident(MANY)
+    (few_rest, few_busy), (many_rest, many_busy) = _memory_in_trials(FEW), _memory_in_trials(MANY)
     rows = []
-    for what, few, many, wanted in (
+    for activity, few, many, wanted in (
         ("at rest", few_rest, many_rest, 4.0),
-        ("learning, a push each second", _learning(FEW), _learning(MANY), 4.0),
+        (
+            "learning, a push each second",
+            _memory_while_learning(FEW),
+            _memory_while_learning(MANY),
+            4.0,
+        ),
         ("gossiping without pause", few_busy, many_busy, None),
     ):
         figures = (many - few) / (MANY - FEW) / 1e6, VALUE_BYTES / 1e6
         note = "ratio: copies of its parameters"
-        rows.append(Row(f"memory per peer, {what}", "MB", *figures, wanted, "at most", note))
+        rows.append(Row(f"memory per peer, {activity}", "MB", *figures, wanted, "at most", note))
     return rows
 
 
-def _learning(peers: int) -> float:
-    """Bytes of a process whose peers train and push at a usual pace, in async mode."""
+def _memory_while_learning(peers: int) -> float:
+    """Bytes of a process whose peers train for a second and push, again and again, in async mode."""
     traffic, samples = Traffic(peers=peers, per_process=peers), list[int]()
     learner, settings = {"pause": _ROUND_SECONDS}, {"rounds": _ROUNDS, "settle_timeout": 5.0}
     with (
-        _place() as (folder, broker),
-        running_peers(traffic, folder, broker, learner, **settings) as (swarm, alive),
+        _folder_and_broker() as (folder, broker),
+        running_peers(traffic, folder, broker, learner, **settings) as (swarm, check_alive),
     ):
         files = [folder / f"{name}.jsonl" for name in traffic.names]
         while True:
-            alive()
+            check_alive()
             time.sleep(_POLL_SECONDS)
             rounds = [file.read_bytes().count(b"\n") if file.exists() else 0 for file in files]
-            if min(rounds) >= _WARM and swarm.pids:
+            if min(rounds) >= _WARM_UP_ROUNDS and swarm.pids:
                 if max(rounds) >= _ROUNDS:
                     break
-                samples.append(rss(next(iter(swarm.pids.values()))))
+                samples.append(anonymous_rss(next(iter(swarm.pids.values()))))
         swarm.stop()
     return median(samples)
 
 
-def _resident(peers: int) -> tuple[float, float]:
-    """Bytes of a process with this many peers: connected and waiting, and in the midst of a turn."""
+def _memory_in_trials(peers: int) -> tuple[float, float]:
+    """Bytes of a process with this many peers: while all wait for a trial, and during a trial."""
     traffic = Traffic(peers=peers, per_process=peers, exchanges=40 // peers + 4)
     samples: list[int] = []
     with (
-        _place() as (folder, broker),
-        _peers_in_turns(traffic, folder, broker, turns=2) as (gates, swarm),
+        _folder_and_broker() as (folder, broker),
+        _peers_in_trials(traffic, folder, broker, trials=2) as (gates, swarm),
     ):
         gates.ready()
         process = next(iter(swarm.pids.values()))
-        at_rest = rss(process)
+        at_rest = anonymous_rss(process)
         gates.run(0)
-        gates.run(1, on_poll=lambda: samples.append(rss(process)))
+        gates.run(1, on_poll=lambda: samples.append(anonymous_rss(process)))
     return at_rest, median(samples)
 
 
-def rss(process: int) -> int:
-    """Resident bytes of a process that it does not share with a file: heap, stacks, arrays."""
+def anonymous_rss(process: int) -> int:
+    """Resident bytes of a process that are not mapped from a file: heap, stacks, arrays."""
     for line in Path(f"/proc/{process}/status").read_text("utf-8").splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/{process}/status has no line RssAnon: this kernel is too old")
+    raise RuntimeError(f"/proc/{process}/status has no line RssAnon; use Linux 4.5 or newer")
 
 
 if __name__ == "__main__":
@@ -478,6 +501,6 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         sys.exit(130)
     except BaseExceptionGroup as errors:
-        if not isinstance(_first(errors), aiomqtt.MqttError):
+        if not isinstance(_first_error(errors), aiomqtt.MqttError):
             raise
-        sys.exit(f"bare client: {_first(errors)}")  # the broker ended first: one line will do
+        sys.exit(f"bare client: {_first_error(errors)}")  # the broker has ended: no traceback

@@ -28,10 +28,10 @@ from gossamer.experiments.bench.live import (
     VALUE_BYTES,
     Gates,
     Traffic,
+    anonymous_rss,
     compare,
-    rss,
-    say_through,
-    wait_for_turn,
+    report_done,
+    wait_for_trial,
 )
 from gossamer.experiments.bench.models import prepare
 from gossamer.experiments.bench.wire import codec
@@ -111,34 +111,34 @@ def test_a_gate_holds_until_it_is_opened(tmp_path: Path) -> None:
     passed = threading.Event()
 
     def member() -> None:
-        say_through(tmp_path, "side", READY, "a")
-        wait_for_turn(tmp_path, "side", 0)
+        report_done(tmp_path, "side", READY, "a")
+        wait_for_trial(tmp_path, "side", 0)
         passed.set()
-        say_through(tmp_path, "side", 0, "a")
+        report_done(tmp_path, "side", 0, "a")
 
     thread = threading.Thread(target=member)
     thread.start()
     gates.ready(30)
     assert not passed.is_set()
-    turn = gates.run(0, 30)
+    trial = gates.run(0, 30)
     thread.join()
     assert passed.is_set()
-    assert turn.seconds > 0
-    assert turn.processor_seconds >= 0
+    assert trial.seconds > 0
+    assert trial.processor_seconds >= 0
 
 
-def test_who_is_not_through_is_counted(tmp_path: Path) -> None:
+def test_clients_that_have_not_finished_are_counted(tmp_path: Path) -> None:
     gates = Gates(tmp_path, "side", 1, ["a", "b"], lambda: None)
-    say_through(tmp_path, "side", READY, "a")
+    report_done(tmp_path, "side", READY, "a")
     with pytest.raises(TimeoutError, match="1 of 2"):
         gates.ready(0.05)
 
 
 def test_a_dead_process_ends_the_wait(tmp_path: Path) -> None:
-    def alive() -> None:
+    def check_alive() -> None:
         raise RuntimeError("it died")
 
-    gates = Gates(tmp_path, "side", 1, ["a"], alive)
+    gates = Gates(tmp_path, "side", 1, ["a"], check_alive)
     with pytest.raises(RuntimeError, match="it died"):
         gates.ready(30)
 
@@ -147,7 +147,7 @@ def test_traffic_is_counted_once_per_receiver() -> None:
     traffic = Traffic(peers=16, exchanges=3)
     assert traffic.neighbours(0) == ("p1", "p2", "p14", "p15")
     assert traffic.messages == 12
-    assert traffic.turn_bytes == 16 * 12 * VALUE_BYTES
+    assert traffic.trial_bytes == 16 * 12 * VALUE_BYTES
     assert all(f"p{i}" not in traffic.neighbours(i) for i in range(16))
     for i, j in ((0, 15), (3, 5)):
         assert (f"p{j}" in traffic.neighbours(i)) == (f"p{i}" in traffic.neighbours(j))
@@ -155,12 +155,12 @@ def test_traffic_is_counted_once_per_receiver() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_resident_memory_sees_an_array() -> None:
-    before = rss(os.getpid())
+    before = anonymous_rss(os.getpid())
     # Fresh pages: an allocator may give out what it kept.
     with mmap(-1, 32 << 20, flags=MAP_PRIVATE | MAP_ANONYMOUS) as block:
         for page in range(0, len(block), 4096):
             block[page] = 1
-        assert rss(os.getpid()) - before > 24 << 20
+        assert anonymous_rss(os.getpid()) - before > 24 << 20
 
 
 def test_the_bare_client_needs_nothing_heavy() -> None:
@@ -172,12 +172,12 @@ def test_the_bare_client_needs_nothing_heavy() -> None:
 
 
 @pytest.mark.timeout(600)
-def test_peers_and_bare_clients_take_turns_on_one_broker() -> None:
-    peers, bare = compare(Traffic(peers=4, per_process=4, exchanges=1, turns=2))
+def test_peers_and_bare_clients_run_alternately_on_one_broker() -> None:
+    peers, bare = compare(Traffic(peers=4, per_process=4, exchanges=1, trials=2))
     assert len(peers) == len(bare) == 2
-    for turn in (*peers, *bare):
-        assert turn.seconds > 0
-        assert turn.processor_seconds > 0
+    for trial in (*peers, *bare):
+        assert trial.seconds > 0
+        assert trial.processor_seconds > 0
 
 
 # A parent in the background may have told its children to ignore Ctrl-C: undo that first.
@@ -199,7 +199,7 @@ def test_bare_clients_end_quietly(tmp_path, broker, how):
     gates = Gates(tmp_path, "bare", 1, names, lambda: None)
     spec = {
         "folder": str(tmp_path), "port": broker.port, "clients": {"a": ["b"], "b": ["a"]},
-        "messages": 1, "bytes": 10, "turns": 1,
+        "messages": 1, "bytes": 10, "trials": 1,
     }  # fmt: skip
     (tmp_path / "spec.json").write_text(json.dumps(spec))
     process = subprocess.Popen(
