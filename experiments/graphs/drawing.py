@@ -1,6 +1,6 @@
-"""Drawing a graph: where peers stand, never on top of each other and the same every time.
+"""Draws a graph as a map: peers at positions that do not overlap and are the same every time.
 
-Peers are coloured by group, links by what they carry, weak spots marked.
+Peers are coloured by group and links by the share of mass that they carry; weak spots are marked.
 """
 
 from __future__ import annotations
@@ -25,30 +25,38 @@ from scipy.spatial import KDTree
 
 from ..study.figures import COLOURS, MARKERS
 
-Places = NDArray[np.float64]
+Positions = NDArray[np.float64]
 
-LABELLED = 64
-"""Peers up to which each is named on the picture."""
-GROUPS = 16
-"""Groups up to which each has a colour and marker of its own in the legend."""
+MOST_LABELS = 64
+"""The most peers that are labelled; on larger maps no peer is."""
+MOST_GROUPS = 16
+"""The most groups that have their own colour and marker; if there are more, all groups look the same."""
 
-PEER, WEAK, ADDED = COLOURS[0], COLOURS[1], COLOURS[2]
-# Greys from light to black: shares are told apart without colour, and group colours stay free.
-SHARES = colors.LinearSegmentedColormap.from_list("shares", ["#D0D0D0", "#202020"])
-SIDE = 5.6 * 72  # the map's side in points (it is never drawn smaller)
+PEER_COLOUR, WEAK_COLOUR, ADDED_COLOUR = COLOURS[0], COLOURS[1], COLOURS[2]
+# Shares are drawn in greys, from light to nearly black, since colours stand for groups.
+SHARE_COLOURS = colors.LinearSegmentedColormap.from_list("shares", ["#D0D0D0", "#202020"])
+SIDE_POINTS = 5.6 * 72
+"""The side of the square in which positions lie, in points; a map is never drawn smaller."""
 MARGIN = 0.06
-LEAST = 0.2
-"""A map is never drawn flatter or narrower than this, however its peers stand in line."""
+"""The margin around the positions, in sides of that square."""
+MIN_EXTENT = 0.2
+"""The least width and height of a map, in the same unit, for peers that are all on one line."""
 
-# Inches: the highest map, the narrowest page, and what stands beside, above and below the map.
-HIGHEST, NARROWEST, BAR, TITLE, ROW = 6.9, 6.0, 1.05, 0.8, 0.22
+# in inches
+MAX_MAP_HEIGHT, MIN_PAGE_WIDTH = 6.9, 6.0
+COLOUR_BAR_WIDTH, TITLE_HEIGHT, LEGEND_ROW_HEIGHT = 1.05, 0.8, 0.22
 
 
 @dataclass(frozen=True)
 class Map:
-    """Everything a picture of a graph shows; peers are numbered by their place in `places`."""
+    """Everything that a picture of a graph shows; a peer's number is its row in `positions`.
 
-    places: Places
+    shares: the share of a peer's mass that each link carries per exchange.
+    cut_links, bridge_peers: links and peers whose loss splits the graph.
+    added: links that bridging added.
+    """
+
+    positions: Positions
     links: Sequence[tuple[int, int]]
     shares: Sequence[float]
     directed: bool = False
@@ -61,73 +69,83 @@ class Map:
     @property
     def peers(self) -> int:
         """How many peers there are."""
-        return len(self.places)
+        return len(self.positions)
 
 
-def diameter(places: Places) -> float:
-    """A peer's size in points: the largest at which no two touch."""
-    return min(24.0, max(1.6, 0.85 * nearest(places) * SIDE / (1 + 2 * MARGIN)))
+def diameter(positions: Positions) -> float:
+    """A peer's diameter in points: the largest at which no two peers touch."""
+    return min(24.0, max(1.6, 0.85 * nearest(positions) * SIDE_POINTS / (1 + 2 * MARGIN)))
 
 
-def extent(places: Places) -> tuple[float, float]:
-    """How wide and how high a map is, in sides of the square that its places are in."""
-    width, height = np.ptp(places, axis=0) if len(places) else (0.0, 0.0)
-    return max(float(width), LEAST) + 2 * MARGIN, max(float(height), LEAST) + 2 * MARGIN
+def extent(positions: Positions) -> tuple[float, float]:
+    """The width and height of a map, in sides of the unit square that its positions are in."""
+    width, height = np.ptp(positions, axis=0) if len(positions) else (0.0, 0.0)
+    return max(float(width), MIN_EXTENT) + 2 * MARGIN, max(float(height), MIN_EXTENT) + 2 * MARGIN
 
 
-def page(shown: Map, width: float) -> tuple[float, float]:
-    """Width and height in inches that a map needs with its legend, on paper that is so wide at most."""
-    wide, tall = extent(shown.places)
-    bar = BAR if _scaled(shown) else 0.0
-    scale = min((width - bar) / wide, HIGHEST / tall)  # inches per side of the square
-    entries, title = len(_entries(shown)), 1 if _in_groups(shown) else 0
-    rows = title + -(-entries // _columns(entries))
-    return max(scale * wide + bar, NARROWEST), scale * tall + TITLE + ROW * rows
+def page_size(graph_map: Map, width: float) -> tuple[float, float]:
+    """Width and height in inches of a page with a map and its legend; `width`: the largest width."""
+    wide, tall = extent(graph_map.positions)
+    bar = COLOUR_BAR_WIDTH if _needs_colour_bar(graph_map) else 0.0
+    scale = min((width - bar) / wide, MAX_MAP_HEIGHT / tall)  # inches per side of the square
+    entries, title = len(_legend_entries(graph_map)), 1 if _has_group_legend(graph_map) else 0
+    rows = title + -(-entries // _legend_columns(entries))
+    return max(
+        scale * wide + bar, MIN_PAGE_WIDTH
+    ), scale * tall + TITLE_HEIGHT + LEGEND_ROW_HEIGHT * rows
 
 
-def draw_map(axes: Axes, shown: Map) -> None:
-    """Draw a graph, in its own proportions, on axes without ticks."""
+def draw_map(axes: Axes, graph_map: Map) -> None:
+    """Draw a graph with equal scales in x and y, without axes."""
     axes.set_axis_off()
-    axes.set_aspect("equal", anchor="N")  # what room is left is left below, for the legend
-    wide, tall = extent(shown.places)
-    low, high = shown.places.min(axis=0), shown.places.max(axis=0)
+    axes.set_aspect("equal", anchor="N")  # free space is at the bottom, for the legend
+    wide, tall = extent(graph_map.positions)
+    low, high = graph_map.positions.min(axis=0), graph_map.positions.max(axis=0)
     x, y = (low + high) / 2
     axes.set(xlim=(x - wide / 2, x + wide / 2), ylim=(y - tall / 2, y + tall / 2))
-    _draw_links(axes, shown)
-    _draw_peers(axes, shown)
-    if shown.peers <= LABELLED:
-        _draw_labels(axes, shown)
-    _draw_legend(axes, shown)
+    _draw_links(axes, graph_map)
+    _draw_peers(axes, graph_map)
+    if graph_map.peers <= MOST_LABELS:
+        _draw_labels(axes, graph_map)
+    _draw_legend(axes, graph_map)
 
 
-def _draw_links(axes: Axes, shown: Map) -> None:
-    if not shown.links:
+def _draw_links(axes: Axes, graph_map: Map) -> None:
+    if not graph_map.links:
         return
-    ends = np.array([(shown.places[u], shown.places[v]) for u, v in shown.links])
-    shares = np.array(shown.shares, dtype=float)
+    ends = np.array([(graph_map.positions[u], graph_map.positions[v]) for u, v in graph_map.links])
+    shares = np.array(graph_map.shares, dtype=float)
     norm = _norm(shares)
-    # many links: thinner and fainter, so that the peers still stand out
-    crowd = max(len(ends), 1)
-    width = float(np.clip(30.0 / np.sqrt(crowd), 0.25, 1.2))
-    faint = float(np.clip(12.0 / np.sqrt(crowd), 0.15, 0.9))
-    tints = SHARES(norm(shares))
-    between = _between_groups(shown)
-    plain = _plain(shown, between)
-    if shown.directed and shown.peers <= LABELLED:
-        for i in plain:
-            _arrow(axes, ends[i], tints[i], diameter(shown.places) / 2 + 1, width)
+    # the more links, the thinner and more transparent, so that peers remain visible
+    count = max(len(ends), 1)
+    width = float(np.clip(30.0 / np.sqrt(count), 0.25, 1.2))
+    alpha = float(np.clip(12.0 / np.sqrt(count), 0.15, 0.9))
+    greys = SHARE_COLOURS(norm(shares))
+    between = _between_groups(graph_map)
+    unmarked = _unmarked_links(graph_map, between)
+    if graph_map.directed and graph_map.peers <= MOST_LABELS:
+        for i in unmarked:
+            _draw_arrow(axes, ends[i], greys[i], diameter(graph_map.positions) / 2 + 1, width)
     else:
         axes.add_collection(
             LineCollection(
-                list(ends[plain]), colors=tints[plain], linewidths=width, alpha=faint, zorder=1
+                list(ends[unmarked]),
+                colors=greys[unmarked],
+                linewidths=width,
+                alpha=alpha,
+                zorder=1,
             )
         )
-    styles = ((between, "#606060", "-"), (shown.added, ADDED, ":"), (shown.cut_links, WEAK, "--"))
-    for marks, colour, style in styles:
-        chosen = [i for i, link in enumerate(shown.links) if link in marks]
+    styles = (
+        (between, "#606060", "-"),
+        (graph_map.added, ADDED_COLOUR, ":"),
+        (graph_map.cut_links, WEAK_COLOUR, "--"),
+    )
+    for links, colour, style in styles:
+        indices = [i for i, link in enumerate(graph_map.links) if link in links]
         axes.add_collection(
             LineCollection(
-                list(ends[chosen]),
+                list(ends[indices]),
                 colors=colour,
                 linewidths=1.2 if style == "-" else 2.0,
                 linestyles=style,
@@ -136,264 +154,277 @@ def _draw_links(axes: Axes, shown: Map) -> None:
         )
 
 
-def _plain(shown: Map, between: Set[tuple[int, int]] = frozenset()) -> list[int]:
-    """Which links are drawn in the grey of their share."""
-    marked = {*shown.cut_links, *shown.added, *between}
-    return [i for i, link in enumerate(shown.links) if link not in marked]
+def _unmarked_links(graph_map: Map, between: Set[tuple[int, int]] = frozenset()) -> list[int]:
+    """Indices of the links that are drawn in the grey of their share."""
+    marked = {*graph_map.cut_links, *graph_map.added, *between}
+    return [i for i, link in enumerate(graph_map.links) if link not in marked]
 
 
-def _between_groups(shown: Map) -> set[tuple[int, int]]:
-    """Links that join groups, when they are few among many: the picture must not lose them."""
-    if not shown.groups or shown.directed or len(shown.links) < 500:
+def _between_groups(graph_map: Map) -> set[tuple[int, int]]:
+    """Links between groups, if there are few among many links, where thin grey lines would hide them."""
+    if not graph_map.groups or graph_map.directed or len(graph_map.links) < 500:
         return set()
-    found = {(u, v) for u, v in shown.links if shown.groups[u] != shown.groups[v]}
-    return found - shown.cut_links - shown.added if len(found) <= 100 else set()
+    between = {(u, v) for u, v in graph_map.links if graph_map.groups[u] != graph_map.groups[v]}
+    return between - graph_map.cut_links - graph_map.added if len(between) <= 100 else set()
 
 
-def _arrow(axes: Axes, ends: Places, tint: Any, gap: float, width: float) -> None:
+def _draw_arrow(axes: Axes, ends: Positions, colour: Any, gap: float, width: float) -> None:
     axes.add_patch(
         FancyArrowPatch(
             tuple(ends[0]), tuple(ends[1]), arrowstyle="-|>", mutation_scale=8, shrinkA=gap,
-            shrinkB=gap, linewidth=width, color=tint, connectionstyle="arc3,rad=0.08", zorder=1,
+            shrinkB=gap, linewidth=width, color=colour, connectionstyle="arc3,rad=0.08", zorder=1,
         )
     )  # fmt: skip
 
 
 def _norm(shares: np.ndarray) -> colors.Normalize:
     low, high = float(shares.min()), float(shares.max())
-    if high - low < 1e-9:  # all equal: the middle of the scale
+    if high - low < 1e-9:  # equal shares are drawn in the middle of the scale
         return colors.Normalize(low - 1, high + 1)
     return colors.Normalize(low, high)
 
 
-def looks(groups: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """A colour and a marker for each group; more groups than the legend can hold share one look."""
-    names = sorted(set(groups), key=_natural)
-    if len(names) > GROUPS:
-        return dict.fromkeys(names, (PEER, "o"))
-    # vermilion marks weak spots, black and grey are links: five colours are left
-    free = [COLOURS[i] for i in (0, 4, 2, 3, 5)]
+def group_styles(groups: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """A colour and a marker for each group; the same for all if there are more than MOST_GROUPS."""
+    names = sorted(set(groups), key=_natural_order)
+    if len(names) > MOST_GROUPS:
+        return dict.fromkeys(names, (PEER_COLOUR, "o"))
+    # without vermilion, which marks weak spots, and without black and grey, which are for links
+    colours = [COLOURS[i] for i in (0, 4, 2, 3, 5)]
     return {
-        name: (free[i % len(free)], MARKERS[i // len(free) % len(MARKERS)])
+        name: (colours[i % len(colours)], MARKERS[i // len(colours) % len(MARKERS)])
         for i, name in enumerate(names)
     }
 
 
-def _natural(name: str) -> tuple[int, str]:
+def _natural_order(name: str) -> tuple[int, str]:
     return (len(name), name) if name.isdecimal() else (10**6, name)
 
 
-def _draw_peers(axes: Axes, shown: Map) -> None:
-    size = diameter(shown.places)
-    groups = list(shown.groups) or ["peer"] * shown.peers
-    edge = 0.0 if shown.peers > 2000 else 0.8
-    for name, (colour, marker) in looks(groups).items():
-        mine = [i for i in range(shown.peers) if groups[i] == name]
+def _draw_peers(axes: Axes, graph_map: Map) -> None:
+    size = diameter(graph_map.positions)
+    groups = list(graph_map.groups) or ["peer"] * graph_map.peers
+    edge = 0.0 if graph_map.peers > 2000 else 0.8
+    for name, (colour, marker) in group_styles(groups).items():
+        members = [i for i in range(graph_map.peers) if groups[i] == name]
         axes.scatter(
-            shown.places[mine, 0], shown.places[mine, 1], s=size**2, c=colour, marker=marker,
-            edgecolors="white", linewidths=edge, zorder=3,
+            graph_map.positions[members, 0], graph_map.positions[members, 1], s=size**2,
+            c=colour, marker=marker, edgecolors="white", linewidths=edge, zorder=3,
         )  # fmt: skip
-    weak = sorted(shown.bridge_peers)
+    weak = sorted(graph_map.bridge_peers)
     axes.scatter(
-        shown.places[weak, 0], shown.places[weak, 1], s=(1.15 * size) ** 2, facecolors="none",
-        edgecolors=WEAK, linewidths=2.2 if size > 8 else 1.2, zorder=4,
+        graph_map.positions[weak, 0], graph_map.positions[weak, 1], s=(1.15 * size) ** 2, facecolors="none",
+        edgecolors=WEAK_COLOUR, linewidths=2.2 if size > 8 else 1.2, zorder=4,
     )  # fmt: skip
 
 
-def _draw_labels(axes: Axes, shown: Map) -> None:
-    size = diameter(shown.places)
-    labels = list(shown.labels) or [str(i) for i in range(shown.peers)]
-    if max(map(len, labels)) <= 3:  # numbers stand inside
-        known, groups = looks(shown.groups), shown.groups or [""] * shown.peers
-        for (x, y), label, group in zip(shown.places, labels, groups, strict=True):
+def _draw_labels(axes: Axes, graph_map: Map) -> None:
+    size = diameter(graph_map.positions)
+    labels = list(graph_map.labels) or [str(i) for i in range(graph_map.peers)]
+    if max(map(len, labels)) <= 3:  # short labels fit inside the peers
+        styles, groups = group_styles(graph_map.groups), graph_map.groups or [""] * graph_map.peers
+        for (x, y), label, group in zip(graph_map.positions, labels, groups, strict=True):
             axes.text(
                 x, y, label, ha="center", va="center_baseline", fontsize=min(9.0, 0.46 * size),
-                color=_readable(known.get(group, (PEER, ""))[0]), fontweight="bold", zorder=5,
+                color=_text_colour(styles.get(group, (PEER_COLOUR, ""))[0]), fontweight="bold",
+                zorder=5,
             )  # fmt: skip
         return
-    taken = [(x - size / 2, y - size / 2, x + size / 2, y + size / 2) for x, y in _points(shown)]
-    for (x, y), place, label in zip(_points(shown), shown.places, labels, strict=True):
+    # Longer labels stand beside their peers: of eight corners, each label takes the one that overlaps least.
+    taken = [
+        (x - size / 2, y - size / 2, x + size / 2, y + size / 2) for x, y in _in_points(graph_map)
+    ]
+    for (x, y), position, label in zip(
+        _in_points(graph_map), graph_map.positions, labels, strict=True
+    ):
         wide, tall, away = 4.6 * len(label), 10.0, size / 2 + 2
-        spots = [
+        corners = [
             (x - wide / 2, y - away - tall), (x - wide / 2, y + away), (x + away, y - tall / 2),
             (x - away - wide, y - tall / 2), (x + away * 0.7, y - away - tall * 0.6),
             (x - away * 0.7 - wide, y - away - tall * 0.6), (x + away * 0.7, y + away * 0.6),
             (x - away * 0.7 - wide, y + away * 0.6),
         ]  # fmt: skip
-        boxes = [(left, low, left + wide, low + tall) for left, low in spots]
-        best = min(range(len(boxes)), key=lambda i: (_clashes(boxes[i], taken), i))
+        boxes = [(left, low, left + wide, low + tall) for left, low in corners]
+        best = min(range(len(boxes)), key=lambda i: (_overlap(boxes[i], taken), i))
         taken.append(boxes[best])
-        left, low = spots[best]
+        left, low = corners[best]
         axes.annotate(
-            label, place, xytext=(left - x, low - y + 1), textcoords="offset points", fontsize=8,
+            label, position, xytext=(left - x, low - y + 1), textcoords="offset points", fontsize=8,
             zorder=5, bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.5},
         )  # fmt: skip
 
 
-def _readable(background: str) -> str:
-    """Black or white, whichever stands out."""
+def _text_colour(background: str) -> str:
+    """Black or white, whichever has more contrast with the background."""
     red, green, blue = colors.to_rgb(background)
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
 
 
-def _points(shown: Map) -> Places:
-    return shown.places * SIDE / (1 + 2 * MARGIN)
+def _in_points(graph_map: Map) -> Positions:
+    return graph_map.positions * SIDE_POINTS / (1 + 2 * MARGIN)
 
 
-def _clashes(box: tuple[float, ...], taken: Sequence[tuple[float, ...]]) -> float:
-    """How much of a box others cover already, and how far it sticks out of the map."""
+def _overlap(box: tuple[float, ...], taken: Sequence[tuple[float, ...]]) -> float:
+    """The area of a box that other boxes cover, plus a penalty if it extends beyond the map."""
     left, low, right, high = box
-    over = sum(
+    covered = sum(
         max(0.0, min(right, r) - max(left, x)) * max(0.0, min(high, h) - max(low, y))
         for x, y, r, h in taken
     )
-    side = SIDE / (1 + 2 * MARGIN)
-    rim = MARGIN * side
-    out = max(0.0, -rim - left) + max(0.0, right - side - rim)
-    return over + 20 * out
+    side = SIDE_POINTS / (1 + 2 * MARGIN)
+    margin = MARGIN * side
+    outside = max(0.0, -margin - left) + max(0.0, right - side - margin)
+    return covered + 20 * outside
 
 
-def _in_groups(shown: Map) -> bool:
-    return 0 < len(looks(shown.groups)) <= GROUPS
+def _has_group_legend(graph_map: Map) -> bool:
+    return 0 < len(group_styles(graph_map.groups)) <= MOST_GROUPS
 
 
-def _even(shares: Sequence[float]) -> bool:
-    """Whether all links carry the same, so that the legend can say it."""
+def _equal_shares(shares: Sequence[float]) -> bool:
+    """Whether all links carry the same share, which the legend can then name."""
     return len(shares) == 0 or float(np.ptp(shares)) < 1e-9
 
 
-def _scaled(shown: Map) -> bool:
-    """Whether the picture needs a scale of shares: only if greys differ and some link has one."""
-    return not _even(shown.shares) and bool(_plain(shown))
+def _needs_colour_bar(graph_map: Map) -> bool:
+    """Whether shares differ and some link is drawn in the grey of its share."""
+    return not _equal_shares(graph_map.shares) and bool(_unmarked_links(graph_map))
 
 
-def _columns(entries: int) -> int:
+def _legend_columns(entries: int) -> int:
     return 1 if entries <= 3 else 2 if entries <= 8 else 4
 
 
-def _entries(shown: Map) -> list[Line2D]:
+def _legend_entries(graph_map: Map) -> list[Line2D]:
     entries: list[Line2D] = []
-    if _in_groups(shown):
+    if _has_group_legend(graph_map):
         entries += [
             Line2D([], [], linestyle="", marker=marker, color=colour, markersize=8, label=name)
-            for name, (colour, marker) in looks(shown.groups).items()
+            for name, (colour, marker) in group_styles(graph_map.groups).items()
         ]
     else:
-        entries.append(Line2D([], [], linestyle="", marker="o", color=PEER, label="peer"))
-    if shown.links and _even(shown.shares):
-        text = f"link, share {shown.shares[0]:.3g}"
-        entries.append(Line2D([], [], color=SHARES(0.5), linewidth=1.2, label=text))
-    if shown.cut_links:
-        text = f"cut link ({len(shown.cut_links)}): its loss splits the swarm"
-        entries.append(Line2D([], [], color=WEAK, linestyle="--", linewidth=2, label=text))
-    if shown.bridge_peers:
-        text = f"bridge peer ({len(shown.bridge_peers)}): its loss splits the swarm"
+        entries.append(Line2D([], [], linestyle="", marker="o", color=PEER_COLOUR, label="peer"))
+    if graph_map.links and _equal_shares(graph_map.shares):
+        text = f"link, share {graph_map.shares[0]:.3g}"
+        entries.append(Line2D([], [], color=SHARE_COLOURS(0.5), linewidth=1.2, label=text))
+    if graph_map.cut_links:
+        text = f"cut link ({len(graph_map.cut_links)}): its loss splits the swarm"
+        entries.append(Line2D([], [], color=WEAK_COLOUR, linestyle="--", linewidth=2, label=text))
+    if graph_map.bridge_peers:
+        text = f"bridge peer ({len(graph_map.bridge_peers)}): its loss splits the swarm"
         entries.append(
             Line2D([], [], linestyle="", marker="o", markerfacecolor="none", markeredgewidth=2,
-                   color=WEAK, markersize=9, label=text)
+                   color=WEAK_COLOUR, markersize=9, label=text)
         )  # fmt: skip
-    if shown.added:
-        text = f"link added by bridging ({len(shown.added)})"
-        entries.append(Line2D([], [], color=ADDED, linestyle=":", linewidth=2, label=text))
+    if graph_map.added:
+        text = f"link added by bridging ({len(graph_map.added)})"
+        entries.append(Line2D([], [], color=ADDED_COLOUR, linestyle=":", linewidth=2, label=text))
     return entries
 
 
-def _draw_legend(axes: Axes, shown: Map) -> None:
-    entries = _entries(shown)
+def _draw_legend(axes: Axes, graph_map: Map) -> None:
+    entries = _legend_entries(graph_map)
     axes.legend(
-        handles=entries, title="group" if _in_groups(shown) else None,
+        handles=entries, title="group" if _has_group_legend(graph_map) else None,
         loc="upper center", bbox_to_anchor=(0.5, 0.0), frameon=False, fontsize=9,
-        ncols=_columns(len(entries)),
+        ncols=_legend_columns(len(entries)),
     )  # fmt: skip
-    if _scaled(shown) and axes.figure is not None:
-        high = extent(shown.places)[1] > 0.7  # else the words are longer than the map is high
+    if _needs_colour_bar(graph_map) and axes.figure is not None:
+        high = (
+            extent(graph_map.positions)[1] > 0.7
+        )  # high enough for the long label of the colour bar
         words = "share of a peer's mass that a link carries per exchange"
         axes.figure.colorbar(
-            ScalarMappable(_norm(np.array(shown.shares)), SHARES), ax=axes, shrink=0.7 if high else 0.9,
-            pad=0.01, aspect=30 if high else 15, label=words if high else "share per exchange",
-            panchor=False,  # the map stays at the top
+            ScalarMappable(_norm(np.array(graph_map.shares)), SHARE_COLOURS), ax=axes,
+            shrink=0.7 if high else 0.9, pad=0.01, aspect=30 if high else 15,
+            label=words if high else "share per exchange",
+            panchor=False,  # keeps the map at the top
         )  # fmt: skip
 
 
-# --- places in a unit square ----------------------------------------------------------------------
+# --- positions in the unit square -----------------------------------------------------------------
 
-STRESSED = 600
-"""Peers up to which distances between all pairs are worth their time and memory."""
+STRESS_LAYOUT_PEERS = 600
+"""The most peers for which positions are computed from the distances between all pairs."""
 
 
-def places(graph: nx.Graph) -> Places:
-    """One place per peer, in the order of the sorted peers, inside the unit square.
+def positions(graph: nx.Graph) -> Positions:
+    """One position per peer in the unit square, in the order of the sorted peers.
 
-    The graph's own `pos` if every peer has one; else distances on paper follow distances in hops.
+    The node attribute `pos` if every peer has one; else distances on the map follow distances in hops.
     """
     nodes = sorted(graph.nodes)
-    own = [graph.nodes[node].get("pos") for node in nodes]
-    if all(place is not None and len(place) == 2 for place in own):
-        return spread(_square(np.array(own, dtype=float), keep_shape=True))
-    plain = nx.Graph(graph.subgraph(nodes))  # directions do not matter on paper
-    for *_, data in plain.edges(data=True):
-        data.clear()
-    links = csr_array(nx.to_scipy_sparse_array(plain, nodelist=nodes, dtype=float))
-    found = spread(_square(_by_pivots(links)))
-    if 2 < len(nodes) <= STRESSED:
-        found = spread(_square(_lying(_by_stress(links, found)), keep_shape=True))
-    return found
+    from_graph = [graph.nodes[node].get("pos") for node in nodes]
+    if all(position is not None and len(position) == 2 for position in from_graph):
+        return spread(_fit_unit_square(np.array(from_graph, dtype=float), keep_shape=True))
+    undirected = nx.Graph(graph.subgraph(nodes))
+    for *_, data in undirected.edges(data=True):
+        data.clear()  # link weights do not matter
+    links = csr_array(nx.to_scipy_sparse_array(undirected, nodelist=nodes, dtype=float))
+    points = spread(_fit_unit_square(_pivot_layout(links)))
+    if 2 < len(nodes) <= STRESS_LAYOUT_PEERS:
+        rotated = _rotate_lengthwise(_stress_layout(links, points))
+        points = spread(_fit_unit_square(rotated, keep_shape=True))
+    return points
 
 
-def spread(points: Places, rounds: int = 200) -> Places:
-    """Push apart whoever stands too near; the least distance falls with the number of peers."""
+def spread(points: Positions, rounds: int = 200) -> Positions:
+    """Push peers apart that are too close to each other; the more peers, the closer they may be."""
     count = len(points)
     if count < 2:
         return np.full((count, 2), 0.5)
-    apart = least_distance(count)
+    distance = least_distance(count)
     rng = np.random.default_rng(3)
-    points = points + rng.normal(0, apart / 100, points.shape)  # nobody on the very same spot
+    points = points + rng.normal(0, distance / 100, points.shape)  # no two at the same point
     for _ in range(rounds):
-        pairs = KDTree(points).query_pairs(apart, output_type="ndarray")
+        pairs = KDTree(points).query_pairs(distance, output_type="ndarray")
         if not len(pairs):
             break
-        line = points[pairs[:, 0]] - points[pairs[:, 1]]
-        length = np.linalg.norm(line, axis=1, keepdims=True)
-        push = line / length * (1.05 * apart - length) / 2
+        difference = points[pairs[:, 0]] - points[pairs[:, 1]]
+        length = np.linalg.norm(difference, axis=1, keepdims=True)
+        push = difference / length * (1.05 * distance - length) / 2
         np.add.at(points, pairs[:, 0], push)
         np.add.at(points, pairs[:, 1], -push)
     low, high = points.min(axis=0), points.max(axis=0)
-    if low.min() < 0 or high.max() > 1:  # a crowd may have pushed some over the border
+    if low.min() < 0 or high.max() > 1:  # some peers were pushed out of the square
         points = (points - (low + high) / 2) / max(float((high - low).max()), 1e-9) + 0.5
     return points
 
 
 def least_distance(count: int) -> float:
-    """How near two of `count` peers should stand; a square holds them all with room to spare."""
+    """The least distance between two of `count` peers in the unit square, which has room for them all."""
     return 0.55 / np.sqrt(count)
 
 
-def nearest(points: Places) -> float:
-    """How near the two nearest peers stand."""
+def nearest(points: Positions) -> float:
+    """The distance between the two closest peers."""
     if len(points) < 2:
         return 1.0
     return float(KDTree(points).query(points, k=2)[0][:, 1].min())
 
 
-def _square(points: Places, keep_shape: bool = False) -> Places:
+def _fit_unit_square(points: Positions, keep_shape: bool = False) -> Positions:
     low, high = points.min(axis=0), points.max(axis=0)
     size = np.full(2, (high - low).max()) if keep_shape else high - low
     size = np.where(size > 1e-9, size, 1.0)
     return (points - (low + high) / 2) / size + 0.5
 
 
-def _lying(points: Places) -> Places:
-    """Turned so that the longer way runs across, as pages do; left alone if no way is much longer."""
+def _rotate_lengthwise(points: Positions) -> Positions:
+    """Rotate points so that their longest axis is horizontal, if one axis is clearly longer."""
     centred = points - points.mean(axis=0)
-    _, sizes, ways = np.linalg.svd(centred, full_matrices=False)
+    _, sizes, directions = np.linalg.svd(centred, full_matrices=False)
     if sizes[0] < 1.2 * sizes[1]:
         return points
-    (x, y), _ = ways if ways[0, np.abs(ways[0]).argmax()] > 0 else -ways
-    return centred @ np.array([[x, -y], [y, x]])  # a turn, never a mirror
+    (x, y), _ = directions if directions[0, np.abs(directions[0]).argmax()] > 0 else -directions
+    return centred @ np.array([[x, -y], [y, x]])  # a rotation, never a reflection
 
 
-def _by_pivots(links: csr_array, pivots: int = 50) -> Places:
-    """Classical scaling on the hops to a few far-apart peers; a circle when hops tell little."""
+def _pivot_layout(links: csr_array, pivots: int = 50) -> Positions:
+    """Classical multidimensional scaling of the hops to a few distant peers (pivot MDS).
+
+    A circle if hops do not determine two dimensions, or put many peers at the same point.
+    """
     count = len(links.indptr) - 1
     angle = 2 * pi * np.arange(count) / max(count, 1)
     circle = np.stack([np.cos(angle), np.sin(angle)], axis=1)
@@ -403,7 +434,7 @@ def _by_pivots(links: csr_array, pivots: int = 50) -> Places:
     closest = np.full(count, np.inf)
     pivot = 0
     for row in range(len(hops)):
-        hops[row] = _finite(dijkstra(links, indices=pivot, unweighted=True))
+        hops[row] = _finite_hops(dijkstra(links, indices=pivot, unweighted=True))
         closest = np.minimum(closest, hops[row])
         pivot = int(closest.argmax())
     squares = hops**2
@@ -411,14 +442,17 @@ def _by_pivots(links: csr_array, pivots: int = 50) -> Places:
     _, values, axes = np.linalg.svd(centred, full_matrices=False)
     if values[1] < 1e-6 * max(values[0], 1e-12):
         return circle
-    found = axes[:2].T
-    crowded = len(np.unique(found.round(6), axis=0)) < 0.7 * count
-    return circle if crowded and count <= pivots else found
+    points = axes[:2].T
+    crowded = len(np.unique(points.round(6), axis=0)) < 0.7 * count
+    return circle if crowded and count <= pivots else points
 
 
-def _by_stress(links: csr_array, start: Places, rounds: int = 80) -> Places:
-    """Distances on paper as near to distances in hops as they get, near pairs first (majorization)."""
-    hops = _finite(np.asarray(dijkstra(links, unweighted=True)))
+def _stress_layout(links: csr_array, start: Positions, rounds: int = 80) -> Positions:
+    """Minimise the differences between distances on the map and hops, close pairs first.
+
+    Iterates stress majorization from the positions `start`.
+    """
+    hops = _finite_hops(np.asarray(dijkstra(links, unweighted=True)))
     np.fill_diagonal(hops, 1.0)
     weight = hops**-2.0
     np.fill_diagonal(weight, 0.0)
@@ -426,15 +460,15 @@ def _by_stress(links: csr_array, start: Places, rounds: int = 80) -> Places:
     inverse = np.linalg.pinv(laplacian, hermitian=True)
     points = start * hops.max()
     for _ in range(rounds):
-        apart = np.linalg.norm(points[:, None] - points[None], axis=2)
-        pull = -weight * hops / np.maximum(apart, 1e-9)
+        distances = np.linalg.norm(points[:, None] - points[None], axis=2)
+        pull = -weight * hops / np.maximum(distances, 1e-9)
         np.fill_diagonal(pull, 0.0)
         np.fill_diagonal(pull, -pull.sum(axis=1))
         points = inverse @ (pull @ points)
     return points
 
 
-def _finite(hops: Places) -> Places:
-    """Parts that no path joins lie side by side."""
-    known = hops[np.isfinite(hops)]
-    return np.where(np.isfinite(hops), hops, known.max() + 2)
+def _finite_hops(hops: Positions) -> Positions:
+    """Replace infinite distances, between components, by two hops more than the longest finite one."""
+    finite = hops[np.isfinite(hops)]
+    return np.where(np.isfinite(hops), hops, finite.max() + 2)

@@ -95,7 +95,10 @@ def test_compare_without_learning(topology: Run, tmp_path: Path) -> None:
 def test_stress_says_what_breaks_first(topology: Run, tmp_path: Path) -> None:
     result = topology("stress", "clusters:2:1", "--peers", "12", "-o", "s")
     assert result.code == 0
-    assert "First to break: the worst links. 1 link of 31 splits the swarm: without " in result.out
+    assert (
+        "Splits first by losing the worst links: 1 link of 31 splits the swarm: without "
+        in result.out
+    )
     record = json.loads((tmp_path / "s/stress.json").read_text())
     assert [(loss["how"], loss["kind"]) for loss in record["losses"]] == [
         ("random", "peers"),
@@ -105,7 +108,7 @@ def test_stress_says_what_breaks_first(topology: Run, tmp_path: Path) -> None:
     ]
     assert record["losses"][3]["first_split"] == 1 / 31
     factors = {slow["trouble"]: slow["factor"] for slow in record["slowdowns"]}
-    assert factors["links late by up to 4"] > factors["links late by up to 1"] > 1
+    assert factors["links delayed by up to 4"] > factors["links delayed by up to 1"] > 1
     assert (tmp_path / "s/stress.png").stat().st_size > 5000
 
 

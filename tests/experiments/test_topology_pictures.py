@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from gossamer.experiments.graphs import load_graph
-from gossamer.experiments.graphs.drawing import diameter, looks, places
+from gossamer.experiments.graphs.drawing import diameter, group_styles, positions
 from gossamer.experiments.graphs.show import examine, figure_of, redraw, show
 from gossamer.experiments.study.figures import COLOURS
 from gossamer.topology import build
@@ -56,7 +56,7 @@ def test_peers_and_labels_never_overlap(kind: str, peers: int) -> None:
     assert len(spots) == peers
     pixels = axes.transData.transform(spots)
     nearest = min(np.linalg.norm(a - b) for a, b in combinations(pixels, 2))
-    size = diameter(places(build(kind, peers))) * figure.dpi / 72
+    size = diameter(positions(build(kind, peers))) * figure.dpi / 72
     assert size <= nearest + 1  # a peer is no wider than the way to its neighbour
     assert size >= 4  # and still to be seen
     if peers > 64:
@@ -123,11 +123,13 @@ def test_weak_spots_are_the_ones_known() -> None:
     assert np.allclose(rings.get_offsets(), [record["places"][0]])  # peer 0, nobody else
 
 
-def test_groups_have_safe_looks_of_their_own() -> None:
-    found = looks([str(i) for i in range(12)])
+def test_groups_have_safe_styles_of_their_own() -> None:
+    found = group_styles([str(i) for i in range(12)])
     assert len(set(found.values())) == 12
     assert {colour for colour, _ in found.values()} <= set(COLOURS) - {COLOURS[1]}
-    assert len(set(looks([str(i) for i in range(40)]).values())) == 1  # too many for a legend
+    assert (
+        len(set(group_styles([str(i) for i in range(40)]).values())) == 1
+    )  # too many for a legend
 
 
 def test_the_same_graph_is_the_same_picture(tmp_path: Path) -> None:
@@ -146,14 +148,14 @@ def test_the_same_graph_is_the_same_picture(tmp_path: Path) -> None:
 def test_places_follow_the_graphs_own_or_its_hops() -> None:
     own = build("geographic", 40, seed=2)
     want = np.array([own.nodes[i]["pos"] for i in range(40)])
-    found = places(own)
+    found = positions(own)
     assert np.corrcoef(want[:, 0], found[:, 0])[0, 1] > 0.95
-    ring = places(build("ring", 24))
+    ring = positions(build("ring", 24))
     steps = np.linalg.norm(ring - np.roll(ring, 1, axis=0), axis=1)
     assert steps.max() < 1.5 * steps.min()  # a ring is drawn as one
-    wide, tall = np.ptp(places(nx.barbell_graph(6, 4)), axis=0)
+    wide, tall = np.ptp(positions(nx.barbell_graph(6, 4)), axis=0)
     assert tall < 0.6 * wide  # what is long lies
-    apart = places(nx.disjoint_union(nx.cycle_graph(5), nx.cycle_graph(5)))
+    apart = positions(nx.disjoint_union(nx.cycle_graph(5), nx.cycle_graph(5)))
     assert np.isfinite(apart).all()
     assert ring.min() >= -1e-9
     assert ring.max() <= 1 + 1e-9
