@@ -152,12 +152,12 @@ def compare_command(
         count, columns = len(swarm_graphs[0].graph), 5 if learns else 4  # the last is the accuracy
         console.table(
             f"{count} peers, to {options.tolerance:g} of the first disagreement: predicted and measured",
-            comparing.PACE,
+            comparing.PACE_HEADER,
             comparing.pace_rows(entries),
         )
         console.table(
             f"cost in messages of {learning.message / 1e3:.3g} kB, the cheapest first",
-            comparing.COST[:columns],
+            comparing.COST_HEADER[:columns],
             [row[:columns] for row in comparing.cost_rows(entries, learning.message)],
         )
         if budget is not None:
@@ -249,7 +249,7 @@ def advise_command(
     columns = 5 if kilobytes is None else 6  # the last one, the error left, needs a budget of bytes
     table = [row[:columns] for row in comparing.advice_rows(advice)]
     heading = f"{title}; best first, links and messages per peer"
-    console.table(heading, comparing.ADVICE[:columns], table)
+    console.table(heading, comparing.ADVICE_HEADER[:columns], table)
     for candidate in advice.ranked:
         console.say(f"{candidate.topology}: {comparing.reason(candidate)}")
     for spec, reason in advice.refused:

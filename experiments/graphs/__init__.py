@@ -1,4 +1,4 @@
-"""Topology experiments: a graph comes in, facts, comparisons, losses and advice come out."""
+"""Topology experiments: measure, compare and stress the graphs that peers gossip on, and advise on them."""
 
 from .swarm import SwarmGraph, groups_of, load_graph, mixing_of, swarm_graph
 

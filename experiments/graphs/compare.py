@@ -1,6 +1,6 @@
-"""`gossamer topology compare` and `advise`: how fast graphs agree, what they cost, what is learned on them.
+"""`gossamer topology compare` and `advise`: how fast peers on different graphs agree, and at what cost.
 
-`compare` measures the graphs that it is given; `advise` ranks candidates by what is predicted of them.
+`compare` measures the given graphs and trains a swarm on each; `advise` ranks graphs by predictions.
 """
 
 from __future__ import annotations
@@ -25,17 +25,23 @@ from ..study.figures import COLOURS, MARKERS, panels
 from .show import number, write_with_picture
 from .swarm import SwarmGraph
 
-MOST = 8
-"""Graphs that one picture can tell apart."""
-EXCHANGES = 20_000
-"""Exchanges after which measuring gives up on a slow graph."""
-POINTS = 120
-"""Points of a curve that are kept."""
+MOST_GRAPHS = 8
+"""The most graphs in one comparison: there are as many colours and markers."""
+MOST_EXCHANGES = 20_000
+"""The most exchanges that are simulated on one graph; a slow graph may need more to reach the tolerance."""
+CURVE_POINTS = 120
+"""The most points that are saved of a curve."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One graph's line. Infinite figures mean never; `measured` is None beyond what was measured."""
+    """The measures of one graph.
+
+    rate, predicted: error per exchange and exchanges to the tolerance, as predicted; infinite means never.
+    measured: exchanges to the tolerance in a simulation; None if MOST_EXCHANGES were not enough.
+    exact_after: exchanges after which all peers agree exactly; None if they only converge.
+    curve: exchanges and logarithms of the error.
+    """
 
     name: str
     peers: int
@@ -50,18 +56,18 @@ class Entry:
 
     @property
     def exchanges(self) -> float:
-        """Exchanges to the tolerance: measured if it was reached, else predicted."""
+        """Exchanges to the tolerance: as measured, or as predicted if it was not reached."""
         return self.predicted if self.measured is None else float(self.measured)
 
     @property
     def messages(self) -> float:
-        """Messages of the whole swarm until the tolerance is met."""
+        """Messages that all peers together send until the tolerance is met."""
         return self.exchanges * self.messages_per_exchange
 
     @property
     def accuracy(self) -> float | None:
-        """What the learning run reached; None if there was none."""
-        return reached(self.learning) if self.learning else None
+        """The accuracy at the end of the learning run; None without a learning run."""
+        return final_accuracy(self.learning) if self.learning else None
 
 
 def compare(
@@ -76,78 +82,81 @@ def compare(
 ) -> list[Entry]:
     """Measure every graph; all must have the same number of peers.
 
-    rule
-        The weights of exchanges; if left out, those that a swarm on each graph runs.
-    budget
-        Bytes that the whole swarm may send in a learning run; if left out, one exchange per round on
-        the graph of median cost. The runs differ in nothing but how they spend it.
+    rule: how a peer weights what it sends; if left out, the rule of a swarm on each graph.
+    budget: bytes that the whole swarm may send in each learning run; if left out, enough for one exchange per
+        round on the graph of median cost.
     """
-    if len(graphs) > MOST:
-        raise TopologyError(f"{len(graphs)} graphs: one picture tells at most {MOST} apart")
-    sizes = {given.name: len(given.graph) for given in graphs}
+    if len(graphs) > MOST_GRAPHS:
+        raise TopologyError(f"{len(graphs)} graphs: compare at most {MOST_GRAPHS} at once")
+    sizes = {topology.name: len(topology.graph) for topology in graphs}
     if len(set(sizes.values())) > 1:
-        told = ", ".join(f"{name} has {count}" for name, count in sizes.items())
-        raise TopologyError(f"graphs of different sizes do not compare: {told} peers")
+        counts = ", ".join(f"{name} has {count}" for name, count in sizes.items())
+        raise TopologyError(f"graphs must have the same number of peers: {counts} peers")
     if len(sizes) < len(graphs):
         raise TopologyError("the same graph was named twice")
     if learning is not None and budget is None:
         budget = default_budget(graphs, learning)
     entries = []
-    for given in graphs:
-        on_graph(given.name)
-        used = rule or given.rule
-        steps = [] if learning is None else learn(given, learning, budget or 0.0, used)
-        entries.append(_entry(given, used, tolerance, steps, seed))
+    for topology in graphs:
+        on_graph(topology.name)
+        used_rule = rule or topology.rule
+        steps = [] if learning is None else learn(topology, learning, budget or 0.0, used_rule)
+        entries.append(_entry(topology, used_rule, tolerance, steps, seed))
     return entries
 
 
 def default_budget(graphs: Sequence[SwarmGraph], learning: Learning) -> float:
     """Bytes for one exchange per round on the graph of median cost."""
-    return learning.rounds * learning.message * median(given.messages() for given in graphs)
+    return learning.rounds * learning.message * median(topology.messages() for topology in graphs)
 
 
 def worth_learning(graphs: Sequence[SwarmGraph]) -> bool:
-    """Whether a learning run ends within a minute or so."""
-    return max(len(given.graph) for given in graphs) <= PEERS
+    """Whether the graphs are small enough for learning runs of about a minute."""
+    return max(len(topology.graph) for topology in graphs) <= MOST_LEARNING_PEERS
 
 
-def _entry(given: SwarmGraph, rule: Rule, tolerance: float, steps: list[Step], seed: int) -> Entry:
-    pace = given.pace(rule, tolerance)
+def _entry(
+    topology: SwarmGraph, rule: Rule, tolerance: float, steps: list[Step], seed: int
+) -> Entry:
+    pace = topology.pace(rule, tolerance)
     predicted = pace.exchanges
-    length = int(min(max(1.1 * predicted, 12) if isfinite(predicted) else inf, EXCHANGES))
-    logs = log_errors(lambda step: given.schedule.matrix(step, rule), length, seed=seed)
+    length = int(min(max(1.1 * predicted, 12) if isfinite(predicted) else inf, MOST_EXCHANGES))
+    logs = log_errors(lambda step: topology.schedule.matrix(step, rule), length, seed=seed)
     half = length // 2
-    measured = (
+    measured_rate = (
         float(np.exp((logs[-1] - logs[half]) / (length - half))) if isfinite(logs[-1]) else 0.0
     )
-    at = np.unique(np.geomspace(1, length, POINTS).astype(int))
-    curve = [(int(t), float(logs[t])) for t in at if isfinite(logs[t])]
+    saved = np.unique(np.geomspace(1, length, CURVE_POINTS).astype(int))
+    curve = [(int(t), float(logs[t])) for t in saved if isfinite(logs[t])]
     return Entry(
-        given.name, len(given.graph), given.messages(), pace.rate, pace.exact_after, predicted,
-        exchanges_to(logs, tolerance), measured, curve, steps,
+        topology.name, len(topology.graph), topology.messages(), pace.rate, pace.exact_after, predicted,
+        exchanges_to(logs, tolerance), measured_rate, curve, steps,
     )  # fmt: skip
 
 
-PACE = ["graph", "error per exchange", "measured", "exchanges", "measured"]
-COST = ["graph", "per exchange", "messages", "MB", "accuracy"]
+PACE_HEADER = ["graph", "error per exchange", "measured", "exchanges", "measured"]
+COST_HEADER = ["graph", "per exchange", "messages", "MB", "accuracy"]
 
 
 def pace_rows(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
-    """How fast each graph agrees, predicted and measured; the fastest first."""
+    """The table of predicted and measured convergence, the fastest graph first."""
     return [
         (
             entry.name,
             f"exact after {entry.exact_after}" if entry.exact_after else f"{entry.rate:.4f}",
             f"{entry.measured_rate:.4f}" if entry.measured_rate else "exact",
             number(entry.predicted),
-            f"> {EXCHANGES:,}" if entry.measured is None else number(entry.measured),
+            f"> {MOST_EXCHANGES:,}" if entry.measured is None else number(entry.measured),
         )
         for entry in sorted(entries, key=lambda entry: entry.exchanges)
     ]
 
 
 def cost_rows(entries: Sequence[Entry], message: int) -> list[tuple[str, ...]]:
-    """What each graph spends until it agrees, and what a swarm learns on it; the cheapest first."""
+    """The table of messages until agreement, and of accuracy; the cheapest graph first.
+
+    message: bytes of one message.
+    """
     return [
         (
             entry.name,
@@ -163,14 +172,16 @@ def cost_rows(entries: Sequence[Entry], message: int) -> list[tuple[str, ...]]:
 def write(
     entries: Sequence[Entry], folder: Path, *, tolerance: float, message: int, budget: float | None
 ) -> list[Path]:
-    """Leave `compare.json` and the picture drawn from it."""
-    head = {"tolerance": tolerance, "message_bytes": message, "budget_bytes": budget}
+    """Write `compare.json` and the picture drawn from it; return the files."""
+    settings = {"tolerance": tolerance, "message_bytes": message, "budget_bytes": budget}
     graphs = [asdict(entry) for entry in entries]
-    return write_with_picture(folder, "compare", {**head, "graphs": graphs}, figure_of_comparison)
+    return write_with_picture(
+        folder, "compare", {**settings, "graphs": graphs}, figure_of_comparison
+    )
 
 
 def figure_of_comparison(record: dict[str, Any]) -> Figure:
-    """Disagreement per exchange, predicted and measured; beside it, accuracy at equal bytes."""
+    """Draw predicted and measured disagreement by exchange; beside it, accuracy at equal bytes."""
     graphs = record["graphs"]
     learned = any(graph["learning"] for graph in graphs)
     figure, (row,) = panels(1, 2 if learned else 1, width=11.5 if learned else 7.5, height=5.0)
@@ -178,16 +189,17 @@ def figure_of_comparison(record: dict[str, Any]) -> Figure:
     for index, graph in enumerate(graphs):
         colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
         x, logs = zip(*graph["curve"], strict=True) if graph["curve"] else ((1,), (0.0,))
-        look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4.5}
-        row[0].plot(x, np.exp(logs), markevery=max(1, len(x) // 6), linewidth=1.6, **look)
+        style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4.5}
+        row[0].plot(x, np.exp(logs), markevery=max(1, len(x) // 6), linewidth=1.6, **style)
         _draw_prediction(row[0], graph, max(x), colour)
         if learned:
-            found = [step["accuracy"] for step in graph["learning"]]
-            wide = max(1, len(found) // 4)
-            y = [float(np.mean(found[max(0, i - wide + 1) : i + 1])) for i in range(len(found))]
-            x = np.linspace(0, record["budget_bytes"] / 1e6, len(found) + 1)[1:].tolist()
-            row[1].plot(x, y, markevery=max(1, len(x) // 8), linewidth=1.6, **look)
-        handles.append(Line2D([], [], linewidth=1.6, label=graph["name"], **look))
+            accuracies = [step["accuracy"] for step in graph["learning"]]
+            count = len(accuracies)
+            window = max(1, count // 4)
+            y = [float(np.mean(accuracies[max(0, i - window + 1) : i + 1])) for i in range(count)]
+            x = np.linspace(0, record["budget_bytes"] / 1e6, count + 1)[1:].tolist()
+            row[1].plot(x, y, markevery=max(1, len(x) // 8), linewidth=1.6, **style)
+        handles.append(Line2D([], [], linewidth=1.6, label=graph["name"], **style))
     low = record["tolerance"] / 100
     row[0].set(
         xscale="log", yscale="log", ylim=(low, 2), xlabel="exchanges", ylabel="as a share of the first",
@@ -212,28 +224,29 @@ def figure_of_comparison(record: dict[str, Any]) -> Figure:
 
 
 def _draw_prediction(axes: Any, graph: dict[str, Any], last: int, colour: str) -> None:
-    look = {"color": colour, "linestyle": "--", "linewidth": 1.1}
-    if graph["exact_after"]:  # as it was, then nothing: a fall at the step that makes it exact
+    style = {"color": colour, "linestyle": "--", "linewidth": 1.1}
+    if graph["exact_after"]:  # the whole error, until it vanishes in one step
         step = graph["exact_after"]
-        axes.plot([1, step, step], [1.0, 1.0, 1e-300], **look)
+        axes.plot([1, step, step], [1.0, 1.0, 1e-300], **style)
         return
     x = np.geomspace(1, max(last, 2), 100)
-    axes.plot(x, graph["rate"] ** x, **look)
+    axes.plot(x, graph["rate"] ** x, **style)
 
 
-# --- learning: the same swarm on each graph, which may send the same bytes ------------------------------
+# --- learning: the same swarm on each graph, with the same budget of bytes ------------------------------
 
 LAYOUT = "64=24=10"
-PEERS = 128
-"""Peers up to which a learning run is worth its time."""
+MOST_LEARNING_PEERS = 128
+"""The most peers for which a learning run is made unless --learn asks for it."""
 
 
 @dataclass(frozen=True)
 class Learning:
-    """A swarm of perceptrons on the built-in digits.
+    """The settings of a learning run: a swarm of perceptrons on the built-in digits.
 
-    Peers start equal and hold few labels each (`shards` of the sorted digits), so that whoever mixes
-    badly knows less. Raise `rounds` for a longer run, `local_samples` for more drift between exchanges.
+    All peers start with the same values. Each has samples of few classes (`shards` of the sorted digits), so
+    that accuracy is low on graphs that mix slowly. Raise `rounds` for a longer run, `local_samples` for more
+    drift between exchanges.
     """
 
     rounds: int = 40
@@ -248,7 +261,7 @@ class Learning:
         return 4 * sum(p.numel() for p in mlp(LAYOUT).parameters())
 
     def learners(self, peers: int) -> list[Learner]:
-        """The peers."""
+        """The learners of all peers."""
         table = {
             "peers": peers,
             "seed": self.seed,
@@ -267,7 +280,7 @@ class Learning:
 
 @dataclass(frozen=True)
 class Step:
-    """After a round: megabytes that the swarm has sent, mean accuracy and that of its worst peer."""
+    """The swarm after a round: megabytes sent so far, mean accuracy, accuracy of the worst peer."""
 
     megabytes: float
     accuracy: float
@@ -275,8 +288,8 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class Paid(Gossip):
-    """Gossip that makes, after each round, the exchanges which the bytes allowed so far pay for."""
+class BudgetedGossip(Gossip):
+    """Gossip with a budget: after each round, as many exchanges as the bytes allowed so far suffice for."""
 
     cost: float = 1.0
     """Bytes of one exchange."""
@@ -287,45 +300,47 @@ class Paid(Gossip):
         return int(step * self.allowance / self.cost * (1 + 1e-9))
 
 
-def learn(given: SwarmGraph, learning: Learning, budget: float, rule: Rule = "push") -> list[Step]:
-    """Train in rounds; whenever the bytes allowed so far pay for it, the graph makes an exchange.
+def learn(
+    topology: SwarmGraph, learning: Learning, budget: float, rule: Rule = "push"
+) -> list[Step]:
+    """Train in rounds; make an exchange whenever the bytes allowed so far suffice for one.
 
-    `budget` is what the whole swarm may send in all rounds together. Push-sum's weights go on from
-    exchange to exchange, so that few exchanges forget nobody.
+    budget: bytes that the whole swarm may send in all rounds together. Push-sum's weights are kept from
+    exchange to exchange, so that no peer's contribution is lost however rare exchanges are.
     """
-    paid = Paid(
-        given.schedule,
+    gossip = BudgetedGossip(
+        topology.schedule,
         rule=rule,
-        cost=given.messages() * learning.message,
+        cost=topology.messages() * learning.message,
         allowance=budget / learning.rounds,
     )
     steps = []
-    for round in Arena(learning.learners(len(given.graph)), mixing=paid).run(learning.rounds):
-        found = [test.accuracy for test in round.tests]
-        sent = paid.exchanges_before(round.index) * paid.cost / 1e6
-        steps.append(Step(sent, float(np.mean(found)), float(min(found))))
+    for round in Arena(learning.learners(len(topology.graph)), mixing=gossip).run(learning.rounds):
+        accuracies = [test.accuracy for test in round.tests]
+        sent = gossip.exchanges_before(round.index) * gossip.cost / 1e6
+        steps.append(Step(sent, float(np.mean(accuracies)), float(min(accuracies))))
     return steps
 
 
-def reached(steps: list[Step]) -> float:
-    """The accuracy of a run: its last quarter's mean.
+def final_accuracy(steps: list[Step]) -> float:
+    """The mean accuracy over the last quarter of a run.
 
-    The last round alone would flatter graphs with rare, dear exchanges when one falls on it.
+    The last round by itself would favour graphs with rare, expensive exchanges if one falls on that round.
     """
     last = steps[-max(1, len(steps) // 4) :]
     return float(np.mean([step.accuracy for step in last]))
 
 
-# --- advice: which graph to use for so many peers and so much traffic ----------------------------------
+# --- advice: which graph to use for a number of peers and a budget of traffic --------------------------
 
 
 def groups_from(text: str, peers: int) -> dict[str, list[int]]:
-    """Semi-local groups of peers that stand one after the other: `4` equal ones, or sizes `10,10,12`."""
+    """Divide peers into consecutive groups: `4` for equal groups, or sizes as in `10,10,12`."""
     try:
         sizes = [int(word) for word in text.split(",")]
     except ValueError:
         raise TopologyError(
-            f"--groups {text!r}: give a number of groups, or sizes, as in 4 or 10,10,12"
+            f"--groups {text!r}: give a number of groups, or their sizes, as in 4 or 10,10,12"
         ) from None
     if len(sizes) == 1:
         count = sizes[0]
@@ -336,66 +351,67 @@ def groups_from(text: str, peers: int) -> dict[str, list[int]]:
         sizes = [peers // count + (index < peers % count) for index in range(count)]
     if min(sizes) < 1 or sum(sizes) != peers:
         raise TopologyError(f"--groups {text}: sizes sum to {sum(sizes)}, not to {peers} peers")
-    found, start = {}, 0
+    groups, start = {}, 0
     for index, size in enumerate(sizes):
-        found[f"group {index}"] = list(range(start, start + size))
+        groups[f"group {index}"] = list(range(start, start + size))
         start += size
-    return found
+    return groups
 
 
-ADVICE = ["topology", "links", "error per exchange", "exchanges", "messages", "error left"]
+ADVICE_HEADER = ["topology", "links", "error per exchange", "exchanges", "messages", "error left"]
 
 
 def advice_rows(advice: Advice) -> list[tuple[str, ...]]:
-    """Candidates as a table, best first."""
+    """The table of candidates, the best first."""
     return [
         (
-            one.topology,
-            str(one.sends),
-            "exact" if one.rate < 1e-12 else f"{one.rate:.4f}",
-            number(one.exchanges),
-            number(one.messages),
-            "" if one.error is None else f"{one.error:.2g}",
+            candidate.topology,
+            str(candidate.sends),
+            "exact" if candidate.rate < 1e-12 else f"{candidate.rate:.4f}",
+            number(candidate.exchanges),
+            number(candidate.messages),
+            "" if candidate.error is None else f"{candidate.error:.2g}",
         )
-        for one in advice.ranked
+        for candidate in advice.ranked
     ]
 
 
-def reason(one: Candidate) -> str:
-    """Why a candidate mixes as it does, and what it takes."""
-    added = f"; bridge = true adds {len(one.added)} links to join groups" if one.added else ""
-    return one.reason + added
+def reason(candidate: Candidate) -> str:
+    """Explain how fast peers on a candidate graph agree, and which links bridging would add."""
+    links = len(candidate.added)
+    added = f"; bridge = true adds {links} links to join groups" if links else ""
+    return candidate.reason + added
 
 
 def write_advice(advice: Advice, folder: Path, title: str) -> list[Path]:
-    """Leave `advice.json` and the picture drawn from it."""
-    ranked = [asdict(one) for one in advice.ranked]
+    """Write `advice.json` and the picture drawn from it; return the files."""
+    ranked = [asdict(candidate) for candidate in advice.ranked]
     refused = [{"topology": spec, "reason": reason} for spec, reason in advice.refused]
     record = {"title": title, "ranked": ranked, "refused": refused}
     return write_with_picture(folder, "advice", record, figure_of_advice)
 
 
 def figure_of_advice(record: dict[str, Any]) -> Figure:
-    """Bars: exchanges and messages per peer of each candidate, best on top."""
-    ranked = [one for one in record["ranked"] if one["exchanges"] is not None]
+    """Draw bars of each candidate's exchanges and messages per peer, the best on top."""
+    ranked = [candidate for candidate in record["ranked"] if candidate["exchanges"] is not None]
     height = 1.7 + 0.42 * max(len(ranked), 1)
     figure, (row,) = panels(1, 2, width=9.5, height=height, sharey=True)
     for axes, key, colour, label in (
         (row[0], "exchanges", COLOURS[0], "exchanges to the tolerance"),
         (row[1], "messages", COLOURS[4], "messages per peer until then"),
     ):
-        values = [one[key] for one in ranked]
+        values = [candidate[key] for candidate in ranked]
         axes.barh(range(len(ranked)), values, color=colour, height=0.65)
-        for place, value in enumerate(values):
+        for index, value in enumerate(values):
             axes.annotate(
-                number(value), (value, place), xytext=(3, 0), textcoords="offset points",
+                number(value), (value, index), xytext=(3, 0), textcoords="offset points",
                 va="center", fontsize=9,
             )  # fmt: skip
         axes.set(xscale="log", xlabel=label)
         if values:
             axes.set_xlim(min(min(values), 1) * 0.8, max(values) * 6)
         axes.grid(visible=False, axis="y")
-    row[0].set_yticks(range(len(ranked)), [one["topology"] for one in ranked])
+    row[0].set_yticks(range(len(ranked)), [candidate["topology"] for candidate in ranked])
     row[0].invert_yaxis()
     figure.suptitle(record["title"], fontsize=12)
     return figure

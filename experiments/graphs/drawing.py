@@ -90,9 +90,8 @@ def page_size(graph_map: Map, width: float) -> tuple[float, float]:
     scale = min((width - bar) / wide, MAX_MAP_HEIGHT / tall)  # inches per side of the square
     entries, title = len(_legend_entries(graph_map)), 1 if _has_group_legend(graph_map) else 0
     rows = title + -(-entries // _legend_columns(entries))
-    return max(
-        scale * wide + bar, MIN_PAGE_WIDTH
-    ), scale * tall + TITLE_HEIGHT + LEGEND_ROW_HEIGHT * rows
+    height = scale * tall + TITLE_HEIGHT + LEGEND_ROW_HEIGHT * rows
+    return max(scale * wide + bar, MIN_PAGE_WIDTH), height
 
 
 def draw_map(axes: Axes, graph_map: Map) -> None:

@@ -1,6 +1,6 @@
-"""The graph of a swarm: a config's `topology` or a GRAPH of the command line, bridged if asked.
+"""Builds the graph of a swarm from a config's `topology` or from a GRAPH argument of the command line.
 
-Live peers and the arena both read it here, so that one config means one graph.
+Live peers and the arena both use this module, so that a config has the same graph in both.
 """
 
 from __future__ import annotations
@@ -46,27 +46,29 @@ if TYPE_CHECKING:
 
 
 PUSHES: int = PlaceSettings.model_fields["exchanges"].default
-"""Pushes of an async peer after each round, unless told otherwise."""
+"""Pushes of an async peer after each round if the config has no `exchanges`."""
 
 WINDOW = 64
-"""Steps over which a schedule without a period is judged."""
+"""Steps over which a schedule without a period is measured."""
 
 PEERS = 16
-"""Peers of a graph that could have any number, unless told otherwise."""
+"""Peers of a graph that a builder makes, if no number is given."""
 
 GROUP_KEYS = ("group", "club", "community", "block")
-"""Node attributes that are taken for groups, the first that a graph has."""
+"""Node attributes that name a peer's group; the first that a graph has is used."""
 
 NOTHING_ADDED = Bridging((), True)
 
 
 @dataclass(frozen=True)
 class SwarmGraph:
-    """Who may talk to whom in one swarm.
+    """The links between the peers of one swarm.
 
-    `graph` holds all links of one period where `changing` says who talks to whom when. `models` are the
-    peers of each shared partial model, where known; `added` lists the links that bridging brought; `rule`
-    is the one that a swarm on it runs.
+    graph: all links; of a topology that changes over time, the links of one period together.
+    changing: the graph of every step of a topology that changes over time; None for a fixed graph.
+    models: the peers of each shared partial model, if known.
+    added: the links that bridging added.
+    rule: how a peer of the swarm weights what it sends.
     """
 
     name: str
@@ -83,29 +85,29 @@ class SwarmGraph:
 
     @property
     def steps(self) -> int:
-        """After how many steps the graphs repeat, or how many are taken for all if they never do."""
+        """The number of steps after which the graphs repeat; WINDOW if they never do."""
         return self.schedule.period or WINDOW
 
     @property
     def labels(self) -> dict[int, str]:
-        """What peers are called: by a file or a function; nothing for those who are not."""
+        """The labels of peers that have one, from a file or a function."""
         return {
             peer: str(name) for peer, name in self.graph.nodes(data="label") if name is not None
         }
 
     def messages(self) -> float:
-        """Messages of the whole swarm in one exchange, on the average over all steps."""
+        """Messages that all peers together send in one exchange, on average over all steps."""
         graphs = [self.schedule.graph(step) for step in range(self.steps)]
         return sum(g.number_of_edges() * (1 if g.is_directed() else 2) for g in graphs) / self.steps
 
     def pace(self, rule: Rule | None = None, tolerance: float = 1e-6) -> Pace:
-        """Predict how fast everybody agrees; rule: the swarm's own if left out."""
+        """Predict how fast all peers agree; rule: the swarm's rule if left out."""
         return predict_pace(self.schedule, rule or self.rule, tolerance, self.steps)
 
     def exchanges(self, config: Config, tolerance: float | None = None) -> int:
-        """Exchanges per averaging: the config's, else what the slowest model's spectrum predicts.
+        """Exchanges per averaging: those of the config, else those predicted for the slowest partial model.
 
-        tolerance: the config's own if left out.
+        tolerance: that of the config if left out.
         """
         if config.gossip.exchanges is not None:
             return config.gossip.exchanges
@@ -113,48 +115,49 @@ class SwarmGraph:
             return PUSHES
         tolerance = tolerance or config.gossip.tolerance
         paces = (
-            predict_pace(self.schedule.restricted_to(who), self.rule, tolerance, self.steps)
-            for who in self.models.values()
+            predict_pace(self.schedule.restricted_to(peers), self.rule, tolerance, self.steps)
+            for peers in self.models.values()
         )
         most = max((pace.exchanges for pace in paces), default=1.0)
         if not isfinite(most):
             raise TopologyError(
-                f"peers never come to {tolerance:g} of their disagreement on this graph under the rule "
-                f"{self.rule}: say how many exchanges to make, by exchanges in [gossip]"
+                f"under the rule {self.rule} the peers' disagreement on this graph never falls to "
+                f"{tolerance:g} of its start: set the number of exchanges, by exchanges in [gossip]"
             )
         return ceil(most)
 
 
 def swarm_graph(config: Config, models: Members, source: str = "config") -> SwarmGraph | None:
-    """The graph that `topology` names, or None. `models` says which peers share which partial model.
+    """Build the graph that the config's `topology` names; None if it names none.
 
-    Every model must be connected on it (a schedule's over one period), or is bridged if `bridge` is
-    set; errors name the file, the key and the peers. Files and modules may stand beside the config.
+    models: the peers of each shared partial model. On the graph (over one period, if it changes) the peers of
+    every model must be connected; with `bridge` set, links are added until they are. Errors name the file,
+    the key and the peers. Files and modules that `topology` names may be in the config's folder.
     """
     if config.topology is None:
         if config.gossip.rule != "push":
             raise ConfigError(
-                f"{source}: key 'gossip.rule': there is no 'topology' over whose links peers would give"
+                f"{source}: key 'gossip.rule': there is no 'topology', whose links the rule would weight"
             )
         if config.bridge:
             raise ConfigError(f"{source}: key 'bridge': there is no 'topology' to add links to")
         return None
     if config.gossip.mode == "server":
         raise ConfigError(
-            f"{source}: key 'topology': in server mode every peer talks to the servers alone; leave it out"
+            f"{source}: key 'topology': in server mode peers exchange only with servers; leave it out"
         )
     folder = Path(source).parent
     with _error_context(source, "topology"), beside(folder):
-        found = _swarm_graph(config, complete_path(config.topology, folder), models)
+        topology = _swarm_graph(config, complete_path(config.topology, folder), models)
     if config.gossip.rule != "push":
         with _error_context(source, "gossip.rule"):
-            _check_rule(found)
-    return found
+            _check_rule(topology)
+    return topology
 
 
 @contextmanager
 def _error_context(source: str, key: str) -> Iterator[None]:
-    """Graphs know nothing of configs: say in one line which file and key an error comes from."""
+    """Turn a TopologyError into a one-line ConfigError that names the config's file and key."""
     try:
         yield
     except TopologyError as error:
@@ -162,35 +165,37 @@ def _error_context(source: str, key: str) -> Iterator[None]:
         raise ConfigError(f"{source}: key {key!r}: {line}") from None
 
 
-def _check_rule(found: SwarmGraph) -> None:
-    rule = found.rule
-    if rule == "edges" and found.added.edges:
+def _check_rule(topology: SwarmGraph) -> None:
+    """Raise TopologyError if the rule cannot be used on the graph."""
+    rule = topology.rule
+    if rule == "edges" and topology.added.edges:
         raise TopologyError(
             "links that bridging adds have no weight; add them to the graph yourself: "
-            + name_links(found.added.edges)
+            + name_links(topology.added.edges)
         )
-    if found.changing:
-        found.changing.matrix(0, rule)  # steps are alike: a rule fits all of them or none
+    if topology.changing:
+        topology.changing.matrix(0, rule)  # a rule works for all steps of a schedule or for none
     else:
-        require_models_connected(found.graph, found.models, rule)
+        require_models_connected(topology.graph, topology.models, rule)
 
 
 def mixing_of(config: Config, models: Members, source: str = "config") -> Gossip | None:
-    """How the arena averages on the config's topology: `Arena(learners, mixing=…)`; None: exactly.
+    """Return how the arena averages on the config's topology, for `Arena(learners, mixing=…)`.
 
-    The exchanges of one averaging are those of live peers in `rounds` mode, shares included, so that
-    the arena and a live swarm compute the same. For `async`, as many synchronous ones as a live peer
-    makes pushes stand in. Links that bridging added are listed on the terminal.
+    None, if the config has no topology, means exact averages. The exchanges of one averaging and the shares
+    that peers send are those of live peers in `rounds` mode, so that the arena and a live swarm compute the
+    same. For mode `async`, the arena makes as many synchronous exchanges as a live peer makes pushes. Links
+    that bridging added are listed on the terminal.
     """
-    from ..arena import Gossip  # torch: only for those who run it
+    from ..arena import Gossip  # imports torch, which other callers do not need
 
-    found = swarm_graph(config, models, source)
-    if found is None:
+    topology = swarm_graph(config, models, source)
+    if topology is None:
         return None
-    print_graph_notes(found, 'in lockstep gossip.rule = "edges" takes them for shares')
+    print_graph_notes(topology, 'in lockstep gossip.rule = "edges" uses them as shares')
     with _error_context(source, "gossip.rule"):
-        count = found.exchanges(config)
-        return Gossip(found.changing or found.graph, rule=found.rule, exchanges=count)
+        count = topology.exchanges(config)
+        return Gossip(topology.changing or topology.graph, rule=topology.rule, exchanges=count)
 
 
 def print_graph_notes(
@@ -198,44 +203,44 @@ def print_graph_notes(
 ) -> None:
     """Print which links bridging added, and a note if the graph has link weights that are not used.
 
-    hint: how the weights could be used. rule: the swarm's own if left out. named: begin each line with the
-        graph's name.
+    hint: how the weights could be used. rule: the swarm's rule if left out. named: whether each line begins
+        with the graph's name.
     """
     rule, lines = rule or graph.rule, []
     if graph.added.edges:
         lines.append(describe_bridging(graph.added, graph.labels))
     if not graph.changing and rule != "edges" and has_weights(graph.graph):
-        given = "peers give equal parts" if rule == "push" else f"peers give by the rule {rule}"
-        line = f"weights on the topology's links are not used: {given}"
+        shares = "equal shares" if rule == "push" else f"shares by the rule {rule}"
+        line = f"weights on the topology's links are not used: peers send {shares}"
         lines.append(f"{line}; {hint}" if hint else line)
     for line in lines:
         console.say(f"{graph.name}: {line}" if named else line)
 
 
 def describe_bridging(added: Bridging, labels: Mapping[int, str] | None = None) -> str:
-    """One line: which links were added, and whether fewer could do."""
+    """Say in one line which links bridging added, and whether they are the fewest possible."""
     links = name_links(added.edges, labels, limit=len(added.edges))
     count = f"{len(added.edges)} link{'s' * (len(added.edges) != 1)}"
-    proof = "the fewest that do" if added.least else "perhaps not the fewest: too many to try"
-    return f"bridged: {count} added to join torn partial models ({proof}): {links}"
+    proof = "the fewest possible" if added.least else "perhaps not the fewest: too many to try"
+    return f"bridged: {count} added to connect partial models ({proof}): {links}"
 
 
 def complete_path(spec: Spec, folder: Path) -> Spec:
-    """The spec with a file's path completed when the file stands in `folder`."""
+    """Return the spec, with the folder added to a file's path if the file is in that folder."""
     if isinstance(spec, str):
         spec = spec.strip()
     if not isinstance(spec, str | Mapping):
         return spec
-    kind, parameters = parse(spec)
+    builder, parameters = parse(spec)
     path = parameters.get("path")
-    if kind == "file" and isinstance(path, str) and (folder / path).is_file():
+    if builder == "file" and isinstance(path, str) and (folder / path).is_file():
         return {"kind": "file", **parameters, "path": str(folder / path)}
     return spec
 
 
 @contextmanager
 def beside(folder: Path) -> Iterator[None]:
-    """Let a `module:function` be imported from `folder` or from where the command was started."""
+    """Within the context, modules can be imported from `folder` and from the working directory."""
     added = [str(folder.resolve()), str(Path.cwd())]
     sys.path[:0] = added
     try:
@@ -246,44 +251,44 @@ def beside(folder: Path) -> Iterator[None]:
 
 
 def _swarm_graph(config: Config, spec: Spec, models: Members) -> SwarmGraph:
-    kind = "" if isinstance(spec, nx.Graph | Path) else parse(spec)[0]
-    if kind in SCHEDULES:
+    builder = "" if isinstance(spec, nx.Graph | Path) else parse(spec)[0]
+    if builder in SCHEDULES:
         if config.bridge:
-            raise TopologyError(f"{kind} changes over time: it cannot be bridged; drop 'bridge'")
-        found = _changing(config.name, build_schedule(spec, config.peers, config.seed))
-        require_models_connected(found.graph, models)
+            raise TopologyError(f"{builder} changes over time: it cannot be bridged; drop 'bridge'")
+        topology = _changing(config.name, build_schedule(spec, config.peers, config.seed))
+        require_models_connected(topology.graph, models)
     else:
         graph, added = _bridged(build(spec, config.peers, config.seed), models, config.bridge)
         try:
             require_models_connected(graph, models)
         except TopologyError as error:
             raise TopologyError(f"{error}, and bridge = true adds them") from None
-        found = SwarmGraph(config.name, graph, added=added)
-    return replace(found, models=models, rule=config.gossip.rule)
+        topology = SwarmGraph(config.name, graph, added=added)
+    return replace(topology, models=models, rule=config.gossip.rule)
 
 
 def _changing(name: str, schedule: Schedule) -> SwarmGraph:
     return SwarmGraph(name, schedule.union(0, schedule.period or WINDOW), schedule)
 
 
-def _bridged(graph: nx.Graph, models: Members, wanted: bool) -> tuple[nx.Graph, Bridging]:
-    added = bridge(graph, models) if wanted else NOTHING_ADDED
+def _bridged(graph: nx.Graph, models: Members, bridging: bool) -> tuple[nx.Graph, Bridging]:
+    added = bridge(graph, models) if bridging else NOTHING_ADDED
     return (bridged(graph, added) if added.edges else graph), added
 
 
 def name_links(
     links: Iterable[tuple[int, int]], labels: Mapping[int, str] | None = None, limit: int = 8
 ) -> str:
-    """Write links for a table: `0–4, 3–7`, or the first few and how many follow.
+    """List links for a table or message: `0–4, 3–7`; if there are more than `limit`, only the first.
 
-    labels: what peers are called, where they are called something.
+    labels: the labels of peers that have one; other peers are numbered.
     """
-    known, called = sorted(links), labels or {}
-    more = f", … {len(known) - limit} more" if len(known) > limit else ""
-    return ", ".join(f"{called.get(u, u)}–{called.get(v, v)}" for u, v in known[:limit]) + more
+    ordered, names = sorted(links), labels or {}
+    more = f", … {len(ordered) - limit} more" if len(ordered) > limit else ""
+    return ", ".join(f"{names.get(u, u)}–{names.get(v, v)}" for u, v in ordered[:limit]) + more
 
 
-# --- a GRAPH of the command line --------------------------------------------------------------------
+# --- the GRAPH argument of the command line ---------------------------------------------------------
 
 
 def load_graph(
@@ -292,64 +297,72 @@ def load_graph(
     *,
     seed: int = 0,
     bridging: bool = False,
-    whole: bool = True,
+    check_connected: bool = True,
 ) -> SwarmGraph:
     """The graph that `text` names: `regular:4`, `club.graphml`, `networkx:karate_club_graph`, a config.
 
-    A builder makes `peers` peers (16 if left out); files, functions without such a parameter and
-    configs bring their own number. A graph in parts is an error, or bridged, unless `whole` is off.
+    peers: the number of peers that a builder makes (16 if left out); files, functions without such a
+        parameter and configs determine their own number.
+    bridging: whether links are added to connect a disconnected graph.
+    check_connected: whether a disconnected graph raises TopologyError.
     """
     if text.endswith(".toml"):
-        found = _from_config(Path(text))
-    elif (kind := parse(text)[0]) in SCHEDULES:
-        found = _changing(text, build_schedule(text, peers or PEERS, seed))
+        topology = _from_config(Path(text))
+    elif (builder := parse(text)[0]) in SCHEDULES:
+        topology = _changing(text, build_schedule(text, peers or PEERS, seed))
     else:
         with beside(Path.cwd()):
-            graph = build(text, (peers or PEERS) if kind in BUILDERS else peers, seed)
+            graph = build(text, (peers or PEERS) if builder in BUILDERS else peers, seed)
         graph, added = _bridged(graph, {"everybody": list(graph)}, bridging)
-        name = Path(text.removeprefix("file:")).name if kind == "file" else text
-        if whole:
+        name = Path(text.removeprefix("file:")).name if builder == "file" else text
+        if check_connected:
             try:
                 require_connected(graph, name)
             except TopologyError as error:
                 raise TopologyError(f"{error} (--bridge)") from None
-        found = SwarmGraph(name, graph, added=added)
-    if len(found.graph) < 2:  # nothing to average, and nothing to say about it
-        raise TopologyError(f"{found.name}: a swarm has at least 2 peers, not {len(found.graph)}")
-    return found
+        topology = SwarmGraph(name, graph, added=added)
+    if (count := len(topology.graph)) < 2:
+        raise TopologyError(f"{topology.name}: a swarm has at least 2 peers, not {count}")
+    return topology
 
 
 def _from_config(path: Path) -> SwarmGraph:
-    from ..build import Swarm, shared_models  # torch: only for those who bring a config
+    from ..build import (  # imports torch, which graphs without a config do not need
+        Swarm,
+        shared_models,
+    )
 
     config = load_config(path)
     models = shared_models(Swarm(config, str(path)).members())
-    found = swarm_graph(config, models, str(path))
-    if found is None:  # no topology: everybody may talk to everybody
+    topology = swarm_graph(config, models, str(path))
+    if topology is None:  # without a topology every peer may gossip with every other
         return SwarmGraph(config.name, build("clique", config.peers), models=models)
-    return found
+    return topology
 
 
-def groups_of(found: SwarmGraph, key: str | None = None) -> dict[int, str]:
-    """Each peer's group: by a node attribute, or by the semi-local models that it implements."""
-    graph = found.graph
+def groups_of(topology: SwarmGraph, key: str | None = None) -> dict[int, str]:
+    """Each peer's group: by a node attribute, or by the semi-local models that it implements.
+
+    key: the node attribute; if left out, the first of GROUP_KEYS that some peer has.
+    """
+    graph = topology.graph
     for name in [key] if key else GROUP_KEYS:
         if any(name in data for _, data in graph.nodes(data=True)):
             return {peer: str(graph.nodes[peer].get(name, "none")) for peer in graph}
-    models: Mapping[int, list[str]] = {peer: [] for peer in graph}
-    for model, who in found.models.items():
-        if len(set(who)) < len(graph):
-            for peer in who:
-                models[peer].append(model)
-    if not any(models.values()):
+    semi_local: Mapping[int, list[str]] = {peer: [] for peer in graph}
+    for model, peers in topology.models.items():
+        if len(set(peers)) < len(graph):
+            for peer in peers:
+                semi_local[peer].append(model)
+    if not any(semi_local.values()):
         return {}
-    return {peer: " + ".join(own) or "no group" for peer, own in models.items()}
+    return {peer: " + ".join(models) or "no group" for peer, models in semi_local.items()}
 
 
 def graph_of(config: Config, models: Members, source: str = "config") -> nx.Graph | None:
-    """Return the config's topology; None if it has none. Raises if a shared model is not connected on it.
+    """Return the fixed graph of the config's topology; None if it has none or if it changes over time.
 
-    Prints links that were added to keep models connected. Also None for a topology that changes over time.
+    Raises ConfigError if the peers of a shared model are not connected. Prints links that bridging added.
     """
     topology = swarm_graph(config, models, source)
     if topology is None:

@@ -165,11 +165,14 @@ FILES = {
         (("show", "ring", "--tolerance", "2"), "--tolerance 2: give a number between 0 and 1"),
         (("compare", "ring", "small.csv"), "ring has 16, small.csv has 3 peers"),
         (("compare", "ring", "ring"), "the same graph was named twice"),
-        (("compare", *["ring"] * 9), "9 graphs: one picture tells at most 8 apart"),
-        (("stress", "rotating-rings"), "rotating-rings changes over time: stress takes one graph"),
+        (("compare", *["ring"] * 9), "9 graphs: compare at most 8 at once"),
+        (
+            ("stress", "rotating-rings"),
+            "rotating-rings changes over time: stress takes only a fixed graph",
+        ),
         (
             ("stress", "regular:4", "--peers", "3000"),
-            "3000 peers: attacks are played through up to",
+            "3000 peers: stress takes at most 2000",
         ),
         (("advise", "--peers", "9", "--groups", "2,3"), "sizes sum to 5, not to 9 peers"),
         (("advise", "--peers", "9", "--groups", "x"), "--groups 'x': give a number of groups"),

@@ -109,7 +109,7 @@ def test_torn_models_are_refused_by_name_or_bridged(capsys: pytest.CaptureFixtur
     assert nx.is_connected(whole.subgraph([1, 3, 5]))
     assert whole.number_of_edges() == 6 + 2
     told = capsys.readouterr().out
-    assert "bridged: 2 links added to join torn partial models (the fewest that do)" in told
+    assert "bridged: 2 links added to connect partial models (the fewest possible)" in told
     for u, v in whole.edges:
         if not build("ring", 6).has_edge(u, v):
             assert f"{min(u, v)}–{max(u, v)}" in told
@@ -307,8 +307,8 @@ def test_weights_change_a_run_under_their_rule_alone(
     assert capsys.readouterr().out == ""
     assert losses("ring.edges") == plain
     assert capsys.readouterr().out == (
-        "weights on the topology's links are not used: peers give equal parts; "
-        'in lockstep gossip.rule = "edges" takes them for shares\n'
+        "weights on the topology's links are not used: peers send equal shares; "
+        'in lockstep gossip.rule = "edges" uses them as shares\n'
     )
     assert losses("ring.edges", rule="edges") != plain
     assert capsys.readouterr().out == ""
@@ -319,7 +319,7 @@ def test_live_peers_are_told_that_weights_are_not_used(
 ) -> None:
     plan(config(topology="ring.edges"), ring.parent / "live", NOWHERE, str(ring))
     told = capsys.readouterr().out
-    assert told == "weights on the topology's links are not used: peers give equal parts\n"
+    assert told == "weights on the topology's links are not used: peers send equal shares\n"
 
 
 def test_where_a_rule_has_no_meaning_it_is_refused_by_name(ring: Path) -> None:
