@@ -1,10 +1,10 @@
-"""Studies and sweeps. A study is data: a grid of cells, a function that runs them, a table and a figure.
+"""Runs studies: a study is a grid of cells, a function that runs them, a table and a figure.
 
     study = Study("digits", cells, run_cells, table, figure)
     records, files = run_study(study, Results(Path("results/digits"), "sweep"))
 
-One runner serves sweeps, comparisons and papers. Every finished run is on disk at once; interrupted by Ctrl-C
-or killed, the same command goes on from there.
+Sweeps, comparisons and the studies of papers all use this runner. Every run is written to disk when it is
+finished; after Ctrl-C or a crash, the same command runs only what is missing.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from ..errors import ConfigError, Stopped
 from ..results import Record, RecordFile, Results, read_records, write_csv, write_json
 
 Frame: TypeAlias = Any
-"""A pandas table. Any, since pandas' own types are unions that no checker can follow."""
+"""A pandas DataFrame. The type is Any, since type checkers cannot follow pandas' types."""
 
 
 PARENT_CHECK_SECONDS = 1.0
-"""How often a worker looks whether its parent is still there."""
+"""Seconds between a worker's checks whether its parent process is still running."""
 
 
 @dataclass(frozen=True)
 class StudyCell:
-    """One run of a grid. A study's own cells have further fields, which hold what decides the result.
+    """One run of a study. Subclasses add the fields that the run's result depends on.
 
-    line: what --only chooses it by, often the label of its curve.
+    line: the name of the line in the study's figure that this run belongs to; `--only` selects runs by it.
     """
 
     line: str
 
     @cached_property
     def key(self) -> str:
-        """Names the run, so that a finished one is not run again; kept from when it was first asked for."""
+        """A hash of all fields, by which a finished run is recognised; computed once."""
         values = json.dumps(asdict(self), default=lambda model: model.model_dump(mode="json"))
         return key_of(f"{type(self).__module__}|{values}")
 
@@ -57,13 +57,13 @@ C = TypeVar("C", bound=StudyCell)
 
 @dataclass(frozen=True)
 class Job:
-    """What a batch of runs may use: the study's folder, and so many threads."""
+    """What a batch of runs may use: the study's folder, and a number of threads."""
 
     folder: Path
     threads: int = 1
 
     def empty_folder(self, name: str) -> Path:
-        """Return a folder for one run's files, without what an interrupted run left in it."""
+        """Return a folder for one run's files, after removing the files of an interrupted run."""
         shutil.rmtree(self.folder / name, ignore_errors=True)
         return self.folder / name
 
@@ -75,28 +75,28 @@ class EachCell(Generic[C]):
     run: Callable[[C, Job], Record]
 
     def __call__(self, cells: list[C], job: Job) -> list[Record]:
-        """Run them."""
+        """Run the cells and return their records."""
         return [{"key": cell.key, **self.run(cell, job)} for cell in cells]
 
 
 @dataclass(frozen=True)
 class Study(Generic[C]):
-    """A grid of runs and what is made of their records.
+    """A grid of runs, and how to present their records.
 
-    cells: every run; a figure of several seeds lists them seed by seed, so that an interrupted study has
-        all lines for some seeds.
-    run: runs a batch of cells and returns a record for each, with the cell's key as "key"; `EachCell` makes
-        one of what runs a single cell. A function of a module, since worker processes import it.
-    table: makes text tables of the records, by name: "summary" first. Each is printed under its title in
+    cells: all runs. List them seed by seed, so that an interrupted study has all lines for some seeds.
+    run: runs a batch of cells and returns a record for each, with the cell's key as "key". `EachCell` makes
+        such a function from one that runs a single cell. Must be at the top level of a module, since worker
+        processes import it.
+    table: makes text tables of the records, by name, "summary" first. Each is printed under its title in
         `titles` and written as NAME.csv.
     figure: draws files into a folder; None draws nothing.
-    batches: which cells go to a worker together, to be run in one stack; each by itself if left out.
+    batches: divides the cells into batches, each for one worker; one cell per batch if left out.
     latest: describes a record for the progress bar.
     always_run: lines that are run even if --only does not name them.
-    about: JSON files that say what was run, by name.
+    about: JSON files with the study's settings, by name.
     note: printed below the tables.
-    live: the runs start processes of their own and never end twice alike: they take turns in this process,
-        and none is copied from an earlier folder.
+    live: whether runs start processes and do not repeat exactly. They are then run one after the other in
+        this process, and none is copied from an earlier folder.
     """
 
     name: str
@@ -113,20 +113,20 @@ class Study(Generic[C]):
     live: bool = False
 
     def only(self, lines: Sequence[str] | None) -> Study[C]:
-        """Return the study with these lines alone, or all of it without any; raises ConfigError."""
+        """Return the study with only these lines, or all of it if `lines` is empty; raises ConfigError."""
         if not lines:
             return self
-        known = list(dict.fromkeys(cell.line for cell in self.cells))
-        if unknown := [line for line in lines if line not in known]:
+        all_lines = list(dict.fromkeys(cell.line for cell in self.cells))
+        if unknown := [line for line in lines if line not in all_lines]:
             raise ConfigError(
-                f"{self.name} has no line {unknown[0]!r}; lines are {', '.join(map(repr, known))}"
+                f"{self.name} has no line {unknown[0]!r}; lines are {', '.join(map(repr, all_lines))}"
             )
-        wanted = {*lines, *self.always_run}
-        return replace(self, cells=[cell for cell in self.cells if cell.line in wanted])
+        selected = {*lines, *self.always_run}
+        return replace(self, cells=[cell for cell in self.cells if cell.line in selected])
 
 
 def key_of(text: str) -> str:
-    """Return a short name for a text that holds all that decides a result."""
+    """Return a short hash of a text that contains everything a result depends on."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -144,7 +144,7 @@ def frame_of(rows: Any, columns: list[str] | None = None, ordered: Sequence[str]
 
 
 def as_text(frame: Frame, formats: Mapping[Any, str]) -> Frame:
-    """Return a table as text: columns by their format, what is missing as nothing."""
+    """Return a table as text; formats: format specs by column. Missing values become empty."""
     import pandas as pd
 
     return frame_of(
@@ -158,17 +158,17 @@ def as_text(frame: Frame, formats: Mapping[Any, str]) -> Frame:
 def run_study(
     study: Study[C], results: Results, *, jobs: int | None = None
 ) -> tuple[list[Record], list[Path]]:
-    """Run the cells that no earlier call at the same place has run; print and write tables and figures.
+    """Run the cells whose records are not in the results folder yet; print and write tables and figures.
 
     jobs: worker processes, one per core if left out; 1 runs everything in this process.
 
-    Returns the records of all cells and the files. Ctrl-C raises Stopped, which says what is kept, after
-    the tables and figures of the finished runs are written.
+    Returns the records of all cells and the files. After Ctrl-C, the tables and figures of the finished runs
+    are written, and Stopped is raised, whose message says how many runs are finished.
     """
     grid = key_of("\n".join(sorted({cell.key for cell in study.cells})))
     with results.begun(grid) as folder:
         path = folder / "runs.jsonl"
-        earlier = [] if study.live else [one / "runs.jsonl" for one in results.earlier_runs()]
+        earlier = [] if study.live else [old / "runs.jsonl" for old in results.earlier_runs()]
         runs = Runs(study.cells, path, earlier)
         for file, count in runs.copied.items():
             console.err.print(
@@ -184,8 +184,8 @@ def run_study(
                     bar.update(task, advance=1, latest=study.latest(record))
         except KeyboardInterrupt:
             raise Stopped(
-                f"interrupted; {len(runs.records())} of {len(study.cells)} runs are kept in {folder}; the "
-                "same command goes on from there"
+                f"interrupted; {len(runs.records())} of {len(study.cells)} runs are saved in {folder}; the "
+                "same command runs the rest"
             ) from None
         finally:
             if records := runs.records():
@@ -210,49 +210,47 @@ def _report(study: Study[C], records: list[Record], folder: Path) -> list[Path]:
 
 
 class Runs(Generic[C]):
-    """The records of a grid of runs, kept in a JSONL file.
+    """The records of a study's runs, in a JSONL file.
 
-    Runs whose key is in the file are not run again; records of other keys in it are left alone.
+    Runs whose key is in the file are not run again; records with other keys are ignored.
 
-    earlier: files of other grids. Records that they have in common with this one are copied to its own
-        file; `copied` says how many, by file.
+    earlier: files of earlier studies. Records of runs that this study has too are copied from them; `copied`
+        is the number of copies by file.
     """
 
     def __init__(self, cells: Sequence[C], path: Path, earlier: Sequence[Path] = ()):
         self._cells, self._path = list({cell.key: cell for cell in cells}.values()), path
-        wanted = {cell.key for cell in cells}
-        self._records = {r["key"]: r for r in read_records(path) if r.get("key") in wanted}
+        keys = {cell.key for cell in cells}
+        self._records = {r["key"]: r for r in read_records(path) if r.get("key") in keys}
         self._copies: list[Record] = []
         self.copied: dict[Path, int] = {}
         for file in earlier:
             for record in read_records(file):
-                if (key := record.get("key")) in wanted and key not in self._records:
+                if (key := record.get("key")) in keys and key not in self._records:
                     self._records[key] = record
                     self._copies.append(record)
                     self.copied[file] = self.copied.get(file, 0) + 1
 
     def records(self) -> list[Record]:
-        """Return what is finished, in the order of the cells."""
-        known = self._records
-        return [known[cell.key] for cell in self._cells if cell.key in known]
+        """Return the records of finished runs, in the order of the cells."""
+        finished = self._records
+        return [finished[cell.key] for cell in self._cells if cell.key in finished]
 
     def finish(self, study: Study[C], job: Job, jobs: int | None = None) -> Iterator[Record]:
-        """Run what is left and yield each record when it is in the file."""
-        # Batches are those of a run from the beginning, whatever is left of them: who shares a stack may
-        # change the last bit of a sum, and an interruption must not change a result.
-        left = [
+        """Run the cells without a record; yield each record when it is written to the file."""
+        # Batches are made of all cells, finished or not, since the networks that share a stack may change
+        # the last bit of a sum: results must not depend on interruptions.
+        unfinished = [
             batch
             for batch in study.batches(self._cells)
             if any(cell.key not in self._records for cell in batch)
         ]
-        workers = 1 if study.live else min(jobs or os.cpu_count() or 1, len(left))
+        workers = 1 if study.live else min(jobs or os.cpu_count() or 1, len(unfinished))
         threads = max(1, (os.cpu_count() or 1) // max(workers, 1))
-        batches = _in_parallel if workers > 1 else _in_turn
-        # Closed at once when interrupted: left to the garbage collector, it would first run them all.
-        with (
-            RecordFile(self._path, fresh=False) as file,
-            closing(batches(study.run, left, replace(job, threads=threads), workers)) as finished,
-        ):
+        run_batches = _in_parallel if workers > 1 else _one_by_one
+        # The generator is closed when interrupted; the garbage collector would let it run all batches first.
+        batches = run_batches(study.run, unfinished, replace(job, threads=threads), workers)
+        with RecordFile(self._path, fresh=False) as file, closing(batches) as finished:
             while self._copies:
                 file.write(self._copies.pop(0))
             for records in finished:
@@ -264,7 +262,7 @@ class Runs(Generic[C]):
                     yield record
 
 
-def _in_turn(
+def _one_by_one(
     run: Callable[[list[C], Job], list[Record]], batches: list[list[C]], job: Job, _workers: int
 ) -> Generator[list[Record], None, None]:
     for batch in batches:
@@ -274,7 +272,7 @@ def _in_turn(
 def _in_parallel(
     run: Callable[[list[C], Job], list[Record]], batches: list[list[C]], job: Job, workers: int
 ) -> Generator[list[Record], None, None]:
-    """Yield records as batches are finished; the rest is cancelled when the caller stops."""
+    """Yield the records of each batch when it is finished; closing the generator cancels the others."""
     import joblib
 
     options: dict[str, Any] = {"batch_size": 1, "max_nbytes": None}
@@ -287,16 +285,16 @@ def _in_parallel(
             yield from finished
         except BrokenProcessPool:
             raise ConfigError(
-                "a worker process was killed, perhaps for lack of memory: finished runs are kept, start "
-                "again with fewer --jobs"
+                "a worker process was killed, perhaps for lack of memory: finished runs are saved; run the "
+                "command again with fewer --jobs"
             ) from None
 
 
 @contextmanager
 def _ignored_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C while worker processes are started, so that they ignore it as well.
+    """Ignore Ctrl-C while worker processes are started, so that the workers inherit this and ignore it.
 
-    The parent ends them. Left to itself, one that still imports would answer with a traceback.
+    The parent ends the workers. A worker that did not ignore Ctrl-C could print a traceback while importing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -309,7 +307,7 @@ def _ignored_interrupts() -> Iterator[None]:
 
 
 def _prepare_worker(parent: int) -> None:
-    """End with the parent; use one thread inside a product, or workers would fight for cores."""
+    """Make a worker end with its parent, and use one torch thread, since there is a worker per core."""
     threading.Thread(
         target=_end_with_parent, args=(parent,), name="end with parent", daemon=True
     ).start()
@@ -319,6 +317,6 @@ def _prepare_worker(parent: int) -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    while os.getppid() == parent:  # a process whose parent has ended gets another one
+    while os.getppid() == parent:  # a process whose parent has ended gets another parent
         time.sleep(PARENT_CHECK_SECONDS)
     os._exit(1)

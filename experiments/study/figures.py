@@ -1,4 +1,4 @@
-"""Figures, drawn from result files."""
+"""Helpers to draw and save figures with matplotlib, without a display."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..results import write_bytes
 if TYPE_CHECKING:
     from . import Frame
 
-# Okabe and Ito's colours, told apart with any kind of colour vision, plus markers and dashes for print.
+# Okabe and Ito's colours, which colour-blind readers can distinguish, and markers for black-and-white print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
@@ -35,9 +35,9 @@ def draw_lines(
     legend: str = "",
     ticks: Mapping[float, str] | None = None,
 ) -> list[Path]:
-    """Draw a table's curves as PNG and SVG beside each other; returns the files.
+    """Draw the lines of a table into one figure, saved as PNG and SVG; returns the files.
 
-    columns: as for `plot_lines`.
+    columns: the names of the table's columns, in the order of the parameters of `plot_lines`.
     """
     figure, axes = canvas(caption)
     plot_lines(axes, frame, *columns)
@@ -51,15 +51,15 @@ def draw_lines(
 def plot_lines(
     axes: Axes, frame: Frame, label: str, x: str, y: str, low: str = "", high: str = ""
 ) -> None:
-    """Plot a table's curves, by the names of its columns: in the table's order, x rising.
+    """Plot one line for every value in the column `label`, in the order of the table.
 
-    low, high: the ends of error bars.
+    x, y: the columns of coordinates. low, high: the columns with the ends of error bars, if any.
     """
-    for index, (name, part) in enumerate(frame.groupby(label, sort=False)):
-        part = part.sort_values(x, kind="stable")
-        bars = [part[y] - part[low], part[high] - part[y]] if low else []
+    for index, (name, rows) in enumerate(frame.groupby(label, sort=False)):
+        rows = rows.sort_values(x, kind="stable")
+        bars = [rows[y] - rows[low], rows[high] - rows[y]] if low else []
         axes.errorbar(
-            part[x], part[y], yerr=[bar.clip(0) for bar in bars] or None, label=str(name),
+            rows[x], rows[y], yerr=[bar.clip(0) for bar in bars] or None, label=str(name),
             capsize=2.5, linewidth=1.6, markersize=5,
             color=COLOURS[index % len(COLOURS)], marker=MARKERS[index % len(MARKERS)],
         )  # fmt: skip
@@ -80,8 +80,8 @@ def panels(
     sharex: bool = False,
     sharey: bool = False,
 ) -> tuple[Figure, list[list[Axes]]]:
-    """Return a figure of `width` × `height` inches with rows of axes; the caption has room of its own."""
-    letters = int(14.5 * width)  # at the caption's size
+    """Return a figure with rows of axes; the caption is added below `width` × `height` inches of axes."""
+    letters = int(14.5 * width)  # that fit into a line of the caption
     caption = "\n".join(textwrap.fill(line, letters) for line in caption.split("\n"))
     figure = Figure(
         figsize=(width, height + 0.17 * (caption.count("\n") + 1)), layout="constrained"
@@ -96,7 +96,7 @@ def panels(
 
 
 def tidy(axes: Axes) -> None:
-    """Give axes a light grid and no frame above and to the right."""
+    """Give axes a light grid, and remove the frame at the top and right."""
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -104,24 +104,28 @@ def tidy(axes: Axes) -> None:
 def band(
     axes: Axes, curve: Mapping[int, Sequence[float]], colour: str = COLOURS[0], label: str = ""
 ) -> None:
-    """A curve of many peers: a line for their mean, a band from the worst to the best."""
+    """Draw a line for the mean of many peers, and a band from the worst peer to the best.
+
+    curve: the values of all peers by x.
+    """
     x = sorted(curve)
-    worst, best = [min(curve[at]) for at in x], [max(curve[at]) for at in x]
+    worst, best = [min(curve[i]) for i in x], [max(curve[i]) for i in x]
     axes.fill_between(x, worst, best, color=colour, alpha=0.15, linewidth=0)
-    mean = [sum(curve[at]) / len(curve[at]) for at in x]
+    mean = [sum(curve[i]) / len(curve[i]) for i in x]
     axes.plot(x, mean, color=colour, linewidth=2, label=label or None)
 
 
 def place_legend(axes: Axes, title: str = "") -> None:
-    """A legend beside the axes, where it hides nothing."""
+    """Put a legend to the right of the axes, where it hides nothing."""
     axes.legend(
         title=title, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9
     )
 
 
 def save(figure: Figure, path: Path) -> list[Path]:
-    """Write PNG and SVG; the SVG has no date and fixed ids, so that equal results are equal files."""
-    files = [path.with_name(path.name + end) for end in (".png", ".svg")]  # a name may have dots
+    """Write PNG and SVG; the SVG has no date and fixed ids, so that equal figures give equal files."""
+    # not with_suffix: the name may contain dots
+    files = [path.with_name(path.name + suffix) for suffix in (".png", ".svg")]
     png, svg = io.BytesIO(), io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": "gossamer"}):
         figure.savefig(png, format="png", dpi=150)

@@ -1,6 +1,7 @@
-"""Sweeps: one config with a [sweep] table is many runs, one for every combination of its values.
+"""Sweeps: a config with a [sweep] table is many runs, one for every combination of the table's values.
 
-Runs of small networks share a stack (`stackable`, `outcomes`); a paper's figures are made of the same cells.
+Runs of small networks are trained together in one stack (`stackable`, `outcomes`). Studies of papers use the
+same cells.
 """
 
 from __future__ import annotations
@@ -26,16 +27,20 @@ from ..config.tables import Config, ConfigError, parse_config
 from ..results import Record
 from . import Frame, Job, Study, StudyCell, as_text, frame_of, key_of
 
-STACK_COORDINATES = 1 << 20
-"""Runs go side by side in one stack while all their networks together have no more coordinates. Beyond
-it products are large enough to be worth their while alone, and a worker process per run is better."""
-MOST_RUNS = 8
-"""Runs in one stack: they are finished, and on disk, together."""
+MOST_STACKED_COORDINATES = 1 << 20
+"""The most coordinates that all networks of a stack have together. Larger networks gain nothing from a
+stack, and one worker process per run is faster."""
+MOST_STACKED_RUNS = 8
+"""The most runs in one stack; more would delay their records, which are written when the stack is done."""
 
 
 @dataclass(frozen=True)
 class Cell(StudyCell):
-    """One run of a config: the values that set it apart from others, and the file that it came from."""
+    """One run of a sweep.
+
+    config: the config of this run. settings: the swept keys and their values in this run. source: the file
+    of the config with the [sweep] table.
+    """
 
     config: Config
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -43,13 +48,13 @@ class Cell(StudyCell):
 
     @cached_property
     def key(self) -> str:
-        """Names the run by its config, and what is in the files and modules that the config names."""
+        """A hash of the config, and of the files and modules that it names."""
         text = self.config.model_dump_json()
         return key_of(text + fingerprint(self.config, self.source))
 
 
 def sweep_study(config: Config, source: str = "config") -> Study[Cell]:
-    """Return the study of a config's [sweep] table; raises ConfigError for one that cannot be run."""
+    """Return the study of a config's [sweep] table; raises ConfigError if a run is not possible."""
     cells = expand(config, source)
     warn_unused_in_sweep(config, axes_of(config, source), [cell.config for cell in cells], source)
     return Study(
@@ -62,19 +67,19 @@ def sweep_study(config: Config, source: str = "config") -> Study[Cell]:
 
 
 def expand(config: Config, source: str = "config") -> list[Cell]:
-    """Every run of a config's sweep, seeds innermost; without a sweep, the config itself.
+    """Every run of a config's sweep, with seeds varied fastest; without a sweep, the config itself.
 
-    A key that does not exist, a list without values, a value that its key does not take, or a key that
-    changes nothing in any of the runs is a `ConfigError` that names it.
+    Raises ConfigError, which names the key, for a key that does not exist, an empty list, a value that its
+    key does not accept, or a key that changes nothing in any of the runs.
     """
     axes = axes_of(config, source)
-    plain = config.model_dump(mode="json") | {"sweep": {}}
+    without_sweep = config.model_dump(mode="json") | {"sweep": {}}
     cells = []
     for values in product(*axes.values()):
         settings = dict(zip(axes, values, strict=True))
-        table = json.loads(json.dumps(plain))  # a copy of its own, lists and all
+        table = json.loads(json.dumps(without_sweep))  # a deep copy
         for path, value in settings.items():
-            _put(table, path, value, source)
+            _set_key(table, path, value, source)
         run = parse_config(table, f"{source}, [sweep]")
         cells.append(Cell(_label(settings), run, settings, source))
     refuse_unused_axes(axes, [cell.config for cell in cells], source)
@@ -82,62 +87,66 @@ def expand(config: Config, source: str = "config") -> list[Cell]:
 
 
 def axes_of(config: Config, source: str = "config") -> dict[str, list[Any]]:
-    """What is varied: every key with its values, `seed` last."""
+    """The swept keys with their values, `seed` last."""
     axes: dict[str, list[Any]] = {}
     for path, values in _flat(config.sweep):
         if path == "seeds":
             if isinstance(values, bool) or not isinstance(values, int) or values < 1:
-                raise _mistake(source, path, f"should be a number of seeds, not {values!r}")
+                raise _sweep_error(source, path, f"should be a number of seeds, not {values!r}")
             path, values = "seed", list(range(config.seed, config.seed + values))
         if not isinstance(values, list):
-            raise _mistake(source, path, f"should be a list of values, as in [{values!r}]")
+            raise _sweep_error(source, path, f"should be a list of values, as in [{values!r}]")
         if not values:
-            raise _mistake(source, path, "is an empty list; give it a value, or leave it out")
+            raise _sweep_error(source, path, "is an empty list; give it a value, or leave it out")
         if path in axes:
-            raise _mistake(source, path, "is there twice; write either seed = [0, 1] or seeds = 2")
-        if twice := [value for place, value in enumerate(values) if value in values[:place]]:
-            raise _mistake(source, path, f"names {twice[0]!r} twice")
+            raise _sweep_error(
+                source, path, "is there twice; write either seed = [0, 1] or seeds = 2"
+            )
+        if repeated := [value for index, value in enumerate(values) if value in values[:index]]:
+            raise _sweep_error(source, path, f"names {repeated[0]!r} twice")
         axes[path] = values
     if "seed" in axes:
         axes["seed"] = axes.pop("seed")
     return axes
 
 
-def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """`[sweep]`'s keys as paths, whether they were written with dots, in quotes or as tables."""
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The keys of [sweep] as dotted paths, whether written with dots, in quotes or as tables."""
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{key}.")
+            yield from _flat(value, f"{prefix}{key}.")
         else:
-            yield f"{above}{key}", value
+            yield f"{prefix}{key}", value
 
 
-def _put(table: Any, path: str, value: Any, source: str) -> None:
-    *way, last = path.split(".")
-    for step in way:
-        table = _inside(table, step, path, source)
+def _set_key(table: Any, path: str, value: Any, source: str) -> None:
+    """Set the key at a dotted path of a config's table."""
+    *parents, last = path.split(".")
+    for key in parents:
+        table = _child(table, key, path, source)
     if isinstance(table, list):
-        _inside(table, last, path, source)
+        _child(table, last, path, source)  # raises if the list has no such entry
         table[int(last)] = value
     elif isinstance(table, dict):
         table[last] = value
     else:
-        raise _mistake(source, path, f"{'.'.join(way)} is not a table, it has no {last!r}")
+        raise _sweep_error(source, path, f"{'.'.join(parents)} is not a table, it has no {last!r}")
 
 
-def _inside(table: Any, step: str, path: str, source: str) -> Any:
+def _child(table: Any, key: str, path: str, source: str) -> Any:
+    """The table or list at a key of a config's table, or at an index of a list."""
     if isinstance(table, list):
-        if not step.isdigit() or int(step) >= len(table):
-            raise _mistake(source, path, f"the list has {len(table)} entries, numbered from 0")
-        return table[int(step)]
+        if not key.isdigit() or int(key) >= len(table):
+            raise _sweep_error(source, path, f"the list has {len(table)} entries, numbered from 0")
+        return table[int(key)]
     if not isinstance(table, dict):
-        raise _mistake(source, path, f"there is no table that could have {step!r}")
-    if table.get(step) is None:
-        table[step] = {}  # an optional table that was left out, or a key that parsing will refuse
-    return table[step]
+        raise _sweep_error(source, path, f"there is no table that could have {key!r}")
+    if table.get(key) is None:
+        table[key] = {}  # an optional table that was left out, or a key that parsing will refuse
+    return table[key]
 
 
-def _mistake(source: str, path: str, text: str) -> ConfigError:
+def _sweep_error(source: str, path: str, text: str) -> ConfigError:
     return ConfigError(f"{source}: key 'sweep.{path}': {text}")
 
 
@@ -145,66 +154,69 @@ def _mistake(source: str, path: str, text: str) -> ConfigError:
 
 
 def run_cells(cells: list[Cell], job: Job) -> list[Record]:
-    """Run a batch of cells in one stack: for each the accuracy after the last round."""
-    found = outcomes([cell.config for cell in cells], [cell.source for cell in cells], job.threads)
+    """Run a batch of cells in one stack; the records have the accuracy after the last round."""
+    results = outcomes(
+        [cell.config for cell in cells], [cell.source for cell in cells], job.threads
+    )
     refuse_changed(cells)
     return [
         {
             "key": cell.key, "line": cell.line, "settings": dict(cell.settings),
-            "seed": cell.config.seed, "accuracy": one.accuracy, "worst": one.worst,
+            "seed": cell.config.seed, "accuracy": result.accuracy, "worst": result.worst,
         }
-        for cell, one in zip(cells, found, strict=True)
+        for cell, result in zip(cells, results, strict=True)
     ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Accuracy after the last round: the mean over peers, and the worst peer's."""
+    """Accuracy after the last round: the mean over peers, and that of the worst peer."""
 
     accuracy: float
     worst: float
 
     @classmethod
     def of(cls, tests: Sequence[Metrics]) -> Outcome:
-        """From every peer's last test."""
+        """The outcome of a run with these last tests; peers without test samples are left out."""
         return cls.over([test.accuracy for test in tests if test.samples] or [nan])
 
     @classmethod
     def over(cls, accuracies: Sequence[float]) -> Outcome:
-        """From the accuracies of all peers that count."""
+        """The mean and the worst of these accuracies."""
         return cls(float(np.mean(accuracies)), min(accuracies))
 
 
 def outcome(config: Config, source: str = "config", threads: int = 1) -> Outcome:
-    """Run one config, in lockstep or in virtual time; threads change no result."""
+    """Run one config, in lockstep or in virtual time; the result does not depend on `threads`."""
     config = config.model_copy(update={"test_every": config.rounds})
     if config.time is not None:
         return _outcome_in_time(config, source, threads)
-    simulation = Simulation.of(config, source, say=False)  # a sweep says it once, for all its runs
+    simulation = Simulation.of(
+        config, source, say=False
+    )  # the sweep prints notes once, for all runs
     arena = simulation.arena(threads)
     return Outcome.of(list(simulation.rounds(arena))[-1].tests)
 
 
 def _outcome_in_time(config: Config, source: str, threads: int) -> Outcome:
-    """By the rule of a run's own figure: peers that are there at the end."""
+    """The outcome over the peers that are online at the end of the simulation."""
     from ..arena import LearningSimulation
 
     run = LearningSimulation(config, source, threads=threads)
     run.run()
-    here = run.tests.at(run.seconds)
-    if not here:
+    accuracies = run.tests.at(run.seconds)
+    if not accuracies:
         raise ConfigError(
             f"{source}: key 'time.churn': all peers have left by the end, so there is no accuracy; lower "
             "'leave', raise 'arrive', or stop earlier with 'seconds'"
         )
-    return Outcome.over(list(here.values()))
+    return Outcome.over(list(accuracies.values()))
 
 
 def outcomes(configs: Sequence[Config], sources: Sequence[str], threads: int = 1) -> list[Outcome]:
-    """Run configs that `stackable` put together, as one arena of all their peers.
+    """Run configs that `stackable` put in one batch, as one arena with the peers of all runs.
 
-    Peers and partial models of each run get names of their own, so that runs have nothing in common but
-    the tensor that they live in.
+    Peers and partial models are renamed, so that no two runs share a name: runs do not affect each other.
     """
     if len(configs) == 1:
         return [outcome(configs[0], sources[0], threads)]
@@ -214,21 +226,26 @@ def outcomes(configs: Sequence[Config], sources: Sequence[str], threads: int = 1
     for number, (config, source) in enumerate(zip(configs, sources, strict=True)):
         members = Swarm(config, source).members()
         names = sorted({model for member in members for model in member.network.models})
-        rename = {name: f"run-{number}.model-{place}" for place, name in enumerate(names)}
-        learners += [apart(member, f"run-{number}", rename, config.cross) for member in members]
+        rename = {name: f"run-{number}.model-{index}" for index, name in enumerate(names)}
+        learners += [
+            renamed_learner(member, f"run-{number}", rename, config.cross) for member in members
+        ]
         weights += [m.samples if config.weights == "samples" else 1.0 for m in members]
         counts.append(len(members))
-    first = configs[0]
+    rounds = configs[0].rounds  # `stackable` has put together only runs with equal rounds
     arena = Arena(
-        learners, every=first.every, weights=weights, test_every=first.rounds, threads=threads
+        learners, every=configs[0].every, weights=weights, test_every=rounds, threads=threads
     )
-    tests = list(arena.run(first.rounds))[-1].tests
+    tests = list(arena.run(rounds))[-1].tests
     starts = np.cumsum([0, *counts])
     return [Outcome.of(tests[a:b]) for a, b in pairwise(starts)]
 
 
-def apart(member: Member, run: str, rename: Mapping[str, str], cross: bool) -> Learner:
-    """A member's learner, its network and models renamed; its values stay as they are."""
+def renamed_learner(member: Member, run: str, rename: Mapping[str, str], cross: bool) -> Learner:
+    """A member's learner, with its peer and partial models renamed; the parameters do not change.
+
+    run: the prefix of the peer's new name. rename: new names of partial models by their old names.
+    """
     old = member.network
     slicing = old.slicing
     depends = {
@@ -249,30 +266,30 @@ def apart(member: Member, run: str, rename: Mapping[str, str], cross: bool) -> L
 
 
 def stackable(cells: Sequence[Cell]) -> list[list[Cell]]:
-    """Batches of cells that can share an arena: small networks, the same rounds, exact averaging."""
-    open_: dict[tuple[int, int], list[Cell]] = {}
+    """Batches of cells that can run in one arena: small networks, equal rounds, exact averaging."""
+    unfilled: dict[tuple[int, int], list[Cell]] = {}
     batches: list[list[Cell]] = []
     for cell in cells:
         config = cell.config
-        room = min(MOST_RUNS, STACK_COORDINATES // max(_coordinates(config), 1))
+        capacity = min(MOST_STACKED_RUNS, MOST_STACKED_COORDINATES // max(_coordinates(config), 1))
         exact = config.time is None and config.topology is None and not config.bridge
         exact = exact and not config.gossip.lossy_keys and config.gossip.rule == "push"
         exact = exact and all(model.matching == "none" for model in config.models)
         exact = exact and not config.network.name_or_entry  # of unknown size until it is built
-        if not exact or room < 2:
+        if not exact or capacity < 2:
             batches.append([cell])
             continue
-        batch = open_.setdefault((config.rounds, config.every), [])
+        batch = unfilled.setdefault((config.rounds, config.every), [])
         if not batch:
             batches.append(batch)
         batch.append(cell)
-        if len(batch) >= room:
-            del open_[config.rounds, config.every]
+        if len(batch) >= capacity:
+            del unfilled[config.rounds, config.every]
     return batches
 
 
 def _coordinates(config: Config) -> int:
-    """About how many coordinates a swarm has: its layout's products, and a bias for every cell."""
+    """About how many coordinates all peers of a run have together, computed from the layout."""
     sizes = [
         int(size) for size in config.network.layout.replace("<>", "=").split("=") if size.isdigit()
     ]
@@ -280,21 +297,21 @@ def _coordinates(config: Config) -> int:
     return config.peers * products
 
 
-# --- what a sweep leaves ----------------------------------------------------------------------------
+# --- a sweep's table and figure ---------------------------------------------------------------------
 
-_FIGURES: dict[str, str] = dict.fromkeys(("mean", "± sd", "median", "worst peer"), ".4f")
+_FORMATS: dict[str, str] = dict.fromkeys(("mean", "± sd", "median", "worst peer"), ".4f")
 
 
 def combine(records: Sequence[Record]) -> Frame:
     """Return a row for every combination of values, in the order in which they first occur.
 
-    `± sd` is the standard deviation over seeds, missing of a single run; `worst peer` is that of the worst
-    run.
+    `± sd` is the standard deviation over seeds, missing for a single run; `worst peer` is the lowest accuracy
+    of any peer in any run.
     """
     keys = [key for key in records[0]["settings"] if key != "seed"]
     rows = [
         {
-            **{key: _shown(r["settings"][key]) for key in keys},
+            **{key: _value_text(r["settings"][key]) for key in keys},
             **{m: r[m] for m in ("accuracy", "worst")},
         }
         for r in records
@@ -307,38 +324,38 @@ def combine(records: Sequence[Record]) -> Frame:
 
 
 def table(records: Sequence[Record]) -> dict[str, Frame]:
-    """Return the table of every combination."""
-    return {"summary": as_text(combine(records), _FIGURES)}
+    """Return the text table of all combinations of values."""
+    return {"summary": as_text(combine(records), _FORMATS)}
 
 
 def draw(folder: Path, records: Sequence[Record], title: str) -> list[Path]:
-    """Draw accuracy along the last key that has several numbers and nothing else; nothing without one."""
+    """Draw accuracy against the last swept key whose values are all numbers, if there is one."""
     keys = [key for key in records[0]["settings"] if key != "seed"]
     axis = next((key for key in reversed(keys) if _is_numeric(records, key)), None)
     if axis is None:
         return []
     from .figures import draw_lines  # matplotlib takes a second
 
-    rest = [key for key in keys if key != axis]
+    other_keys = [key for key in keys if key != axis]
     frame = combine(records)
     frame[axis] = frame[axis].astype(float)
-    frame["label"] = frame[rest].agg(", ".join, axis=1) if rest else "all"
+    frame["label"] = frame[other_keys].agg(", ".join, axis=1) if other_keys else "all"
     columns = ["label", axis, "mean"]
-    if frame["± sd"].notna().any():  # else nothing is known of the spread
+    if frame["± sd"].notna().any():  # there are several seeds
         deviation = frame["± sd"].fillna(0)
         frame["low"], frame["high"] = frame["mean"] - deviation, frame["mean"] + deviation
         columns += ["low", "high"]
     return draw_lines(
-        folder / "figure", frame, columns, title=title, x_label=axis, legend=", ".join(rest),
+        folder / "figure", frame, columns, title=title, x_label=axis, legend=", ".join(other_keys),
         caption=_caption(int(frame["runs"].min()), int(frame["runs"].max())),
     )  # fmt: skip
 
 
 def _caption(fewest: int, most: int) -> str:
     if most == 1:
-        return "one run each, so nothing is known of the spread; seeds = 5 in [sweep] repeats them."
+        return "one run each, so the spread is not known; seeds = 5 in [sweep] repeats each run."
     counts = f"{most}" if fewest == most else f"{fewest} to {most}"
-    return f"mean of {counts} runs, bars: one standard deviation over seeds to either side."
+    return f"mean of {counts} runs; error bars: ± one standard deviation over seeds."
 
 
 def _is_numeric(records: Sequence[Record], key: str) -> bool:
@@ -347,9 +364,9 @@ def _is_numeric(records: Sequence[Record], key: str) -> bool:
     return numbers and len(set(values)) > 1
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _label(settings: Mapping[str, Any]) -> str:
-    return ", ".join(_shown(value) for value in settings.values())
+    return ", ".join(_value_text(value) for value in settings.values())

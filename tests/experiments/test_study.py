@@ -113,7 +113,9 @@ def test_live_runs_take_turns_here_and_are_never_copied(tmp_path: Path) -> None:
 
 def test_interrupted_it_says_what_is_kept_and_goes_on_from_there(tmp_path: Path) -> None:
     ran: list[str] = []
-    with pytest.raises(Stopped, match=r"3 of 6 runs are kept in .*001; the same command goes on"):
+    with pytest.raises(
+        Stopped, match=r"3 of 6 runs are saved in .*001; the same command runs the rest"
+    ):
         run_study(replace(STUDY, run=counting(ran, "fast-1")), results(tmp_path), jobs=1)
     assert (tmp_path / "latest" / "figure.txt").read_text() == "3 runs"
     assert keys(tmp_path) == ["slow-1", "slow-2", "slow-3"]

@@ -203,7 +203,10 @@ def test_combinations_are_summarised_over_seeds(tmp_path: Path) -> None:
     assert list(shown.columns) == ["a", "b", "runs", "mean", "± sd", "median", "worst peer"]
     assert [*shown.iloc[0]] == ["2", "x", "3", "0.2100", "0.0100", "0.2100", "0.0000"]
     assert {file.name for file in draw(tmp_path, records, "title")} == {"figure.png", "figure.svg"}
-    assert "mean of 3 runs, bars: one standard deviation" in (tmp_path / "figure.svg").read_text()
+    assert (
+        "mean of 3 runs; error bars: ± one standard deviation"
+        in (tmp_path / "figure.svg").read_text()
+    )
 
 
 def test_one_run_has_no_deviation_and_words_have_no_figure(tmp_path: Path) -> None:
