@@ -440,7 +440,7 @@ def split_data(config: Config, dataset: Dataset) -> tuple[list[Samples], list[Sa
         if test_set is not None and data.tested == "common":
             test.append(test_set)
         elif test_set is not None:
-            same_classes = partition.alike(test_set.y, train[-1].y, dataset.classes)
+            same_classes = partition.with_class_shares(test_set.y, train[-1].y, dataset.classes)
             test.append(test_set.take(same_classes))
     return train, test
 

@@ -1,4 +1,4 @@
-"""Data sets, partitions over peers, and tasks.
+"""Data sets, their partitions over peers, and tasks (permutations of labels).
 
 from gossamer.experiments.data import load, partition
 

@@ -1,7 +1,8 @@
-"""CIFAR-10 from the published python batches, or from lossless 100×100 grids of its images.
+"""Loads CIFAR-10 from the published python batches, or from lossless pictures with 100×100 of its images.
 
-The python batches are pickles, and a pickle names functions for its reader to call: a forged one can run any
-program. `_BatchReader` gives it none of those that it names, but its own two stand-ins for a numpy array.
+The python batches are pickles. A pickle names functions that its reader calls, so a forged one can run any
+program. `_BatchReader` never calls a function that the file names; for numpy's arrays and types it uses two
+classes of this module.
 """
 
 from __future__ import annotations
@@ -14,33 +15,36 @@ import numpy as np
 from PIL import Image
 
 from .dataset import Dataset, samples
-from .sources import DataError, Places
+from .sources import DataError, DataFiles
 
 _FOLDER = "cifar-10-batches-py"
 _BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 _GRIDS = ("cifar10_train_0.webp", "cifar10_train_1.webp", "cifar10_test.webp")
 
 
-def cifar10(places: Places) -> Dataset:
-    """10 classes of 3×32×32: 50000 + 10000 from python batches, 20000 + 10000 from grids."""
-    if places.find(f"{_FOLDER}/{_BATCHES[0]}", _BATCHES[0]) is not None:
-        advice = "other batches are there: unpack the archive again"
+def cifar10(files: DataFiles) -> Dataset:
+    """Load CIFAR-10, 10 classes of 3×32×32 images.
+
+    The python batches have 50000 training and 10000 test images, the grids 20000 and 10000.
+    """
+    if files.find(f"{_FOLDER}/{_BATCHES[0]}", _BATCHES[0]) is not None:
+        advice = "other batches were found: unpack the archive again"
         *train, test = [
-            read_batch(places.need(f"{_FOLDER}/{name}", name, advice=advice))
+            read_batch(files.need(f"{_FOLDER}/{name}", name, advice=advice))
             for name in (*_BATCHES, "test_batch")
         ]
-        x, y = (np.concatenate(parts) for parts in zip(*train, strict=True))
+        x, y = (np.concatenate(batches) for batches in zip(*train, strict=True))
         return Dataset("cifar10", samples(x, y), samples(*test), 10)
     advice = f"put {_FOLDER}/ there, or set GOSSAMER_DATA to the folder above cifar/"
-    first, second, last = [read_grid(places.need(name, advice=advice)) for name in _GRIDS]
-    y, test_y = places.arrays("cifar10_labels.npz", "train", "test", advice=advice)
+    first, second, last = [read_grid(files.need(name, advice=advice)) for name in _GRIDS]
+    y, test_y = files.arrays("cifar10_labels.npz", "train", "test", advice=advice)
     train = samples(np.concatenate([first, second]), y)
     note = "the first 20000 training images"
     return Dataset("cifar10", train, samples(last, test_y), 10, note)
 
 
 def read_grid(path: Path) -> np.ndarray:
-    """Images `[n, 3, 32, 32]` from a lossless picture that holds them row by row."""
+    """Read images `[n, 3, 32, 32]` from a lossless picture that shows them row by row."""
     try:
         with Image.open(path) as image:
             pixels = np.asarray(image.convert("RGB"))
@@ -49,12 +53,12 @@ def read_grid(path: Path) -> np.ndarray:
     height, width, _ = pixels.shape
     if height % 32 or width % 32:
         raise DataError(f"{path} is {width}×{height}, not a grid of 32×32 images: replace it")
-    cells = pixels.reshape(height // 32, 32, width // 32, 32, 3)
-    return cells.transpose(0, 2, 4, 1, 3).reshape(-1, 3, 32, 32)
+    images = pixels.reshape(height // 32, 32, width // 32, 32, 3)
+    return images.transpose(0, 2, 4, 1, 3).reshape(-1, 3, 32, 32)
 
 
 def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images `[n, 3, 32, 32]` and labels of one python batch, without running what it may carry."""
+    """Read images `[n, 3, 32, 32]` and labels of one python batch, without running code from the file."""
     try:
         with path.open("rb") as file:
             content = _BatchReader(file, encoding="bytes").load()
@@ -72,7 +76,7 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 class _StoredArray:
-    """Stands in for an array: a pickle first makes one, then hands it a state of shape, type and content."""
+    """Replaces numpy's array while unpickling, which creates an object and then sets its state."""
 
     values: np.ndarray
 
@@ -87,21 +91,21 @@ class _StoredArray:
 
 
 class _StoredType:
-    """Stands in for the type of an array's numbers, which must be bytes; its state says no more."""
+    """Replaces numpy's dtype while unpickling; only bytes are allowed, and its state is ignored."""
 
     def __init__(self, name: str | bytes, *_: Any):
         if name not in ("u1", b"u1"):
-            raise DataError(f"arrays of {name!r} are not admitted, only of bytes (u1)")
+            raise DataError(f"arrays of {name!r} are not allowed, only of bytes (u1)")
 
     def __setstate__(self, _: Any) -> None:
         pass
 
 
 class _BatchReader(pickle.Unpickler):
-    """Builds dicts, lists, bytes, str, numbers and stand-ins for arrays of bytes, and nothing else."""
+    """Unpickles dicts, lists, bytes, str, numbers and arrays of bytes, and nothing else."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
-        """Return the stand-in for one of the three names with which numpy pickles an array."""
+        """Return the replacement for one of the three names with which numpy pickles an array."""
         match (module_name, global_name):
             case ("numpy.core.multiarray" | "numpy._core.multiarray", _) | ("numpy", "ndarray"):
                 return _StoredArray

@@ -1,4 +1,4 @@
-"""What every loader returns: samples with labels, natural groups where the source has them; and tasks."""
+"""Samples, data sets and tasks: the types that all loaders of data sets return."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ Labels = TypeVar("Labels", Tensor, np.ndarray)
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Inputs, labels and, where the source knows them, natural groups (writers, subjects, nodes).
+    """Inputs, labels and, if the source has them, natural groups (writers, subjects, nodes).
 
-    `x` is float32 `[n, ...]`: images keep their shape, `(channels, height, width)`, with ink or
-    light at 1 and background at 0; use `flat()` for a multi-layer perceptron. `y` is int64 in
-    `0 .. classes - 1`; targets of a regression, which only a loss of your own can use, are float32
-    `[n, ...]`. `group` is int64, any numbers, and is what `partition.by_group` wants.
+    x: float32 of shape `[n, ...]`. Images keep their shape, `(channels, height, width)`, with ink or light
+        at 1 and background at 0; use `flat()` for a multi-layer perceptron.
+    y: int64 in `0 .. classes - 1`; or targets of a regression, float32 of shape `[n, ...]`, which need a loss
+        function of the user.
+    group: int64, the number of each sample's group, for `partition.by_group`.
     """
 
     x: Tensor
@@ -52,7 +53,7 @@ class Samples:
         return len(self.x)
 
     def take(self, indices: np.ndarray | Tensor | Sequence[int]) -> Samples:
-        """The samples at `indices`, in that order; a boolean mask of length n works too."""
+        """The samples at `indices`, in that order, or those that a boolean mask of length n selects."""
         index = torch.as_tensor(np.asarray(indices))
         if index.dtype == torch.bool:
             if index.shape != (len(self),):
@@ -64,21 +65,23 @@ class Samples:
         if len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(self):
             raise DataError(
                 f"indices {int(index.min())} to {int(index.max())} were asked of {len(self)} "
-                "samples: they must lie between 0 and the number of samples less one"
+                f"samples: they must lie between 0 and {len(self) - 1}"
             )
         group = None if self.group is None else self.group[index]
         return Samples(self.x[index], self.y[index], group)
 
     def flat(self) -> Tensor:
-        """Inputs as `[n, features]`, the form that fully connected networks read; no copy."""
+        """The inputs as `[n, features]`, for fully connected networks, without copying."""
         return self.x.flatten(1)
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A named data set. `test` is None where each peer must keep back some of its own samples
-    (`partition.split`). `note` says what a reader of a figure must know, such as "style groups, not
-    writers": print it beside results."""
+    """A named data set.
+
+    test: None if each peer must hold out some of its own samples (`partition.split`).
+    note: what readers of results must know, such as "style groups, not writers"; print it with results.
+    """
 
     name: str
     train: Samples
@@ -87,42 +90,41 @@ class Dataset:
     note: str = ""
 
     def __post_init__(self) -> None:
-        for part, samples in (("train", self.train), ("test", self.test)):
+        for subset, samples in (("train", self.train), ("test", self.test)):
             if samples is None or not len(samples):
                 continue
             if samples.y.is_floating_point():
                 raise DataError(
-                    f"{self.name}: {part} labels are not whole numbers, so they are no classes; targets of a "
-                    "regression go to an SgdLearner with a loss of your own"
+                    f"{self.name}: {subset} labels are not whole numbers, so they are no classes; for a "
+                    "regression use SgdLearner with a loss of your own"
                 )
             low, high = int(samples.y.min()), int(samples.y.max())
             if low < 0 or high >= self.classes:
                 raise DataError(
-                    f"{self.name}: {part} labels run from {low} to {high}, "
+                    f"{self.name}: {subset} labels run from {low} to {high}, "
                     f"but {self.classes} classes allow 0 to {self.classes - 1}"
                 )
 
 
 def samples(x: ArrayLike, y: ArrayLike, group: ArrayLike | None = None) -> Samples:
-    """Samples from arrays of any number type; bytes are taken for pixels and scaled to [0, 1].
+    """Make Samples from arrays of any number type; uint8 inputs are scaled from 0 … 255 to [0, 1].
 
-    Whole numbers in `y` are classes. Others are targets of a regression, and are kept as they are.
+    Whole numbers in `y` are classes. Other numbers are targets of a regression, and are not changed.
     """
     x, y = np.asarray(x), np.asarray(y)
-    inputs = torch.from_numpy(
-        np.array(x, dtype=np.float32, order="C")
-    )  # a copy: sources may be read-only
+    # copied, since the array may be read-only
+    inputs = torch.from_numpy(np.array(x, dtype=np.float32, order="C"))
     if x.dtype == np.uint8:
         inputs /= 255
     elif not bool(torch.isfinite(inputs).all()):
         row = int((~torch.isfinite(inputs)).flatten(1).any(1).nonzero()[0])
-        raise DataError(f"sample {row} holds a value that is not finite: remove or repair it")
+        raise DataError(f"sample {row} has a value that is not finite: remove or repair it")
     groups = None if group is None else torch.from_numpy(np.asarray(group).astype(np.int64))
     return Samples(inputs, _targets(y), groups)
 
 
 def _targets(y: np.ndarray) -> Tensor:
-    """Classes as int64, anything that is no whole number as float32."""
+    """Labels as int64 if all are whole numbers, else as float32."""
     if y.dtype.kind == "f" and y.size:
         if not np.isfinite(y).all():
             row = int(np.argwhere(~np.isfinite(y))[0, 0])
@@ -132,44 +134,43 @@ def _targets(y: np.ndarray) -> Tensor:
     return torch.from_numpy(y.astype(np.int64))
 
 
-def restrict(part: Samples, labels: Sequence[int]) -> Samples:
-    """Only the samples with one of `labels`, renumbered 0, 1, … in the order given."""
-    number = {label: place for place, label in enumerate(labels)}
-    kept = part.take(torch.isin(part.y, torch.tensor(list(labels))))
-    renumbered = torch.tensor([number[int(label)] for label in kept.y], dtype=torch.int64)
-    return replace(kept, y=renumbered)
+def restrict(source: Samples, labels: Sequence[int]) -> Samples:
+    """Return only the samples with these labels, renumbered 0, 1, … in the order of `labels`."""
+    number = {label: index for index, label in enumerate(labels)}
+    selected = source.take(torch.isin(source.y, torch.tensor(list(labels))))
+    renumbered = torch.tensor([number[int(label)] for label in selected.y], dtype=torch.int64)
+    return replace(selected, y=renumbered)
 
 
-def standardise(part: Samples, by: Samples | None = None) -> Samples:
-    """Every feature with mean 0 and deviation 1, measured on `by` (or on `part` itself).
+def standardise(source: Samples, by: Samples | None = None) -> Samples:
+    """Scale every feature to mean 0 and standard deviation 1; constant features become 0.
 
-    Use it for sensor features, whose scales differ; pass a peer's own training samples as `by` so
-    that nothing leaks from test samples or from other peers. Constant features become 0.
+    by: the samples on which mean and deviation are measured; `source` if left out. Pass a peer's own training
+        samples, so that nothing leaks from test samples or from other peers.
     """
-    reference = (part if by is None else by).x
+    reference = (source if by is None else by).x
     mean, deviation = reference.mean(0), reference.std(0, correction=0)
     scale = torch.where(deviation > 0, deviation, torch.ones_like(deviation))
-    return replace(part, x=(part.x - mean) / scale)
+    return replace(source, x=(source.x - mean) / scale)
 
 
 def from_torch(dataset: Any, indices: Iterable[int] | None = None) -> Samples:
-    """Read a map-style torch Dataset of (x, y) pairs, or the part of it at `indices`, into Samples.
+    """Read a map-style torch Dataset of (x, y) pairs, or only its items at `indices`, into Samples.
 
-    Byte inputs (tensors, arrays, PIL images) are scaled to [0, 1]; PIL images become
-    `(channels, height, width)`; floats are kept as they are. A single number becomes one feature.
-    Labels are read as by `samples`.
+    uint8 inputs (tensors, arrays, PIL images) are scaled to [0, 1]; floats are not changed. PIL images become
+    `(channels, height, width)`, and a single number becomes one feature. Labels are read as by `samples`.
     """
     chosen = range(len(dataset)) if indices is None else [int(i) for i in indices]
     if not len(chosen):
-        raise DataError("from_torch was given no samples: pass a dataset or indices that hold some")
+        raise DataError("from_torch was given no samples: the dataset or the indices are empty")
     inputs: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     for i in chosen:
         try:
             x, y = dataset[i]
         except IndexError:
-            held = f", which has {len(dataset)}" if hasattr(dataset, "__len__") else ""
-            raise DataError(f"from_torch: there is no sample {i} in the dataset{held}") from None
+            size = f", which has {len(dataset)}" if hasattr(dataset, "__len__") else ""
+            raise DataError(f"from_torch: there is no sample {i} in the dataset{size}") from None
         inputs.append(_array(x))
         label = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
         labels.append(label.reshape(()) if label.size == 1 else label)
@@ -194,7 +195,7 @@ def _array(x: Any) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Task:
-    """A permutation of the labels (the paper's V.3): a sample labelled `c` is called `labels[c]` here."""
+    """A permutation of the labels (section V.3 of the paper): it changes the label `c` to `labels[c]`."""
 
     name: str
     labels: tuple[int, ...]
@@ -210,12 +211,12 @@ class Task:
 
     @classmethod
     def identity(cls, classes: int) -> Task:
-        """Every label keeps its name."""
+        """The task that changes no label."""
         return cls("identity", tuple(range(classes)))
 
     @classmethod
     def swap(cls, classes: int, a: int, b: int) -> Task:
-        """Labels `a` and `b` change places."""
+        """The task that exchanges the labels `a` and `b`."""
         if a == b or not (0 <= a < classes and 0 <= b < classes):
             raise DataError(f"swap: {a} and {b} must be two different labels of 0..{classes - 1}")
         labels = list(range(classes))
@@ -224,22 +225,21 @@ class Task:
 
     @classmethod
     def cycle(cls, classes: int, r: int) -> Task:
-        """The last `r` labels move round by one: the cycle (10−r … 9) of V.3.f, for ten classes.
+        """The task that permutes the last `r` labels cyclically; section V.3.f: (10−r … 9) for ten classes.
 
-        `r` is the difference rate, the number of labels that differ from the identity: 0, or 2 to
-        `classes`.
+        r: the number of labels that change, which the paper calls difference rate: 0, or 2 to `classes`.
         """
         if r == 1 or not 0 <= r <= classes:
             raise DataError(
                 f"cycle: r must be 0 or 2..{classes}, not {r}: no permutation moves exactly one label"
             )
         first = classes - r
-        moved = [first + (place + 1) % r for place in range(r)]
+        moved = [first + (index + 1) % r for index in range(r)]
         return cls(f"cycle {r}", (*range(first), *moved))
 
     @classmethod
     def symmetric(cls, classes: int, last: int = 3) -> list[Task]:
-        """All permutations of the last `last` labels, the identity first (V.3.d: S3, six tasks)."""
+        """All permutations of the last `last` labels, the identity first (section V.3.d: S3, six tasks)."""
         if not 1 <= last <= classes:
             raise DataError(f"symmetric: last must be 1..{classes}, not {last}")
         first = classes - last
@@ -254,10 +254,10 @@ class Task:
         return np.array(self.labels, dtype=np.int64)
 
     def apply(self, y: Labels) -> Labels:
-        """The labels as this task calls them; `y` itself is left alone."""
+        """Return the labels that this task gives; `y` itself is not changed."""
         if len(y) and not 0 <= int(y.min()) <= int(y.max()) < len(self.labels):
             raise DataError(
-                f"task {self.name!r} knows labels 0..{len(self.labels) - 1}, "
+                f"task {self.name!r} is for labels 0..{len(self.labels) - 1}, "
                 f"not {int(y.min())}..{int(y.max())}: build it for the data set's classes"
             )
         if isinstance(y, Tensor):

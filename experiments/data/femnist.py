@@ -1,7 +1,7 @@
-"""FEMNIST: handwritten characters by writer, in the paper's variants A, M and D (V.2).
+"""Loads FEMNIST, handwritten characters by writer, in the variants A, M and D of the paper (section V.2).
 
-LEAF's json files are read when they are there; else a pool of FEMNIST images without writer ids,
-whose groups are styles. Labels are LEAF's: 0-9 digits, 10-35 capitals, 36-61 small letters.
+LEAF's JSON files are used if they are found; else a file of FEMNIST images without writer ids, which are
+grouped by style. Labels are LEAF's: 0-9 digits, 10-35 capitals, 36-61 small letters.
 """
 
 from __future__ import annotations
@@ -15,79 +15,80 @@ import numpy as np
 import torch
 
 from .dataset import Dataset, Samples, restrict, samples
-from .sources import DataError, Places
+from .sources import DataError, DataFiles
 
-# Small letters that NIST SD 19's "by merge" scheme joins with their capitals.
+# Small letters that have the same class as their capitals in NIST SD 19's "by merge" labels.
 MERGED = "cijklmopsuvwxyz"
 _LEAF = ("all_data_*.json", "all_data/all_data_*.json", "data/all_data/all_data_*.json")
 
 
 def merged_labels() -> np.ndarray:
-    """`m[label]`: variant A's 62 labels to variant M's 47; the last 11 are a b d e f g h n q r t."""
+    """A table from variant A's 62 labels to variant M's 47; the last 11 are a b d e f g h n q r t."""
     table = np.arange(62)
-    small = np.array([chr(ord("a") + place) in MERGED for place in range(26)])
-    table[36:] = np.where(small, 10 + np.arange(26), 35 + np.cumsum(~small))
+    is_merged = np.array([chr(ord("a") + index) in MERGED for index in range(26)])
+    table[36:] = np.where(is_merged, 10 + np.arange(26), 35 + np.cumsum(~is_merged))
     return table
 
 
-def femnist_a(places: Places) -> Dataset:
-    """All 62 classes."""
-    return _variant(places, 62, lambda all_: all_)
+def femnist_a(files: DataFiles) -> Dataset:
+    """Load variant A: all 62 classes."""
+    return _variant(files, 62, lambda all_: all_)
 
 
-def femnist_m(places: Places) -> Dataset:
-    """47 classes: letters whose capital and small forms look alike are one class."""
+def femnist_m(files: DataFiles) -> Dataset:
+    """Load variant M, 47 classes: letters whose capital and small forms look alike are one class."""
     table = torch.from_numpy(merged_labels())
-    return _variant(places, 47, lambda all_: replace(all_, y=table[all_.y]))
+    return _variant(files, 47, lambda all_: replace(all_, y=table[all_.y]))
 
 
-def femnist_d(places: Places) -> Dataset:
-    """Digits only. Without LEAF's files prefer `mnist-writers`, whose writers are real."""
-    return _variant(places, 10, lambda all_: restrict(all_, range(10)))
+def femnist_d(files: DataFiles) -> Dataset:
+    """Load variant D: only digits. Without LEAF's files `mnist-writers` is better: its groups are writers."""
+    return _variant(files, 10, lambda all_: restrict(all_, range(10)))
 
 
-def _variant(places: Places, classes: int, change: Callable[[Samples], Samples]) -> Dataset:
-    name = places.dataset
-    if files := places.glob(*_LEAF):
-        return Dataset(name, change(read_leaf(files)), None, classes, "grouped by writer")
+def _variant(files: DataFiles, classes: int, change: Callable[[Samples], Samples]) -> Dataset:
+    name = files.dataset
+    if leaf_files := files.glob(*_LEAF):
+        return Dataset(name, change(read_leaf(leaf_files)), None, classes, "grouped by writer")
     advice = (
         "put LEAF's all_data_*.json files there, or set GOSSAMER_DATA to the folder above femnist/"
     )
-    x, y = places.arrays("femnist_pool.npz", "x", "y", advice=advice)
-    (group,) = places.arrays("femnist_pseudo_writers.npz", "group", advice=advice)
-    whole = samples(255 - x[:, None], y, group)  # ink is dark in the file
+    x, y = files.arrays("femnist_pool.npz", "x", "y", advice=advice)
+    (group,) = files.arrays("femnist_pseudo_writers.npz", "group", advice=advice)
+    inverted = samples(255 - x[:, None], y, group)  # ink is dark in the file
     note = "style groups (stroke thickness, size, slant), not writers"
-    return Dataset(name, change(whole), None, classes, note)
+    return Dataset(name, change(inverted), None, classes, note)
 
 
 def read_leaf(files: list[Path]) -> Samples:
-    """LEAF's FEMNIST: `users` and `user_data[user] = {"x": [784 numbers, …], "y": […]}` per file.
+    """Read LEAF's files: `users` and `user_data[user] = {"x": [784 numbers, …], "y": […]}` in each.
 
-    Writers are numbered in the order in which they appear. The full set is 36 files and several
-    gigabytes of memory: the first files alone make a good, smaller set.
+    Writers are numbered in the order in which they appear. The full set has 36 files and needs several
+    gigabytes of memory: a few of the files make a good, smaller set.
     """
-    number: dict[str, int] = {}
-    parts = [
-        (x, y, np.full(len(y), number.setdefault(user, len(number))))
+    numbers: dict[str, int] = {}
+    writers = [
+        (x, y, np.full(len(y), numbers.setdefault(user, len(numbers))))
         for path in files
         for user, x, y in _users(path)
     ]
-    if not parts:
+    if not writers:
         raise DataError(f"{files[0]}: no writer in LEAF's files has a sample: download them again")
-    return samples(*map(np.concatenate, zip(*parts, strict=True)))
+    return samples(*map(np.concatenate, zip(*writers, strict=True)))
 
 
 def _users(path: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """Read the name, images and labels of every writer in one of LEAF's files."""
     try:
         content = json.loads(path.read_text())
         users, data = content["users"], content["user_data"]
         pairs = [(str(user), data[user]["x"], data[user]["y"]) for user in users]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path} is not LEAF json with 'users' and 'user_data' holding 'x' and 'y' "
+            f"{path} is not LEAF's JSON with 'users' and 'user_data' holding 'x' and 'y' "
             f"({type(error).__name__}: {error})"
         ) from error
-    found = []
+    writers = []
     for user, x, y in pairs:
         try:
             # LEAF stores paper as 1 and ink as 0
@@ -104,5 +105,5 @@ def _users(path: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:
                 f"not {classes.min()}..{classes.max()}"
             )
         if len(classes):
-            found.append((user, images, classes))
-    return found
+            writers.append((user, images, classes))
+    return writers

@@ -1,7 +1,7 @@
-"""Who holds which samples: pure functions that return one array of indices for each peer.
+"""Partitions of a data set over peers: pure functions that return one array of sample indices for each peer.
 
-No index is given to two peers. `seed` is an int or a numpy Generator; the same int gives the same
-partition. Feed the result to `Samples.take`.
+No two peers have the same index. `seed` is an int or a numpy Generator; the same int gives the same
+partition. Pass each array to `Samples.take`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ Seed = int | np.random.Generator
 
 
 def iid(n: int, peers: int, size: int | None = None, seed: Seed = 0) -> list[np.ndarray]:
-    """`size` random samples for each peer; without `size` all `n` are dealt out evenly."""
-    return _deal(np.random.default_rng(seed).permutation(n), peers, size)
+    """Give each peer `size` random samples; without `size`, divide all `n` samples evenly."""
+    return _consecutive(np.random.default_rng(seed).permutation(n), peers, size)
 
 
 def successive(n: int, peers: int, size: int | None = None) -> list[np.ndarray]:
-    """Consecutive sequences of `size` samples in the order of the source (the paper's V.3).
+    """Give each peer `size` consecutive samples, in the order of the source (section V.3 of the paper).
 
-    Without `size` all `n` are dealt out evenly.
+    Without `size`, divide all `n` samples evenly.
     """
-    return _deal(np.arange(n), peers, size)
+    return _consecutive(np.arange(n), peers, size)
 
 
 def dirichlet(
@@ -36,11 +36,11 @@ def dirichlet(
     seed: Seed = 0,
     minimum: int = 1,
 ) -> list[np.ndarray]:
-    """Every sample dealt out, each class by its own Dirichlet(alpha) draw of the peers' shares.
+    """Divide all samples; the peers' shares of each class are drawn from Dirichlet(alpha).
 
-    Lower `alpha` for more skew: 100 is nearly iid, 0.5 is usual, 0.1 leaves most peers with a few
-    classes. Peers with fewer than `minimum` samples get some at random from those that have most:
-    raise it when a mini-batch needs more samples than the smallest peer has.
+    alpha: lower it for more skew: 100 is nearly iid, 0.5 is usual, with 0.1 most peers have a few classes.
+    minimum: the least samples of a peer; a peer with fewer gets random samples from the peers with most.
+        Raise it if a mini-batch needs more samples than the smallest peer has.
     """
     labels = _array(y)
     _check_peers(peers)
@@ -54,26 +54,26 @@ def dirichlet(
             f"{peers * minimum}, there are {len(labels)}: lower peers or minimum"
         )
     rng = np.random.default_rng(seed)
-    held: list[list[int]] = [[] for _ in range(peers)]
+    by_peer: list[list[int]] = [[] for _ in range(peers)]
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
         shares = rng.dirichlet(np.full(peers, alpha))
-        cuts = (np.cumsum(shares)[:-1] * len(members)).astype(int)
-        for peer, piece in enumerate(np.split(members, cuts)):
-            held[peer].extend(piece)
-    for mine in held:
-        while len(mine) < minimum:
-            richest = max(held, key=len)
-            mine.append(richest.pop(int(rng.integers(len(richest)))))
-    return [rng.permutation(np.array(mine, dtype=np.int64)) for mine in held]
+        ends = (np.cumsum(shares)[:-1] * len(members)).astype(int)
+        for peer, indices in enumerate(np.split(members, ends)):
+            by_peer[peer].extend(indices)
+    for indices in by_peer:
+        while len(indices) < minimum:
+            largest = max(by_peer, key=len)
+            indices.append(largest.pop(int(rng.integers(len(largest)))))
+    return [rng.permutation(np.array(indices, dtype=np.int64)) for indices in by_peer]
 
 
 def shards(
     y: Tensor | np.ndarray | Sequence[int], peers: int, per_peer: int, seed: Seed = 0
 ) -> list[np.ndarray]:
-    """Samples sorted by label, cut into `peers × per_peer` even shards, `per_peer` dealt to each.
+    """Sort samples by label, split them into `peers × per_peer` equal shards, give each peer random ones.
 
-    Lower `per_peer` for more skew: 2 leaves each peer about two classes.
+    per_peer: shards of each peer. Lower it for more skew: with 2, a peer has about two classes.
     """
     labels = _array(y)
     _check_peers(peers)
@@ -84,9 +84,9 @@ def shards(
             f"there are {len(labels)} samples: per_peer must be 1 or more, and small enough"
         )
     rng = np.random.default_rng(seed)
-    pieces = np.array_split(np.argsort(labels, kind="stable"), count)
-    order = rng.permutation(count).reshape(peers, per_peer)
-    return [np.concatenate([pieces[shard] for shard in mine]) for mine in order]
+    all_shards = np.array_split(np.argsort(labels, kind="stable"), count)
+    numbers_by_peer = rng.permutation(count).reshape(peers, per_peer)
+    return [np.concatenate([all_shards[k] for k in numbers]) for numbers in numbers_by_peer]
 
 
 def by_group(
@@ -95,10 +95,10 @@ def by_group(
     size: int | None = None,
     seed: Seed = 0,
 ) -> list[np.ndarray]:
-    """One natural group (writer, subject, node) for each peer, the largest groups first (V.2).
+    """Give each peer one natural group (writer, subject, node), the largest groups first (section V.2).
 
-    Each group's samples are shuffled, since sources keep them in a biased order, then truncated to
-    `size`, or without it to the smallest chosen group, so that no peer is richer than another.
+    Each group's samples are shuffled, since their order in the source is biased, then truncated to `size`, or
+    without it to the size of the smallest of these groups, so that all peers have equally many.
     """
     if group is None:
         raise DataError("by_group: this data set has no natural groups; use iid or dirichlet")
@@ -109,62 +109,66 @@ def by_group(
     if peers > len(values):
         raise DataError(f"by_group: {peers} peers ask for {peers} groups, there are {len(values)}")
     chosen = largest_first[:peers]
-    least = int(counts[chosen[-1]])
-    if size is not None and not 1 <= size <= least:
+    smallest = int(counts[chosen[-1]])
+    if size is not None and not 1 <= size <= smallest:
         enough = int((counts >= size).sum())
         raise DataError(
-            f"by_group: {peers} groups of {size} samples were asked, {enough} groups have that "
-            f"many and group number {peers} has {least}: size must be 1 to {least}, or fewer peers"
+            f"by_group: {peers} groups of {size} samples were asked, {enough} groups have that many and the "
+            f"{peers} largest have at least {smallest}: size must be 1 to {smallest}, or use fewer peers"
         )
     rng = np.random.default_rng(seed)
-    length = least if size is None else size
-    return [rng.permutation(np.flatnonzero(ids == values[place]))[:length] for place in chosen]
+    length = smallest if size is None else size
+    return [rng.permutation(np.flatnonzero(ids == values[row]))[:length] for row in chosen]
 
 
 def split(
     indices: np.ndarray | Sequence[int], test: int | float, seed: Seed = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One peer's indices divided at random into (train, test), each in the order they came in.
+    """Divide one peer's indices at random into (train, test); both keep the order of `indices`.
 
-    `test` is a number of samples (int) or a share (float between 0 and 1, rounded).
+    test: the number of test samples (int), or their fraction (float between 0 and 1, rounded).
     """
-    own = np.asarray(indices, dtype=np.int64)
-    count = round(test * len(own)) if isinstance(test, float) else test
-    if (isinstance(test, float) and not 0 <= test < 1) or not 0 <= count < max(len(own), 1):
+    array = np.asarray(indices, dtype=np.int64)
+    count = round(test * len(array)) if isinstance(test, float) else test
+    if (isinstance(test, float) and not 0 <= test < 1) or not 0 <= count < max(len(array), 1):
         raise DataError(
-            f"split: {test} test samples were asked of {len(own)}: give a smaller number, or a "
-            "share between 0 and 1, so that at least one is left to train on"
+            f"split: {test} test samples were asked of {len(array)}: give a smaller number, or a "
+            "fraction between 0 and 1, so that at least one is left to train on"
         )
-    kept_back = np.zeros(len(own), dtype=bool)
-    kept_back[np.random.default_rng(seed).permutation(len(own))[:count]] = True
-    return own[~kept_back], own[kept_back]
+    is_test = np.zeros(len(array), dtype=bool)
+    is_test[np.random.default_rng(seed).permutation(len(array))[:count]] = True
+    return array[~is_test], array[is_test]
 
 
-def alike(labels: Tensor | np.ndarray, own: Tensor | np.ndarray, classes: int) -> np.ndarray:
-    """Return the most of `labels`' indices whose classes have the same shares as in a peer's `own` labels.
+def with_class_shares(
+    labels: Tensor | np.ndarray, own: Tensor | np.ndarray, classes: int
+) -> np.ndarray:
+    """Select test samples with the same shares of classes as a peer's training samples, as many as possible.
 
-    A class that is too rare to be given one whole sample is left out.
+    labels: of all test samples. own: the labels of the peer's training samples. A class whose share is less
+    than one sample is left out. Returns indices into `labels`.
     """
     labels, own = _array(labels), _array(own)
-    wanted = np.bincount(own, minlength=classes) / len(own)
-    there = np.bincount(labels, minlength=classes)
-    scale = min(there[k] / wanted[k] for k in range(classes) if wanted[k])
-    counts = np.floor(scale * wanted + 1e-9).astype(int)
-    chosen = [np.flatnonzero(labels == k)[: counts[k]] for k in range(classes)]
-    if not sum(map(len, chosen)):
+    shares = np.bincount(own, minlength=classes) / len(own)
+    available = np.bincount(labels, minlength=classes)
+    scale = min(available[k] / shares[k] for k in range(classes) if shares[k])
+    counts = np.floor(scale * shares + 1e-9).astype(int)
+    by_class = [np.flatnonzero(labels == k)[: counts[k]] for k in range(classes)]
+    if not sum(map(len, by_class)):
         raise DataError(
             "a peer has a class that is not among the test samples: raise data.test, or set "
             'data.tested = "common"'
         )
-    return np.sort(np.concatenate(chosen))
+    return np.sort(np.concatenate(by_class))
 
 
-def _deal(order: np.ndarray, peers: int, size: int | None) -> list[np.ndarray]:
+def _consecutive(order: np.ndarray, peers: int, size: int | None) -> list[np.ndarray]:
+    """Give each peer the next `size` indices of `order`, or an equal number if `size` is None."""
     _check_peers(peers)
-    wanted = 1 if size is None else size
-    if wanted < 1 or peers * wanted > len(order):
+    least = 1 if size is None else size
+    if least < 1 or peers * least > len(order):
         raise DataError(
-            f"{peers} peers with {wanted} samples each ask for {peers * wanted}, "
+            f"{peers} peers with {least} samples each ask for {peers * least}, "
             f"there are {len(order)}: size must be 1 or more, and small enough"
         )
     if size is None:

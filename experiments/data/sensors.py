@@ -1,10 +1,12 @@
-"""Sensors: HAPT, six activities of 30 people from a phone's accelerometer and gyroscope, and VSN.
+"""Loads sensor data: human activities (HAPT) and vehicles seen by a sensor network (VSN).
 
-VSN: vehicles told apart by 50 acoustic and 50 seismic features (Duarte & Hu; the paper's V.4).
+HAPT: six activities of 30 people, recorded by a phone's accelerometer and gyroscope.
 
-Three sources, the best one found wins: MOCHA's vehicle.mat (two classes, 23 sensor nodes: the
-paper's setting), SensIT "combined" in LIBSVM format (three classes, no nodes), a sample of 300.
-SensIT's files do not name their classes: label 3 is taken for noise, 1 and 2 for the two vehicles.
+VSN: two vehicles, distinguished by 50 acoustic and 50 seismic features (Duarte & Hu; section V.4 of the
+paper). There are three sources, of which the first that is found is used: MOCHA's vehicle.mat (two classes,
+23 sensor nodes, as in the paper), SensIT "combined" in LIBSVM format (three classes, no nodes), and 300
+samples of SensIT. SensIT's files do not name their classes: labels 1 and 2 are taken for the vehicles, 3 for
+noise.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from .dataset import Dataset, Samples, restrict, samples
-from .sources import DataError, Places
+from .sources import DataError, DataFiles
 
 ACTIVITIES = ("walking", "upstairs", "downstairs", "sitting", "standing", "laying")
 FEATURES = 100
@@ -26,76 +28,76 @@ _STEMS = ("combined", "combined_scale")
 _OPENERS: dict[str, Any] = {"": open, ".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open}
 
 
-def vsn(places: Places) -> Dataset:
-    """Two classes with nodes as groups from vehicle.mat; else three classes without groups."""
-    mat = places.find("vehicle.mat")
+def vsn(files: DataFiles) -> Dataset:
+    """Load VSN: two classes, grouped by sensor node, from vehicle.mat; else three classes without groups."""
+    mat = files.find("vehicle.mat")
     if mat is not None:
         return Dataset("vsn", read_mocha(mat), None, 2, "grouped by sensor node")
     for stem in _STEMS:
-        train = places.find(*(stem + suffix for suffix in _OPENERS))
+        train = files.find(*(stem + suffix for suffix in _OPENERS))
         if train is not None:
-            test = places.find(*(stem + ".t" + suffix for suffix in _OPENERS))
+            test = files.find(*(stem + ".t" + suffix for suffix in _OPENERS))
             note = "SensIT without node ids: make peers by a partition; class 2 taken for noise"
             held_out = None if test is None else read_libsvm(test)
             return Dataset("vsn", read_libsvm(train), held_out, 3, note)
     advice = (
         "put MOCHA's vehicle.mat or LIBSVM's SensIT 'combined' there, "
-        "or use hapt-sitstand in its place"
+        "or use the data set hapt-sitstand instead"
     )
-    acoustic, seismic, y = places.arrays("sensit300.npz", "acoustic", "seismic", "y", advice=advice)
+    acoustic, seismic, y = files.arrays("sensit300.npz", "acoustic", "seismic", "y", advice=advice)
     x = np.concatenate([acoustic, seismic], axis=1)
     note = "300 samples without node ids: too few for 16 peers; class 2 taken for noise"
     return Dataset("vsn", samples(x, y.astype(np.int64) - 1), None, 3, note)
 
 
-def vsn_binary(places: Places) -> Dataset:
-    """The paper's two classes only: whatever `vsn` finds, without the noise class."""
-    whole = vsn(places)
-    note = whole.note.replace("class 2 taken for noise", "label 3 left out as noise")
-    test = None if whole.test is None else restrict(whole.test, (0, 1))
-    return Dataset("vsn-binary", restrict(whole.train, (0, 1)), test, 2, note)
+def vsn_binary(files: DataFiles) -> Dataset:
+    """Load VSN with only the two vehicles, as in the paper: `vsn` without the class of noise."""
+    all_classes = vsn(files)
+    note = all_classes.note.replace("class 2 taken for noise", "label 3 left out as noise")
+    test = None if all_classes.test is None else restrict(all_classes.test, (0, 1))
+    return Dataset("vsn-binary", restrict(all_classes.train, (0, 1)), test, 2, note)
 
 
-def hapt(places: Places) -> Dataset:
-    """100 spectral features (50 accelerometer, 50 gyroscope), six classes, `group` = the person.
+def hapt(files: DataFiles) -> Dataset:
+    """Load HAPT: 100 spectral features (50 accelerometer, 50 gyroscope), six classes, grouped by person.
 
-    Features have their own scales: `standardise` them before training a sigmoid network.
+    The scales of features differ: `standardise` them before training a sigmoid network.
     """
-    x, y, subject = places.arrays("hapt_fft100.npz", "x", "y", "subject")
+    x, y, subject = files.arrays("hapt_fft100.npz", "x", "y", "subject")
     note = "people as groups; features not standardised"
     return Dataset("hapt", samples(x, y.astype(np.int64) - 1, subject), None, 6, note)
 
 
-def hapt_sitstand(places: Places) -> Dataset:
-    """Sitting (0) against standing (1): like VSN, two classes, 100 features, differing places."""
-    whole = hapt(places)
-    chosen = (ACTIVITIES.index("sitting"), ACTIVITIES.index("standing"))
-    note = "sitting against standing, in place of VSN; " + whole.note
-    return Dataset("hapt-sitstand", restrict(whole.train, chosen), None, 2, note)
+def hapt_sitstand(files: DataFiles) -> Dataset:
+    """Load HAPT with only sitting (0) and standing (1): two classes and 100 features in groups, like VSN."""
+    all_classes = hapt(files)
+    labels = (ACTIVITIES.index("sitting"), ACTIVITIES.index("standing"))
+    note = "sitting against standing, in place of VSN; " + all_classes.note
+    return Dataset("hapt-sitstand", restrict(all_classes.train, labels), None, 2, note)
 
 
-def hapt_raw(places: Places) -> Dataset:
-    """The windows themselves, `[n, 128 moments, 6 axes]`, for recurrent networks; six classes.
+def hapt_raw(files: DataFiles) -> Dataset:
+    """Load HAPT's time series, windows of shape `[n, 128 time steps, 6 axes]`; six classes.
 
-    One-dimensional convolutions want axes first: `x.transpose(1, 2)`.
+    Recurrent networks take this shape; one-dimensional convolutions need `x.transpose(1, 2)`.
     """
-    windows, scale, y, subject = places.arrays("hapt_raw128.npz", "w", "scale", "y", "subject")
+    windows, scale, y, subject = files.arrays("hapt_raw128.npz", "w", "scale", "y", "subject")
     x = windows.astype(np.float32) / scale
-    note = "people as groups; windows of 128 moments × 6 axes"
+    note = "people as groups; windows of 128 time steps × 6 axes"
     return Dataset("hapt-raw", samples(x, y.astype(np.int64) - 1, subject), None, 6, note)
 
 
 def read_mocha(path: Path) -> Samples:
-    """MOCHA's .mat: cells `X{t}` (n × features) and `Y{t}` (n × 1, −1 or 1), one per node t."""
-    from scipy.io import loadmat  # only here: it takes long to import, and few have this file
+    """Read MOCHA's .mat file: for each node t, arrays `X{t}` (n × features) and `Y{t}` (n × 1, −1 or 1)."""
+    from scipy.io import loadmat  # slow to import, and needed only for this file
 
     try:
         content = loadmat(path)
         inputs = [np.asarray(x, dtype=np.float32) for x in content["X"].ravel()]
         labels = [np.asarray(y, dtype=np.float64).ravel() for y in content["Y"].ravel()]
-    except Exception as error:  # loadmat raises whatever its parser stumbles on
+    except Exception as error:  # loadmat may raise any exception for a damaged file
         raise DataError(
-            f"{path} is not MOCHA's .mat with cells X and Y ({type(error).__name__}: {error})"
+            f"{path} is not MOCHA's .mat with cell arrays X and Y ({type(error).__name__}: {error})"
         ) from error
     if not inputs or len(inputs) != len(labels):
         raise DataError(f"{path}: X has {len(inputs)} nodes and Y has {len(labels)}")
@@ -112,8 +114,8 @@ def read_mocha(path: Path) -> Samples:
 
 
 def read_libsvm(path: Path) -> Samples:
-    """SensIT in LIBSVM format, `label index:value …` with labels 1 to 3; plain, bz2, gz or xz."""
-    from sklearn.datasets import load_svmlight_file  # as above
+    """Read SensIT in LIBSVM format, `label index:value …` with labels 1 to 3; plain, bz2, gz or xz."""
+    from sklearn.datasets import load_svmlight_file  # slow to import, and needed only for this file
 
     try:
         with _OPENERS.get(path.suffix, open)(path, "rb") as file:

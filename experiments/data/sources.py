@@ -1,7 +1,7 @@
-"""Data sets by name, and their files: where they are looked for, checksums and downloads.
+"""Loads data sets by name: finds their files, verifies checksums and downloads.
 
-A new data set is a function that loads it, and a line in `_LOADERS`. Nothing here loads torch, so that names
-are listed at once. Whatever is wrong with a file is a DataError.
+To add a data set, write a function that loads it and add it to `_LOADERS`. Importing this module does not
+import torch, so that names are listed quickly. A file that is missing or damaged raises DataError.
 """
 
 from __future__ import annotations
@@ -49,103 +49,107 @@ _LOADERS = {
     "hapt-raw": ("sensors", "sensors:hapt_raw"),
     "cifar10": ("cifar", "cifar:cifar10"),
 }
-"""By name: the family, which is the folder its files are in, and module:function of this package."""
+"""By name of the data set: the folder of its files (its family), and module:function of this package."""
 
 
 class DataError(GossamerError, ValueError):
-    """Data that cannot be found, read or used as asked. One line, which says what to do."""
+    """Data cannot be found, read or used; the message is one line that says what to do."""
 
 
 def names() -> tuple[str, ...]:
-    """Every name that `load` knows; "digits" is built in, "mnist" downloads, others are files."""
+    """The names of all data sets: "digits" is built in, "mnist" is downloaded, others need their files."""
     return tuple(_LOADERS)
 
 
 def load(
     name: str, root: str | Path | None = None, *, seed: int = 0, folder: Path | None = None
 ) -> Dataset:
-    """Load a data set by name, or what a function of yours returns, `module:function`.
+    """Load a data set by name, or by calling a function of the user, `module:function`.
 
-    Files are looked for in the family's folder (`mnist/`, `femnist/`, `handwriting/`, `sensors/`,
-    `cifar/`) under `root`, or under the folder that the environment variable GOSSAMER_DATA names if
-    `root` is None, then under the cache folder (`$XDG_CACHE_HOME` or `~/.cache`, then `gossamer/`).
-    DataError says which file is missing or damaged, and what to do.
+    The files of a data set are searched in a subfolder (`mnist/`, `femnist/`, `handwriting/`, `sensors/` or
+    `cifar/`) of `root`, or, if `root` is None, of the folder in the environment variable GOSSAMER_DATA; then
+    in the same subfolder of the cache folder (`$XDG_CACHE_HOME` or `~/.cache`, then `gossamer/`). DataError
+    says which file is missing or damaged, and what to do.
 
-    A function returns a Dataset, and may take a `seed`; its module is looked for in `folder`, and in the
-    folder that one starts from.
+    A user's function returns a Dataset, and may have a parameter `seed`; its module is searched in `folder`
+    and in the working directory.
     """
     if ":" in name:
-        return _load_own(name, seed, folder)
+        return _load_from_function(name, seed, folder)
     if name not in _LOADERS:
-        near = hint(name, _LOADERS, cutoff=0)
+        suggestion = hint(name, _LOADERS, cutoff=0)
         raise DataError(
-            f"no data set is called {name!r}: {near} "
+            f"no data set is called {name!r}: {suggestion} "
             f"There are {', '.join(_LOADERS)}; or name a function of yours, module:function"
         )
     family, loader = _LOADERS[name]
     module, function = loader.split(":")
-    return getattr(import_module(f".{module}", __package__), function)(_places(name, family, root))
+    return getattr(import_module(f".{module}", __package__), function)(
+        _data_files(name, family, root)
+    )
 
 
-def _load_own(named: str, seed: int, folder: Path | None) -> Dataset:
-    """Return what the user's function returns; it is given `seed` if it has an argument of that name.
+def _load_from_function(entry: str, seed: int, folder: Path | None) -> Dataset:
+    """Call the user's function, with `seed` if it has a parameter of that name, and check its result.
 
-    Its module stands in `folder` (beside the config), in the folder that one starts from, or is
-    installed. Whatever goes wrong in it is one line that names the function.
+    entry: module:function. The module is in `folder` (that of the config), in the working directory, or
+    installed. Any error raises DataError with one line that names the function.
     """
-    from .dataset import Dataset  # torch: only for those who load something
+    from .dataset import Dataset  # imports torch, which listing names does not need
 
-    beside = str((folder or Path()).resolve())
-    if beside not in sys.path:
-        sys.path.insert(0, beside)
+    module_folder = str((folder or Path()).resolve())
+    if module_folder not in sys.path:
+        sys.path.insert(0, module_folder)
     try:
-        function = load_entry(named)
+        function = load_entry(entry)
         try:
-            known = inspect.signature(function).parameters
-        except (TypeError, ValueError):  # written in C: it says nothing of its arguments
-            known = {}
-        found = call_entry(named, {"seed": seed} if "seed" in known else {})
+            parameters = inspect.signature(function).parameters
+        except (TypeError, ValueError):  # functions written in C may have no signature
+            parameters = {}
+        dataset = call_entry(entry, {"seed": seed} if "seed" in parameters else {})
     except EntryError as error:
         raise DataError(str(error)) from error.__cause__
     except GossamerError as error:
-        raise DataError(f"{named}: {error}") from None
-    if not isinstance(found, Dataset):
+        raise DataError(f"{entry}: {error}") from None
+    if not isinstance(dataset, Dataset):
         raise DataError(
-            f"{named} returned {type(found).__name__} instead of a gossamer.experiments.data.Dataset, "
+            f"{entry} returned {type(dataset).__name__} instead of a gossamer.experiments.data.Dataset, "
             "as in Dataset('mine', samples(x, y), None, classes=3)"
         )
-    if not len(found.train):
-        raise DataError(f"{named} returned a Dataset without training samples")
-    if found.test is not None and not len(found.test):
+    if not len(dataset.train):
+        raise DataError(f"{entry} returned a Dataset without training samples")
+    if dataset.test is not None and not len(dataset.test):
         raise DataError(
-            f"{named} returned a Dataset with an empty test set: with None, samples are held out"
+            f"{entry} returned a Dataset with an empty test set: with None, samples are held out"
         )
-    return found
+    return dataset
 
 
 def load_once(name: str, seed: int = 0, folder: Path | None = None) -> Dataset:
-    """Load a data set, or take the one that was loaded for the last run of this process."""
-    return _kept(name, seed, folder) if ":" in name else _kept(name)  # files are for all seeds
+    """Load a data set, or return the one that an earlier run of this process has loaded."""
+    # only the user's functions depend on the seed
+    return _load_cached(name, seed, folder) if ":" in name else _load_cached(name)
 
 
 @lru_cache(maxsize=2)
-def _kept(name: str, seed: int = 0, folder: Path | None = None) -> Dataset:
+def _load_cached(name: str, seed: int = 0, folder: Path | None = None) -> Dataset:
     return load(name, seed=seed, folder=folder)
 
 
 # --- files ------------------------------------------------------------------------------------------
 
 _SUMS = Path(__file__).with_name("SHA256SUMS").read_text("ascii").splitlines()
-KNOWN = {name: sha256 for sha256, name in map(str.split, _SUMS)}
-"""SHA-256 of the files whose content is known, by family and name: MNIST as published and unpacked, derived
-files. A file is checked before it is read, so that a figure never rests on a damaged or different copy."""
+CHECKSUMS = {name: sha256 for sha256, name in map(str.split, _SUMS)}
+"""SHA-256 of files by family and name: MNIST's files as published and unpacked, and files derived from other
+data sets. A file is verified before it is read, so that no result comes from a damaged or different copy."""
 
 
 @dataclass(frozen=True)
-class Places:
-    """The folders where a data set's family of files may lie, in the order in which they are tried.
+class DataFiles:
+    """Finds the files of a data set.
 
-    The last one is in the user's cache: downloads go there.
+    dataset: the name of the data set. family: the subfolder of its files. folders: the folders to search, in
+    this order; the last one is in the user's cache, where downloads are saved.
     """
 
     dataset: str
@@ -153,61 +157,61 @@ class Places:
     folders: tuple[Path, ...] = ()
 
     def find(self, *names: str) -> Path | None:
-        """Return the first file that bears one of `names`, folder by folder; None if there is none."""
+        """Return the first file with one of these names, folder by folder; None if there is none."""
         paths = (folder / name for folder in self.folders for name in names)
         return next((path for path in paths if path.is_file()), None)
 
     def glob(self, *patterns: str) -> list[Path]:
-        """Return the sorted files of the first folder in which one of `patterns` matches."""
+        """Return the sorted files that match one of `patterns`, from the first folder with any."""
         for folder in self.folders:
             for pattern in patterns:
-                if found := sorted(path for path in folder.glob(pattern) if path.is_file()):
-                    return found
+                if paths := sorted(path for path in folder.glob(pattern) if path.is_file()):
+                    return paths
         return []
 
     def need(self, *names: str, advice: str = "") -> Path:
-        """Return the file that bears one of `names`, its checksum verified if known, or raise DataError.
+        """Return the file with one of these names, after verifying its checksum; raises DataError if missing.
 
-        advice: what to do without the file, if more can be done than to set GOSSAMER_DATA.
+        advice: what the user can do if the file is missing; to set GOSSAMER_DATA, if left out.
         """
         path = self.find(*names)
         if path is None:
-            sha256 = KNOWN.get(f"{self.family}/{names[0]}")
+            sha256 = CHECKSUMS.get(f"{self.family}/{names[0]}")
             expected = f" (SHA-256 {sha256})" if sha256 else ""
-            looked = ", ".join(map(str, self.folders))
+            searched = ", ".join(map(str, self.folders))
             advice = advice or f"set GOSSAMER_DATA to the folder above {self.family}/"
             raise DataError(
-                f"{self.dataset}: {names[0]}{expected} was not found; looked in {looked}; {advice}"
+                f"{self.dataset}: {names[0]}{expected} was not found; looked in {searched}; {advice}"
             )
         self.verify(path, path.name)
         return path
 
     def arrays(self, name: str, *keys: str, advice: str = "") -> list[np.ndarray]:
-        """Return the arrays named `keys` of an npz file; `advice` as for `need`."""
+        """Return the arrays with these keys of an npz file; `advice` as for `need`."""
         return read_npz(self.need(name, advice=advice), *keys)
 
     def verify(self, path: Path, name: str) -> None:
-        """Compare a file with the checksum known for `name`; files without a known one pass."""
-        expected = KNOWN.get(f"{self.family}/{name}")
-        if expected and (found := _sha256(path)) != expected:
+        """Raise DataError if a file does not have the checksum of `name`; without a checksum, do nothing."""
+        expected = CHECKSUMS.get(f"{self.family}/{name}")
+        if expected and (actual := _sha256(path)) != expected:
             raise DataError(
                 f"{path} is damaged or is not the original file: expected SHA-256 {expected}, "
-                f"found {found}; replace it, or delete it so that another copy is used"
+                f"found {actual}; replace it, or delete it so that another copy is used"
             )
 
 
-def _places(dataset: str, family: str, root: str | Path | None) -> Places:
-    if not family:  # built in: a GOSSAMER_DATA that is wrong must not stop it
-        return Places(dataset, family)
-    chosen = os.environ.get("XDG_CACHE_HOME")
-    cache = (Path(chosen) if chosen else Path.home() / ".cache") / "gossamer" / family
+def _data_files(dataset: str, family: str, root: str | Path | None) -> DataFiles:
+    if not family:  # a built-in data set, which works also with a wrong GOSSAMER_DATA
+        return DataFiles(dataset, family)
+    cache_home = os.environ.get("XDG_CACHE_HOME")
+    cache = (Path(cache_home) if cache_home else Path.home() / ".cache") / "gossamer" / family
     base = os.environ.get("GOSSAMER_DATA") if root is None else root
     if not base:
-        return Places(dataset, family, (cache,))
+        return DataFiles(dataset, family, (cache,))
     if not Path(base).is_dir():
         origin = "GOSSAMER_DATA" if root is None else "the data root"
         raise DataError(f"{origin} is {base}, which is not a folder: correct it or leave it unset")
-    return Places(dataset, family, (Path(base) / family, cache))
+    return DataFiles(dataset, family, (Path(base) / family, cache))
 
 
 def _sha256(path: Path) -> str:
@@ -216,19 +220,19 @@ def _sha256(path: Path) -> str:
 
 
 def read_npz(path: Path, *keys: str) -> list[np.ndarray]:
-    """The arrays named `keys`. Never unpickles."""
+    """Return the arrays with these keys of an npz file; arrays of pickled objects are refused."""
     try:
         # opened here, because np.load leaves a damaged file open
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            absent = [key for key in keys if key not in arrays]
-            if not absent:
+            missing = [key for key in keys if key not in arrays]
+            if not missing:
                 return [arrays[key] for key in keys]
-            found = ", ".join(arrays)
+            present = ", ".join(arrays)
     except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        # TypeError: a single array (npy) under an npz name
+        # TypeError: the file is an npy array with the name of an npz file
         raise DataError(f"{path} cannot be read as npz ({error}): replace it") from error
     raise DataError(
-        f"{path} has no array {absent[0]!r}, only {found}: it is another file than its name says"
+        f"{path} has no array {missing[0]!r}, only {present}: it is not the file that its name says"
     )
 
 
@@ -240,34 +244,36 @@ def download(
     console: Console | None = None,
     timeout: float = 30.0,
 ) -> Path:
-    """Fetch `target` from the first of `urls` that delivers content with checksum `sha256`.
+    """Download `target` from the first of `urls` whose content has the checksum `sha256`.
 
-    The content is written beside the target under a temporary name, checked, then renamed: the
-    target is either whole and correct or absent, also after Ctrl-C or with two programs at once.
-    `console` shows the progress bar (standard error by default). `timeout` is how many seconds a
-    mirror may stay silent: raise it on a very slow link. DataError names every mirror and what went
-    wrong there.
+    The content is written to a temporary file in the target's folder, verified, then renamed: the target is
+    either complete and correct or absent, also after Ctrl-C or if two processes download at once.
+
+    console: shows the progress bar; standard error if left out.
+    timeout: seconds without data after which a mirror is given up; raise it on a very slow connection.
+
+    Raises DataError, which names every mirror and its error.
     """
     failures: list[str] = []
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        beside = tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent)
+        temporary = tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent)
     except OSError as error:
         raise DataError(
-            f"{target} cannot be written ({error}): set XDG_CACHE_HOME to a folder that can be"
+            f"{target} cannot be written ({error}): set XDG_CACHE_HOME to a writable folder"
         ) from error
-    with beside as folder:
+    with temporary as folder:
         partial = Path(folder) / target.name
         for url in urls:
             try:
                 _fetch(url, partial, console or Console(stderr=True), timeout)
-                found = _sha256(partial)
+                actual = _sha256(partial)
             except (OSError, http.client.HTTPException) as error:
                 failures.append(f"{url}: {error}")
                 continue
-            if found == sha256:
+            if actual == sha256:
                 return partial.replace(target)
-            failures.append(f"{url}: expected SHA-256 {sha256}, found {found}")
+            failures.append(f"{url}: expected SHA-256 {sha256}, found {actual}")
     raise DataError(
         f"{target.name} could not be downloaded ({'; '.join(failures)}): go online, or put "
         f"the file (SHA-256 {sha256}) into {target.parent} by hand"
@@ -279,7 +285,9 @@ def _fetch(url: str, partial: Path, console: Console, timeout: float) -> None:
         total = int(response.headers.get("Content-Length", 0))
         with wrap_file(response, total, description=partial.name, console=console) as content:
             shutil.copyfileobj(content, file)
-        if file.tell() < total:  # reading ends quietly when the other side hangs up early
+        if (
+            file.tell() < total
+        ):  # reading ends without an error if the server closes the connection early
             raise OSError(f"connection closed after {file.tell()} of {total} bytes")
         file.flush()
         os.fsync(file.fileno())

@@ -190,7 +190,7 @@ def test_own_tests_have_the_clients_shares_of_classes(own, there):
     labels = np.repeat(np.arange(4), there)
     wanted = np.bincount(own, minlength=4) / len(own)
     try:
-        chosen = partition.alike(labels, np.array(own), 4)
+        chosen = partition.with_class_shares(labels, np.array(own), 4)
     except ValueError:
         assert max(there) < len(own)  # every class too rare for one whole sample
         return

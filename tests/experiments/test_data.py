@@ -123,7 +123,7 @@ def test_from_torch_says_what_does_not_fit() -> None:
         from_torch([])
     with pytest.raises(DataError, match=r"sample 1 has shape \(3,\), the first one \(2,\)"):
         from_torch([(torch.zeros(2), 0), (torch.zeros(3), 0)])
-    with pytest.raises(DataError, match="sample 1 holds a value that is not finite"):
+    with pytest.raises(DataError, match="sample 1 has a value that is not finite"):
         from_torch([(torch.zeros(2), 0), (torch.tensor([0.0, torch.nan]), 0)])
 
 
@@ -155,7 +155,7 @@ def test_a_missing_file_is_named_with_places_checksum_and_advice(empty: Path, na
     assert text.startswith(f"{name}: ")
     assert str(empty / "data") in text
     assert str(empty / "cache" / "gossamer") in text
-    assert any(checksum in text for checksum in sources.KNOWN.values())
+    assert any(checksum in text for checksum in sources.CHECKSUMS.values())
     assert "GOSSAMER_DATA" in text or "put " in text
     assert "\n" not in text
 
@@ -179,7 +179,7 @@ def test_a_damaged_file_is_named_with_both_checksums(empty: Path) -> None:
         load("hapt", empty)
     text = str(caught.value)
     assert str(folder / "hapt_fft100.npz") in text
-    assert sources.KNOWN["sensors/hapt_fft100.npz"] in text
+    assert sources.CHECKSUMS["sensors/hapt_fft100.npz"] in text
     assert found in text
 
 

@@ -23,7 +23,7 @@ from gossamer.experiments.data.femnist import merged_labels
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data folder whose files have no known checksum, so that small ones are accepted."""
-    monkeypatch.setattr(sources, "KNOWN", {})
+    monkeypatch.setattr(sources, "CHECKSUMS", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for family in ("mnist", "femnist", "handwriting", "sensors", "cifar"):
         (tmp_path / family).mkdir()
@@ -67,7 +67,7 @@ def test_mnist_idx(root: Path, packed: bool, dot: str) -> None:
     [
         ("a", b"\x00\x00\x0d\x01" + bytes(8), "not an idx file of bytes: it begins with 00000d01"),
         ("a", b"", "not an idx file"),
-        ("a", idx(np.zeros(9))[:-2], r"shape \(9,\), 9 bytes, but 7 follow"),
+        ("a", idx(np.zeros(9))[:-2], r"shape \(9,\), 9 bytes, but has 7"),
         ("a", idx(np.zeros(9))[:6], "ends after 6 bytes, inside its header"),
         ("a.gz", gzip.compress(idx(np.zeros(900)), mtime=0)[:-12], "cannot be unpacked"),
         ("a.gz", b"not gzip", "cannot be unpacked"),
@@ -124,7 +124,7 @@ def test_merged_labels_join_fifteen_letters() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "not LEAF json"),
+        ("{", "not LEAF's JSON"),
         ('{"users": ["f1"]}', "KeyError: 'user_data'"),
         ('{"users": ["f1"], "user_data": {}}', "KeyError: 'f1'"),
         (leaf({"f1": [3]}).replace("[3]", "[3, 4]"), "writer f1: expected 2 images of 784"),
@@ -315,7 +315,7 @@ def test_cifar10_python_batches(root: Path) -> None:
     published = python2_batch(pixels, [9, 4])
     for place in range(1, 6):
         (folder / f"data_batch_{place}").write_bytes(published)
-    with pytest.raises(DataError, match=r"test_batch was not found.*other batches are there"):
+    with pytest.raises(DataError, match=r"test_batch was not found.*other batches were found"):
         load("cifar10", root)
     modern = {b"data": pixels, b"labels": [9, 4]}
     (folder / "test_batch").write_bytes(pickle.dumps(modern, protocol=4))
@@ -354,7 +354,7 @@ def test_a_forged_batch_is_refused_and_does_nothing(tmp_path: Path) -> None:
         (b"", "not a CIFAR-10 python batch"),
         (pickle.dumps([1, 2]), "not a CIFAR-10 python batch"),
         (python2_batch(np.zeros((2, 3072), np.uint8), [1]), r"2 images but labels of shape \(1,\)"),
-        (pickle.dumps({b"data": np.zeros(3)}, protocol=4), "arrays of 'f8' are not admitted"),
+        (pickle.dumps({b"data": np.zeros(3)}, protocol=4), "arrays of 'f8' are not allowed"),
     ],
 )
 def test_broken_batches(tmp_path: Path, content: bytes, message: str) -> None:

@@ -145,7 +145,7 @@ def test_mnist_is_downloaded_into_the_cache_once(
             packed = gzip.compress(head + array.tobytes())
             site.files[f"/{name}-ubyte.gz"] = packed
             known[f"mnist/{name}-ubyte.gz"] = hashlib.sha256(packed).hexdigest()
-    monkeypatch.setattr(sources, "KNOWN", known)
+    monkeypatch.setattr(sources, "CHECKSUMS", known)
     monkeypatch.setattr(digit_sets, "MIRRORS", (f"{site.url}/gone/", f"{site.url}/"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("GOSSAMER_DATA", raising=False)

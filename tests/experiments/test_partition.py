@@ -224,7 +224,7 @@ def test_then_applies_one_after_the_other(first: list[int], second: list[int]) -
 def test_errors_name_what_was_wrong() -> None:
     with pytest.raises(DataError, match=r"'odd'.*not a permutation"):
         Task("odd", (0, 0, 2))
-    with pytest.raises(DataError, match=r"knows labels 0\.\.9, not 3\.\.10"):
+    with pytest.raises(DataError, match=r"is for labels 0\.\.9, not 3\.\.10"):
         Task.identity(10).apply(torch.tensor([3, 10]))
     with pytest.raises(DataError, match="two different labels"):
         Task.swap(10, 4, 4)
