@@ -1,6 +1,6 @@
-"""Benchmarks: every figure is a ratio against a baseline measured beside it.
+"""`gossamer bench`: runs benchmarks, each of which compares a measurement with a baseline.
 
-What all share: rows of results, work timed alternately with its baseline, and the command.
+This file has what all benchmarks share: rows of results, timing of work and baseline, and the command.
 """
 
 from __future__ import annotations
@@ -44,21 +44,23 @@ BENCHMARKS: Mapping[str, str] = MappingProxyType(
         "trust": "wire:trust",
     }
 )
-"""Every benchmark as module:function of this package; the function returns rows. To add one, add a line."""
-PLACE = Path("results/bench")
+"""Every benchmark as module:function of this package; the function returns rows. Add new benchmarks here."""
+RESULTS_FOLDER = Path("results/bench")
 
 REPEATS = 7
-"""Timed repetitions of work and of its baseline; figures are their medians."""
+"""Timed repetitions of the work and of its baseline; results are their medians."""
 PAUSE = 0.05
-"""Seconds before each repetition: threads that a baseline left spinning would take a core from the work."""
+"""Seconds to wait before each repetition, until threads of the previous one have stopped spinning."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: `measured` against `baseline`, both in `unit`.
+    """One row of the table of results: `measured` compared with `baseline`, both in `unit`.
 
-    wanted: the claim about their ratio; None only informs. speedup: the ratio says how many times as fast as
-    its baseline the work is. A row that could not be measured has no figures, and its note says why.
+    wanted: the bound that is claimed for the ratio; None claims nothing.
+    sense: whether the ratio should be at least or at most `wanted`.
+    speedup: whether the ratio is baseline / measured instead of measured / baseline.
+    A row that could not be measured has neither value, and its note says why.
     """
 
     name: str
@@ -72,20 +74,20 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """What the claim is about; None if there is nothing to compare."""
+        """The ratio of the two values; None if one is missing."""
         if self.measured is None or self.baseline is None:
             return None
         return self.baseline / self.measured if self.speedup else self.measured / self.baseline
 
     @property
     def met(self) -> bool | None:
-        """Whether the claim holds; None if there is none, or nothing was measured."""
+        """Whether the claim holds; None if nothing is claimed, or nothing was measured."""
         if self.wanted is None or self.ratio is None:
             return None
         return self.ratio >= self.wanted if self.sense == "at least" else self.ratio <= self.wanted
 
     def record(self) -> dict[str, Any]:
-        """As JSON-friendly data."""
+        """The row, its ratio and whether the claim holds, for JSON."""
         return {**asdict(self), "ratio": self.ratio, "met": self.met}
 
 
@@ -97,7 +99,7 @@ def race(
     note: str = "",
     repeats: int = REPEATS,
 ) -> Row:
-    """Time work against a baseline that does the same; the ratio says how many times as fast it is."""
+    """Time work against a baseline that does the same; the ratio is how many times faster the work is."""
     seconds = alternate(work, baseline, repeats=repeats)
     return Row(name, "s", *seconds, wanted, note=note, speedup=True)
 
@@ -109,29 +111,29 @@ def alternate(
     repeats: int = REPEATS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[float, float]:
-    """Median seconds of `work` and of `baseline`, run in turns so that both see the same machine."""
+    """Median seconds of `work` and of `baseline`, which run alternately under the same machine load."""
     if repeats < 1:
         raise ValueError(f"a median of {repeats} repetitions: at least one is needed")
-    taken: tuple[list[float], list[float]] = ([], [])
+    times: tuple[list[float], list[float]] = ([], [])
     for function in (work, baseline):
-        function()  # caches warm, memory mapped
+        function()  # warms up caches and allocates memory
     for _ in range(repeats):
-        for function, seconds in zip((work, baseline), taken, strict=True):
+        for function, seconds in zip((work, baseline), times, strict=True):
             time.sleep(PAUSE)
             started = clock()
             function()
             seconds.append(clock() - started)
-    return median(taken[0]), median(taken[1])
+    return median(times[0]), median(times[1])
 
 
-def cells(row: Row) -> Sequence[str]:
-    """A row as the table shows it; the note stands below the name."""
+def row_texts(row: Row) -> Sequence[str]:
+    """The texts of a row in the printed table, one for each column of HEADER; the note is below the name."""
     sign = "≥" if row.sense == "at least" else "≤"
     claim = "" if row.wanted is None else f"{sign} {row.wanted:g}"
     verdict = {None: "", True: "yes", False: "NO"}[row.met]
-    what = f"{row.name}\n  {row.note}" if row.note else row.name
+    name = f"{row.name}\n  {row.note}" if row.note else row.name
     return [
-        what, _number(row.measured), _number(row.baseline), row.unit, _number(row.ratio), claim,
+        name, _number(row.measured), _number(row.baseline), row.unit, _number(row.ratio), claim,
         verdict,
     ]  # fmt: skip
 
@@ -148,20 +150,22 @@ def run_benchmarks(
     results: Results,
     benchmarks: Mapping[str, Callable[[], list[Row]]] | None = None,
 ) -> list[Row]:
-    """Run the named benchmarks (all, if None), print their table and leave their rows in bench.json.
+    """Run the named benchmarks (all, if None), print their table and write their rows to bench.json.
 
-    benchmarks: by name; those of this package if left out.
+    benchmarks: functions by name; those of this package if left out.
     """
-    known = BENCHMARKS if benchmarks is None else benchmarks
-    wanted = list(known) if names is None else list(names)
-    if unknown := [name for name in wanted if name not in known]:
-        raise ConfigError(f"no benchmark is called {unknown[0]!r}; there are {', '.join(known)}")
+    available = BENCHMARKS if benchmarks is None else benchmarks
+    selected = list(available) if names is None else list(names)
+    if unknown := [name for name in selected if name not in available]:
+        raise ConfigError(
+            f"no benchmark is called {unknown[0]!r}; there are {', '.join(available)}"
+        )
     load = os.getloadavg()[0]
     rows: list[Row] = []
-    for name in wanted:
+    for name in selected:
         console.err.print(f"benchmark {name} …")
         rows += (_load(BENCHMARKS[name]) if benchmarks is None else benchmarks[name])()
-    console.table("benchmarks", HEADER, [cells(row) for row in rows])
+    console.table("benchmarks", HEADER, [row_texts(row) for row in rows])
     machine = {
         "processors": os.cpu_count(),
         "load_before": load,
@@ -180,14 +184,15 @@ def _load(entry: str) -> Callable[[], list[Row]]:
 
 
 def main_bench(only: list[str] | None = None) -> None:
-    """Run, print, write. A missed claim is shown, and is no error."""
-    run_benchmarks(only or None, Results(PLACE, "bench"))
+    """Run benchmarks, print and write their rows; a claim that does not hold is printed, not raised."""
+    run_benchmarks(only or None, Results(RESULTS_FOLDER, "bench"))
 
 
 def in_own_process(function: Callable[..., T], *arguments: object, **environment: str) -> T:
-    """Return what a function of a module returns from a new process.
+    """Call a module's function in a new process and return its result.
 
-    Its peak of memory is its own, and so are the threads that `environment` allows it.
+    The process's peak memory is then that of the function. environment: variables of the new process, which
+    may limit its threads.
     """
     before = dict(os.environ)
     os.environ.update(environment)
@@ -199,23 +204,25 @@ def in_own_process(function: Callable[..., T], *arguments: object, **environment
         os.environ.update(before)
 
 
-# --- what most of them work on ----------------------------------------------------------------------
+# --- networks of several benchmarks -----------------------------------------------------------------
 
 PAPER = "784=300=100=10"
-"""The paper's perceptron."""
+"""The layout of the perceptron in the paper."""
 PARAMETERS = 266_610
-"""How many it has."""
+"""The number of parameters of that perceptron."""
 
 
 def perceptron(layout: str) -> nn.Sequential:
-    """A network of sigmoids."""
-    from ...models import mlp  # torch, which bare clients and graphs do without
+    """A multi-layer perceptron with sigmoid activations."""
+    from ...models import (
+        mlp,  # imports torch, which benchmarks of bare clients and graphs do not need
+    )
 
     return mlp(layout, activation="sigmoid", output="sigmoid")
 
 
 def sliced_perceptron(peer: str, layout: str = PAPER, level: int = 100) -> SlicedNetwork:
-    """A peer's network; all inputs and `level` % of the cells of every other part are everybody's."""
+    """A peer's network that shares all inputs and `level` % of the cells of every other layer with all."""
     from ...models import SlicedNetwork
 
     inputs, *rest = (int(count) for count in layout.split("="))

@@ -1,4 +1,4 @@
-"""The stacked arena against a plain torch loop, averaging against one dense product, and how cost grows."""
+"""Benchmarks of the arena: rounds against a torch loop, averaging against a dense product, large swarms."""
 
 from __future__ import annotations
 
@@ -26,18 +26,25 @@ from ..results import RecordFile, Results, read_records
 from . import PAPER, Row, in_own_process, perceptron, race, sliced_perceptron
 
 THREADS = 2
-"""Of the arena, and inside torch for the loop, if it is faster so."""
+"""Threads of the arena; the torch loop uses as many inside torch, or one, whichever is faster."""
 REPEATS = 5
-TRIAL = 16
-"""Peers of the loop that find out with how many threads it is faster."""
+TIMED_PEERS = 16
+"""Peers that are trained to find out with how many threads the loop is faster."""
 
 Samples = tuple[Tensor, Tensor]
 """Inputs and labels."""
 
 
 @dataclass(frozen=True)
-class Work:
-    """One round: every peer takes `steps` steps of `batch` samples, then all average at `level` %."""
+class Workload:
+    """One round to be timed: every peer takes `steps` steps of `batch` samples, then all peers average.
+
+    level: the percentage of cells that are averaged.
+    mixing: the exact mean, or one exchange on a 4-regular graph by a doubly stochastic matrix ("plain") or by
+        push-sum.
+    samples: of each peer.
+    wanted: the speed-up that is claimed; None claims nothing.
+    """
 
     name: str
     layout: str
@@ -51,12 +58,12 @@ class Work:
     wanted: float | None = None
 
     def matrix(self) -> Tensor:
-        """What one exchange multiplies values with, where peers gossip."""
+        """The mixing matrix of one exchange, if peers gossip."""
         rule = "metropolis" if self.mixing == "plain" else "push"
         return torch.from_numpy(mixing_matrix(build("regular:4", self.peers, 1), rule).toarray())
 
     def data(self) -> list[Samples]:
-        """Random samples for each peer: what is in them costs no time."""
+        """Random samples for each peer; their values do not affect the time."""
         generator = torch.Generator().manual_seed(0)
         features, *_, classes = (int(count) for count in self.layout.split("="))
         return [
@@ -68,14 +75,14 @@ class Work:
         ]
 
     def learners(self, data: Sequence[Samples], test: Samples | None = None) -> list[SgdLearner]:
-        """The peers as the arena takes them; test: for all of them, else each has its own samples."""
+        """The learners for the arena; test: the test samples of all peers; each peer's own if left out."""
         return [
             SgdLearner(
                 sliced_perceptron(str(index), self.layout, self.level),
-                own, test or own, local_samples=self.batch * self.steps, batch=self.batch,
+                samples, test or samples, local_samples=self.batch * self.steps, batch=self.batch,
                 reduction=self.reduction, loss="squared", rate=0.1, seed=index,
             )
-            for index, own in enumerate(data)
+            for index, samples in enumerate(data)
         ]  # fmt: skip
 
     def mix(self) -> Mixing:
@@ -85,25 +92,27 @@ class Work:
         return Gossip(build("regular:4", self.peers, 1), self.mixing)
 
 
-class Loop:
-    """The baseline, as one writes it in an afternoon: torch modules one after the other, then an exchange.
+class TorchLoop:
+    """The baseline, a simple program: it trains torch modules one after the other, then averages them.
 
-    The modules start where the networks are, with data of their own.
+    The modules start with the networks' parameters and have copies of their data.
     """
 
-    def __init__(self, work: Work, data: Sequence[Samples], networks: Sequence[SlicedNetwork]):
-        self._work = work
+    def __init__(
+        self, workload: Workload, data: Sequence[Samples], networks: Sequence[SlicedNetwork]
+    ):
+        self._workload = workload
         self._data = [(inputs.clone(), labels.clone()) for inputs, labels in data]
-        self.modules = [perceptron(work.layout) for _ in networks]
+        self.modules = [perceptron(workload.layout) for _ in networks]
         for module, network in zip(self.modules, networks, strict=True):
             module.load_state_dict(network.module.state_dict())
         self._optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in self.modules]
         coordinates = networks[0].slicing.coordinates("global")
-        whole = len(coordinates) == len(networks[0].flat)
-        self._shared = None if whole else torch.from_numpy(np.array(coordinates))
+        all_shared = len(coordinates) == len(networks[0].flat)
+        self._shared = None if all_shared else torch.from_numpy(np.array(coordinates))
         self._weights = torch.ones(len(networks), dtype=torch.float64)
-        if work.mixing != "mean":
-            self._matrix = work.matrix()
+        if workload.mixing != "mean":
+            self._matrix = workload.matrix()
 
     def round(self) -> None:
         """Train, then average."""
@@ -112,38 +121,39 @@ class Loop:
             self._exchange()
 
     def train(self, peers: int | None = None) -> None:
-        """Every peer's steps, or those of the first few; every epoch is a fresh permutation."""
-        batch = self._work.batch
-        sides = zip(self.modules, self._optimizers, self._data, strict=True)
-        for module, optimizer, (inputs, labels) in list(sides)[:peers]:
+        """Train all peers, or the first few; every epoch has a new permutation of the samples."""
+        batch = self._workload.batch
+        members = zip(self.modules, self._optimizers, self._data, strict=True)
+        for module, optimizer, (inputs, labels) in list(members)[:peers]:
             order = torch.empty(0, dtype=torch.int64)
-            for _ in range(self._work.steps):
+            for _ in range(self._workload.steps):
                 if len(order) < batch:
                     order = torch.cat([order, torch.randperm(len(labels))])
-                chosen, order = order[:batch], order[batch:]
-                outputs = module(inputs[chosen])
-                goals = F.one_hot(labels[chosen], outputs.shape[1])
-                losses = 0.5 * (outputs - goals).square().sum(dim=1)
+                indices, order = order[:batch], order[batch:]
+                outputs = module(inputs[indices])
+                targets = F.one_hot(labels[indices], outputs.shape[1])
+                losses = 0.5 * (outputs - targets).square().sum(dim=1)
                 optimizer.zero_grad()
-                (losses.mean() if self._work.reduction == "mean" else losses.sum()).backward()
+                (losses.mean() if self._workload.reduction == "mean" else losses.sum()).backward()
                 optimizer.step()
 
     def _exchange(self) -> None:
         vectors = [parameters_to_vector(module.parameters()) for module in self.modules]
         shared = vectors if self._shared is None else [v[self._shared] for v in vectors]
-        for module, vector, mixed in zip(self.modules, vectors, self._mixed(shared), strict=True):
+        averages = self._averaged(shared)
+        for module, vector, average in zip(self.modules, vectors, averages, strict=True):
             if self._shared is None:
-                vector = mixed.clone()  # parameters become views of it
+                vector = average.clone()  # cloned, since parameters become views of it
             else:
-                vector[self._shared] = mixed
+                vector[self._shared] = average
             vector_to_parameters(vector, module.parameters())
 
-    def _mixed(self, shared: list[Tensor]) -> Sequence[Tensor]:
-        """What every peer holds after the exchange."""
+    def _averaged(self, shared: list[Tensor]) -> Sequence[Tensor]:
+        """Every peer's shared values after the exchange."""
         values = torch.stack(shared)
-        if self._work.mixing == "mean":
+        if self._workload.mixing == "mean":
             return [values.mean(dim=0)] * len(shared)
-        if self._work.mixing == "plain":
+        if self._workload.mixing == "plain":
             return list(self._matrix.float() @ values)
         sums = (self._matrix * self._weights).float() @ values
         self._weights = self._matrix @ self._weights
@@ -153,24 +163,24 @@ class Loop:
 # --- against the baseline ---------------------------------------------------------------------------
 
 SMALL = "64=32=10"
-WORKS = (
-    Work("16 peers, batch 500, gossip", PAPER, 16, 500, 1, "mean", 100, "plain", 1000, 1.2),
-    Work("256 peers, 20 × batch 10, level 80", PAPER, 256, 10, 20, "sum", 80, "mean", 200, 4.0),
-    Work("1024 small peers, push-sum", SMALL, 1024, 32, 20, "mean", 100, "push-sum", 100, 50.0),
+WORKLOADS = (
+    Workload("16 peers, batch 500, gossip", PAPER, 16, 500, 1, "mean", 100, "plain", 1000, 1.2),
+    Workload("256 peers, 20 × batch 10, level 80", PAPER, 256, 10, 20, "sum", 80, "mean", 200, 4.0),
+    Workload("1024 small peers, push-sum", SMALL, 1024, 32, 20, "mean", 100, "push-sum", 100, 50.0),
 )
 
 
 def arena() -> list[Row]:
-    """Rounds against the loop; then averaging alone against a dense product."""
-    return [*(rounds(work) for work in WORKS), averaging()]
+    """Time rounds against the torch loop; then averaging by itself against a dense product."""
+    return [*(rounds(workload) for workload in WORKLOADS), averaging()]
 
 
-def rounds(work: Work, repeats: int = REPEATS) -> Row:
-    """One round in the arena against the same round as a loop over modules."""
-    data = work.data()
-    learners = work.learners(data)
-    loop = Loop(work, data, [learner.network for learner in learners])
-    swarm = Arena(learners, mixing=work.mix(), threads=THREADS)
+def rounds(workload: Workload, repeats: int = REPEATS) -> Row:
+    """Time one round in the arena against the same round in the torch loop."""
+    data = workload.data()
+    learners = workload.learners(data)
+    loop = TorchLoop(workload, data, [learner.network for learner in learners])
+    swarm = Arena(learners, mixing=workload.mix(), threads=THREADS)
     threads = best_threads(loop)
 
     def stacked() -> None:
@@ -178,21 +188,21 @@ def rounds(work: Work, repeats: int = REPEATS) -> Row:
         swarm.average()
 
     def baseline() -> None:
-        with intra_op(threads):
+        with torch_threads(threads):
             loop.round()
 
     note = f"baseline: a torch loop, {threads} thread{'s' * (threads > 1)}"
-    with intra_op(1):
-        return race(work.name, stacked, baseline, work.wanted, note, repeats)
+    with torch_threads(1):
+        return race(workload.name, stacked, baseline, workload.wanted, note, repeats)
 
 
 def averaging(peers: int = 256, repeats: int = REPEATS) -> Row:
-    """Level 80 of 256 peers on a 4-regular graph, against numpy's product with all coordinates' bytes."""
+    """Time one exchange of 80 % of the cells on a 4-regular graph against numpy's dense matrix product."""
     name = f"averaging alone: {peers} peers, level 80"
-    work = Work(name, PAPER, peers, 10, 1, "sum", 80, "plain", 1, 0.8)
-    learners = work.learners(work.data())
-    swarm = Arena(learners, mixing=work.mix(), threads=THREADS)
-    matrix = work.matrix().float().numpy()
+    workload = Workload(name, PAPER, peers, 10, 1, "sum", 80, "plain", 1, 0.8)
+    learners = workload.learners(workload.data())
+    swarm = Arena(learners, mixing=workload.mix(), threads=THREADS)
+    matrix = workload.matrix().float().numpy()
     coordinates = len(learners[0].network.slicing.coordinates("global"))
     values = np.random.default_rng(0).standard_normal((peers, coordinates), dtype=np.float32)
     target = np.empty_like(values)
@@ -201,12 +211,12 @@ def averaging(peers: int = 256, repeats: int = REPEATS) -> Row:
         np.matmul(matrix, values, out=target)
 
     note = f"baseline: numpy, {peers}×{peers} by {peers}×{coordinates:,}"
-    return race(name, swarm.average, product, work.wanted, note, repeats)
+    return race(name, swarm.average, product, workload.wanted, note, repeats)
 
 
 @contextmanager
-def intra_op(threads: int) -> Iterator[None]:
-    """Torch's threads inside one product, for a while."""
+def torch_threads(threads: int) -> Iterator[None]:
+    """Within the context, torch uses this many threads for one operation."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -215,37 +225,42 @@ def intra_op(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def best_threads(loop: Loop) -> int:
-    """With how many threads inside a product, 1 or THREADS, the loop is at its best."""
-    taken: dict[int, float] = {}
+def best_threads(loop: TorchLoop) -> int:
+    """The number of torch threads, 1 or THREADS, with which the loop is faster."""
+    seconds: dict[int, float] = {}
     for threads in (1, THREADS):
-        with intra_op(threads):
-            loop.train(TRIAL)
+        with torch_threads(threads):
+            loop.train(TIMED_PEERS)
             started = perf_counter()
-            loop.train(TRIAL)
-            taken[threads] = perf_counter() - started
-    return min(taken, key=lambda threads: taken[threads])
+            loop.train(TIMED_PEERS)
+            seconds[threads] = perf_counter() - started
+    return min(seconds, key=lambda threads: seconds[threads])
 
 
-# --- how cost grows with the swarm ------------------------------------------------------------------
+# --- time and memory by the number of peers ---------------------------------------------------------
 
-OWN = 60
-"""Samples that each peer holds."""
-KINDS = {
-    "small": Work(
-        f"{SMALL}, digits, push-sum on a 4-regular graph", SMALL, 0, 32, 20, "sum", 100, "push-sum", OWN
+SAMPLES_PER_PEER = 60
+"""Training samples of each peer."""
+SCALE_WORKLOADS = {
+    "small": Workload(
+        f"{SMALL}, digits, push-sum on a 4-regular graph", SMALL, 0, 32, 20, "sum", 100, "push-sum",
+        SAMPLES_PER_PEER,
     ),
-    "large": Work(
-        f"{PAPER}, MNIST, exact average at level 80", PAPER, 0, 10, 50, "sum", 80, "mean", OWN
+    "large": Workload(
+        f"{PAPER}, MNIST, exact average at level 80", PAPER, 0, 10, 50, "sum", 80, "mean", SAMPLES_PER_PEER
     ),
 }  # fmt: skip
-DATA = {"small": "digits", "large": "mnist"}
-SIZES = {"small": (16, 64, 256, 1024, 4096, 10_000), "large": (16, 64, 256, 1000)}
+DATA_SETS = {"small": "digits", "large": "mnist"}
+PEER_COUNTS = {"small": (16, 64, 256, 1024, 4096, 10_000), "large": (16, 64, 256, 1000)}
 
 
 @dataclass(frozen=True)
-class Size:
-    """What one size took: seconds to build, per round of training and averaging, and peak bytes."""
+class SwarmCost:
+    """The cost of a swarm with some number of peers.
+
+    kind: "small" or "large" networks. build, round, average: seconds to build, per round, per averaging.
+    peak, needs: bytes at the peak, measured and as the arena estimates.
+    """
 
     kind: str
     peers: int
@@ -258,84 +273,92 @@ class Size:
 
     def __str__(self) -> str:
         return (
-            f"{self.peers:,} peers of {KINDS[self.kind].name}: built in {self.build:.1f} s, "
+            f"{self.peers:,} peers of {SCALE_WORKLOADS[self.kind].name}: built in {self.build:.1f} s, "
             f"{self.round:.3g} s a round ({self.average:.2g} s averaging), peak {format_bytes(self.peak)} "
             f"(arena's estimate {format_bytes(self.needs)}), accuracy {self.accuracy:.3f}"
         )
 
 
 def scale() -> list[Row]:
-    """Measure every size in a process of its own, write and draw the growth, and show every size."""
+    """Measure swarms of growing size, each in its own process; write and draw time and memory."""
     rows: list[Row] = []
     with Results(Path("results/scale"), "bench scale").begun() as folder:
         with RecordFile(folder / "sizes.jsonl") as file:
-            for kind, work in KINDS.items():
+            for kind, workload in SCALE_WORKLOADS.items():
                 try:
-                    load(DATA[kind])
+                    load(DATA_SETS[kind])
                 except DataError as error:
-                    rows.append(Row(f"peers of {work.name}", "s", note=str(error)))
+                    rows.append(Row(f"peers of {workload.name}", "s", note=str(error)))
                     continue
-                for peers in SIZES[kind]:
-                    size = in_own_process(measure, kind, peers)
-                    file.write(asdict(size))
-                    console.warn(str(size))
-                    name, note = f"{peers:,} × {work.layout}", f"peak {format_bytes(size.peak)}"
-                    rows.append(Row(name, "s a round", size.round, note=note))
+                for peers in PEER_COUNTS[kind]:
+                    cost = in_own_process(measure, kind, peers)
+                    file.write(asdict(cost))
+                    console.warn(str(cost))
+                    name, note = f"{peers:,} × {workload.layout}", f"peak {format_bytes(cost.peak)}"
+                    rows.append(Row(name, "s a round", cost.round, note=note))
         console.print_written(draw(folder))
     return rows
 
 
-def measure(kind: str, peers: int, rounds: int = 8) -> Size:
-    """Build a swarm of one size and run some rounds of it."""
+def measure(kind: str, peers: int, rounds: int = 8) -> SwarmCost:
+    """Build a swarm and run some rounds of it; return the medians of their times."""
     torch.set_num_threads(1)
     started = perf_counter()
-    work = replace(KINDS[kind], peers=peers)
-    arena = Arena(work.learners(*_windows(DATA[kind], peers)), mixing=work.mix())
-    built = perf_counter() - started
-    whole: list[float] = []
-    averaging: list[float] = []
+    workload = replace(SCALE_WORKLOADS[kind], peers=peers)
+    arena = Arena(workload.learners(*_windows(DATA_SETS[kind], peers)), mixing=workload.mix())
+    build_seconds = perf_counter() - started
+    round_seconds: list[float] = []
+    average_seconds: list[float] = []
     for _ in range(rounds):
         started = perf_counter()
         arena.train()
-        middle = perf_counter()
+        trained = perf_counter()
         arena.average()
-        whole.append(perf_counter() - started)
-        averaging.append(perf_counter() - middle)
+        round_seconds.append(perf_counter() - started)
+        average_seconds.append(perf_counter() - trained)
     peak, needs = peak_memory(), arena.needs().total
     accuracy = fmean(test.accuracy for test in arena.test())
-    return Size(kind, peers, built, median(whole), median(averaging), peak, needs, accuracy)
+    seconds = build_seconds, median(round_seconds), median(average_seconds)
+    return SwarmCost(kind, peers, *seconds, peak, needs, accuracy)
 
 
 def _windows(name: str, peers: int) -> tuple[list[Samples], Samples]:
-    """Every peer's samples, windows of one tensor so that nothing is copied; and what all are tested on."""
+    """Every peer's training samples, which are views of one tensor, and the test samples of all peers."""
     data = load(name)
     assert data.test is not None
     order = torch.randperm(len(data.train.y), generator=torch.Generator().manual_seed(0))
     inputs, labels = data.train.flat()[order], data.train.y[order]
-    starts = [index * OWN % (len(labels) - OWN + 1) for index in range(peers)]
-    windows = [(inputs[start : start + OWN], labels[start : start + OWN]) for start in starts]
+    starts = [
+        index * SAMPLES_PER_PEER % (len(labels) - SAMPLES_PER_PEER + 1) for index in range(peers)
+    ]
+    windows = [
+        (inputs[start : start + SAMPLES_PER_PEER], labels[start : start + SAMPLES_PER_PEER])
+        for start in starts
+    ]
     return windows, (data.test.flat()[:200], data.test.y[:200])
 
 
 def draw(folder: Path) -> list[Path]:
-    """Time and memory against the number of peers, from the file that was written."""
+    """Draw time and memory against the number of peers, from sizes.jsonl."""
     from matplotlib.ticker import FuncFormatter, LogLocator
 
     from ..study.figures import COLOURS, MARKERS, panels, save
 
-    sizes = [Size(**record) for record in read_records(folder / "sizes.jsonl")]
+    costs = [SwarmCost(**record) for record in read_records(folder / "sizes.jsonl")]
     figure, (row,) = panels(1, 2, "", 9, 4.03)
     columns = (("round", 1, "seconds a round"), ("peak", 1e9, "peak memory, GB"))
     for axes, (field, unit, label) in zip(row, columns, strict=True):
-        for index, kind in enumerate(kind for kind in KINDS if any(s.kind == kind for s in sizes)):
-            some = [size for size in sizes if size.kind == kind]
+        for index, kind in enumerate(
+            kind for kind in SCALE_WORKLOADS if any(cost.kind == kind for cost in costs)
+        ):
+            of_kind = [cost for cost in costs if cost.kind == kind]
             axes.loglog(
-                [size.peers for size in some], [getattr(size, field) / unit for size in some],
-                color=COLOURS[index], marker=MARKERS[index], label=KINDS[kind].name, linewidth=1.6,
+                [cost.peers for cost in of_kind], [getattr(cost, field) / unit for cost in of_kind],
+                color=COLOURS[index], marker=MARKERS[index], label=SCALE_WORKLOADS[kind].name, linewidth=1.6,
                 markersize=5,
             )  # fmt: skip
         axes.set(xlabel="peers", ylabel=label)
-        ticks = sorted({size.peers for size in sizes} - {1000})
+        ticks = sorted({cost.peers for cost in costs} - {1000})
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize=8)
         axes.minorticks_off()
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

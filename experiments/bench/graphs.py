@@ -1,6 +1,6 @@
-"""Large graphs: what `show` costs on 10,000 peers, and the facts of up to 100,000.
+"""Benchmarks of large graphs: time and memory of `topology show` and of `facts`, on up to 100,000 peers.
 
-Each figure comes from a process of its own, which loads no torch, so that its memory is its own.
+Each measurement is made in a new process, without torch, so that its memory is that of the work.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ from pathlib import Path
 from . import Row, in_own_process
 
 SECONDS, BYTES = 30.0, 2e9
-"""What a figure may cost."""
+"""The limits on time and memory."""
 SIZES = (1_000, 10_000, 100_000)
-SHOWN = 10_000
+SHOWN_PEERS = 10_000
 
 
 def topology() -> list[Row]:
-    """`show` on 10,000 peers; the facts of random 4-regular graphs, and how their cost grows."""
-    rows = [*_rows(f"topology show, {SHOWN:,} peers", *in_own_process(work, "show", SHOWN))]
+    """Measure `show` on 10,000 peers, `facts` on random 4-regular graphs, and how its time grows."""
+    cost = in_own_process(work, "show", SHOWN_PEERS)
+    rows = _rows(f"topology show, {SHOWN_PEERS:,} peers", *cost)
     costs = {size: in_own_process(work, "facts", size) for size in SIZES}
     rows += _rows(f"topology facts, {SIZES[-1]:,} peers", *costs[SIZES[-1]])
     for small, large in pairwise(SIZES):
-        few, many = costs[small][0], costs[large][0]
-        power = log(many / few) / log(large / small)
+        small_seconds, large_seconds = costs[small][0], costs[large][0]
+        power = log(large_seconds / small_seconds) / log(large / small)
         note = f"ten times the peers; time grows as peers^{power:.2f}"
-        rows.append(Row(f"facts, {large:,} against {small:,} peers", "s", many, few, note=note))
+        name = f"facts, {large:,} against {small:,} peers"
+        rows.append(Row(name, "s", large_seconds, small_seconds, note=note))
     return rows
 
 
@@ -42,17 +44,17 @@ def _rows(name: str, seconds: float, peak: float) -> list[Row]:
 
 
 def work(what: str, peers: int) -> tuple[float, float]:
-    """Return seconds of one piece of work without imports, and the peak bytes of this process."""
+    """Return the seconds of `show` or of `facts` without imports, and the peak bytes of this process."""
     from ...topology import facts
     from ..arena import peak_memory
     from ..graphs import load_graph
     from ..graphs.show import examine, show
 
     started = time.perf_counter()
-    given = load_graph("regular:4", peers, check_connected=False)  # facts() checks it
+    topology = load_graph("regular:4", peers, check_connected=False)  # facts() checks it
     if what == "show":
         with tempfile.TemporaryDirectory(prefix="gossamer-bench-") as folder:
-            show(examine(given), Path(folder))
+            show(examine(topology), Path(folder))
     else:
-        facts(given.graph)
+        facts(topology.graph)
     return time.perf_counter() - started, float(peak_memory())

@@ -1,4 +1,4 @@
-"""What messages cost: encoding and decoding against copying, sealing and opening against a round."""
+"""Benchmarks of messages: encoding and decoding against copying, encryption against a round of training."""
 
 from __future__ import annotations
 
@@ -12,50 +12,52 @@ from ...gossip.security import OVERHEAD, Admission, Identity, SwarmSecurity, inv
 from ...models import SgdLearner
 from . import PARAMETERS, Row, alternate, sliced_perceptron
 
-_LIMIT = 4 << 20
+_PACKET_BYTES = 4 << 20
 _LOOPS = 20
 
 
 def codec() -> list[Row]:
-    """Message to packet and back: header, the copy into the packet, checks, the finite check."""
+    """Time encoding a message into packets and decoding it, checks included, against copying its values."""
     value = np.random.default_rng(0).standard_normal(PARAMETERS).astype(np.float32)
     give = Give("global", "a", "s", 1, "b", "t", ONE, value)
-    chunker, reassembler = Chunker("a/s", _LIMIT), Reassembler()
+    chunker, reassembler = Chunker("a/s", _PACKET_BYTES), Reassembler()
     target = np.empty_like(value)
 
     def work() -> None:
         for _ in range(_LOOPS):
             for packet in chunker.split(encode(give, "schema")):
-                whole = reassembler.add(packet)
-                assert whole is not None
-                decode(whole)
+                complete = reassembler.add(packet)
+                assert complete is not None
+                decode(complete)
 
     def copy() -> None:
         for _ in range(_LOOPS):
             np.copyto(target, value)
 
-    mine, plain = (_LOOPS * value.nbytes / seconds / 1e9 for seconds in alternate(work, copy))
+    codec_speed, copy_speed = (
+        _LOOPS * value.nbytes / seconds / 1e9 for seconds in alternate(work, copy)
+    )
     return [
-        Row("encode + decode", "GB/s", mine, 1.0, 1.0, note="baseline: the wanted 1 GB/s"),
-        Row("encode + decode, against memcpy", "GB/s", mine, plain),
+        Row("encode + decode", "GB/s", codec_speed, 1.0, 1.0, note="baseline: the wanted 1 GB/s"),
+        Row("encode + decode, against memcpy", "GB/s", codec_speed, copy_speed),
     ]
 
 
-# --- trust ------------------------------------------------------------------------------------------
+# --- trust: encryption and authentication -----------------------------------------------------------
 
 MESSAGES = 2
-"""What a live peer sends, and receives, after training once in async mode."""
+"""Messages that a live peer sends, and receives, per round in async mode."""
 SAMPLES = 500
-"""Samples trained: the paper's smaller mini-batch."""
+"""Samples that a round trains on: the smaller mini-batch of the paper."""
 _SCHEMA = "0" * 16
 
 
 def trust() -> list[Row]:
-    """A round without the broker's own time, which only makes the part of trust look larger."""
+    """Time encryption against a round of training and messages; the time of the broker is not counted."""
     anna, ben = _pair()
     value = np.random.default_rng(0).standard_normal(PARAMETERS).astype(np.float32)
     give = Give("global", anna.name, "s", 1, ben.name, "s", ONE, value)
-    sending, receiving = Chunker(f"{anna.name}/s", _LIMIT - OVERHEAD), Reassembler()
+    sending, receiving = Chunker(f"{anna.name}/s", _PACKET_BYTES - OVERHEAD), Reassembler()
     packets = list(sending.split(encode(give, _SCHEMA)))
     learner = _learner()
     mass = Mass(value, ONE)
@@ -71,39 +73,39 @@ def trust() -> list[Row]:
         learner.train(1)
         for _ in range(MESSAGES):
             for packet in sending.split(encode(give, _SCHEMA)):
-                whole = receiving.add(packet)
-                assert whole is not None
-                message = decode(whole).message
+                complete = receiving.add(packet)
+                assert complete is not None
+                message = decode(complete).message
                 assert isinstance(message, Give)
                 absorb(mass, Mass(message.value, message.weight))
 
-    extra, plain = (1e3 * seconds for seconds in alternate(sealing, round))
+    sealing_ms, round_ms = (1e3 * seconds for seconds in alternate(sealing, round))
     traffic = f"{MESSAGES} messages each way, {SAMPLES} samples trained"
-    speed = MESSAGES * value.nbytes / extra / 1e6
-    keyed = "authenticated by the pair's key: no signature per message"
+    speed = MESSAGES * value.nbytes / sealing_ms / 1e6
+    note = "authenticated by the pair's key: no signature per message"
     return [
-        Row("sealing in a round", "ms", extra, extra + plain, 0.1, "at most", traffic),
-        Row("seal + open one message", "GB/s", speed, note=keyed),
+        Row("sealing in a round", "ms", sealing_ms, sealing_ms + round_ms, 0.1, "at most", traffic),
+        Row("seal + open one message", "GB/s", speed, note=note),
     ]
 
 
 def _pair() -> tuple[SwarmSecurity, SwarmSecurity]:
-    """Two members who know each other."""
+    """The security layers of two members that have received each other's card and status."""
     owner = Identity.generate("owner")
-    people = []
+    members = []
     for label in ("anna", "ben"):
         identity = Identity.generate(label)
         admission = Admission(invite(owner, "bench", label, identity.public))
-        people.append(
+        members.append(
             SwarmSecurity(
                 identity, admission, owner.public,
                 swarm="bench", session="s", models=["global"], since=time.time(),
             )
         )  # fmt: skip
-    for one, other in (people, people[::-1]):
+    for one, other in (members, members[::-1]):
         other.receive(topics.card("bench", one.name), one.card(b"{}"))
         other.receive(topics.status("bench", one.name), one.status(b'{"state": "online"}'))
-    return people[0], people[1]
+    return members[0], members[1]
 
 
 def _learner() -> SgdLearner:

@@ -22,7 +22,15 @@ from torch.nn.utils import parameters_to_vector
 
 from gossamer.experiments.arena import Arena
 from gossamer.experiments.bench import Row, alternate, models, run_benchmarks
-from gossamer.experiments.bench.arena import Loop, Size, Work, averaging, draw, measure, rounds
+from gossamer.experiments.bench.arena import (
+    SwarmCost,
+    TorchLoop,
+    Workload,
+    averaging,
+    draw,
+    measure,
+    rounds,
+)
 from gossamer.experiments.bench.live import (
     READY,
     VALUE_BYTES,
@@ -253,7 +261,7 @@ def test_the_ratio_is_of_the_exchange_to_the_step() -> None:
 torch.set_num_threads(1)
 
 # A batch of all samples has no order that could differ.
-WORK = Work("tiny", "6=8=4", 8, 12, 1, "sum", 50, "mean", 12, 1.0)
+WORKLOAD = Workload("tiny", "6=8=4", 8, 12, 1, "sum", 50, "mean", 12, 1.0)
 
 
 @pytest.mark.parametrize("mixing", ["mean", "plain", "push-sum"])
@@ -262,11 +270,11 @@ WORK = Work("tiny", "6=8=4", 8, 12, 1, "sum", 50, "mean", 12, 1.0)
 def test_the_loop_computes_what_the_arena_computes(
     mixing: Literal["mean", "plain", "push-sum"], level: int, reduction: Literal["sum", "mean"]
 ) -> None:
-    work = replace(WORK, mixing=mixing, level=level, reduction=reduction)
-    data = work.data()
-    learners = work.learners(data)
-    loop = Loop(work, data, [learner.network for learner in learners])
-    arena = Arena(learners, mixing=work.mix())
+    workload = replace(WORKLOAD, mixing=mixing, level=level, reduction=reduction)
+    data = workload.data()
+    learners = workload.learners(data)
+    loop = TorchLoop(workload, data, [learner.network for learner in learners])
+    arena = Arena(learners, mixing=workload.mix())
     for _ in range(3):
         arena.train()
         arena.average()
@@ -278,7 +286,7 @@ def test_the_loop_computes_what_the_arena_computes(
 
 def test_a_row_has_both_figures() -> None:
     before = torch.get_num_threads()
-    row = rounds(WORK, repeats=1)
+    row = rounds(WORKLOAD, repeats=1)
     assert row.ratio is not None
     assert row.measured is not None
     assert row.baseline is not None
@@ -305,7 +313,7 @@ def test_one_size_is_measured(tmp_path: Path) -> None:
 
 def test_growth_is_drawn_from_the_file(tmp_path: Path) -> None:
     sizes = [
-        Size(kind, peers, 1.0, 1e-3 * peers, 1e-4 * peers, 10**8 + 10**5 * peers, 10**6, 0.5)
+        SwarmCost(kind, peers, 1.0, 1e-3 * peers, 1e-4 * peers, 10**8 + 10**5 * peers, 10**6, 0.5)
         for kind in ("small", "large")
         for peers in (16, 256, 1000)
     ]
