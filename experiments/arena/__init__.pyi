@@ -7,7 +7,7 @@ from .lockstep import ExactMean as ExactMean
 from .lockstep import Gossip as Gossip
 from .lockstep import Mixing as Mixing
 from .lockstep import Server as Server
-from .network import KINDS as KINDS
+from .network import FAMILIES as FAMILIES
 from .network import Conditions as Conditions
 from .network import Distribution as Distribution
 from .network import TimeError as TimeError

@@ -138,9 +138,11 @@ class Arena:
         self._threads = threads or available_cores()
         self._device = _device(device)
         specs = group_learners(self._learners)
-        home = self._learners[0].network.flat.device
-        where = self._device or home
-        self._needs = memory_needs(specs, self._learners, self._threads, other_device=where != home)
+        network_device = self._learners[0].network.flat.device
+        stack_device = self._device or network_device
+        self._needs = memory_needs(
+            specs, self._learners, self._threads, other_device=stack_device != network_device
+        )
         self._wired: WiredAverager | None = None
         if wire is not None:
             if device is not None:
@@ -151,7 +153,7 @@ class Arena:
                 self._learners, mixing or ExactMean(), weights, wire, stores or ()
             )
             self._needs = combine_needs([self._needs, self._wired.needs()])
-        self._needs.check_fits(memory if memory is not None else free_memory(where))
+        self._needs.check_fits(memory if memory is not None else free_memory(stack_device))
         self._groups: list[Group] = [
             form_group(spec, self._learners, self._device) for spec in specs
         ]

@@ -331,15 +331,15 @@ class _StackedModel:
         first = self._networks[0]
         size = len(first.slicing.coordinates(model))
         width = max(16, min(size, WIDEST_BLOCK, BLOCK_BYTES // (4 * len(members))))
-        self._blocks = [(at, min(at + width, size)) for at in range(0, size, width)]
+        self._blocks = [(start, min(start + width, size)) for start in range(0, size, width)]
         by_coordinates: dict[
             object, tuple[Stack | SingleNetwork, slice | np.ndarray, list[int], list[int]]
         ] = {}
         for slot, (member, network) in enumerate(zip(members, self._networks, strict=True)):
             check_schema(model, first, network)
-            (stack, row), where = rows[member], network.slicing.where(model)
-            key = (id(stack), _coordinates_key(where, digests))
-            _, _, own_rows, slots = by_coordinates.setdefault(key, (stack, where, [], []))
+            (stack, row), coordinates = rows[member], network.slicing.where(model)
+            key = (id(stack), _coordinates_key(coordinates, digests))
+            _, _, own_rows, slots = by_coordinates.setdefault(key, (stack, coordinates, [], []))
             own_rows.append(row)
             slots.append(slot)
         self._pieces = [_Piece(*each, self._blocks) for each in by_coordinates.values()]
@@ -398,7 +398,7 @@ class _Piece:
     def __init__(
         self,
         stack: Stack | SingleNetwork,
-        where: slice | np.ndarray,
+        coordinates: slice | np.ndarray,
         rows: list[int],
         slots: list[int],
         blocks: Sequence[Block],
@@ -406,9 +406,9 @@ class _Piece:
         device = stack.values.device
         self.stack = stack
         self._rows, self._slots = row_index(rows, device), row_index(slots, device)
-        tiled = tiles(where)
+        tiled = tiles(coordinates)
         self._tiles = {} if tiled is None else {block: span(tiled, *block) for block in blocks}
-        self._index = None if tiled is not None else torch.as_tensor(where, device=device)
+        self._index = None if tiled is not None else torch.as_tensor(coordinates, device=device)
 
     def gather(self, block: Block, values: Tensor) -> None:
         """Copy the members' coordinates of a block into their rows of `values`."""
@@ -421,38 +421,40 @@ class _Piece:
                 picked = source[rows[:, None], columns]
             values[slots] = picked.to(values.device)
             return
-        at = 0
+        offset = 0
         for tile in self._tiles[block]:
-            target = values[:, at : at + tile.size].unflatten(1, (tile.count, tile.length))
+            target = values[:, offset : offset + tile.size].unflatten(1, (tile.count, tile.length))
             target[slots] = tile.of(source)[rows].to(values.device)
-            at += tile.size
+            offset += tile.size
 
     def scatter(self, block: Block, mixed: Tensor) -> None:
         """Write mixed values back: one row per member, or a single row for all members."""
-        goal, rows = self.stack.values, self._rows
-        mixed = (mixed[self._slots] if mixed.ndim == 2 else mixed).to(goal.device)
+        target_values, rows = self.stack.values, self._rows
+        mixed = (mixed[self._slots] if mixed.ndim == 2 else mixed).to(target_values.device)
         if self._index is not None:
             columns = self._index[slice(*block)]
             if isinstance(rows, slice):
-                some = goal[rows]
-                some.index_copy_(1, columns, mixed.expand(len(some), len(columns)))
+                selected = target_values[rows]
+                selected.index_copy_(1, columns, mixed.expand(len(selected), len(columns)))
             else:
-                goal[rows[:, None], columns] = mixed
+                target_values[rows[:, None], columns] = mixed
             return
-        at = 0
+        offset = 0
         for tile in self._tiles[block]:
-            part = mixed[..., at : at + tile.size].unflatten(-1, (tile.count, tile.length))
-            tile.of(goal)[rows] = part
-            at += tile.size
+            values = mixed[..., offset : offset + tile.size].unflatten(
+                -1, (tile.count, tile.length)
+            )
+            tile.of(target_values)[rows] = values
+            offset += tile.size
 
 
-def _coordinates_key(where: slice | np.ndarray, digests: dict[int, bytes]) -> object:
+def _coordinates_key(coordinates: slice | np.ndarray, digests: dict[int, bytes]) -> object:
     """A key that is equal for equal coordinates; peers with equal slices share one array, hashed once."""
-    if isinstance(where, slice):
-        return where.start, where.stop
-    if id(where) not in digests:
-        digests[id(where)] = hashlib.blake2b(where.tobytes()).digest()
-    return digests[id(where)]
+    if isinstance(coordinates, slice):
+        return coordinates.start, coordinates.stop
+    if id(coordinates) not in digests:
+        digests[id(coordinates)] = hashlib.blake2b(coordinates.tobytes()).digest()
+    return digests[id(coordinates)]
 
 
 # --- coordinates as tiles -----------------------------------------------------------------------
@@ -486,48 +488,48 @@ class Tile:
 
     def split(self, first: int, last: int) -> list[Tile]:
         """Return its coordinates number `first` to `last` (exclusive) as tiles."""
-        found: list[Tile] = []
+        result: list[Tile] = []
         while first < last:
             run, inside = divmod(first, self.length)
             if inside or last - first < self.length:  # a run that begins or ends in the middle
                 size = min(self.length - inside, last - first)
-                found.append(Tile(self.start + run * self.stride + inside, 1, 0, size))
+                result.append(Tile(self.start + run * self.stride + inside, 1, 0, size))
             else:
                 runs = (last - first) // self.length
                 size = runs * self.length
-                found.append(Tile(self.start + run * self.stride, runs, self.stride, self.length))
+                result.append(Tile(self.start + run * self.stride, runs, self.stride, self.length))
             first += size
-        return found
+        return result
 
 
-def tiles(where: slice | np.ndarray) -> list[Tile] | None:
+def tiles(coordinates: slice | np.ndarray) -> list[Tile] | None:
     """Return coordinates as tiles, in order; None if they are too scattered for tiles to be faster."""
-    if isinstance(where, slice):
-        return [Tile(where.start, 1, 0, where.stop - where.start)]
-    breaks = np.flatnonzero(np.diff(where) != 1) + 1
+    if isinstance(coordinates, slice):
+        return [Tile(coordinates.start, 1, 0, coordinates.stop - coordinates.start)]
+    breaks = np.flatnonzero(np.diff(coordinates) != 1) + 1
     starts = np.concatenate([[0], breaks])
-    lengths = np.diff(np.concatenate([starts, [len(where)]]))
-    if len(where) < MEAN_RUN * len(starts):
+    lengths = np.diff(np.concatenate([starts, [len(coordinates)]]))
+    if len(coordinates) < MEAN_RUN * len(starts):
         return None
-    found: list[Tile] = []
-    for first, length in zip(where[starts].tolist(), lengths.tolist(), strict=True):
-        if found and found[-1].length == length:
-            last = found[-1]
+    result: list[Tile] = []
+    for first, length in zip(coordinates[starts].tolist(), lengths.tolist(), strict=True):
+        if result and result[-1].length == length:
+            last = result[-1]
             stride = first - (last.start + (last.count - 1) * last.stride)
             if stride > 0 and (last.count == 1 or stride == last.stride):
-                found[-1] = Tile(last.start, last.count + 1, stride, length)
+                result[-1] = Tile(last.start, last.count + 1, stride, length)
                 continue
-        found.append(Tile(first, 1, 0, length))
-    return found
+        result.append(Tile(first, 1, 0, length))
+    return result
 
 
 def span(tiled: list[Tile], first: int, last: int) -> list[Tile]:
     """Return the coordinates number `first` to `last` (exclusive) of a list of tiles, as tiles."""
-    found: list[Tile] = []
-    at = 0
+    result: list[Tile] = []
+    offset = 0
     for tile in tiled:
-        a, b = max(first - at, 0), min(last - at, tile.size)
+        a, b = max(first - offset, 0), min(last - offset, tile.size)
         if a < b:
-            found += tile.split(a, b)
-        at += tile.size
-    return found
+            result += tile.split(a, b)
+        offset += tile.size
+    return result

@@ -88,7 +88,7 @@ class Family:
     quantile: Callable[..., Floats]
 
 
-KINDS: Mapping[str, Family] = {
+FAMILIES: Mapping[str, Family] = {
     "constant": Family(("value",), lambda value: value, lambda u, value: np.full_like(u, value)),
     "uniform": Family(
         ("low", "high"),
@@ -114,7 +114,7 @@ KINDS: Mapping[str, Family] = {
 class Distribution:
     """A distribution of durations in seconds. `at(u)` turns uniform random numbers into durations.
 
-    kind, parameters: as in the table `KINDS`.
+    kind, parameters: as in the table `FAMILIES`.
     fixed: one duration is drawn for each peer or link and kept, so that some are always slow; otherwise a new
         duration is drawn each time.
     """
@@ -126,11 +126,11 @@ class Distribution:
     @property
     def mean(self) -> float:
         """The mean duration."""
-        return KINDS[self.kind].mean(*self.parameters)
+        return FAMILIES[self.kind].mean(*self.parameters)
 
     def at(self, uniform: Floats) -> Floats:
         """The quantiles at numbers between 0 and 1."""
-        return KINDS[self.kind].quantile(uniform, *self.parameters)
+        return FAMILIES[self.kind].quantile(uniform, *self.parameters)
 
     def __str__(self) -> str:
         return ":".join([self.kind, *(f"{value:g}" for value in self.parameters)])
@@ -139,38 +139,38 @@ class Distribution:
 def parse(spec: str | Mapping[str, Any] | float, what: str = "duration") -> Distribution:
     """Parse a distribution; a plain number is a constant. Error messages begin with `what`."""
     if _is_number(spec):
-        given: dict[str, Any] = {"kind": "constant", "value": spec}
+        table: dict[str, Any] = {"kind": "constant", "value": spec}
     elif isinstance(spec, str):
         kind, *words = spec.split(":")
-        names = KINDS[kind].names if kind in KINDS else ()
+        names = FAMILIES[kind].names if kind in FAMILIES else ()
         if names and len(words) != len(names):
             raise TimeError(f"{what} is {spec!r}: write {':'.join([kind, *names])}, with numbers")
-        given = {"kind": kind, **dict(zip(names, words, strict=False))}
+        table = {"kind": kind, **dict(zip(names, words, strict=False))}
     elif isinstance(spec, Mapping):
-        given = dict(spec)
+        table = dict(spec)
     else:
         raise TimeError(f"{what} is {spec!r}: write a number, 'exponential:1', or a table")
-    kind = given.pop("kind", None)
+    kind = table.pop("kind", None)
     if not isinstance(kind, str):
-        raise TimeError(f"{what} needs a kind, one of {', '.join(KINDS)}")
-    if kind not in KINDS:
-        known = hint(kind, KINDS, are="known are")
-        raise TimeError(f"{what}: unknown distribution {kind!r}; {known}")
-    names = KINDS[kind].names
-    fixed = given.pop("fixed", False)
+        raise TimeError(f"{what} needs a kind, one of {', '.join(FAMILIES)}")
+    if kind not in FAMILIES:
+        suggestion = hint(kind, FAMILIES, are="known are")
+        raise TimeError(f"{what}: unknown distribution {kind!r}; {suggestion}")
+    names = FAMILIES[kind].names
+    fixed = table.pop("fixed", False)
     if not isinstance(fixed, bool):
         raise TimeError(f"{what}: fixed is {fixed!r}, not true or false")
-    for name in (name for name in given if name not in names):
-        known = hint(name, names, are="it takes")
-        raise TimeError(f"{what}: {kind} has no parameter {name!r}; {known}")
+    for name in (name for name in table if name not in names):
+        suggestion = hint(name, names, are="it takes")
+        raise TimeError(f"{what}: {kind} has no parameter {name!r}; {suggestion}")
     for name in names:
-        if name not in given:
+        if name not in table:
             raise TimeError(f"{what}: {kind} needs {name!r}")
-        if not _is_number(given[name]):
-            raise TimeError(f"{what}: {name} is {given[name]!r}, not a number")
-        if not 0 < float(given[name]) < math.inf:
-            raise TimeError(f"{what}: {name} is {given[name]}, it must be positive")
-    values = tuple(float(given[name]) for name in names)
+        if not _is_number(table[name]):
+            raise TimeError(f"{what}: {name} is {table[name]!r}, not a number")
+        if not 0 < float(table[name]) < math.inf:
+            raise TimeError(f"{what}: {name} is {table[name]}, it must be positive")
+    values = tuple(float(table[name]) for name in names)
     if kind == "uniform" and values[0] > values[1]:
         raise TimeError(f"{what}: uniform's low, {values[0]:g}, is above its high, {values[1]:g}")
     return Distribution(kind, values, fixed)
@@ -304,9 +304,9 @@ class World:
         if not len(self._link_keys):
             return np.ones(len(sender), bool)
         keys = sender * self.peers + receiver
-        at = np.minimum(np.searchsorted(self._link_keys, keys), len(self._link_keys) - 1)
-        flips = (self._flips[at] <= time[:, None]).sum(axis=1)
-        return (self._link_keys[at] != keys) | (flips % 2 == 0)
+        rows = np.minimum(np.searchsorted(self._link_keys, keys), len(self._link_keys) - 1)
+        flips = (self._flips[rows] <= time[:, None]).sum(axis=1)
+        return (self._link_keys[rows] != keys) | (flips % 2 == 0)
 
     # --- presence -------------------------------------------------------------------------------
 
@@ -462,28 +462,31 @@ class Clock:
 
         A peer appears at most once in every array, and its times increase from one array to the next.
         """
-        while len(at := np.flatnonzero(self._due < end)):
-            peer, time, count = self._peers[at], self._due[at].copy(), self._count[at].copy()
-            self._count[at] += 1
-            self._due[at] = _after(time, self._world.training(peer, self._count[at]))
-            self._skip_absences(at)
-            yield at, peer, time, count
+        while len(indices := np.flatnonzero(self._due < end)):
+            peer, time = self._peers[indices], self._due[indices].copy()
+            count = self._count[indices].copy()
+            self._count[indices] += 1
+            self._due[indices] = _after(time, self._world.training(peer, self._count[indices]))
+            self._skip_absences(indices)
+            yield indices, peer, time, count
 
-    def _skip_absences(self, at: Ints) -> None:
+    def _skip_absences(self, indices: Ints) -> None:
         """Restart local steps that a peer could not finish in the peer's next session."""
         if not self._world.churns:
             return
         while True:
-            peer, session = self._peers[at], self._session[at]
-            interrupted = np.isfinite(self._due[at]) & (
-                self._due[at] >= self._world.end(peer, session)
+            peer, session = self._peers[indices], self._session[indices]
+            interrupted = np.isfinite(self._due[indices]) & (
+                self._due[indices] >= self._world.end(peer, session)
             )
             if not interrupted.any():
                 return
-            at = at[interrupted]
-            self._session[at] += 1
-            starts = self._world.start(self._peers[at], self._session[at])
-            self._due[at] = starts + self._world.training(self._peers[at], self._count[at])
+            indices = indices[interrupted]
+            self._session[indices] += 1
+            starts = self._world.start(self._peers[indices], self._session[indices])
+            self._due[indices] = starts + self._world.training(
+                self._peers[indices], self._count[indices]
+            )
 
 
 class Timetable:
@@ -541,10 +544,10 @@ class Timetable:
         within = np.arange(len(push)) - np.repeat(np.cumsum(degree) - degree, degree)
         edge = self._first[at][push] + within
         when = time[push]
-        open_ = self._closes[edge] > when
+        is_open = self._closes[edge] > when
         if self._world.churns:  # a new session does not have the open transfers of the old one
-            open_ &= self._session[edge] == self._world.session(self.sender[edge], when)
-        free = ~open_ & self._world.link_up(self.sender[edge], self.receiver[edge], when)
+            is_open &= self._session[edge] == self._world.session(self.sender[edge], when)
+        free = ~is_open & self._world.link_up(self.sender[edge], self.receiver[edge], when)
         free &= self._world.present(self.receiver[edge], when)
         edge, push = edge[free], push[free]
         purpose = f"target {self._lane}"
@@ -566,30 +569,30 @@ class Timetable:
         sender, receiver = self.sender[edge], self.receiver[edge]
         latest = time + world.conditions.transfer_timeout
         arrives = _after(time, world.delay(lane, sender, receiver, count, "give"))
-        given = ~world.lost(lane, sender, receiver, count, "give", time) & (arrives < latest)
-        dies = back = np.full(len(edge), np.inf)
+        credited = ~world.lost(lane, sender, receiver, count, "give", time) & (arrives < latest)
+        leaves = comes_back = np.full(len(edge), np.inf)
         if world.churns:
             session = world.session(receiver, time)
-            dies, back = world.end(receiver, session), world.start(receiver, session + 1)
-            given &= arrives < dies
+            leaves, comes_back = world.end(receiver, session), world.start(receiver, session + 1)
+            credited &= arrives < leaves
         answer = _after(arrives, world.delay(lane, receiver, sender, count, "answer"))
-        acknowledged = given & (answer < latest) & (answer < back)
+        acknowledged = credited & (answer < latest) & (answer < comes_back)
         acknowledged &= ~world.lost(lane, receiver, sender, count, "answer", arrives)
-        receiver_died = ~acknowledged & (dies <= latest)
-        returns = ~given | receiver_died
+        receiver_died = ~acknowledged & (leaves <= latest)
+        returns = ~credited | receiver_died
         # When a receiver comes back in a new session, its old ledger is lost: mass of transfers that were
         # not answered until then returns, whether it was credited or not.
         closes = np.where(
-            acknowledged, answer, np.where(receiver_died, np.minimum(latest, back), latest)
+            acknowledged, answer, np.where(receiver_died, np.minimum(latest, comes_back), latest)
         )
         sender_died = np.zeros(len(edge), bool)
         if world.churns:
-            own = world.session(sender, time)
-            self._session[edge] = own
-            sender_died = returns & (closes >= world.end(sender, own))
+            sender_session = world.session(sender, time)
+            self._session[edge] = sender_session
+            sender_died = returns & (closes >= world.end(sender, sender_session))
         self._closes[edge] = closes
-        arrives = np.where(given, arrives, np.inf)
-        return arrives, closes, acknowledged, returns, given & returns, sender_died
+        arrives = np.where(credited, arrives, np.inf)
+        return arrives, closes, acknowledged, returns, credited & returns, sender_died
 
 
 def _after(time: Floats, duration: Floats) -> Floats:

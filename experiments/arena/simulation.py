@@ -58,13 +58,13 @@ class Simulation:
     """How values are transmitted, if they are rounded, compressed or skipped."""
 
     @classmethod
-    def of(cls, config: Config, source: str = "config", *, say: bool = True) -> Simulation:
+    def of(cls, config: Config, source: str = "config", *, warn: bool = True) -> Simulation:
         """Build every peer of a config; raise ConfigError if they will not fit into memory.
 
-        A config with [time] or [sweep] is refused, because it is not a single run in lockstep. say: print a
-        warning about keys that have no effect in lockstep.
+        A config with [time] or [sweep] is refused, because it is not a single run in lockstep. warn: whether
+        to print a warning about keys that have no effect in lockstep.
         """
-        if say:
+        if warn:
             warn_unused_keys(config, "lockstep", source)
         try:
             expected_needs(config).check_fits(free_memory(torch.device("cpu")))
@@ -189,19 +189,19 @@ class LearningSimulation:
         graph = _graph(config, self.members, source)
         self.world, self.seconds = _world(config, graph, source)
         self.tests = AccuracyLog(presence_of(self.world, [member.name for member in self.members]))
-        owners = shared_models(self.members)
-        check_compression(config, self.members, owners, source)
+        peers_of_model = shared_models(self.members)
+        check_compression(config, self.members, peers_of_model, source)
         shared: list[dict[str, Array]] = [{} for _ in self.members]
         shapes: dict[str, Shapes] = {}
-        for owner, who in owners.items():
-            shapes[owner] = blocks(schema_entries(self.members[who[0]].network, owner))
-            for peer in who:
-                shared[peer][owner] = self.members[peer].network.read(owner).cpu().numpy()
+        for model, peers in peers_of_model.items():
+            shapes[model] = blocks(schema_entries(self.members[peers[0]].network, model))
+            for peer in peers:
+                shared[peer][model] = self.members[peer].network.read(model).cpu().numpy()
         self._stores = [DictStore(vectors) for vectors in shared]
         self.events = VirtualTime(
             self.world,
             graph,
-            owners,
+            peers_of_model,
             self._stores,
             [ONE * (m.samples if config.weights == "samples" else 1) for m in self.members],
             fanout=config.gossip.exchanges or PUSHES,
@@ -238,15 +238,15 @@ class LearningSimulation:
     def _write_networks(self) -> None:
         """Write the peers' values of shared models into their networks."""
         for peer, member in enumerate(self.members):
-            for owner in self._stores[peer].names():
-                member.network.write(owner, self._stores[peer].read(owner))
+            for model in self._stores[peer].names():
+                member.network.write(model, self._stores[peer].read(model))
 
     def _begin(self, peer: int, time: float) -> None:
         """Begin a training job with the peer's current values."""
         if peer in self._jobs:
             self._undo(peer)  # the peer's last session ended before its training job
         store = self._stores[peer]
-        start = {owner: store.read(owner) for owner in store.names()}
+        start = {model: store.read(model) for model in store.names()}
         done = self.rounds[peer]
         interval = time // (self.config.test_every * self.world.conditions.push_interval)
         due = done > 0 and interval > self._test_intervals[peer]
@@ -263,9 +263,9 @@ class LearningSimulation:
         if (tested := self._jobs[peer].test) is not None:
             self._report(tested)
         job, store = self._jobs.pop(peer), self._stores[peer]
-        for owner, after in (job.after or {}).items():
-            now, before = store.read(owner), job.start[owner]
-            store.write(owner, after if now is before else now + (after - before))
+        for model, after in (job.after or {}).items():
+            now, before = store.read(model), job.start[model]
+            store.write(model, after if now is before else now + (after - before))
         self.rounds[peer] += 1
         self._begin(peer, time)
 
@@ -279,7 +279,7 @@ class LearningSimulation:
         self._arena.train(peers)
         for peer in peers:
             job, network = self._jobs[peer], self.members[peer].network
-            job.after = {owner: network.read(owner).cpu().numpy() for owner in job.start}
+            job.after = {model: network.read(model).cpu().numpy() for model in job.start}
 
     def _waiting(self) -> list[int]:
         """Peers whose training jobs have begun and are not computed yet."""
@@ -290,8 +290,8 @@ class LearningSimulation:
         due: dict[int, Reading] = {}
         for peer in peers:
             job = self._jobs[peer]
-            for owner, value in job.start.items():
-                self.members[peer].network.write(owner, value)
+            for model, value in job.start.items():
+                self.members[peer].network.write(model, value)
             if job.test is not None:
                 due[peer] = job.test
         for peer, metrics in zip(due, self._arena.test(list(due)), strict=True):
@@ -406,10 +406,11 @@ def _events(
     return tuple(draw_events(graph, steps, **probabilities, seed=config.seed))
 
 
-def _side(who: int | list[int] | str, peers: int) -> frozenset[int]:
-    if isinstance(who, str):
+def _side(spec: int | list[int] | str, peers: int) -> frozenset[int]:
+    """The peers on one side of a partition: a list, the first so many, or all peers for any text."""
+    if isinstance(spec, str):
         return frozenset(range(peers))
-    return frozenset(range(who) if isinstance(who, int) else who)
+    return frozenset(range(spec) if isinstance(spec, int) else spec)
 
 
 # --- results ----------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ class VectorisedPushSum:
         self._rows, self._pool = Rows(self.estimates, threads), Pool(coordinates)
         self._share = share_rule(fraction)
         self._timetable = Timetable(self.world, graph, fanout=fanout)
-        self._open = Open.of(self._timetable.until(0.0).transfers)  # none yet
+        self._open = OpenTransfers.of(self._timetable.until(0.0).transfers)  # none yet
         self._window = window or conditions.push_interval
         self._initial_distance = self._distance()
 
@@ -163,11 +163,14 @@ class VectorisedPushSum:
         plan = self._timetable.until(end)
         self.counters["idle"] += plan.idle
         first_new = len(self._open)
-        open_ = self._open.and_then(Open.of(plan.transfers))
-        events = Events.of(self.world, plan, open_, first_new, self.now, end)
+        transfers = self._open.and_then(OpenTransfers.of(plan.transfers))
+        events = Events.of(self.world, plan, transfers, first_new, self.now, end)
         fan = plan.fan
         first = first_new + np.cumsum(fan) - fan
-        uses = np.isfinite(open_.arrives[first_new:]).astype(np.int64) + open_.returns[first_new:]
+        uses = (
+            np.isfinite(transfers.arrives[first_new:]).astype(np.int64)
+            + transfers.returns[first_new:]
+        )
         uses = np.bincount(plan.transfers.push, uses, len(fan)).astype(np.int64)
         done = np.zeros(len(fan) + 1, bool)
         done[-1] = True  # for events with wait = −1, which depend on no push
@@ -179,23 +182,27 @@ class VectorisedPushSum:
             kind, what, peer = events.kind[wave], events.what[wave], events.peer[wave]
             if (selected := kind == CREDIT).any():
                 self.counters["arrival"] += int(selected.sum())
-                self._absorb(peer[selected], what[selected], open_)
+                self._absorb(peer[selected], what[selected], transfers)
             if (selected := kind == SETTLE).any():
-                self._settle(peer[selected], what[selected], open_)
+                self._settle(peer[selected], what[selected], transfers)
             if (selected := kind == PUSH).any():
                 push = what[selected]
-                self._push(peer[selected], fan[push], first[push], uses[push], open_)
+                self._push(peer[selected], fan[push], first[push], uses[push], transfers)
                 done[push] = True
             if (selected := kind == CHANGE).any():
                 self._change(peer[selected], what[selected] == 1)
             at += ready
-            left = at < stop
-            at, stop = at[left], stop[left]
-        arriving_later = (open_.arrives >= end) & (open_.arrives < np.inf)
-        self._open = open_.where(arriving_later | (open_.returns & (open_.closes >= end)))
+            unfinished = at < stop
+            at, stop = at[unfinished], stop[unfinished]
+        arriving_later = (transfers.arrives >= end) & (transfers.arrives < np.inf)
+        self._open = transfers.where(
+            arriving_later | (transfers.returns & (transfers.closes >= end))
+        )
         self.now = end
 
-    def _push(self, peer: Ints, fan: Ints, first: Ints, uses: Ints, open_: Open) -> None:
+    def _push(
+        self, peer: Ints, fan: Ints, first: Ints, uses: Ints, transfers: OpenTransfers
+    ) -> None:
         """Split off a share for each of `fan` neighbours; 0 if the weight is too small to be split."""
         weight = self.weights[peer]
         share = self._share(weight, fan)
@@ -204,17 +211,18 @@ class VectorisedPushSum:
         rows = self._pool.take(uses)
         self._rows.copy(peer, self._pool.values, rows)
         within = np.arange(fan.sum()) - np.repeat(np.cumsum(fan) - fan, fan)
-        which = np.repeat(first, fan) + within
-        open_.share[which] = np.repeat(share, fan)
-        open_.row[which] = np.repeat(rows, fan)
+        index = np.repeat(first, fan) + within
+        transfers.share[index] = np.repeat(share, fan)
+        transfers.row[index] = np.repeat(rows, fan)
         self.counters["push"] += len(peer)
         self.counters["too little to split"] += int((share == 0).sum())
 
-    def _absorb(self, peer: Ints, which: Ints, open_: Open) -> None:
+    def _absorb(self, peer: Ints, index: Ints, transfers: OpenTransfers) -> None:
         """Credit transfers to different peers. A newcomer takes over the value and adds its own weight."""
-        every_row = open_.row[which]
-        some = open_.share[which] > 0
-        peer, row, share = peer[some], every_row[some], open_.share[which][some]
+        every_row = transfers.row[index]
+        has_weight = transfers.share[index] > 0
+        peer, row = peer[has_weight], every_row[has_weight]
+        share = transfers.share[index][has_weight]
         before = self.weights[peer]
         after = before + share
         self._rows.mix(peer, self._pool.values, row, share / after)
@@ -227,19 +235,19 @@ class VectorisedPushSum:
             self._injected.add(self.estimates[newcomer], self._initial_weights[newcomer])
         self._pool.used(every_row)
 
-    def _settle(self, peer: Ints, which: Ints, open_: Open) -> None:
+    def _settle(self, peer: Ints, index: Ints, transfers: OpenTransfers) -> None:
         """Return mass to its sender, unless the sender has left.
 
         Mass that was credited to a receiver which left is counted as lost until it returns here.
         """
-        died, lost = open_.sender_died[which], open_.credited_then_lost[which]
+        died, lost = transfers.sender_died[index], transfers.credited_then_lost[index]
         for flag, sign in ((died & ~lost, 1), (lost & ~died, -1)):
             if flag.any():
-                share, row = open_.share[which[flag]], open_.row[which[flag]]
+                share, row = transfers.share[index[flag]], transfers.row[index[flag]]
                 self._died.add(self._pool.values[row], share, sign)
         self.counters["return"] += int((~died).sum())
-        self._absorb(peer[~died], which[~died], open_)
-        self._pool.used(open_.row[which[died]])
+        self._absorb(peer[~died], index[~died], transfers)
+        self._pool.used(transfers.row[index[died]])
 
     def _change(self, peer: Ints, arrives: Flags) -> None:
         """Peers leave, and their mass is lost; or arrive, without weight until they receive a transfer."""
@@ -263,14 +271,14 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Open(Transfers):
+class OpenTransfers(Transfers):
     """Transfers that are not finished: the weight `share` of each, and the `row` of its value in the pool."""
 
     share: Ints
     row: Ints
 
     @classmethod
-    def of(cls, new: Transfers) -> Open:
+    def of(cls, new: Transfers) -> OpenTransfers:
         """Transfers whose push was planned and not made yet."""
         blank = np.zeros(len(new), np.int64)
         return cls(**vars(new), share=blank, row=blank.copy())
@@ -291,22 +299,28 @@ class Events:
 
     @classmethod
     def of(
-        cls, world: World, plan: Plan, open_: Open, first_new: int, start: float, end: float
+        cls,
+        world: World,
+        plan: Plan,
+        transfers: OpenTransfers,
+        first_new: int,
+        start: float,
+        end: float,
     ) -> Events:
         """All events of [start, end). Transfers from index `first_new` on belong to the plan's pushes."""
-        credit = np.flatnonzero((open_.arrives >= start) & (open_.arrives < end))
-        settle = np.flatnonzero(open_.returns & (open_.closes < end))
+        credit = np.flatnonzero((transfers.arrives >= start) & (transfers.arrives < end))
+        settle = np.flatnonzero(transfers.returns & (transfers.closes < end))
         wait = np.full(len(credit), -1)
         new = credit >= first_new
         wait[new] = plan.transfers.push[credit[new] - first_new]
-        who, when, arrives = world.changes(start, end) if world.churns else _NO_CHANGES
-        receiver, sender = open_.receiver[credit], open_.sender[credit]
-        giver, other = open_.sender[settle], open_.receiver[settle]
+        changing, change_time, arrives = world.changes(start, end) if world.churns else _NO_CHANGES
+        receiver, sender = transfers.receiver[credit], transfers.sender[credit]
+        giver, other = transfers.sender[settle], transfers.receiver[settle]
         columns = (
             # peer, time, kind, other (breaks ties), what, wait
-            (who, when, CHANGE, arrives, arrives, -1),
-            (receiver, open_.arrives[credit], CREDIT, sender, credit, wait),
-            (giver, open_.closes[settle], SETTLE, other, settle, -1),
+            (changing, change_time, CHANGE, arrives, arrives, -1),
+            (receiver, transfers.arrives[credit], CREDIT, sender, credit, wait),
+            (giver, transfers.closes[settle], SETTLE, other, settle, -1),
             (plan.peer, plan.time, PUSH, 0, np.arange(len(plan.peer)), -1),
         )
         filled = [[np.broadcast_to(c, len(rows[0])) for c in rows] for rows in columns]
@@ -369,11 +383,11 @@ class Rows:
         """table[peer] += ratio · (source[rows] − table[peer]): credit a transfer of push-sum."""
 
         def work(block: slice) -> None:
-            held = np.take(self.table, peer[block], axis=0, mode="clip")
+            current = np.take(self.table, peer[block], axis=0, mode="clip")
             step = np.take(source, rows[block], axis=0, mode="clip")
-            step -= held
+            step -= current
             step *= ratio[block, None]
-            step += held
+            step += current
             self.table[peer[block]] = step
 
         self._run_in_blocks(len(peer), work)

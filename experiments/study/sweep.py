@@ -191,9 +191,7 @@ def outcome(config: Config, source: str = "config", threads: int = 1) -> Outcome
     config = config.model_copy(update={"test_every": config.rounds})
     if config.time is not None:
         return _outcome_in_time(config, source, threads)
-    simulation = Simulation.of(
-        config, source, say=False
-    )  # the sweep prints notes once, for all runs
+    simulation = Simulation.of(config, source, warn=False)  # the sweep warns once, for all runs
     arena = simulation.arena(threads)
     return Outcome.of(list(simulation.rounds(arena))[-1].tests)
 
