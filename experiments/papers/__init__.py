@@ -85,7 +85,7 @@ _PAPERS = (
           "Partial sharing of a small CNN, CIFAR-10", 3),
     Paper("networks-hapt", "003, other networks", "networks:hapt",
           "Partial sharing of an LSTM and a 1-D CNN, HAPT", 3),
-    Paper("compression", "deck 001", "live:compression",
+    Paper("compression", "001, compressed updates", "live:compression",
           "Accuracy and bytes of live peers, by compressor", takes=frozenset({"quick", "only"})),
 )  # fmt: skip
 _STUDIES = (

@@ -87,7 +87,7 @@ def newcomers_config(matching: str, durations: Durations) -> Config:
     )  # fmt: skip
 
 
-def train_before(out: Path, durations: Durations) -> list[Path]:
+def pretrained_networks(out: Path, durations: Durations) -> list[Path]:
     """Return the files of all peers' pretrained networks; train those networks if a file is missing.
 
     The founders' networks are averaged after every round. The newcomers' networks are trained only on their
@@ -216,7 +216,7 @@ def summarise_newcomers(metrics: Path) -> Record:
 def run_newcomer_cell(cell: StudyCell, job: Job) -> Record:
     """Run a swarm; `cell.line` is its matching, "align" or "none"."""
     durations = Durations()
-    networks = train_before(job.folder / "networks", durations)
+    networks = pretrained_networks(job.folder / "networks", durations)
     with broker_for(None, say=False) as broker:
         metrics = run_newcomers(cell.line, networks, job.empty_folder(cell.line), broker, durations)
     return {"matching": cell.line, **summarise_newcomers(metrics)}

@@ -1,4 +1,4 @@
-"""The experiments of PFNM (000) and MAGI (002) on MNIST, and our own reference table."""
+"""The experiments of PFNM (paper 000) and MAGI (paper 002) on MNIST, and a reference table of ours."""
 
 from __future__ import annotations
 
@@ -57,34 +57,36 @@ def run_cell(cell: Cell, job: Job) -> Record:
 
 def _outcomes(records: Sequence[Record]) -> Frame:
     rows = [
-        {"panel": r["panel"], "seed": r["seed"], **one} for r in records for one in r["outcomes"]
+        {"panel": r["panel"], "seed": r["seed"], **outcome}
+        for r in records
+        for outcome in r["outcomes"]
     ]
     return frame_of(rows, ordered=["panel", "method"])
 
 
-def marks(records: Sequence[Record]) -> Frame:
+def mean_outcomes(records: Sequence[Record]) -> Frame:
     """Return means over seeds and the standard error of the accuracy, by panel, method and x."""
     groups = _outcomes(records).groupby(["panel", "method", "x"], observed=True)
-    found = groups.agg(
+    means = groups.agg(
         seeds=("seed", "size"), accuracy=("accuracy", "mean"), error=("accuracy", "sem"),
         cells=("cells", "mean"), parameters=("parameters", "mean"),
     )  # fmt: skip
-    found["error"] = found["error"].fillna(0)  # a single seed has no standard error
-    return found.reset_index().astype({"panel": str, "method": str})
+    means["error"] = means["error"].fillna(0)  # a single seed has no standard error
+    return means.reset_index().astype({"panel": str, "method": str})
 
 
 def differences(records: Sequence[Record]) -> Frame:
     """Return accuracy differences MAGI − PFNM at the same σ², in percentage points, paired by seed."""
     frame = _outcomes(records).astype({"panel": str, "method": str})
-    known = frame.set_index(["panel", "x", "seed", "method"])["accuracy"]
+    accuracies = frame.set_index(["panel", "x", "seed", "method"])["accuracy"]
     frame = frame[frame["method"].str.startswith("MAGI")].copy()
     frame["less"] = [name.partition(" λ=")[0].replace("MAGI", "PFNM") for name in frame["method"]]
-    base = known.reindex(list(frame[["panel", "x", "seed", "less"]].itertuples(index=False)))
+    base = accuracies.reindex(list(frame[["panel", "x", "seed", "less"]].itertuples(index=False)))
     frame["points"] = 100 * (frame["accuracy"].to_numpy() - base.to_numpy())
     groups = frame.dropna(subset="points").groupby(["panel", "x", "method", "less"], sort=False)
-    found = groups["points"].agg(seeds="size", points="mean", error="sem").reset_index()
-    found["error"] = found["error"].fillna(0)
-    return found
+    paired = groups["points"].agg(seeds="size", points="mean", error="sem").reset_index()
+    paired["error"] = paired["error"].fillna(0)
+    return paired
 
 
 def _verdict(points: float, error: float, seeds: int) -> str:
@@ -103,15 +105,15 @@ def tables(
 ) -> dict[str, Frame]:
     """Return means beside published accuracies, and paired differences if there are any."""
     names = {"x": x_label, "error": "standard error"}
-    found = marks(records)
+    means = mean_outcomes(records)
     column = f"accuracy, {printed_by}"
     formats = {"x": "g", "accuracy": ".4f", "error": ".4f", "cells": ".1f", "parameters": ".0f"}
-    shown = found[["panel", "x", "method", "seeds", *list(formats)[1:]]]
+    frame = means[["panel", "x", "method", "seeds", *list(formats)[1:]]]
     if printed:
-        keys = shown[["panel", "x", "method"]].itertuples(index=False, name=None)
+        keys = frame[["panel", "x", "method"]].itertuples(index=False, name=None)
         published = [printed.get(key, float("nan")) / 100 for key in keys]
-        shown = shown.assign(**{column: published})
-    result = {"summary": as_text(shown, {**formats, column: ".4f"}).rename(columns=names)}
+        frame = frame.assign(**{column: published})
+    result = {"summary": as_text(frame, {**formats, column: ".4f"}).rename(columns=names)}
     paired = differences(records)
     if len(paired):
         figures = zip(paired["points"], paired["error"], paired["seeds"], strict=True)
@@ -119,15 +121,15 @@ def tables(
         paired = as_text(paired, {"x": "g", "points": "+.2f", "error": ".2f"})
         result["differences"] = paired.rename(columns=names)
     if claims:
-        result["claims"] = _claims(found, printed)
+        result["claims"] = _claims(means, printed)
     return result
 
 
-def _claims(found: Frame, printed: Printed) -> Frame:
+def _claims(means: Frame, printed: Printed) -> Frame:
     """The claims about the reference table, and whether they are met."""
-    by = found.set_index(["panel", "method"])
+    by = means.set_index(["panel", "method"])
     rows, gaps = [], []
-    for panel in dict.fromkeys(found["panel"]):
+    for panel in dict.fromkeys(means["panel"]):
         accuracy, cells = 100 * by.loc[panel]["accuracy"], by.loc[panel]["cells"]
         matched, least = accuracy["PFNM"], printed[panel, 10, "PFNM"] - 4
         wanted = f"at least {least:.1f}"
@@ -151,8 +153,8 @@ _LABELS = {"accuracy": "accuracy", "cells": "hidden cells", "parameters": "param
 
 
 @dataclass(frozen=True)
-class Look:
-    """How a study is drawn.
+class FigureOptions:
+    """How the figures of a study are drawn.
 
     measures: the measures; each has a figure of its own.
     groups: the methods in each figure, by the figure's name (at most eight are distinguishable); () for all.
@@ -165,32 +167,39 @@ class Look:
 
 
 def draw(
-    folder: Path, records: Sequence[Record], title: str, x_label: str, caption: str, look: Look
+    folder: Path,
+    records: Sequence[Record],
+    title: str,
+    x_label: str,
+    caption: str,
+    options: FigureOptions,
 ) -> list[Path]:
     """Draw a figure for every panel, group of methods and measure."""
     from ..study.figures import draw_lines
 
-    found = marks(records)
-    caption = caption.format(seeds=found["seeds"].min())
-    panels = list(dict.fromkeys(found["panel"]))
+    means = mean_outcomes(records)
+    caption = caption.format(seeds=means["seeds"].min())
+    panels = list(dict.fromkeys(means["panel"]))
     ticks: dict[float, str] | None = None
-    found["at"], label = found["x"], "method"
-    if look.axis == "panel":
-        found["at"] = [panels.index(panel) for panel in found["panel"]]
+    means["at"], label = means["x"], "method"
+    if options.axis == "panel":
+        means["at"] = [panels.index(panel) for panel in means["panel"]]
         x_label, ticks = "", {i: name.replace(", ", "\n") for i, name in enumerate(panels)}
-    elif look.axis == "λ":
-        found["at"] = [float(name.partition("λ=")[2] or 0) for name in found["method"]]
+    elif options.axis == "λ":
+        means["at"] = [float(name.partition("λ=")[2] or 0) for name in means["method"]]
         x_label, label = "λ", "panel"
     files: list[Path] = []
-    for panel in panels if look.axis == "x" else [""]:
-        for group, methods in look.groups.items():
-            some = found[found["method"].isin(methods)] if methods else found
+    for panel in panels if options.axis == "x" else [""]:
+        for group, methods in options.groups.items():
+            selected = means[means["method"].isin(methods)] if methods else means
             if panel:
-                some = some[some["panel"] == panel]
-                ticks = {x: f"{x:g}" for x in sorted(set(some["x"]))}
-            for measure in look.measures:
-                error = some["error"] if measure == "accuracy" else 0.0
-                bars = some.assign(low=some[measure] - error, high=some[measure] + error)
+                selected = selected[selected["panel"] == panel]
+                ticks = {x: f"{x:g}" for x in sorted(set(selected["x"]))}
+            for measure in options.measures:
+                error = selected["error"] if measure == "accuracy" else 0.0
+                bars = selected.assign(
+                    low=selected[measure] - error, high=selected[measure] + error
+                )
                 words = ["figure", panel.replace(" ", "-").lower(), group, measure]
                 files += draw_lines(
                     folder / "-".join(word for word in words if word),
@@ -207,7 +216,7 @@ def matching_study(
     *,
     x_label: str,
     caption: str,
-    look: Look | None = None,
+    options: FigureOptions | None = None,
     printed: Printed = MappingProxyType({}),
     printed_by: str = "paper",
     claims: bool = False,
@@ -220,7 +229,9 @@ def matching_study(
     return Study(
         paper.name, cells, EachCell(run_cell),
         lambda records: tables(records, x_label, printed, printed_by, claims),
-        lambda folder, records: draw(folder, records, paper.title, x_label, about, look or Look()),
+        lambda folder, records: draw(
+            folder, records, paper.title, x_label, about, options or FigureOptions()
+        ),
         titles={"differences": "paired differences in accuracy, same seeds"},
         latest=lambda record: f"{record['panel']}, seed {record['seed']}",
     )  # fmt: skip
@@ -272,7 +283,7 @@ def pfnm_table(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
         paper, [Cell(setting.title, 10, setting, methods) for setting in settings],
         x_label="peers",
         caption=f"10 peers; {_LOCAL}. {data}digits: {_DIGITS}.",
-        look=Look(
+        options=FigureOptions(
             groups={
                 "methods": (*_COLUMNS, magi(0.1)),
                 "lambda": ("PFNM", magi(0.1), magi(0.5), magi(1.0)),
@@ -304,9 +315,9 @@ def pfnm_figure2(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
         for peers in ((2, 5, 10, 15) if quick else (2, 5, 10, 15, 20, 25, 30))
     ]
     data = f"{_DIGITS}; width 50" if quick else "MNIST, width 100, FedAvg at 300"
-    look = Look(groups={"small": ("local", *SMALL), "extra": ("local", "PFNM", *EXTRA)})
+    options = FigureOptions(groups={"small": ("local", *SMALL), "extra": ("local", "PFNM", *EXTRA)})
     caption = f"{data}; {_LOCAL}. {_NOT_PUBLISHED}"
-    return matching_study(paper, cells, x_label="peers", caption=caption, look=look)
+    return matching_study(paper, cells, x_label="peers", caption=caption, options=options)
 
 
 def pfnm_figure4(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
@@ -393,5 +404,5 @@ def magi_figure2(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
         paper, cells, x_label="peers",
         caption=f"10 peers, Dirichlet 0.5; {data_text}; {_LOCAL}. λ = 0 is PFNM. The paper's figure falls "
         "almost linearly.",
-        look=Look(measures=("parameters", "accuracy"), axis="λ"),
+        options=FigureOptions(measures=("parameters", "accuracy"), axis="λ"),
     )  # fmt: skip

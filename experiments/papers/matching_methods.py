@@ -319,7 +319,7 @@ class Peers:
         """The peers' networks, trained from different initial values."""
         return self.networks("own", self.setting.width)
 
-    def keep(self, chains: list[Chain]) -> None:
+    def replace_own(self, chains: list[Chain]) -> None:
         """Replace the peers' own networks by these."""
         self._networks["own", self.setting.width, 0.0] = chains
 
@@ -460,7 +460,7 @@ def run_stream(setting: Setting, steps: int) -> dict[int, dict[str, Outcome]]:
         chains, seed = [chain_of(module) for module in modules], int(rng.integers(2**31))
         past = fused.past if fused else None
         fused = fuse(chains, options, counts=counts, bias_mean=INIT_BIAS, past=past, seed=seed)
-        peers.keep([chain_of(module) for module in ensemble])
+        peers.replace_own([chain_of(module) for module in ensemble])
         outcomes[step + 1] = {
             "PFNM streaming": peers.score(fused.chain),
             "ensemble": peers.ensemble(None),

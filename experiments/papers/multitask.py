@@ -248,7 +248,7 @@ def draw(folder: Path, records: Sequence[Record]) -> list[Path]:
     tasks = (
         "sitting against standing, 100 spectral features of a phone's sensors, a task per person"
         if first["data"] == SENSORS
-        else "synthetic tasks of three groups, since the sensor data was not summary (set GOSSAMER_DATA)"
+        else "synthetic tasks of three groups, since the sensor data was not found (set GOSSAMER_DATA)"
     )
     return draw_lines(
         folder / "figure", summary.astype({"method": str}),

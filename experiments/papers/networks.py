@@ -85,7 +85,7 @@ class Setting:
     rate: float = 0.1
 
     @property
-    def normed(self) -> bool:
+    def has_batch_norm(self) -> bool:
         """Whether the network has batch norm; without it, FedBN is full averaging."""
         return self.network in ("cnn1d", "resnet") or bool(self.options.get("norm"))
 
@@ -314,7 +314,7 @@ def networks_study(paper: Paper, settings: Mapping[str, Setting], seeds: range) 
         for seed in seeds
         for network, setting in settings.items()
         for scheme in SCHEMES
-        if scheme is not FEDBN or setting.normed
+        if scheme is not FEDBN or setting.has_batch_norm
     ]
     return Study(
         paper.name, cells, EachCell(run_cell), table,

@@ -75,7 +75,7 @@ def gossiper_of(
 
 
 @dataclass(frozen=True)
-class Watch(StudyCell):
+class ObservationRun(StudyCell):
     """One run: a curious neighbour observes one averaging.
 
     scale: of the masks; None for no masks. peers: so many that the average reveals little about each.
@@ -90,7 +90,7 @@ class Watch(StudyCell):
 
 
 @dataclass(frozen=True)
-class Learn(StudyCell):
+class LearningRun(StudyCell):
     """One run: twelve peers on a ring of degree 4 learn the digits; a round has `exchanges` exchanges."""
 
     scale: float | None
@@ -163,7 +163,7 @@ def correlation(features: list[Array], target: Array) -> float:
     return abs(float(np.corrcoef(estimate, target[odd])[0, 1]))
 
 
-def watch_neighbour(watch: Watch) -> Record:
+def watch_neighbour(watch: ObservationRun) -> Record:
     """Return how well a curious neighbour can estimate a peer's value, and how fast the average converges.
 
     first: correlation of the best estimate from the peer's first message with the true value.
@@ -202,7 +202,7 @@ def watch_neighbour(watch: Watch) -> Record:
     }
 
 
-def learn(cell: Learn) -> Record:
+def learn(cell: LearningRun) -> Record:
     """Train peers that average in rounds; return their mean accuracy."""
     members = digits_swarm(12)
     gossipers = {
@@ -224,19 +224,19 @@ def learn(cell: Learn) -> Record:
     return {"exchanges": cell.exchanges, "accuracy": accuracy}
 
 
-def run_private(cell: Watch | Learn, job: Job) -> Record:
+def run_private(cell: ObservationRun | LearningRun, job: Job) -> Record:
     """Run one cell of either class."""
-    result = watch_neighbour(cell) if isinstance(cell, Watch) else learn(cell)
+    result = watch_neighbour(cell) if isinstance(cell, ObservationRun) else learn(cell)
     return {"protocol": cell.line, **result}
 
 
-def private(paper: Paper, quick: bool, seeds: range) -> Study[Watch | Learn]:
+def private(paper: Paper, quick: bool, seeds: range) -> Study[ObservationRun | LearningRun]:
     """Return the study: what a curious neighbour learns with and without masks, and the accuracy of both."""
     sizes = {"peers": 32, "trials": 4000, "exchanges": 60} if quick else {}
-    plain, masked = Watch("plain", None, **sizes), Watch("private", 64.0, **sizes)
+    plain, masked = ObservationRun("plain", None, **sizes), ObservationRun("private", 64.0, **sizes)
     rounds = 5 if quick else 20
     learned = [
-        Learn("plain" if scale is None else "private", scale, exchanges, rounds)
+        LearningRun("plain" if scale is None else "private", scale, exchanges, rounds)
         for scale, exchanges in ((None, 6), (16.0, 6), (16.0, 20))
     ]
     return Study(
@@ -293,7 +293,7 @@ TOLERANCE = 0.02
 
 
 @dataclass(frozen=True)
-class Attacked(StudyCell):
+class AttackRun(StudyCell):
     """One run with or without guards; `line` is the name of the attack."""
 
     guarded: bool
@@ -318,7 +318,7 @@ class HostileNetwork(MemoryNetwork[Message]):
         super().send(message, now)
 
 
-def run_attacked(cell: Attacked, job: Job) -> Record:
+def run_attacked(cell: AttackRun, job: Job) -> Record:
     """Train and gossip; return the honest peers' mean accuracy, and the quarantines in force at the end.
 
     quarantined: honest peers' quarantines of hostile peers, counted as pairs; wronged: of honest peers.
@@ -363,9 +363,9 @@ def run_attacked(cell: Attacked, job: Job) -> Record:
     }  # fmt: skip
 
 
-def byzantine(paper: Paper, quick: bool, seeds: range) -> Study[Attacked]:
+def byzantine(paper: Paper, quick: bool, seeds: range) -> Study[AttackRun]:
     """Return the study: every attack, without and with guards."""
-    clean = Attacked(CLEAN, True, rounds=12 if quick else 40)
+    clean = AttackRun(CLEAN, True, rounds=12 if quick else 40)
     attacked = [
         replace(clean, line=attack, guarded=guarded)
         for attack in ATTACKS

@@ -12,8 +12,8 @@ from gossamer.errors import GossamerError
 from gossamer.experiments.cli.app import app
 from gossamer.experiments.papers.security import (
     CLEAN,
-    Attacked,
-    Watch,
+    AttackRun,
+    ObservationRun,
     byzantine_table,
     run_attacked,
     watch_neighbour,
@@ -152,7 +152,7 @@ def test_another_owners_list_is_not_continued(here):
 
 def test_private_averaging_hides_what_plain_shows():
     sizes = {"peers": 20, "degree": 6, "trials": 1000, "exchanges": 50}
-    plain, masked = (watch_neighbour(Watch("", scale, **sizes)) for scale in (None, 64.0))
+    plain, masked = (watch_neighbour(ObservationRun("", scale, **sizes)) for scale in (None, 64.0))
     assert plain["first"] == pytest.approx(1.0, abs=1e-9)
     assert plain["everything"] == pytest.approx(1.0, abs=1e-6)
     assert masked["first"] < 0.1
@@ -163,14 +163,16 @@ def test_private_averaging_hides_what_plain_shows():
 
 def test_without_masks_the_study_would_notice():
     """With masks that are far smaller than the values, the curious neighbour does find the value."""
-    found = watch_neighbour(Watch("", 2.0**-40, peers=12, degree=4, trials=1000, exchanges=5))
+    found = watch_neighbour(
+        ObservationRun("", 2.0**-40, peers=12, degree=4, trials=1000, exchanges=5)
+    )
     assert found["first"] == pytest.approx(1.0, abs=1e-9)
 
 
 def test_guards_withstand_an_attack_that_ruins_unguarded_peers(tmp_path):
     sizes = {"peers": 8, "hostile": 1, "rounds": 6}
-    cells = [Attacked(CLEAN, True, **sizes)]
-    cells += [Attacked("sign flipped", guarded, **sizes) for guarded in (False, True)]
+    cells = [AttackRun(CLEAN, True, **sizes)]
+    cells += [AttackRun("sign flipped", guarded, **sizes) for guarded in (False, True)]
     clean, unguarded, guarded = (run_attacked(cell, Job(tmp_path)) for cell in cells)
     assert guarded["wronged"] == 0
     assert guarded["accuracy"] >= clean["accuracy"] - 0.03

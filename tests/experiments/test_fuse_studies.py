@@ -16,10 +16,10 @@ from gossamer.experiments.cli.fuse import accuracy, logits
 from gossamer.experiments.papers import PAPERS, Paper
 from gossamer.experiments.papers.matching import (
     Cell,
-    Look,
+    FigureOptions,
     differences,
-    marks,
     matching_study,
+    mean_outcomes,
     run_cell,
 )
 from gossamer.experiments.papers.matching_methods import (
@@ -165,7 +165,7 @@ def test_a_study_leaves_tables_and_a_figure_for_every_panel(
     paper = Paper("tiny", "nowhere", "", "Tiny")
     study = matching_study(
         paper, [cell for seed in range(2) for cell in tiny(seed)],
-        x_label="peers", caption="quick", look=Look(measures=("accuracy",)),
+        x_label="peers", caption="quick", options=FigureOptions(measures=("accuracy",)),
         printed={("left", 2, "PFNM"): 50.0},
     )  # fmt: skip
     _, files = run_study(study, Results(tmp_path, "paper tiny"), jobs=1)
@@ -197,7 +197,7 @@ def record(seed: int, **accuracies: float) -> dict[str, Any]:
 
 
 def test_means_and_standard_errors() -> None:
-    mark = marks([record(0, PFNM=0.6), record(1, PFNM=0.8)]).iloc[0]
+    mark = mean_outcomes([record(0, PFNM=0.6), record(1, PFNM=0.8)]).iloc[0]
     assert (mark["seeds"], mark["accuracy"], mark["cells"]) == (2, pytest.approx(0.7), 15)
     assert mark["error"] == pytest.approx(0.1)  # sd 0.1414 over √2
 

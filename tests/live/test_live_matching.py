@@ -23,7 +23,7 @@ DURATIONS = newcomers.Durations(founders_before_join=20, founders_live=200, newc
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("matching", newcomers.MATCHINGS)
 def test_newcomers_keep_what_they_know_only_if_they_are_aligned(tmp_path, mosquitto, matching):
-    networks = newcomers.train_before(tmp_path / "networks", DURATIONS)
+    networks = newcomers.pretrained_networks(tmp_path / "networks", DURATIONS)
     address = BrokerAddress(mosquitto.url)
     metrics = newcomers.run_newcomers(matching, networks, tmp_path / matching, address, DURATIONS)
     found = newcomers.summarise_newcomers(metrics)
