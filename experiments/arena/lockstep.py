@@ -328,15 +328,15 @@ class _StackedModel:
     ):
         self.model, self.members = model, members
         self._networks = [networks[member] for member in members]
-        first = self._networks[0]
-        size = len(first.slicing.coordinates(model))
+        reference = self._networks[0]
+        size = len(reference.slicing.coordinates(model))
         width = max(16, min(size, WIDEST_BLOCK, BLOCK_BYTES // (4 * len(members))))
         self._blocks = [(start, min(start + width, size)) for start in range(0, size, width)]
         by_coordinates: dict[
             object, tuple[Stack | SingleNetwork, slice | np.ndarray, list[int], list[int]]
         ] = {}
         for slot, (member, network) in enumerate(zip(members, self._networks, strict=True)):
-            check_schema(model, first, network)
+            check_schema(model, reference, network)
             (stack, row), coordinates = rows[member], network.slicing.where(model)
             key = (id(stack), _coordinates_key(coordinates, digests))
             _, _, own_rows, slots = by_coordinates.setdefault(key, (stack, coordinates, [], []))

@@ -526,11 +526,11 @@ class Timetable:
         for at, peer, time, count in self._clock.until(end):
             edge, push = self._choose(at, time, count)
             fan = np.bincount(push, minlength=len(at))
-            used = fan > 0
-            idle += len(at) - int(used.sum())
-            index = number + np.cumsum(used) - 1
-            number += int(used.sum())
-            pushes.append((peer[used], time[used], fan[used]))
+            has_targets = fan > 0
+            idle += len(at) - int(has_targets.sum())
+            index = number + np.cumsum(has_targets) - 1
+            number += int(has_targets.sum())
+            pushes.append((peer[has_targets], time[has_targets], fan[has_targets]))
             outcomes = self._outcomes(edge, time[push], count[push])
             transfers.append((index[push], self.sender[edge], self.receiver[edge], *outcomes))
         peer, time, fan = (np.concatenate(column) for column in zip(*pushes, strict=True))
@@ -543,12 +543,12 @@ class Timetable:
         push = np.repeat(np.arange(len(at)), degree)
         within = np.arange(len(push)) - np.repeat(np.cumsum(degree) - degree, degree)
         edge = self._first[at][push] + within
-        when = time[push]
-        is_open = self._closes[edge] > when
+        push_time = time[push]
+        is_open = self._closes[edge] > push_time
         if self._world.churns:  # a new session does not have the open transfers of the old one
-            is_open &= self._session[edge] == self._world.session(self.sender[edge], when)
-        free = ~is_open & self._world.link_up(self.sender[edge], self.receiver[edge], when)
-        free &= self._world.present(self.receiver[edge], when)
+            is_open &= self._session[edge] == self._world.session(self.sender[edge], push_time)
+        free = ~is_open & self._world.link_up(self.sender[edge], self.receiver[edge], push_time)
+        free &= self._world.present(self.receiver[edge], push_time)
         edge, push = edge[free], push[free]
         purpose = f"target {self._lane}"
         keys = self._world.draws.hashes(

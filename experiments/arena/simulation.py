@@ -264,8 +264,8 @@ class LearningSimulation:
             self._report(tested)
         job, store = self._jobs.pop(peer), self._stores[peer]
         for model, after in (job.after or {}).items():
-            now, before = store.read(model), job.start[model]
-            store.write(model, after if now is before else now + (after - before))
+            current, start = store.read(model), job.start[model]
+            store.write(model, after if current is start else current + (after - start))
         self.rounds[peer] += 1
         self._begin(peer, time)
 
@@ -646,10 +646,10 @@ class AccuracyLog:
 
     def curve(self) -> dict[Any, list[float]]:
         """Return the accuracies of all counting peers at times from the first test to the last."""
-        first = min(tests[0][0] for tests in self.of.values())
-        last = self.last
-        steps = (first + (last - first) * step / _CURVE_POINTS for step in range(_CURVE_POINTS))
-        by_time = {time: list(self.at(time).values()) for time in [*steps, last]}
+        start = min(tests[0][0] for tests in self.of.values())
+        end = self.last
+        steps = (start + (end - start) * step / _CURVE_POINTS for step in range(_CURVE_POINTS))
+        by_time = {time: list(self.at(time).values()) for time in [*steps, end]}
         return {time: accuracies for time, accuracies in by_time.items() if accuracies}
 
 

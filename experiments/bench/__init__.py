@@ -194,14 +194,14 @@ def in_own_process(function: Callable[..., T], *arguments: object, **environment
     The process's peak memory is then that of the function. environment: variables of the new process, which
     may limit its threads.
     """
-    before = dict(os.environ)
+    previous = dict(os.environ)
     os.environ.update(environment)
     try:
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
             return pool.submit(function, *arguments).result()
     finally:
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(previous)
 
 
 # --- networks of several benchmarks -----------------------------------------------------------------

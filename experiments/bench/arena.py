@@ -217,12 +217,12 @@ def averaging(peers: int = 256, repeats: int = REPEATS) -> Row:
 @contextmanager
 def torch_threads(threads: int) -> Iterator[None]:
     """Within the context, torch uses this many threads for one operation."""
-    before = torch.get_num_threads()
+    previous_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous_threads)
 
 
 def best_threads(loop: TorchLoop) -> int:

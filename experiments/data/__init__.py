@@ -4,7 +4,7 @@ from gossamer.experiments.data import load, partition
 
 data = load("digits")
 for peer, indices in enumerate(partition.successive(len(data.train), peers=8)):
-    own = data.train.take(indices)
+    peer_samples = data.train.take(indices)
 """
 
 import lazy_loader

@@ -36,11 +36,11 @@ def cifar10(files: DataFiles) -> Dataset:
         x, y = (np.concatenate(batches) for batches in zip(*train, strict=True))
         return Dataset("cifar10", samples(x, y), samples(*test), 10)
     advice = f"put {_FOLDER}/ there, or set GOSSAMER_DATA to the folder above cifar/"
-    first, second, last = [read_grid(files.need(name, advice=advice)) for name in _GRIDS]
+    train_1, train_2, test = [read_grid(files.need(name, advice=advice)) for name in _GRIDS]
     y, test_y = files.arrays("cifar10_labels.npz", "train", "test", advice=advice)
-    train = samples(np.concatenate([first, second]), y)
+    train = samples(np.concatenate([train_1, train_2]), y)
     note = "the first 20000 training images"
-    return Dataset("cifar10", train, samples(last, test_y), 10, note)
+    return Dataset("cifar10", train, samples(test, test_y), 10, note)
 
 
 def read_grid(path: Path) -> np.ndarray:

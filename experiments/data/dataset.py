@@ -160,12 +160,12 @@ def from_torch(dataset: Any, indices: Iterable[int] | None = None) -> Samples:
     uint8 inputs (tensors, arrays, PIL images) are scaled to [0, 1]; floats are not changed. PIL images become
     `(channels, height, width)`, and a single number becomes one feature. Labels are read as by `samples`.
     """
-    chosen = range(len(dataset)) if indices is None else [int(i) for i in indices]
-    if not len(chosen):
+    selected = range(len(dataset)) if indices is None else [int(i) for i in indices]
+    if not len(selected):
         raise DataError("from_torch was given no samples: the dataset or the indices are empty")
     inputs: list[np.ndarray] = []
     labels: list[np.ndarray] = []
-    for i in chosen:
+    for i in selected:
         try:
             x, y = dataset[i]
         except IndexError:
@@ -233,19 +233,19 @@ class Task:
             raise DataError(
                 f"cycle: r must be 0 or 2..{classes}, not {r}: no permutation moves exactly one label"
             )
-        first = classes - r
-        moved = [first + (index + 1) % r for index in range(r)]
-        return cls(f"cycle {r}", (*range(first), *moved))
+        first_moved = classes - r
+        moved = [first_moved + (index + 1) % r for index in range(r)]
+        return cls(f"cycle {r}", (*range(first_moved), *moved))
 
     @classmethod
     def symmetric(cls, classes: int, last: int = 3) -> list[Task]:
         """All permutations of the last `last` labels, the identity first (section V.3.d: S3, six tasks)."""
         if not 1 <= last <= classes:
             raise DataError(f"symmetric: last must be 1..{classes}, not {last}")
-        first = classes - last
+        first_moved = classes - last
         return [
-            cls(f"S{last} {' '.join(map(str, moved))}", (*range(first), *moved))
-            for moved in permutations(range(first, classes))
+            cls(f"S{last} {' '.join(map(str, moved))}", (*range(first_moved), *moved))
+            for moved in permutations(range(first_moved, classes))
         ]
 
     @property

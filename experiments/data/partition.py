@@ -108,8 +108,8 @@ def by_group(
     largest_first = np.lexsort((values, -counts))
     if peers > len(values):
         raise DataError(f"by_group: {peers} peers ask for {peers} groups, there are {len(values)}")
-    chosen = largest_first[:peers]
-    smallest = int(counts[chosen[-1]])
+    largest_groups = largest_first[:peers]
+    smallest = int(counts[largest_groups[-1]])
     if size is not None and not 1 <= size <= smallest:
         enough = int((counts >= size).sum())
         raise DataError(
@@ -118,7 +118,7 @@ def by_group(
         )
     rng = np.random.default_rng(seed)
     length = smallest if size is None else size
-    return [rng.permutation(np.flatnonzero(ids == values[row]))[:length] for row in chosen]
+    return [rng.permutation(np.flatnonzero(ids == values[row]))[:length] for row in largest_groups]
 
 
 def split(

@@ -205,13 +205,15 @@ def _data_files(dataset: str, family: str, root: str | Path | None) -> DataFiles
         return DataFiles(dataset, family)
     cache_home = os.environ.get("XDG_CACHE_HOME")
     cache = (Path(cache_home) if cache_home else Path.home() / ".cache") / "gossamer" / family
-    base = os.environ.get("GOSSAMER_DATA") if root is None else root
-    if not base:
+    data_root = os.environ.get("GOSSAMER_DATA") if root is None else root
+    if not data_root:
         return DataFiles(dataset, family, (cache,))
-    if not Path(base).is_dir():
+    if not Path(data_root).is_dir():
         origin = "GOSSAMER_DATA" if root is None else "the data root"
-        raise DataError(f"{origin} is {base}, which is not a folder: correct it or leave it unset")
-    return DataFiles(dataset, family, (Path(base) / family, cache))
+        raise DataError(
+            f"{origin} is {data_root}, which is not a folder: correct it or leave it unset"
+        )
+    return DataFiles(dataset, family, (Path(data_root) / family, cache))
 
 
 def _sha256(path: Path) -> str:

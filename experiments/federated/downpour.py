@@ -42,10 +42,10 @@ class Downpour(ServerMethod):
 
     def round(self, state: State, clients: Sequence[Client], context: RoundContext) -> State:
         w, fetched = state.w, list(state.fetched)
-        chosen = context.pick(clients, self.participation)
-        rate = self.server_rate or 1 / len(chosen)
+        participants = context.pick(clients, self.participation)
+        rate = self.server_rate or 1 / len(participants)
         for push in range(self.pushes):
-            for k in context.rng.permutation(chosen):
+            for k in context.rng.permutation(participants):
                 client = clients[k]
                 client.load(fetched[k])
                 total = client.epochs * client.samples

@@ -93,7 +93,7 @@ class GossipSgd(GossipMethod):
     pushes: Count = 1
     """Pushes per client and round. Raise it when clients disagree, at that many more bytes."""
     topology: str = "clique"
-    """Who may push to whom: `ring`, `regular:4`, a file; see `gossamer topology`."""
+    """Which clients may push to which: `ring`, `regular:4`, a file; see `gossamer topology`."""
 
     def start(self, clients: Sequence[Client]) -> Pushed:
         require_two(clients, "gossip-sgd")
@@ -155,7 +155,7 @@ class PartialModels(GossipMethod):
     outputs: Literal["own", "shared"] = "own"
     """Whether output cells are local to each client: "own" if labels differ in meaning or in number."""
     topology: str = "one-peer-exponential"
-    """Who gossips with whom. By default a client sends to one client per exchange, each time another."""
+    """Which clients gossip with which; by default each sends to one client per exchange, in rotation."""
     exchanges: Count = 1
     """Exchanges per round. Raise it when peers disagree, at that many more bytes."""
 

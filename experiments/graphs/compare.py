@@ -327,8 +327,8 @@ def final_accuracy(steps: list[Step]) -> float:
 
     The last round by itself would favour graphs with rare, expensive exchanges if one falls on that round.
     """
-    last = steps[-max(1, len(steps) // 4) :]
-    return float(np.mean([step.accuracy for step in last]))
+    last_quarter = steps[-max(1, len(steps) // 4) :]
+    return float(np.mean([step.accuracy for step in last_quarter]))
 
 
 # --- advice: which graph to use for a number of peers and a budget of traffic --------------------------

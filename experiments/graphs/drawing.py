@@ -230,7 +230,7 @@ def _draw_labels(axes: Axes, graph_map: Map) -> None:
             )  # fmt: skip
         return
     # Longer labels stand beside their peers: of eight corners, each label takes the one that overlaps least.
-    taken = [
+    occupied = [
         (x - size / 2, y - size / 2, x + size / 2, y + size / 2) for x, y in _in_points(graph_map)
     ]
     for (x, y), position, label in zip(
@@ -244,8 +244,8 @@ def _draw_labels(axes: Axes, graph_map: Map) -> None:
             (x - away * 0.7 - wide, y + away * 0.6),
         ]  # fmt: skip
         boxes = [(left, low, left + wide, low + tall) for left, low in corners]
-        best = min(range(len(boxes)), key=lambda i: (_overlap(boxes[i], taken), i))
-        taken.append(boxes[best])
+        best = min(range(len(boxes)), key=lambda i: (_overlap(boxes[i], occupied), i))
+        occupied.append(boxes[best])
         left, low = corners[best]
         axes.annotate(
             label, position, xytext=(left - x, low - y + 1), textcoords="offset points", fontsize=8,
@@ -263,12 +263,12 @@ def _in_points(graph_map: Map) -> Positions:
     return graph_map.positions * SIDE_POINTS / (1 + 2 * MARGIN)
 
 
-def _overlap(box: tuple[float, ...], taken: Sequence[tuple[float, ...]]) -> float:
+def _overlap(box: tuple[float, ...], occupied: Sequence[tuple[float, ...]]) -> float:
     """The area of a box that other boxes cover, plus a penalty if it extends beyond the map."""
     left, low, right, high = box
     covered = sum(
         max(0.0, min(right, r) - max(left, x)) * max(0.0, min(high, h) - max(low, y))
-        for x, y, r, h in taken
+        for x, y, r, h in occupied
     )
     side = SIDE_POINTS / (1 + 2 * MARGIN)
     margin = MARGIN * side

@@ -363,7 +363,7 @@ def stress(
 def _churn(topology: SwarmGraph, rule: Rule, seed: int, exchanges: int = 120) -> list[Slowdown]:
     graph = topology.graph
     undisturbed = log_errors(mixing_matrix(graph, rule), exchanges, seed=seed)
-    last = _last_measured(undisturbed)
+    end = _last_measured(undisturbed)
     slowdowns = []
     for trouble, leave, fail in CHURN:
         events = draw_events(
@@ -372,12 +372,12 @@ def _churn(topology: SwarmGraph, rule: Rule, seed: int, exchanges: int = 120) ->
         schedule = churn(graph, events)
         disturbed = log_errors(lambda step, s=schedule: s.matrix(step, rule), exchanges, seed=seed)
         # exchanges until the error is as small as without churn; extrapolated if it never is
-        as_small = np.flatnonzero(disturbed <= undisturbed[last])
+        as_small = np.flatnonzero(disturbed <= undisturbed[end])
         if as_small.size:
             needed = float(as_small[0])
         else:
-            needed = exchanges * undisturbed[last] / disturbed[-1] if disturbed[-1] < 0 else inf
-        slowdowns.append(Slowdown(trouble, needed / last))
+            needed = exchanges * undisturbed[end] / disturbed[-1] if disturbed[-1] < 0 else inf
+        slowdowns.append(Slowdown(trouble, needed / end))
     return slowdowns
 
 
@@ -401,13 +401,13 @@ def _verdict(topology: SwarmGraph, losses: Sequence[Loss], slowdowns: Sequence[S
     splitting = [loss for loss in losses if loss.first_split is not None]
     sentences = []
     if splitting:
-        first = min(splitting, key=lambda loss: loss.first_split or 0.0)
-        total = len(topology.graph) if first.kind == "peers" else topology.graph.number_of_edges()
-        count = round((first.first_split or 0.0) * total)
-        noun = first.kind[:-1] if count == 1 else first.kind
+        loss = min(splitting, key=lambda loss: loss.first_split or 0.0)
+        total = len(topology.graph) if loss.kind == "peers" else topology.graph.number_of_edges()
+        count = round((loss.first_split or 0.0) * total)
+        noun = loss.kind[:-1] if count == 1 else loss.kind
         sentences.append(
-            f"Splits first by losing {_HOW[first.how]} {first.kind}: {count} {noun} of {total} "
-            f"{'splits' if count == 1 else 'split'} the swarm{_separated_peers(topology, first)}."
+            f"Splits first by losing {_HOW[loss.how]} {loss.kind}: {count} {noun} of {total} "
+            f"{'splits' if count == 1 else 'split'} the swarm{_separated_peers(topology, loss)}."
         )
     else:
         sentences.append("No loss of peers or links that was simulated splits the swarm.")
@@ -476,16 +476,16 @@ def figure_of_stress(record: dict[str, Any]) -> Figure:
                   ylabel="% of survivors in the largest component", ylim=(0, 103))  # fmt: skip
     pace.set(title="exchanges in that component", xlabel="% lost", ylabel="predicted", yscale="log")
     slowdowns = record["slowdowns"]
-    most = max([s["factor"] for s in slowdowns if s["factor"] is not None], default=1.0)
+    largest = max([s["factor"] for s in slowdowns if s["factor"] is not None], default=1.0)
     for row, slowdown in enumerate(reversed(slowdowns)):
         never = slowdown["factor"] is None
-        length = 1.2 * most if never else slowdown["factor"]
+        length = 1.2 * largest if never else slowdown["factor"]
         slow.barh(row, length, color=COLOURS[7] if never else COLOURS[5], height=0.65)
         text = "never" if never else f"× {slowdown['factor']:.3g}"
-        slow.text(length + 0.02 * most, row, text, va="center", fontsize=9)
+        slow.text(length + 0.02 * largest, row, text, va="center", fontsize=9)
     slow.set_yticks(range(len(slowdowns)), [s["trouble"] for s in reversed(slowdowns)], fontsize=9)
     slow.axvline(1, color="#444444", linewidth=0.8, linestyle=":")
-    slow.set(title="slowdown by churn and delay", xlim=(0, 1.35 * most))
+    slow.set(title="slowdown by churn and delay", xlim=(0, 1.35 * largest))
     figure.suptitle(
         f"{record['name']}: {record['peers']} peers, {record['links']} links; "
         f"{number(record['exchanges'])} exchanges without losses", fontsize=12,

@@ -118,13 +118,13 @@ class SwarmGraph:
             predict_pace(self.schedule.restricted_to(peers), self.rule, tolerance, self.steps)
             for peers in self.models.values()
         )
-        most = max((pace.exchanges for pace in paces), default=1.0)
-        if not isfinite(most):
+        exchanges = max((pace.exchanges for pace in paces), default=1.0)
+        if not isfinite(exchanges):
             raise TopologyError(
                 f"under the rule {self.rule} the peers' disagreement on this graph never falls to "
                 f"{tolerance:g} of its start: set the number of exchanges, by exchanges in [gossip]"
             )
-        return ceil(most)
+        return ceil(exchanges)
 
 
 def swarm_graph(config: Config, models: Members, source: str = "config") -> SwarmGraph | None:

@@ -200,8 +200,8 @@ def draw_fits(path: Path, records: Sequence[Record]) -> list[Path]:
     """Draw the cubics of the first seed, a panel for each method that has run."""
     from ..study.figures import panels, save
 
-    chosen = {r["method"]: r for r in records if r["seed"] == 0 and r["method"] in METHODS}
-    if not chosen:
+    by_method = {r["method"]: r for r in records if r["seed"] == 0 and r["method"] in METHODS}
+    if not by_method:
         return []
     caption = (
         "004, eq (20), one draw of the data (seed 0): 30, 20 and 50 samples of three clients; noise of "
@@ -210,11 +210,11 @@ def draw_fits(path: Path, records: Sequence[Record]) -> list[Path]:
         "unknown). Thin: each client's cubic before the last averaging; thick: the averaged cubic, with its "
         "mean squared error above; band: three standard deviations predicted by the NPN (scaled by ε = 1)."
     )
-    count = len(chosen)
+    count = len(by_method)
     figure, (row,) = panels(1, count, caption, 3.6 * count, 3.4, sharey=True)
     points = draw(0)
-    for axes, name in zip(row, chosen, strict=True):
-        _panel(axes, name, chosen[name], points)
+    for axes, name in zip(row, by_method, strict=True):
+        _panel(axes, name, by_method[name], points)
     row[0].set_ylabel("y")
     row[0].legend(fontsize=7, frameon=False, loc="lower center")
     return save(figure, path)

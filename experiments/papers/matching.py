@@ -135,8 +135,10 @@ def _claims(means: Frame, printed: Printed) -> Frame:
         wanted = f"at least {least:.1f}"
         rows.append((f"{panel}: PFNM, %", f"{matched:.1f}", wanted, matched >= least))
         gaps.append(matched - accuracy["FedAvg, own starts"])
-        near = accuracy["MAGI λ=0.1"] - matched
-        rows.append((f"{panel}: MAGI λ=0.1 less PFNM", f"{near:+.1f}", "within 3", abs(near) <= 3))
+        delta = accuracy["MAGI λ=0.1"] - matched
+        rows.append(
+            (f"{panel}: MAGI λ=0.1 less PFNM", f"{delta:+.1f}", "within 3", abs(delta) <= 3)
+        )
         sizes = [cells[name] for name in ("PFNM", "MAGI λ=0.1", "MAGI λ=0.5", "MAGI λ=1")]
         falls = all(a >= b for a, b in pairwise(sizes)) and sizes[-1] < sizes[0]
         shown = " → ".join(f"{size:.0f}" for size in sizes)

@@ -196,12 +196,12 @@ def ensemble_outputs(
     chains: Sequence[Chain], x: Tensor, counts: np.ndarray | None = None
 ) -> Tensor:
     """An ensemble's class probabilities; `counts` [peers, classes] weight each peer for each class."""
-    each = torch.stack([torch.softmax(logits(chain, x), dim=1) for chain in chains])
+    probabilities = torch.stack([torch.softmax(logits(chain, x), dim=1) for chain in chains])
     if counts is None:
-        return each.mean(dim=0)
+        return probabilities.mean(dim=0)
     total = counts.sum(axis=0)
     shares = torch.from_numpy(counts / np.where(total > 0, total, 1))
-    return (each * shares[:, None]).sum(dim=0)
+    return (probabilities * shares[:, None]).sum(dim=0)
 
 
 def distill(
@@ -243,10 +243,10 @@ def dp_means(
                 break
             centres = np.vstack([centres, rows[far]])
             distance = np.hstack([distance, _distances(rows, rows[far][None])])
-        kept, new = np.unique(distance.argmin(axis=1), return_inverse=True)
-        converged = len(kept) == len(centres) and np.array_equal(new, label)
-        label = new
-        members = np.equal.outer(np.arange(len(kept)), label).astype(float)
+        used_centres, new_label = np.unique(distance.argmin(axis=1), return_inverse=True)
+        converged = len(used_centres) == len(centres) and np.array_equal(new_label, label)
+        label = new_label
+        members = np.equal.outer(np.arange(len(used_centres)), label).astype(float)
         centres = members @ rows / members.sum(axis=1, keepdims=True)
         if converged:
             break
