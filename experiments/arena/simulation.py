@@ -250,9 +250,8 @@ class LearningSimulation:
         done = self.rounds[peer]
         interval = time // (self.config.test_every * self.world.conditions.push_interval)
         due = done > 0 and interval > self._test_intervals[peer]
-        due = due and time < self.seconds * (
-            1 - _TIME_TOLERANCE
-        )  # at the end, all peers are tested anyway
+        # At the end, all peers are tested anyway.
+        due = due and time < self.seconds * (1 - _TIME_TOLERANCE)
         self._test_intervals[peer] = interval
         self._jobs[peer] = _Job(start, Reading(time, done, peer, Metrics()) if due else None)
 

@@ -214,9 +214,7 @@ PARAMETERS = 266_610
 
 def perceptron(layout: str) -> nn.Sequential:
     """A multi-layer perceptron with sigmoid activations."""
-    from ...models import (
-        mlp,  # imports torch, which benchmarks of bare clients and graphs do not need
-    )
+    from ...models import mlp  # imports torch, which some benchmarks do not need
 
     return mlp(layout, activation="sigmoid", output="sigmoid")
 

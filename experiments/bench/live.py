@@ -134,11 +134,7 @@ class Gates:
             time.sleep(_POLL_SECONDS)
         reports = [[int(word) for word in file.read_text("utf-8").split()] for file in files]
         processor_ns: dict[int, int] = {}
-        for (
-            _,
-            process,
-            used,
-        ) in reports:  # several peers may share a process: take its latest report
+        for _, process, used in reports:  # of peers that share a process, take the latest report
             processor_ns[process] = max(used, processor_ns.get(process, 0))
         return max(report[0] for report in reports), sum(processor_ns.values())
 

@@ -34,7 +34,7 @@ class Downpour(ServerMethod):
     """How often a client pushes and fetches in a round. Raise it for less stale networks at more bytes."""
     server_rate: Positive | None = None
     """η_s: the factor by which the server scales a client's change. 1 adds up the changes of all clients, as
-    in the paper, and diverges with many or stale clients; 1/K, used if left out, averages K changes."""
+    in the paper, and may diverge with many or stale clients; 1/K, used if left out, averages K changes."""
 
     def start(self, clients: Sequence[Client]) -> State:
         w = clients[0].values()

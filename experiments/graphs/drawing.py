@@ -329,9 +329,7 @@ def _draw_legend(axes: Axes, graph_map: Map) -> None:
         ncols=_legend_columns(len(entries)),
     )  # fmt: skip
     if _needs_colour_bar(graph_map) and axes.figure is not None:
-        high = (
-            extent(graph_map.positions)[1] > 0.7
-        )  # high enough for the long label of the colour bar
+        high = extent(graph_map.positions)[1] > 0.7  # enough for the colour bar's long label
         words = "share of a peer's mass that a link carries per exchange"
         axes.figure.colorbar(
             ScalarMappable(_norm(np.array(graph_map.shares)), SHARE_COLOURS), ax=axes,

@@ -327,10 +327,7 @@ def load_graph(
 
 
 def _from_config(path: Path) -> SwarmGraph:
-    from ..build import (  # imports torch, which graphs without a config do not need
-        Swarm,
-        shared_models,
-    )
+    from ..build import Swarm, shared_models  # imports torch, which other graphs do not need
 
     config = load_config(path)
     models = shared_models(Swarm(config, str(path)).members())

@@ -349,9 +349,8 @@ def run_attacked(cell: AttackRun, job: Job) -> Record:
                 member.learner.train(1)
                 modes[member.name].request()
             now = run(gossipers, network, start=now, seconds=0.1)
-        now = run(
-            gossipers, network, start=now, seconds=2.0
-        )  # until messages in transit have arrived
+        # Long enough for the messages in transit to arrive.
+        now = run(gossipers, network, start=now, seconds=2.0)
     finally:
         log.setLevel(level)
     accuracy = float(np.mean([member.learner.test().accuracy for member in honest]))
