@@ -120,7 +120,9 @@ class LinkState:
 
     def sent(self, give: Give) -> int:
         """Count a transfer that is sent; return the bytes of its value, without headers."""
-        uncompressed = np.dtype(sufficient_dtype(give.value, self._dtype)).itemsize * give.value.size
+        uncompressed = (
+            np.dtype(sufficient_dtype(give.value, self._dtype)).itemsize * give.value.size
+        )
         if give.packed is None:
             return uncompressed
         self.links.traffic[give.model].count_sent(give.packed.nbytes, uncompressed)
