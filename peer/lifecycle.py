@@ -28,11 +28,11 @@ from .membership import (
     HAND_OVER_SHARE,
     Credentials,
     Settling,
-    begin_security,
     claim_name,
+    deliver_goodbye,
     goodbye_of,
     hand_over,
-    say_goodbye,
+    make_security,
     wait_for_others,
 )
 from .presence import Phase, Status
@@ -298,7 +298,7 @@ class Peer:
     async def _live(self, engine: Engine, worker: Worker) -> Report:
         """Live one session, from its connection to its goodbye."""
         link = Link(engine, worker, on_record=self._on_record)
-        link.security = begin_security(self._credentials, link)
+        link.security = make_security(self._credentials, link)
         await worker.run(engine.set_security, link.security)
         if engine.ending is None:
             await worker.run(engine.record_session)
@@ -310,7 +310,7 @@ class Peer:
         link.transport = self._connect(
             f"{self.name}-{link.session}",
             Will(link.topic("status"), link.security.will(will.encode())),
-            link.birth,
+            link.announce,
         )
         report = await self._connected_life(link)
         if engine.ending is not None:
@@ -336,7 +336,7 @@ class Peer:
                     if self.state not in FINAL:
                         self._life.fire(Event.ABORT)
                     # Else nobody knows of this session, or has heard its goodbye, or the name is another's.
-                    if link.born and not isinstance(error, Replaced):
+                    if link.joined and not isinstance(error, Replaced):
                         await transport.abort()  # the last will speaks
                     raise
         except TransportError as error:
@@ -390,7 +390,7 @@ class Peer:
                     self._life.fire(await self._next_event(link))
                     phase = PHASES.get(self.state)
                     if phase is not None and phase != link.phase:
-                        link.enter(phase)
+                        link.enter_phase(phase)
                 for task in background:
                     task.cancel()
         except* Exception as errors:
@@ -419,7 +419,7 @@ class Peer:
             asked.cancel()
             if not work.done():
                 if self._leave.is_set():
-                    link.depart()  # now: a round of training that has begun is finished first
+                    link.announce_leaving()  # now: a round of training that has begun is finished first
                 work.cancel()
                 await asyncio.wait((work,))
         if not work.cancelled():
@@ -447,7 +447,7 @@ class Peer:
                 "peer %s goes on after round %d of %d",
                 self.name, link.view.round, self.settings.rounds,
             )  # fmt: skip
-        link.enter("training")
+        link.enter_phase("training")
         if progress.own_accuracy is not None and not progress.tested_alone:
             progress.tested_alone = True
             await link.publish_record({"own_accuracy": progress.own_accuracy})
@@ -492,12 +492,12 @@ class Peer:
 
     async def _stay(self, link: Link) -> Event:
         settling = self._settling
-        await settling.be_heard()
+        await settling.confirm_presence()
         if self._settles(link):
             if not await settling.stay():
                 return Event.LOST_AGREEMENT
             await link.worker.run(link.engine.gossiper.close)
-            link.depart()  # it gives and takes nothing any more: a newcomer need not wait for it
+            link.announce_leaving()  # it gives and takes nothing any more: a newcomer need not wait for it
             await self._test(link)
         else:
             await link.publish_record({})  # or the last that a watcher hears of us is "training"
@@ -505,7 +505,7 @@ class Peer:
         return Event.ALL_DONE
 
     async def _hand_over(self, link: Link) -> Event:
-        link.depart()
+        link.announce_leaving()
         await hand_over(link)
         return Event.HANDED_OVER
 
@@ -539,13 +539,13 @@ class Peer:
         ending = engine.ending
         assert ending is not None
         within = self.settings.leave_timeout * (1.0 - HAND_OVER_SHARE if asked else 1.0)
-        why, earlier = await say_goodbye(link, goodbye_of(ending, link.generation), within)
+        why, earlier = await deliver_goodbye(link, goodbye_of(ending, link.generation), within)
         # Once it was taken, others have acted on it: what they said since does not change it any more.
         if not ending.told and await run(engine.amend, earlier):
             await link.save()
             ending = engine.ending
             assert ending is not None
-            why, _ = await say_goodbye(link, goodbye_of(ending, link.generation), within)
+            why, _ = await deliver_goodbye(link, goodbye_of(ending, link.generation), within)
         if why:
             self._life.fire(Event.GOODBYE_LOST)
             _log.warning(

@@ -1,8 +1,8 @@
-"""All that the event loop owns of one session: the connection, presence, and packets that wait.
+"""The part of a session that runs on the event loop: the connection, presence, and received packets.
 
-Nobody but `keep_status` and `keep_card` waits for the broker to take a status or a card, so that a broker
-that is away holds up neither gossip nor training nor leaving. Of the engine, which belongs to the peer's own
-thread, the loop reads `view` alone; everything else it asks through the worker.
+Only `keep_status` and `keep_card` wait for the broker to accept a status or a card, so that a broker that is
+not reachable blocks neither gossip nor training nor leaving. The engine belongs to the peer's worker thread:
+the event loop reads only its `view`, and calls its methods through the worker.
 """
 
 from __future__ import annotations
@@ -48,22 +48,23 @@ _log = logging.getLogger(__name__)
 Record = dict[str, Any]
 
 MAX_PENDING = 2 * MAX_PIECES
-"""Packets that may wait for a busy peer. More, or more bytes than InboundLimits allow, are dropped and
-counted: their senders repeat them. A message in many small packets finds room as a whole."""
+"""Most received packets that may wait while the peer is busy. Further ones, and those beyond the bytes that
+InboundLimits allows, are dropped and counted; their senders repeat them. Two messages of the largest number
+of packets fit."""
 
 
 ANSWER_PAUSE = 1.0
-"""Seconds between two statuses that are published because others wait for one, at the least."""
+"""Least seconds between two statuses that are published because another peer waits for one."""
 
 
 class SessionOver(GossamerError):
-    """The others have given this session up; the text says why."""
+    """The other peers have given up this session, or will; the text says why."""
 
 
 class Link:
-    """One session of a peer, as the event loop sees it.
+    """One session of a peer on the event loop.
 
-    `transport` and `security` are set before anything else is asked of it.
+    Set `transport` and `security` before calling any method.
     """
 
     transport: Transport
@@ -84,54 +85,55 @@ class Link:
             lease=self.settings.lease, agree=self.agree, dropped=self.dropped,
         )  # fmt: skip
         self.roster.restore_neighbours(engine.gossiper.known_sessions(), self.machine.monotonic())
-        self.born = False
-        """Whether the name is ours, and the others may know of us."""
+        self.joined = False
+        """Whether we have joined the swarm: the name is ours, and other peers may have our card."""
         self.phase: Phase = "starting"
         self.leaving = False
-        """Whether we are about to go, and take nothing any more."""
+        """Whether we are about to leave, and accept no more mass."""
         self.since = self.machine.wall()
         self.last_contact = engine.last_contact if engine.restored else self.machine.uptime()
-        """When the others could last hear of us, by the machine's uptime."""
+        """When we were last connected to the broker, by the machine's uptime."""
         self.own_status: Status | None = None
-        """What was last heard on our own status topic from another session, or from us."""
+        """The last status delivered on our own status topic, from this or another session."""
         self.card_generation = 0
-        """The highest generation on a card under our name; last wills are older than their session's."""
+        """The highest generation on cards under our name. It can be missing in a status: a last will is
+        made before its session knows its generation."""
         self.dead_session = ""
         """The session that was last declared dead under our name."""
-        self.asked = asyncio.Event()
-        """Set when our own question on our status topic came back to us."""
+        self.probe_delivered = asyncio.Event()
+        """Set when the probe that we published on our own status topic was delivered back to us."""
         self.packets = self.bytes = 0
         self._limits = engine.inbound_limits
         self._pending: list[tuple[str, bytes | memoryview]] = []
         self._pending_bytes, self._pending_limit = 0, engine.inbound_limits.max_waiting_bytes(0)
         self._events: list[Event] = []
-        self._introduced = False
-        """Whether the others can know our card, without which they cannot read what we seal."""
-        self._returned = False
-        """Whether the connection came back since the last turn."""
+        self._has_announced = False
+        """Whether our card was published: other peers need it to decrypt our packets."""
+        self._reconnected = False
+        """Whether the connection was established again since the last turn."""
         self._on_record = on_record
-        self._goodbye = b""
-        self._starts: dict[str, str] = {}
+        self._sent_goodbye = b""
+        self._start_digests: dict[str, str] = {}
         self._goodbyes = engine.history.goodbyes
-        self._told_counts: dict[str, int] = {}
-        self._asked, self._answered = False, -inf
+        self._published_counts: dict[str, int] = {}
+        self._status_requested, self._answered_at = False, -inf
         self._wake = asyncio.Event()
-        self._turned = asyncio.Condition()
+        self._turn_over = asyncio.Condition()
         self._status_due = asyncio.Event()
         self._card_due = self._goodbyes_due = False
         self._own_card = OwnCard()
-        self._card_lost = asyncio.Event()
-        self._speaking = asyncio.Lock()
-        """Held while card and status are published, so that the last word is the last to arrive."""
+        self._card_overwritten = asyncio.Event()
+        self._presence_lock = asyncio.Lock()
+        """Held while a card or a status is published, so that the newest one arrives last."""
 
     @property
     def view(self) -> View:
-        """What the engine says of itself, as of its last job."""
+        """The engine's summary, as of its last call."""
         return self.engine.view
 
     @property
-    def phase_is_known(self) -> bool:
-        """Whether our present phase came back from the broker, and with it what was published before."""
+    def phase_is_confirmed(self) -> bool:
+        """Whether the broker has delivered our current phase back to us, and so all messages before it."""
         status = self.own_status
         return status is not None and status.session == self.session and status.phase == self.phase
 
@@ -142,156 +144,159 @@ class Link:
     # --- presence -------------------------------------------------------------------------------
 
     async def open(self, generation: int) -> None:
-        """Take the name: write the session down before anybody hears of it."""
+        """Open the session with this generation, and save it before other peers see it."""
         self.generation = generation
-        self._starts = await self.worker.run(self.engine.open_session, self.since, generation)
+        self._start_digests = await self.worker.run(
+            self.engine.open_session, self.since, generation
+        )
         await self.save()
 
     async def save(self) -> None:
-        """Write a checkpoint that outlives a power cut, trying for a while; NotSaved if that does not help.
+        """Write a checkpoint that survives a power failure; NotSaved after failing for too long.
 
-        For the beginning and the end of a session, of which nothing may be forgotten.
+        For the start and the end of a session, which must not be lost.
         """
         while not await self.worker.run(self.engine.save, durable=True):  # noqa: ASYNC110
             await asyncio.sleep(self.settings.tick)
 
-    def enter(self, phase: Phase) -> None:
-        """Go on to another phase; the others hear of it as soon as the broker does."""
+    def enter_phase(self, phase: Phase) -> None:
+        """Enter a phase; `keep_status` publishes it."""
         self.phase = phase
         self._status_due.set()
 
-    def depart(self) -> None:
-        """Tell the others that we are about to go, so that nobody leaves its mass to us."""
+    def announce_leaving(self) -> None:
+        """Publish that we are about to leave, so that no peer pushes mass to us."""
         self.leaving = True
         self._status_due.set()
 
-    async def birth(self) -> None:
+    async def announce(self) -> None:
         """Publish card and status; runs again after every reconnection."""
         self.roster.reconnected(self.machine.monotonic(), since=self.transport.connection.since)
-        self._returned = True
-        async with self._speaking:
-            if self._in():
+        self._reconnected = True
+        async with self._presence_lock:
+            if self._may_publish():
                 await self._publish_card()
                 await self._publish_status()
-                self._introduced = True
+                self._has_announced = True
 
     async def keep_status(self) -> None:
-        """Publish the status whenever it changed. What waited for a broker may be out of date by the
-        time it goes out; then it is due again, and the newest comes last."""
+        """Publish the status whenever it is due. If it changes while it waits for the broker, it becomes due
+        again, so that the newest status is published last."""
         while True:
             await self._status_due.wait()
             self._status_due.clear()
-            async with self._speaking:
-                if self._in():
+            async with self._presence_lock:
+                if self._may_publish():
                     if self._card_due:
                         self._card_due = False
                         await self._publish_card()
                     await self._publish_status()
 
     async def keep_card(self) -> None:
-        """Publish the card again when somebody cleared or replaced it, for as long as it takes."""
+        """Publish the card again whenever another client cleared or overwrote it, until it stays."""
         while True:
-            await self._card_lost.wait()
-            self._card_lost.clear()
+            await self._card_overwritten.wait()
+            self._card_overwritten.clear()
             while not self._own_card.is_intact:
-                async with self._speaking:
-                    if self._in() and not self._name_taken():
+                async with self._presence_lock:
+                    if self._may_publish() and not self._name_taken():
                         _log.warning(
-                            "peer %s publishes its card again: somebody cleared or replaced it",
+                            "peer %s publishes its card again: another client cleared or overwrote it",
                             self.name,
                         )
                         await self._publish_card()
                 await asyncio.sleep(self._own_card.pause_after_restoring(self.machine.monotonic()))
 
-    async def goodbye(self, status: Status) -> None:
-        """Take back the card, and publish the last status."""
-        self.born = False  # a reconnection must not bring us back to life
-        self._goodbye = self.security.status(status.encode())
-        async with self._speaking:
+    async def publish_goodbye(self, status: Status) -> None:
+        """Clear our card, and publish our last status."""
+        self.joined = False  # a reconnection must not announce us again
+        self._sent_goodbye = self.security.status(status.encode())
+        async with self._presence_lock:
             await self.transport.publish(self.topic("card"), b"", retain=True)
-            await self.transport.publish(self.topic("status"), self._goodbye, retain=True)
+            await self.transport.publish(self.topic("status"), self._sent_goodbye, retain=True)
 
     async def earlier_goodbyes(self) -> list[Event]:
-        """Listen until our own goodbye comes back; returns what others said before it.
+        """Receive until our own goodbye is delivered back; return the events that came before it.
 
-        A broker hands all messages to everybody in one order, so that two peers that leave at the same
-        time agree on who was first.
+        A broker delivers all messages to all clients in the same order, so that two peers that leave at the
+        same time agree on which goodbye was first.
         """
         others = topics.every(self.settings.swarm, "status")
         own = self.topic("status")
         async for topic, payload, _ in self.transport.messages():
-            if topic == own and bytes(payload) == self._goodbye:
+            if topic == own and bytes(payload) == self._sent_goodbye:
                 break
-            # Goodbyes are all that matters now; anybody can publish anything beside them.
+            # Only statuses matter now. Invalid topics are ignored: any client can publish them.
             if topic != own and topics.matches(others, topic):
                 with contextlib.suppress(topics.TopicError):
-                    self._take_heard(self.security.receive(topic, bytes(payload)))
+                    self._apply_presence(self.security.receive(topic, bytes(payload)))
         return self.take_events()
 
-    async def say(self, status: Status, *, retain: bool = True) -> None:
+    async def send_status(self, status: Status, *, retain: bool = True) -> None:
         """Publish a status under our name, signed by the security layer."""
         signed = self.security.status(status.encode())
         await self.transport.publish(self.topic("status"), signed, retain=retain)
 
-    def _in(self) -> bool:
-        """Return whether to tell the others: else the name may be somebody else's, or the session over."""
-        return self.born and not self._lease_over()
+    def _may_publish(self) -> bool:
+        """Return whether to publish card and status: not if the name is not ours or the lease is over."""
+        return self.joined and not self._lease_over()
 
     def _name_taken(self) -> bool:
-        """Return whether another session is online under our name: it would put its card back as we do."""
+        """Return whether another session is online under our name: both would overwrite each other's card."""
         status = self.own_status
         return (
             status is not None
             and status.state == "online"
             and status.session != self.session
-            and status.generation >= self.generation  # else it is a device that we have replaced
+            and status.generation
+            >= self.generation  # a lower one is a device that we have replaced
         )
 
     async def _publish_card(self) -> None:
         card = Card(
             self.session, self.since, self.engine.samples, self.engine.entries, self.generation,
-            self.settings.lease, self.agree, self._starts, self.engine.former_goodbye, self._goodbyes,
+            self.settings.lease, self.agree, self._start_digests, self.engine.former_goodbye, self._goodbyes,
         )  # fmt: skip
         signed = self.security.card(card.encode())
         self._own_card.about_to_publish(signed)
         await self.transport.publish(self.topic("card"), signed, retain=True)
 
     async def _publish_status(self) -> None:
-        self._told_counts = dict(self.view.counts)
+        self._published_counts = dict(self.view.counts)
         status = Status(
             "online", self.session, self.phase,
-            leaving=self.leaving, counts=self._told_counts, generation=self.generation,
+            leaving=self.leaving, counts=self._published_counts, generation=self.generation,
         )  # fmt: skip
-        await self.say(status)
+        await self.send_status(status)
 
-    def _tell_counts(self) -> None:
-        """Publish anew in which models we count: when that changes, and when the rounds have doubled."""
+    def _publish_changed_counts(self) -> None:
+        """Publish the status if we count in other models than published, or for twice as many rounds."""
 
-        def coarse(counts: dict[str, int]) -> dict[str, int]:
+        def rounded(counts: dict[str, int]) -> dict[str, int]:
             return {model: rounds.bit_length() for model, rounds in counts.items()}
 
-        if coarse(dict(self.view.counts)) != coarse(self._told_counts):
+        if rounded(dict(self.view.counts)) != rounded(self._published_counts):
             self._status_due.set()
 
-    def _answer(self, events: list[Event]) -> None:
-        """Publish the status again for neighbours that wait to hear from somebody who counts.
+    def _answer_waiting_peers(self, events: list[Event]) -> None:
+        """Publish the status again if a neighbour waits for a first value in a model in which we count.
 
-        All that they know of us may be a status that the broker had stored, and dead peers have those too.
-        Not in a turn: there is none while a round is trained, which may take long.
+        That neighbour may have only our retained status, which does not prove that we are alive. This is not
+        part of a turn, because there is no turn while a round is trained, which may take long.
         """
-        self._asked = self._asked or any(
+        self._status_requested = self._status_requested or any(
             isinstance(event, Online)
             and not event.leaving
             and any(m in self.view.counts and m not in event.counts for m in event.incoming_models)
             for event in events
         )
         now = self.machine.monotonic()
-        if self._asked and now >= self._answered + ANSWER_PAUSE:
-            self._asked, self._answered = False, now
+        if self._status_requested and now >= self._answered_at + ANSWER_PAUSE:
+            self._status_requested, self._answered_at = False, now
             self._status_due.set()
 
     async def publish_record(self, values: Record) -> None:
-        """Hand a metrics record on, and tell whoever watches the swarm."""
+        """Complete a metrics record, pass it to `on_record`, and publish it."""
         view = self.view
         record = {
             "peer": self.name,
@@ -313,37 +318,34 @@ class Link:
         await self.transport.publish(self.topic("metrics"), json.dumps(record).encode())
 
     def members(self) -> dict[str, list[int]]:
-        """Return, per shared partial model, how many members' weights count, and how many members there are.
-
-        This peer is one of them.
-        """
-        found = {}
+        """Return, per shared partial model, how many members count and how many there are, us included."""
+        members = {}
         for model in self.engine.entries:
             counting, sharing = self.roster.count_members(model)
             if sharing:
-                found[model] = [counting + (model in self.view.counts), sharing + 1]
-        return found
+                members[model] = [counting + (model in self.view.counts), sharing + 1]
+        return members
 
     # --- the lease ------------------------------------------------------------------------------
 
     async def renew_lease(self) -> None:
-        """Note when we were last connected, and say several times per lease that we are there.
+        """Note when we are connected, and publish the status several times per lease.
 
-        A frozen process or a lost link leaves a gap.
+        While the process is suspended or not connected, the time of the last contact stays as it is.
         """
-        rest, said = self.settings.lease / STATUSES_PER_LEASE, self.machine.monotonic()
+        pause, published_at = self.settings.lease / STATUSES_PER_LEASE, self.machine.monotonic()
         while True:
             await asyncio.sleep(min(1.0, self.settings.lease / 8))
             self.check_lease()
-            self._answer([])  # what came too soon after another one
+            self._answer_waiting_peers([])  # an answer that ANSWER_PAUSE has delayed
             if self.transport.connection.state == "connected":
                 self.last_contact = self.machine.uptime()
-                if self.machine.monotonic() >= said + rest:
-                    said = self.machine.monotonic()
+                if self.machine.monotonic() >= published_at + pause:
+                    published_at = self.machine.monotonic()
                     self._status_due.set()
 
     def check_lease(self) -> None:
-        """Raise SessionOver once we are back after too long a time, or were told that we are given up."""
+        """Raise SessionOver if we are connected and the lease has expired, or the session was rejected."""
         if self.transport.connection.state != "connected":
             return
         if self._lease_over():
@@ -353,7 +355,7 @@ class Link:
             raise SessionOver(f"its session was rejected: {self.view.rejection}")
 
     def _lease_over(self) -> bool:
-        """Return whether the others may have given us up."""
+        """Return whether we were not connected for a whole lease: other peers may have given us up."""
         return self.machine.uptime() - self.last_contact > self.settings.lease
 
     # --- turns ----------------------------------------------------------------------------------
@@ -364,79 +366,77 @@ class Link:
 
     async def next_turn(self) -> None:
         """Wait until the next turn is over."""
-        async with self._turned:
-            await self._turned.wait()
+        async with self._turn_over:
+            await self._turn_over.wait()
 
-    async def up_to_date(self) -> None:
-        """Wait until the engine knows everything that presence knows now."""
+    async def wait_for_engine(self) -> None:
+        """Wait until the engine has processed all presence events received so far."""
         while self._events:
             await self.next_turn()
-        await self.next_turn()  # the one that took the last of them
+        await self.next_turn()  # the turn that processes the last of them
 
     async def gossip(self) -> None:
-        """Turn after turn: what arrived goes in, what is due goes out."""
+        """Run turn after turn: pass received packets to the engine, and send the packets it returns."""
         while True:
-            with contextlib.suppress(
-                TimeoutError
-            ):  # until something is to be done, or a tick has passed
+            with contextlib.suppress(TimeoutError):  # woken up, or after a tick
                 async with asyncio.timeout(self.settings.tick):
                     await self._wake.wait()
             self._wake.clear()
             self.check_lease()
             now = self.machine.monotonic()
-            if self._returned:
-                self._returned = False
+            if self._reconnected:
+                self._reconnected = False
                 await self.worker.run(self.engine.bootstrap.restart_silence, now)
             if self._goodbyes_due:
                 self._goodbyes_due = False
                 await self.worker.run(self.engine.keep_goodbyes, self._goodbyes)
             limit = self._max_packet()
-            # Nothing is awaited between here and the turn: what a cancelled turn has taken is put back.
+            # No await between here and the turn: only a cancelled turn puts its events back.
             connected = self.transport.connection.state == "connected"
-            gone = self.roster.tick(now, connected=connected)
-            events = [*self.take_events(), *gone]
-            arrived, self._pending, self._pending_bytes = self._pending, [], 0
+            timeout_events = self.roster.tick(now, connected=connected)
+            events = [*self.take_events(), *timeout_events]
+            packets, self._pending, self._pending_bytes = self._pending, [], 0
             self._pending_limit = self._limits.max_waiting_bytes(len(self.roster.online()))
             try:
                 outgoing = await self.worker.run(
-                    self.engine.turn, arrived, events, now, limit, self.last_contact
+                    self.engine.turn, packets, events, now, limit, self.last_contact
                 )
             except asyncio.CancelledError:
-                # Nobody knows whether the turn was made; to apply an event twice does no harm.
+                # The engine may have run the turn or not; applying an event twice does no harm.
                 self._events = [*events, *self._events]
                 raise
-            arrived.clear()  # megabytes, which would else be held until the next turn
+            packets.clear()  # frees megabytes before the next turn
             for event in events:
                 if isinstance(event, Gone):
-                    # Not before: a round that begins counts on its neighbours' secrets.
+                    # Only after the turn: the mask of a private round may need the neighbour's secret.
                     self.security.remove(event.peer, event.session)
-            self._tell_counts()
+            self._publish_changed_counts()
             await self._send(outgoing)
-            if self._introduced:
+            if self._has_announced:
                 await self._send_lists()
-            async with self._turned:
-                self._turned.notify_all()
+            async with self._turn_over:
+                self._turn_over.notify_all()
 
     def take_events(self) -> list[Event]:
-        """Return what presence has said since it was last asked."""
+        """Return the presence events since the last call."""
         events, self._events = self._events, []
         return events
 
     def _max_packet(self) -> int:
-        """Return the bytes of the largest packet, as of now: a broker may come back with another limit."""
-        room = self.transport.max_payload(topics.longest(self.settings.swarm))
-        least = MIN_LIMIT + self.security.overhead
-        if room < least:
+        """Return the bytes of the largest packet; the broker's limit may change when it is restarted."""
+        broker_limit = self.transport.max_payload(topics.longest(self.settings.swarm))
+        required = MIN_LIMIT + self.security.overhead
+        if broker_limit < required:
             raise PeerError(
-                f"peer {self.name}: the broker takes {room} bytes a message at most, and gossip needs "
-                f"{least}: raise the broker's packet limit (mosquitto: max_packet_size)"
+                f"peer {self.name}: the broker accepts at most {broker_limit} bytes per message, and gossip "
+                f"needs {required}: raise the broker's packet limit (mosquitto: max_packet_size)"
             )
-        return min(room, self.engine.limits.max_packet)
+        return min(broker_limit, self.engine.limits.max_packet)
 
     async def _send_lists(self) -> None:
-        """Send revocation lists to those who lack them; note who is out because an invitation expired."""
-        lists, out = self.security.tick()
-        self._take_heard(out)
+        """Send revocation lists to peers that lack them; remove peers whose invitation has expired."""
+        lists, expired = self.security.tick()
+        self._apply_presence(expired)
         await self._send([Outgoing(peer, model, iter([packet])) for peer, model, packet in lists])
 
     async def _send(self, outgoing: list[Outgoing]) -> None:
@@ -444,37 +444,39 @@ class Link:
             topic = topics.inbox(self.settings.swarm, message.receiver, message.model)
             for packet in message.packets:
                 if len(packet) > self.transport.max_payload(topic):
-                    # Cut before the limit became less; the ledger repeats the message, and then it fits.
+                    # The limit was lowered after the message was split; the gossiper repeats the message.
                     self.dropped["cut-too-large"] += 1
                     break
                 await self.transport.publish(topic, packet)
                 self.packets += 1
                 self.bytes += len(packet)
 
-    # --- what arrives ---------------------------------------------------------------------------
+    # --- received messages ----------------------------------------------------------------------
 
     async def receive(self) -> None:
-        """Sort what arrives: gossip waits for the next turn, cards and statuses go to the roster."""
+        """Sort received messages: gossip packets wait for the next turn, presence is processed at once."""
         async for topic, payload, stored in self.transport.messages():
             self.roster.note_delivery(self.machine.monotonic())
             try:
                 if topics.is_gossip(topic):
                     self._queue(topics.parse(topic), payload)
                 else:
-                    self._hear_own_topic(topic, bytes(payload))
-                    self._take_heard(self.security.receive(topic, bytes(payload)), stored=stored)
-                    self._keep_goodbye(topic, bytes(payload))
+                    self._check_own_topic(topic, bytes(payload))
+                    self._apply_presence(
+                        self.security.receive(topic, bytes(payload)), stored=stored
+                    )
+                    self._keep_missed_goodbye(topic, bytes(payload))
             except topics.TopicError:
                 self.dropped["topic"] += 1
                 continue
-            del payload  # the next message may be long in coming
+            del payload  # frees its memory while we wait for the next message
             self.wake()
 
-    def _queue(self, where: topics.Topic, payload: bytes | memoryview) -> None:
-        if where.model is None:
+    def _queue(self, topic: topics.Topic, payload: bytes | memoryview) -> None:
+        if topic.model is None:
             return
-        if not self.security.expects(where.model, payload):
-            return  # counted there: strangers take up no memory
+        if not self.security.expects(topic.model, payload):
+            return  # the security layer counts it; packets of uninvited senders take up no memory
         largest = max(self._limits.max_message_bytes + HEADER_BYTES, self.security.largest_list)
         if len(payload) > largest + self.security.overhead:
             self.dropped["packet-too-large"] += 1
@@ -482,23 +484,23 @@ class Link:
             len(self._pending) < MAX_PENDING
             and self._pending_bytes + len(payload) <= self._pending_limit
         ):
-            self._pending.append((where.model, payload))
+            self._pending.append((topic.model, payload))
             self._pending_bytes += len(payload)
         else:
             self.dropped["busy"] += 1
 
-    def _hear_own_topic(self, topic: str, payload: bytes) -> None:
-        """Look after our card and status at the broker, without which nobody who comes later finds us."""
+    def _check_own_topic(self, topic: str, payload: bytes) -> None:
+        """Notice if another client cleared or overwrote our retained card, or cleared our retained status."""
         if topic == self.topic("card"):
             if self._own_card.receive(payload):
-                self._card_lost.set()
-        elif topic == self.topic("status") and not payload and self.born:
+                self._card_overwritten.set()
+        elif topic == self.topic("status") and not payload and self.joined:
             self._status_due.set()
 
-    def _take_heard(self, heard: list[SecurityEvent], *, stored: bool = False) -> None:
-        """Tell the roster what the security layer believes."""
-        known = len(self._events)
-        for each in heard:
+    def _apply_presence(self, verified: list[SecurityEvent], *, stored: bool = False) -> None:
+        """Pass presence messages that the security layer has verified to the roster."""
+        first_new = len(self._events)
+        for each in verified:
             own = each.peer == self.name
             match each.kind:
                 case "card":
@@ -507,47 +509,47 @@ class Link:
                         self.card_generation = max(self.card_generation, card.generation)
                     self._events += self.roster.receive_card(each.peer, each.body)
                     if not own and card is not None:
-                        self._take_kept_goodbyes(card)
+                        self._apply_kept_goodbyes(card)
                 case "status":
                     if own:
-                        self._hear_own_status(each.body)
+                        self._receive_own_status(each.body)
                     now = self.machine.monotonic()
                     self._events += self.roster.receive_status(
                         each.peer, each.body, now, stored=stored
                     )
                 case "death":
                     if own:
-                        self._hear_own_death(each.body)
+                        self._receive_own_death(each.body)
                     self._events += self.roster.receive_death(each.peer, each.body)
                 case "removed" if own:
                     raise PeerError(
-                        f"peer {self.name}: may take part no longer, its invitation was revoked or has "
-                        "expired; ask the swarm's owner"
+                        f"peer {self.name}: its invitation was revoked or has expired; ask the swarm's owner "
+                        "for a new one"
                     )
                 case "removed":
                     self._events += self.roster.remove(each.peer)
                 case "reissue-card" | "reissue-status":
-                    # It is old, shows another key, or was refused.
+                    # Another peer could not use ours: it was too old, had another key, or was refused.
                     self._card_due |= each.kind == "reissue-card"
                     self._status_due.set()
                 case "unanswered-status":
-                    self._hear_former_status(each.body)
-        self._answer(self._events[known:])
+                    self._receive_former_status(each.body)
+        self._answer_waiting_peers(self._events[first_new:])
 
-    def _keep_goodbye(self, topic: str, payload: bytes) -> None:
-        """Put a goodbye on our card that concerns a peer who is away: the broker may forget it until then."""
-        where = topics.parse(topic)
-        if where.kind != "status" or not self.roster.goodbye_was_missed(where.peer):
+    def _keep_missed_goodbye(self, topic: str, payload: bytes) -> None:
+        """Put a goodbye on our card if a peer that it concerns is offline: a restarted broker may lose it."""
+        leaver = topics.parse(topic)
+        if leaver.kind != "status" or not self.roster.goodbye_was_missed(leaver.peer):
             return
         text = b64encode(payload).decode()
-        if self._goodbyes.get(where.peer) != text:
-            others = {peer: each for peer, each in self._goodbyes.items() if peer != where.peer}
-            self._goodbyes = newest_goodbyes({**others, where.peer: text})
+        if self._goodbyes.get(leaver.peer) != text:
+            others = {peer: each for peer, each in self._goodbyes.items() if peer != leaver.peer}
+            self._goodbyes = newest_goodbyes({**others, leaver.peer: text})
             self._goodbyes_due = self._card_due = True
             self._status_due.set()
 
-    def _take_kept_goodbyes(self, card: Card) -> None:
-        """Take in what somebody has kept for us; it is checked as if the broker had kept it."""
+    def _apply_kept_goodbyes(self, card: Card) -> None:
+        """Process the goodbyes that another peer has kept on its card, verified like retained statuses."""
         for peer, text in card.goodbyes.items():
             with contextlib.suppress(binascii.Error, ValueError, topics.TopicError):
                 topic = str(topics.Topic(self.settings.swarm, peer, "status"))
@@ -555,8 +557,8 @@ class Link:
                     if each.kind == "status" and each.peer == peer:
                         self._events += self.roster.receive_kept_goodbye(peer, each.body)
 
-    def _hear_own_status(self, payload: bytes) -> None:
-        """Learn from our own status topic whether somebody else has our name."""
+    def _receive_own_status(self, payload: bytes) -> None:
+        """Process a status under our own name: it shows whether another device uses the name."""
         status = read_status(payload)
         if status is None:
             if payload:
@@ -564,47 +566,47 @@ class Link:
             return
         own = status.session == self.session
         if own:
-            self.asked.set()
-        elif status.generation > self.generation and self.born:
+            self.probe_delivered.set()
+        elif status.generation > self.generation and self.joined:
             raise Replaced(self.name, self.settings.swarm)
-        if not (own and status.state == "offline"):  # our question, or our last will
+        if not (own and status.state == "offline"):  # not our own probe or last will
             self.own_status = status
-        if status.state == "online" and not own and self.born:
+        if status.state == "online" and not own and self.joined:
             self.dropped["name-taken"] += 1
             if is_milestone(self.dropped["name-taken"]):
                 _log.warning("peer %s: another device came online under this name", self.name)
-        replaced_one = status.generation < self.generation
-        if (status.state != "online" or replaced_one) and self.born:
-            # A late last will of ours, another session that left or was replaced by ours, or somebody
-            # who asks for the name.
+        is_replaced = status.generation < self.generation
+        if (status.state != "online" or is_replaced) and self.joined:
+            # It was a late last will of ours, a session that left or that ours replaced, or a device that
+            # probes whether the name is free. Our status must be the retained one again.
             self._status_due.set()
 
-    def _hear_former_status(self, payload: bytes) -> None:
-        """Learn from a status that our key has signed, but nobody who is alive may stand behind.
+    def _receive_former_status(self, payload: bytes) -> None:
+        """Process an old status under our own name, with a valid signature of our key.
 
-        Whoever reaches the broker can bring an old one back, so it does not keep us from our name; but its
-        generation is true.
+        Any client can replay an old status, so it does not show that the name is in use; but its generation
+        is authentic.
         """
         status = read_status(payload)
         if status is None or status.session == self.session:
             return
-        if status.generation > self.generation and self.born:
+        if status.generation > self.generation and self.joined:
             raise Replaced(self.name, self.settings.swarm)
         self.card_generation = max(self.card_generation, status.generation)
 
-    def _hear_own_death(self, payload: bytes) -> None:
+    def _receive_own_death(self, payload: bytes) -> None:
         try:
             notice = Death.decode(payload)
         except TrustError:
             return
         self.dead_session = notice.session
-        if notice.session == self.session:  # a restart hears this before it is announced
+        if notice.session == self.session:  # after a restart this comes before we are announced
             by = f" by {notice.by}" if notice.by else ""
             raise SessionOver(f"it was declared dead{by}: {notice.reason or 'no reason given'}")
 
 
 def agreement_of(settings: Settings) -> dict[str, str]:
-    """Return the settings that must be the same on all peers, in the words of a config."""
+    """Return the settings that must be the same on all peers, with their names as in a config."""
     agree = {"mode": settings.mode, "weights": settings.weights}
     if settings.mode == "rounds":
         agree["exchanges"] = str(settings.exchanges)

@@ -1,8 +1,8 @@
-"""How a peer enters and leaves a swarm.
+"""How a peer joins and leaves a swarm.
 
-It shows its credentials; its name must be free, those it expects be there, and the models be the same. It
-leaves by agreement with the others, or early, and with a goodbye; every wait then has an end, whatever
-becomes of the broker and the others.
+To join, it needs valid credentials (with trust), a free name, all expected peers online, and the same partial
+models as they have. It leaves when all peers have finished and agree, or earlier when it is asked to; then it
+publishes a goodbye. Every wait in this module has a timeout.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from .settings import Settings
 
 _log = logging.getLogger(__name__)
 
-WAITING_NEWS = 5.0
-"""Seconds between two log lines that say for whom a peer waits."""
+WAIT_LOG_INTERVAL = 5.0
+"""Seconds between two log lines about the expected peers that are missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a peer shows, and checks others by, in a swarm with `trust = "swarm"`."""
+    """A peer's key, its invitation, and the public key of the swarm's owner; only with `trust = "swarm"`."""
 
     identity: Identity
     admission: Admission
@@ -47,19 +47,19 @@ class Credentials:
 
     @classmethod
     def load(cls, name: str, settings: Settings) -> Self | None:
-        """Read the files that the settings name; None without trust. PeerError says what is wrong.
+        """Read the files named in the settings; None without trust. PeerError says what is wrong.
 
-        name: the whole name of the key (`label@id`), or its label alone.
+        name: the full name of the key (`label@id`), or only its label.
         """
         files = {key: getattr(settings, key) for key in ("identity", "invitation", "owner")}
-        given = [key for key, value in files.items() if value is not None]
+        present = [key for key, value in files.items() if value is not None]
         if settings.trust == "none":
-            if given:
+            if present:
                 raise PeerError(
-                    f'peer {name}: has an {given[0]}, but trust is "none"; set trust = "swarm" to use it'
+                    f'peer {name}: has an {present[0]}, but trust is "none"; set trust = "swarm" to use it'
                 )
             return None
-        if missing := sorted(files.keys() - given):
+        if missing := sorted(files.keys() - present):
             raise PeerError(f'peer {name}: trust = "swarm" needs {", ".join(missing)} too')
         with peer_errors(name):
             identity = Identity.load(Path(files["identity"]))
@@ -68,16 +68,17 @@ class Credentials:
         if name not in (identity.label, identity.name):
             raise PeerError(
                 f"peer {name}: {files['identity']} is the key of {identity.name}; "
-                f"call the peer {identity.label}, or make it a key of its own"
+                f"name the peer {identity.label}, or make a key for it with gossamer keygen"
             )
         return cls(identity, admission, owner)
 
 
-def begin_security(credentials: Credentials | None, link: Link) -> SecurityLayer:
-    """Return the security layer of one session. Every one draws new keys, so that nothing outlives it."""
+def make_security(credentials: Credentials | None, link: Link) -> SecurityLayer:
+    """Return the security layer of one session; every session has new exchange keys."""
     if credentials is None:
         _log.warning(
-            "peer %s: trust is off: whoever reaches the broker can read and forge", link.name
+            "peer %s: trust is off: every client of the broker can read and forge messages",
+            link.name,
         )
         return NullSecurity(link.name)
     with peer_errors(link.name):
@@ -89,40 +90,40 @@ def begin_security(credentials: Credentials | None, link: Link) -> SecurityLayer
         )  # fmt: skip
 
 
-# --- entering ----------------------------------------------------------------------------------------
+# --- joining -----------------------------------------------------------------------------------------
 
 
-async def claim_name(link: Link, unsaid: Ending | None) -> None:
-    """Make sure that the name is ours, and write the session down. The others do not know of it yet.
+async def claim_name(link: Link, undelivered_ending: Ending | None) -> None:
+    """Check that the name is free, and save the session. Other peers cannot see the session yet.
 
-    unsaid: a goodbye of the former session that no broker took; it goes first.
+    undelivered_ending: of a former session whose goodbye no broker accepted; it is published first.
     """
     generation = await _free_generation(link)
     others = link.roster.online().values()
     _refuse_midway(link, any(status.phase != "starting" for status in others))
-    if unsaid is not None:
-        await link.say(goodbye_of(unsaid, generation))
+    if undelivered_ending is not None:
+        await link.send_status(goodbye_of(undelivered_ending, generation))
     await link.open(generation)
     if link.settings.founder and not link.engine.returning:
-        # Before anybody knows the name: whoever was quicker may give to it at once, and what comes in
-        # must find the founder's own mass there, or it would take the place of its values.
-        await _begin(link, as_founder=True)
+        # Before the card is published: other peers push as soon as they see it, and a first value received
+        # without own mass would replace the founder's values.
+        await _begin_counting(link, as_founder=True)
 
 
 async def wait_for_others(link: Link) -> None:
-    """Tell the others of us, and wait for those that are expected and for our weight to count."""
-    link.born = True
-    await link.birth()
+    """Announce the session; wait for the expected peers, and for our weight to count."""
+    link.joined = True
+    await link.announce()
     _log.info("peer %s joins swarm %s in session %s", link.name, link.settings.swarm, link.session)
     await _wait_for_expected(link)
     _refuse_mismatch(link)
-    await link.up_to_date()
-    # One of them may have been offline before, and is back only now.
+    await link.wait_for_engine()
+    # Check again: a peer that was offline during the first check may be online now.
     _refuse_midway(link, await link.worker.run(link.engine.neighbours_are_ahead))
     settings, view = link.settings, link.view
     if not (settings.founder and not link.engine.returning):
-        # Late comers were refused in lockstep modes: whoever trains by now started together with us.
-        await _begin(link, as_founder=settings.mode != "async" and bool(view.waiting))
+        # In lockstep modes a late peer was refused above, so all peers start together and found.
+        await _begin_counting(link, as_founder=settings.mode != "async" and bool(view.waiting))
     deadline = link.machine.monotonic() + settings.silence
     while link.view.waiting and link.machine.monotonic() < deadline:
         await link.next_turn()
@@ -131,14 +132,14 @@ async def wait_for_others(link: Link) -> None:
 
 
 def goodbye_of(ending: Ending, generation: int) -> Status:
-    """Return the status that tells the others how a session ended."""
+    """Return the goodbye for an ending."""
     return Status(
         "left", ending.report["session"], ending.phase, ending.reason, ending.statement,
         counts=ending.counts, generation=generation, reclaimed=ending.reclaimed,
     )  # fmt: skip
 
 
-async def _begin(link: Link, *, as_founder: bool) -> None:
+async def _begin_counting(link: Link, *, as_founder: bool) -> None:
     expected_online = bool(link.settings.expect) and not link.engine.returning
     now = link.machine.monotonic()
     await link.worker.run(
@@ -148,23 +149,23 @@ async def _begin(link: Link, *, as_founder: bool) -> None:
 
 async def _wait_for_expected(link: Link) -> None:
     settings = link.settings
-    began = news = link.machine.monotonic()
-    # Who returns to a swarm that trains finds there whoever is left; lockstep modes start together.
-    returning = link.engine.returning and (link.engine.restored or settings.mode == "async")
-    expected = set() if returning else set(settings.expect) - {link.name}
+    start = last_log = link.machine.monotonic()
+    # A returning peer does not wait: some expected peers may have finished. A new lockstep session does.
+    rejoins = link.engine.returning and (link.engine.restored or settings.mode == "async")
+    expected = set() if rejoins else set(settings.expect) - {link.name}
     while missing := sorted(expected - link.roster.online_with_card()):
-        _refuse_mismatch(link)  # it may have come, found that out, and left again
+        _refuse_mismatch(link)  # an expected peer may have left again because of a mismatch
         now = link.machine.monotonic()
-        if now - began > settings.start_timeout:
+        if now - start > settings.start_timeout:
             raise PeerError(
                 f"peer {link.name}: {', '.join(missing)} did not come online within "
                 f"{settings.start_timeout:g} s; start them, or raise start_timeout"
             )
-        if now - news >= WAITING_NEWS:
-            news = now
+        if now - last_log >= WAIT_LOG_INTERVAL:
+            last_log = now
             _log.info(
                 "peer %s waits for %s (%.0f of %g s)",
-                link.name, ", ".join(missing), now - began, settings.start_timeout,
+                link.name, ", ".join(missing), now - start, settings.start_timeout,
             )  # fmt: skip
         await link.next_turn()
     if not expected:
@@ -172,70 +173,71 @@ async def _wait_for_expected(link: Link) -> None:
 
 
 async def _free_generation(link: Link) -> int:
-    """Return the generation to join with; PeerError if the name is another device's.
+    """Return the generation to join with; PeerError if the name belongs to another device.
 
-    Asks on our own status topic: what is retained there comes before our own question.
+    Publishes a probe on our own status topic: the broker delivers a retained status before the probe, and a
+    device that is online under the name answers with its status.
     """
-    question = Status("offline", link.session, reason="asks whether its name is free")
-    grace = link.machine.monotonic() + link.engine.limits.name_grace
-    first, replace = not link.engine.history.claimed, link.settings.replace
+    probe = Status("offline", link.session, reason="asks whether its name is free")
+    deadline = link.machine.monotonic() + link.engine.limits.name_grace
+    is_new_device, may_replace = not link.engine.history.claimed, link.settings.replace
     while True:
-        await link.say(question, retain=False)
+        await link.send_status(probe, retain=False)
         with contextlib.suppress(TimeoutError):
             # Not wait_for: in Python 3.11 it can lose a cancellation, and a peer asked to leave would stay.
-            async with asyncio.timeout(max(0.0, grace - link.machine.monotonic())):
-                await link.asked.wait()
-        await asyncio.sleep(2 * link.settings.tick)  # its owner, if there is one, answers
+            async with asyncio.timeout(max(0.0, deadline - link.machine.monotonic())):
+                await link.probe_delivered.wait()
+        await asyncio.sleep(2 * link.settings.tick)  # for the answer of a device that is online
         status = link.own_status
         generation = max(link.card_generation, 1 if status is None else status.generation)
-        if status is None and first and replace:
-            # The broker may have forgotten the other device.
+        if status is None and is_new_device and may_replace:
+            # The broker may have lost the retained messages of the other device.
             return max(link.generation, generation) + 1
-        if generation > link.generation and not first and not replace:
+        if generation > link.generation and not is_new_device and not may_replace:
             raise Replaced(link.name, link.settings.swarm)
         if status is None or status.session in (link.session, *link.engine.history.sessions):
-            if generation > link.generation and not first:  # and --replace
-                return _take_back(link, generation)
+            if generation > link.generation and not is_new_device:  # and may_replace
+                return _replacing_generation(link, generation)
             return max(link.generation, generation)
         if status.state == "left":
             return max(link.generation, generation)
-        if not first and status.generation < link.generation:
-            return link.generation  # a device that ours has replaced, whatever it says
-        if replace and (first or generation > link.generation):
-            return _take_back(link, generation)
-        if not first and status.state == "offline":
-            return link.generation  # we had the name before, and nobody was meant to replace us
+        if not is_new_device and status.generation < link.generation:
+            return link.generation  # the status is of a device that ours has replaced
+        if may_replace and (is_new_device or generation > link.generation):
+            return _replacing_generation(link, generation)
+        if not is_new_device and status.state == "offline":
+            return link.generation  # we had the name before, and no device has replaced us
         if status.state == "offline" and link.dead_session == status.session:
             return generation
-        if link.machine.monotonic() > grace or status.state == "offline":
+        if link.machine.monotonic() > deadline or status.state == "offline":
             raise PeerError(_name_taken(link, status))
-        link.asked.clear()
+        link.probe_delivered.clear()
 
 
-def _take_back(link: Link, generation: int) -> int:
-    """Return the generation with which to take the place of another device of our name."""
-    if link.engine.restored:  # the others gave our session up when they heard of the other device
+def _replacing_generation(link: Link, generation: int) -> int:
+    """Return the generation with which to replace another device of our name."""
+    if link.engine.restored:  # other peers gave up our session when the other device joined
         raise SessionOver("another device had its name meanwhile")
-    _log.warning("peer %s: takes the place of another device of its name", link.name)
+    _log.warning("peer %s: replaces another device of the same name", link.name)
     return generation + 1
 
 
 def _name_taken(link: Link, status: Status) -> str:
-    where = f"in swarm {link.settings.swarm!r} (session {status.session})"
+    location = f"in swarm {link.settings.swarm!r} (session {status.session})"
     if status.state == "online":
         return (
-            f"peer {link.name}: the name is already online {where}; choose another name, stop the other "
-            "one, or use --replace if this device takes its place"
+            f"peer {link.name}: the name is already online {location}; choose another name, stop the other "
+            "device, or use --replace if this device replaces it"
         )
     return (
-        f"peer {link.name}: the name belongs to a device that is offline {where} and may come back; start "
-        "that one from its checkpoint, use --replace if this device takes its place, or declare it dead "
-        "with gossamer forget"
+        f"peer {link.name}: the name belongs to a device that is offline {location} and may come back; start "
+        "that device from its checkpoint, use --replace if this device replaces it, or declare it dead with "
+        "gossamer forget"
     )
 
 
 def _refuse_midway(link: Link, others_are_ahead: bool) -> None:
-    """Raise PeerError if a new session finds others ahead of it in a lockstep mode."""
+    """Raise PeerError if a new session would join a lockstep mode in which other peers already train."""
     if link.settings.mode != "async" and not link.engine.restored and others_are_ahead:
         raise PeerError(
             f"peer {link.name}: swarm {link.settings.swarm!r} is already training in "
@@ -244,8 +246,8 @@ def _refuse_midway(link: Link, others_are_ahead: bool) -> None:
 
 
 def _refuse_mismatch(link: Link) -> None:
-    """Of two peers that cannot average a model, the one that came later gives up; where they expect
-    each other, both do."""
+    """Raise PeerError if another peer's models or settings do not match ours, and that peer came first or
+    is an expected one. So of two such peers the later one fails, or both if they expect each other."""
     for (other, _), difference in link.roster.mismatches.items():
         since = link.roster.session_start(other)
         came_first = since is not None and (since, other) < (link.since, link.name)
@@ -256,13 +258,13 @@ def _refuse_mismatch(link: Link) -> None:
 # --- leaving -----------------------------------------------------------------------------------------
 
 HAND_OVER_SHARE = 0.8
-"""The part of leave_timeout that goes into handing mass over; the goodbye has the rest."""
+"""Share of leave_timeout for handing over mass; the rest is for publishing the goodbye."""
 
 
 class Settling:
-    """After training: agree with the neighbours, then wait for what is on its way.
+    """After training: reach agreement with the neighbours, then wait for the other peers and open transfers.
 
-    `settle` and `stay` are what a peer does in the states SETTLING and DONE.
+    `settle` runs in the state SETTLING; `confirm_presence`, `stay` and `drain` run in the state DONE.
     """
 
     def __init__(self, link: Link):
@@ -271,7 +273,7 @@ class Settling:
         self.timed_out = False
 
     async def settle(self) -> None:
-        """Push until we agree with what we hear, or settle_timeout is over."""
+        """Push until the received values agree with ours, or settle_timeout is over."""
         if self._deadline is None:
             self._deadline = self._now() + self._settings.settle_timeout
         if not await self._push_until(self._agreed):
@@ -281,37 +283,37 @@ class Settling:
                 self._link.name, self._settings.settle_timeout,
             )  # fmt: skip
 
-    async def be_heard(self) -> None:
-        """Wait until our own status comes back from the broker, or settle_timeout is over.
+    async def confirm_presence(self) -> None:
+        """Wait until our own status is delivered back by the broker, or settle_timeout is over.
 
-        A peer that was cut off does not know who else is there: it would end alone beside the others.
+        Without that check, a peer that had lost its connection would see no other peers and end too early.
         """
         deadline = self._now() + self._settings.settle_timeout
-        while not self._link.phase_is_known and self._now() < deadline:
+        while not self._link.phase_is_confirmed and self._now() < deadline:
             await self._link.next_turn()
-        await self._link.up_to_date()
+        await self._link.wait_for_engine()
 
     async def stay(self) -> bool:
-        """Push until everybody has agreed; False if late mass has disturbed our own agreement.
+        """Push until all peers are done; return False if mass that came late has ended our own agreement.
 
-        It may come from one who was away, or be taken back from one who died.
+        Such mass comes from a peer that was offline, or was taken back from a peer that was given up.
         """
         if self.timed_out:
             return True
-        # Others may still need our values to agree.
+        # Other peers may still need our values to reach agreement.
         if not await self._push_until(self._all_done_or_lost_agreement):
             self.timed_out = True
             return True
-        # A peer that was disturbed a moment ago, and is not now, has not seen everybody done.
+        # Agreement may have been lost and reached again meanwhile: then not all peers are done yet.
         return not await self._lost_agreement() and self._all_done()
 
     async def drain(self) -> None:
-        """Wait until nothing is on its way any more and everybody is done, or settle_timeout is over."""
+        """Wait until no transfer is open and all peers are done, or settle_timeout is over."""
         link = self._link
         deadline = self._now() + self._settings.settle_timeout
         if link.view.open_transfers or not self._all_done():
             _log.info(
-                "peer %s has stopped averaging; it waits for the others and for %d open transfers",
+                "peer %s has stopped averaging; it waits for the other peers and for %d open transfers",
                 link.name, link.view.open_transfers,
             )  # fmt: skip
         while link.view.open_transfers or not self._all_done():
@@ -319,13 +321,16 @@ class Settling:
                 others = ", ".join(sorted(link.roster.offline_unfinished()))
                 _log.warning(
                     "peer %s: stops waiting for %s; transfers that are still open (%d) are taken back",
-                    link.name, others or "the others", link.view.open_transfers,
+                    link.name, others or "the other peers", link.view.open_transfers,
                 )  # fmt: skip
                 return
             await link.next_turn()
 
     async def _push_until(self, reached: Callable[[], Awaitable[bool]]) -> bool:
-        """Push without training until `reached`; False if time was over. Time runs while nobody trains."""
+        """Push without training until `reached` returns True; return False if settle_timeout is over first.
+
+        The timeout starts again while another peer trains.
+        """
         link, tick = self._link, self._settings.tick
         while not await reached():
             if self._deadline is not None and self._now() >= self._deadline:
@@ -333,11 +338,11 @@ class Settling:
             await link.worker.run(self._engine.request_push)
             link.wake()
             await link.next_turn()
-            # Those who still train have better things to do than to hear from us all the time.
-            busy = bool(link.roster.still_training())
-            if busy:
+            # Push less often while other peers train: each push costs them time.
+            others_train = bool(link.roster.still_training())
+            if others_train:
                 self._deadline = self._now() + self._settings.settle_timeout
-            await asyncio.sleep(10 * tick if busy else tick / 5)
+            await asyncio.sleep(10 * tick if others_train else tick / 5)
         return True
 
     def _now(self) -> float:
@@ -346,13 +351,13 @@ class Settling:
     async def _agreed(self) -> bool:
         link = self._link
         if link.view.waiting:
-            return False  # first our own weight must count
+            return False  # our own weight must count first
         if link.roster.still_training():
             return False
         return not link.roster.online() or await self._agrees(self._settings.settle_tolerance)
 
     async def _lost_agreement(self) -> bool:
-        """Return whether what we heard lately is farther from our values than agreement allows."""
+        """Return whether the last received values are clearly (three tolerances) farther away than agreed."""
         return bool(self._link.roster.online()) and not await self._agrees(
             3 * self._settings.settle_tolerance
         )
@@ -365,7 +370,7 @@ class Settling:
         return self._all_done() or await self._lost_agreement()
 
     def _all_done(self) -> bool:
-        """Return whether nobody is left to wait for; an offline peer may come back to finish its training."""
+        """Return whether all peers that are online are done, and no offline peer may come back to train."""
         roster = self._link.roster
         return (
             all(s.phase == "done" for s in roster.online().values())
@@ -376,8 +381,7 @@ class Settling:
 async def hand_over(link: Link) -> None:
     """Give all mass to neighbours before leaving early.
 
-    A peer that has already agreed with them keeps its own, as it would have done anyway, and waits for its
-    open transfers alone.
+    A peer that has already reached agreement keeps its mass, and only waits for its open transfers.
     """
     run, deadline = link.worker.run, HAND_OVER_SHARE * link.settings.leave_timeout
     try:
@@ -387,43 +391,48 @@ async def hand_over(link: Link) -> None:
                 await link.next_turn()
     except TimeoutError:
         _log.warning(
-            "peer %s: nobody took its mass within %g s; it keeps what is left", link.name, deadline
+            "peer %s: could not hand over all its mass within %g s; it keeps the rest",
+            link.name,
+            deadline,
         )
         return
     if not await run(link.engine.gossiper.is_drained):
-        _log.info("peer %s: keeps its mass, for nobody stays who could take it", link.name)
+        _log.info("peer %s: keeps its mass: no neighbour stays that could take it", link.name)
 
 
-async def say_goodbye(link: Link, goodbye: Status, within: float) -> tuple[str, list[Event]]:
-    """Tell the others that we leave, why, and what became of what they sent.
+async def deliver_goodbye(link: Link, goodbye: Status, within: float) -> tuple[str, list[Event]]:
+    """Publish our goodbye, within so many seconds.
 
-    Returns why the broker did not take it, nothing if it did; and what others said before us.
+    Returns why the broker did not accept it (empty if it did), and the events that came before it.
     """
     earlier: list[Event] = []
-    told = False
+    is_published = False
     try:
         async with asyncio.timeout(within):
-            await _tell(link, goodbye)
-            told = True
+            await _publish_goodbye(link, goodbye)
+            is_published = True
             earlier = await link.earlier_goodbyes()
     except (TimeoutError, TransportError, TrustError) as error:
-        if not told:
+        if not is_published:
             return str(error) or link.transport.connection.cause or "it does not answer", []
     return "", earlier
 
 
-async def _tell(link: Link, goodbye: Status) -> None:
-    """Say goodbye with as much of its statement as fits: the oldest rows are the likeliest to be stale."""
+async def _publish_goodbye(link: Link, goodbye: Status) -> None:
+    """Publish a goodbye; while it is too large, drop the older half of its statement and try again.
+
+    The oldest rows are the most likely to be obsolete.
+    """
     while True:
         try:
-            return await link.goodbye(goodbye)
+            return await link.publish_goodbye(goodbye)
         except (TransportError, TrustError) as error:
             rows = goodbye.statement
             if not rows or error.cause not in ("too-large", "malformed"):
                 raise
-            kept = rows[(len(rows) + 1) // 2 :]
+            newest_rows = rows[(len(rows) + 1) // 2 :]
             _log.warning(
-                "peer %s: its goodbye is too long (%s); of %d lines on what it received it tells %d",
-                link.name, error, len(rows), len(kept),
+                "peer %s: its goodbye is too large (%s); of %d rows about received transfers it keeps %d",
+                link.name, error, len(rows), len(newest_rows),
             )  # fmt: skip
-            goodbye = replace(goodbye, statement=kept)
+            goodbye = replace(goodbye, statement=newest_rows)

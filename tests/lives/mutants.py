@@ -152,7 +152,7 @@ def _end_unheard() -> Any:
     async def at_once(self: Settling) -> None:
         """Wait for nothing."""
 
-    return mock.patch.object(Settling, "be_heard", at_once)
+    return mock.patch.object(Settling, "confirm_presence", at_once)
 
 
 def _one_lease_for_all() -> Any:
@@ -168,7 +168,9 @@ def _one_lease_for_all() -> Any:
 
 def _no_generations() -> Any:
     """A device that goes on under a name that was given to another one."""
-    return mock.patch.object(Link, "_hear_own_status", lambda self, payload: self.asked.set())
+    return mock.patch.object(
+        Link, "_receive_own_status", lambda self, payload: self.probe_delivered.set()
+    )
 
 
 def _believe_retained_statuses() -> Any:

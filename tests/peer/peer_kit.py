@@ -257,18 +257,18 @@ async def delivered(
     *,
     limits: InboundLimits | None = None,
     security: SecurityLayer | None = None,
-    born: bool = False,
+    joined: bool = False,
 ) -> tuple[Link, list[tuple[str, bytes]]]:
     """Let these messages arrive at a peer "a" that never takes a turn; returns its link and its answers.
 
-    born: whether the others know of it.
+    joined: whether it has joined the swarm.
     """
     engine = Engine("a", make_learner("a"), quick())
     engine.inbound_limits = limits or engine.inbound_limits
     async with Worker("a") as worker:
         link = Link(engine, worker, on_record=lambda _: None)
         link.transport = script = Script(arrivals)
-        link.security, link.born = security or NullSecurity("a"), born
+        link.security, link.joined = security or NullSecurity("a"), joined
         await link.receive()
     return link, script.published
 

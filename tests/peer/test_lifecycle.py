@@ -565,7 +565,7 @@ def test_a_replaced_device_ends_when_it_comes_back(run: Run, tmp_path, caplog):
 
     with caplog.at_level(logging.INFO):
         run(swarm())
-    assert "takes the place of another device" in caplog.text
+    assert "replaces another device of the same name" in caplog.text
 
 
 def test_a_restart_with_its_own_checkpoint_replaces_nobody(run: Run, tmp_path):

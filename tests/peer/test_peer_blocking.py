@@ -17,7 +17,7 @@ from gossamer.peer import outgoing as outgoing_module
 from gossamer.peer.engine import Engine
 from gossamer.peer.store import Agreement
 
-HEAVY = ("train", "turn", "save", "open", "begin", "report", "end", "finish")
+HEAVY = ("train", "turn", "save", "open_session", "begin", "report", "end", "finish")
 
 
 @pytest.mark.parametrize("mode", ["async", "rounds"])

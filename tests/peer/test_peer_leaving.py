@@ -135,7 +135,7 @@ def test_who_all_leave_at_once_wait_for_nobody(run, caplog, mode):
     reports = run(swarm())
     assert sum(sum(report.weight["global"][:2]) for report in reports) == 3 * ONE
     assert [report.weight["global"][1] for report in reports] == [0, 0, 0]
-    assert "for nobody stays who could take it" in caplog.text
+    assert "no neighbour stays that could take it" in caplog.text
 
 
 def test_of_two_who_leave_at_once_the_one_who_stays_inherits_all(run):
@@ -173,7 +173,7 @@ def test_a_goodbye_that_is_too_long_is_shortened(run, caplog):
     told = run(swarm())
     assert told["state"] == "left"
     assert told["statement"][-1] == ["guest999", "s", "global", 1, "credited"]
-    assert "peer a: its goodbye is too long" in caplog.text
+    assert "peer a: its goodbye is too large" in caplog.text
 
 
 def test_a_goodbye_says_nothing_to_those_who_have_left():

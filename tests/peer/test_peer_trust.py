@@ -53,7 +53,7 @@ def test_a_peer_without_trust_says_so_once(run, caplog):
     with caplog.at_level(logging.WARNING):
         run(lonely(quick(rounds=1)))
     lines = [r.getMessage() for r in caplog.records if "trust is off" in r.getMessage()]
-    assert lines == ["peer a: trust is off: whoever reaches the broker can read and forge"]
+    assert lines == ["peer a: trust is off: every client of the broker can read and forge messages"]
 
 
 async def lonely(settings, label="a"):
@@ -77,7 +77,7 @@ def test_papers_that_do_not_do_are_one_line(tmp_path):
             papers, invitation=None, owner=None
         ),
         r'peer a: has an identity, but trust is "none"': wrong(papers, trust="none"),
-        r"b\.key is the key of b@\w+; call the peer b": wrong(
+        r"b\.key is the key of b@\w+; name the peer b": wrong(
             papers, identity=str(tmp_path / "b.key")
         ),
         r"none\.key: cannot be read: No such file": wrong(

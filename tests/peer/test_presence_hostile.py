@@ -138,7 +138,7 @@ def heard(payload: bytes) -> tuple[Link, list[bytes]]:
 
     async def scenario() -> tuple[Link, list[bytes]]:
         status = topics.status("nest", "a")
-        link, said = await delivered([(status, payload)], born=True)
+        link, said = await delivered([(status, payload)], joined=True)
         answering = asyncio.create_task(link.keep_status())
         for _ in range(10):
             await asyncio.sleep(0)
