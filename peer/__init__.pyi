@@ -21,7 +21,7 @@ from .broker import serve as serve
 from .broker import write_rules as write_rules
 from .engine import Engine as Engine
 from .exits import INTERRUPTED as INTERRUPTED
-from .exits import NotHandedIn as NotHandedIn
+from .exits import GoodbyeNotDelivered as GoodbyeNotDelivered
 from .exits import NotSaved as NotSaved
 from .exits import PeerError as PeerError
 from .exits import Replaced as Replaced

@@ -20,7 +20,7 @@ class ExitCode(IntEnum):
     """Every peer finished, or left because it was asked to."""
     CANNOT_TAKE_PART = 2
     """Somebody must act before a restart helps; the last line on stderr says what to do."""
-    NOT_HANDED_IN = 3
+    GOODBYE_NOT_DELIVERED = 3
     """The peer has ended, but no broker accepted its goodbye. Start it again to deliver it."""
     REPLACED = 4
     """Another device has taken this one's name. A service manager must not start it again."""
@@ -39,10 +39,10 @@ class NotSaved(PeerError):
     nothing that is not in the last checkpoint written, so a restart can go on from it."""
 
 
-class NotHandedIn(PeerError):
+class GoodbyeNotDelivered(PeerError):
     """The peer has ended, but no broker accepted its goodbye, which stays in the checkpoint."""
 
-    exit_code = ExitCode.NOT_HANDED_IN
+    exit_code = ExitCode.GOODBYE_NOT_DELIVERED
 
 
 class Replaced(PeerError):

@@ -1,10 +1,10 @@
-"""A running peer: its life as a table of states and events, and what it does in each state.
+"""A running peer: a state machine of its session, and what it does in each state.
 
-    peer = Peer("anna", learner, Settings(swarm="garden"), connect("mqtt://localhost"))
+    peer = Peer("anna", learner, Settings(swarm="garden"), mqtt_connect(BrokerAddress("mqtt://localhost")))
     await peer.run()
 
-Presence, gossip, training and metrics are tasks of one event loop. Two objects hold what a session knows: the
-Link belongs to the event loop, the Engine to the peer's own thread.
+Presence, gossip, training and metrics are tasks of one event loop. Two objects hold a session's data: the
+Link belongs to the event loop, the Engine to the peer's worker thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 from ..gossip import Hook, Transport, TransportError, Will, topics
 from ..models import Learner, Metrics
 from .engine import Engine
-from .exits import NotHandedIn, NotSaved, PeerError, Replaced, first_error
+from .exits import GoodbyeNotDelivered, NotSaved, PeerError, Replaced, first_error
 from .link import Link, Record, SessionOver
 from .machine import Machine, Worker
 from .membership import (
@@ -42,40 +42,40 @@ _log = logging.getLogger(__name__)
 
 
 class State(Enum):
-    """Where a session stands."""
+    """State of one session."""
 
     CONNECTING = auto()
-    """Reaching the broker; nobody knows of this session yet."""
+    """Connecting to the broker; other peers cannot see this session yet."""
     CLAIMING = auto()
-    """Making sure that the name is free."""
+    """Checking that the name is free."""
     WAITING = auto()
-    """In the swarm; waiting for expected peers, and to count."""
+    """Announced to the swarm; waiting for the expected peers, and for the own weight to count."""
     TRAINING = auto()
     AVERAGING = auto()
     SETTLING = auto()
-    """All rounds are trained; gossip goes on until the peer agrees with its neighbours."""
+    """All rounds are trained; gossip continues until the peer agrees with its neighbours."""
     DONE = auto()
-    """Agreed; others may not have."""
+    """The peer agrees with its neighbours; it continues to gossip until all peers are done."""
     HANDING_OVER = auto()
-    """Asked to leave early: all mass goes to neighbours that stay."""
+    """Asked to leave early: all mass is handed over to neighbours that stay."""
     LEAVING = auto()
-    """The ending is written down; the goodbye is on its way."""
+    """The ending is being saved and the goodbye published."""
     CLOSED = auto()
-    """The goodbye was taken."""
-    UNTOLD = auto()
-    """No broker took the goodbye; it stays in the checkpoint for the next start."""
+    """The broker has accepted the goodbye."""
+    UNDELIVERED = auto()
+    """No broker accepted the goodbye; it stays in the checkpoint, and the next start publishes it."""
     ABANDONED = auto()
-    """The others have given this session up; another one follows."""
+    """The other peers have given up this session; a new session follows."""
     ABORTED = auto()
-    """Ended without a goodbye: the last will speaks."""
+    """Ended without a goodbye: the broker publishes the last will, if other peers could see the session."""
 
 
 class Event(Enum):
-    """What happened to a session."""
+    """What moves a session from one state to the next."""
 
     CONNECTED = auto()
-    ENDING_FOUND = auto()
-    """The checkpoint holds an ending that was begun."""
+    ENDING_RESTORED = auto()
+    """The checkpoint holds an ending that a former process did not finish."""
     NAME_FREE = auto()
     STARTED = auto()
     TRAINED = auto()
@@ -86,14 +86,14 @@ class Event(Enum):
     ALL_DONE = auto()
     ASKED_TO_LEAVE = auto()
     HANDED_OVER = auto()
-    GOODBYE_TAKEN = auto()
-    GOODBYE_LOST = auto()
+    GOODBYE_ACCEPTED = auto()
+    GOODBYE_FAILED = auto()
     SESSION_OVER = auto()
-    """The lease is over, or neighbours or an operator have given the session up."""
+    """The lease has expired, neighbours have rejected the session, or an operator has declared it dead."""
     ERROR = auto()
-    """Something that waiting does not cure."""
+    """A failure that waiting does not fix."""
     ABORT = auto()
-    """Nothing may be said any more: the checkpoint cannot be written, or the name is another device's."""
+    """Nothing more may be published: the checkpoint cannot be written, or another device has the name."""
 
 
 _S, _E = State, Event
@@ -101,7 +101,7 @@ _RUNNING: Final = (_S.WAITING, _S.TRAINING, _S.AVERAGING, _S.SETTLING, _S.DONE)
 
 TABLE: Final[dict[tuple[State, Event], State]] = {
     (_S.CONNECTING, _E.CONNECTED): _S.CLAIMING,
-    (_S.CONNECTING, _E.ENDING_FOUND): _S.LEAVING,
+    (_S.CONNECTING, _E.ENDING_RESTORED): _S.LEAVING,
     (_S.CLAIMING, _E.NAME_FREE): _S.WAITING,
     (_S.WAITING, _E.STARTED): _S.AVERAGING,  # a round that a crash interrupted is averaged first
     (_S.AVERAGING, _E.AVERAGED): _S.TRAINING,
@@ -111,23 +111,23 @@ TABLE: Final[dict[tuple[State, Event], State]] = {
     (_S.DONE, _E.LOST_AGREEMENT): _S.SETTLING,
     (_S.DONE, _E.ALL_DONE): _S.LEAVING,
     **{(state, _E.ASKED_TO_LEAVE): _S.HANDING_OVER for state in _RUNNING},
-    (_S.CLAIMING, _E.ASKED_TO_LEAVE): _S.ABORTED,  # nobody knows of it: nothing to hand over
+    (_S.CLAIMING, _E.ASKED_TO_LEAVE): _S.ABORTED,  # not announced yet: nothing to hand over
     (_S.CONNECTING, _E.ASKED_TO_LEAVE): _S.ABORTED,
     (_S.HANDING_OVER, _E.HANDED_OVER): _S.LEAVING,
     **{
         (state, _E.SESSION_OVER): _S.ABANDONED
         for state in (_S.CLAIMING, *_RUNNING, _S.HANDING_OVER, _S.LEAVING)
     },
-    # LEAVING too: a task beside the work may fail in the very moment in which the work is done.
+    # Also from LEAVING: a background task may fail just after the last state has finished.
     **{(state, _E.ERROR): _S.LEAVING for state in (*_RUNNING, _S.HANDING_OVER, _S.LEAVING)},
     (_S.CONNECTING, _E.ERROR): _S.ABORTED,
-    (_S.CLAIMING, _E.ERROR): _S.ABORTED,  # the others do not know of this session
+    (_S.CLAIMING, _E.ERROR): _S.ABORTED,  # not announced yet: no goodbye needed
     **{(state, _E.ABORT): _S.ABORTED for state in _S},
-    (_S.LEAVING, _E.GOODBYE_TAKEN): _S.CLOSED,
-    (_S.LEAVING, _E.GOODBYE_LOST): _S.UNTOLD,
+    (_S.LEAVING, _E.GOODBYE_ACCEPTED): _S.CLOSED,
+    (_S.LEAVING, _E.GOODBYE_FAILED): _S.UNDELIVERED,
 }
 
-FINAL: Final = frozenset({_S.CLOSED, _S.UNTOLD, _S.ABANDONED, _S.ABORTED})
+FINAL: Final = frozenset({_S.CLOSED, _S.UNDELIVERED, _S.ABANDONED, _S.ABORTED})
 
 PHASES: Final[dict[State, Phase]] = {
     _S.WAITING: "starting",
@@ -136,26 +136,28 @@ PHASES: Final[dict[State, Phase]] = {
     _S.SETTLING: "settling",
     _S.DONE: "done",
 }
-"""What others are told of a state; states that are not here leave the phase as it was."""
+"""The phase that is published for a state; states that are not listed leave the phase as it was."""
 
 
 class Lifecycle:
-    """Where one session stands."""
+    """State machine of one session."""
 
     def __init__(self) -> None:
         self.state = State.CONNECTING
 
     def fire(self, event: Event) -> State:
-        """Move on; an event that the table does not know in this state is a mistake of ours."""
-        following = TABLE.get((self.state, event))
-        if following is None:
-            raise RuntimeError(f"a peer cannot {event.name} while {self.state.name}")
-        self.state = following
-        return following
+        """Move to the next state and return it; RuntimeError if the table has no entry: that is a bug."""
+        next_state = TABLE.get((self.state, event))
+        if next_state is None:
+            raise RuntimeError(
+                f"no transition for the event {event.name} in state {self.state.name}"
+            )
+        self.state = next_state
+        return next_state
 
 
-PROGRESS = 10.0
-"""Seconds between two log lines about a peer's progress, at the least."""
+PROGRESS_INTERVAL = 10.0
+"""Least seconds between two log lines about a peer's progress."""
 
 
 class Connect(Protocol):
@@ -168,7 +170,7 @@ class Connect(Protocol):
 
 @dataclass(frozen=True)
 class Report:
-    """What a session leaves behind: its last test, its accounts and its counters."""
+    """Result of a session: its last test, the accounts of its weight, and its counters."""
 
     peer: str
     session: str
@@ -180,50 +182,52 @@ class Report:
     weight: dict[str, list[int]]
     """Per partial model: held, in open transfers, injected."""
     open: list[list[Any]]
-    """Transfers whose fate is not known: receiver, its session, partial model, sequence, weight."""
+    """Transfers that were not acknowledged: receiver, its session, partial model, sequence, weight."""
     reclaimed: list[list[Any]]
-    """Transfers that were taken back without their receivers' word, in the same form."""
+    """Transfers that were taken back although their receivers had not declined them, in the same form."""
     abandoned: list[dict[str, Any]]
     """Former sessions of this peer that have no report of their own: session, reason, and accounts."""
     members: dict[str, list[int]]
-    """Per shared partial model: members whose weight counts, and members, as far as this peer knew."""
+    """Per shared partial model: number of members whose weight counts, and of all members known."""
     gossip: dict[str, int]
     dropped: dict[str, int]
     transport: dict[str, int]
     privacy: dict[str, float]
-    """With differential privacy: epsilon, delta, and the releases that it is made of."""
+    """With differential privacy: epsilon, delta, and the number of releases they are computed from."""
     compression: dict[str, dict[str, float]]
     """Per partial model that was compressed or whose pushes were skipped: messages, bytes, distortion."""
 
 
 @dataclass
 class _Progress:
-    """What a peer knows of its own training, over all sessions of one process."""
+    """Progress of a peer's training, over all sessions of one process.
+
+    accuracy: of the last test. last_log: time of the last log line about progress.
+    own_accuracy: of a trained network, tested before the first value was received.
+    """
 
     accuracy: float = float("nan")
-    told: float = float("-inf")
+    last_log: float = float("-inf")
     own_accuracy: float | None = None
-    tested_alone: bool = False
+    own_accuracy_published: bool = False
 
 
 class Peer:
     """One member of a swarm.
 
-    name: unique in the swarm; two peers of one name would take each other's mail. With trust, the
-        label of the peer's key; the attribute `name` is then the whole one, `label@id`.
-    learner: what trains the peer's network; see gossamer.models.Learner.
+    name: unique in the swarm, because it is part of the peer's topics. With trust, the label of the peer's
+        key; the attribute `name` is then the full name, `label@id`.
+    learner: trains the peer's network; see gossamer.models.Learner.
     connect: makes the transport.
-    samples: how much the peer counts with `weights = "samples"`.
-    checkpoint: a file to survive crashes with. A peer started with the checkpoint of a killed process
-        goes on where that stopped, and finishes an ending that it had begun; without one a crash loses
-        the mass that the peer held. A peer that left early keeps what it learnt there, and brings new
-        weight in a new session. The file is locked while the peer runs.
-    machine: clocks, files and a thread; by default those of this machine.
-    limits: times and sizes that users do not set.
+    samples: the peer's weight with `weights = "samples"`.
+    checkpoint: a file from which a restarted process continues the session of a killed one, or finishes
+        leaving. Without it, a crash loses the mass that the peer held. A peer that left early keeps its
+        values in it, and starts a new session from them. The file is locked while the peer runs.
+    machine: clocks, files and a worker thread; by default those of this machine.
+    limits: times and sizes that are not user settings.
     on_record: called with every metrics record, which is also published.
-    on_report: called, on the peer's own thread, with the report of a session that has ended, before its
-        checkpoint is removed: write down here what the peer takes home. May be called again with the same
-        report after a crash.
+    on_report: called on the worker thread with the report of a session that has ended, before its checkpoint
+        is removed: save the results here. It may be called again with the same report after a crash.
     """
 
     def __init__(
@@ -256,25 +260,25 @@ class Peer:
         self._leave_reason = ""
         self._progress = _Progress()
         self.link: Link | None = None
-        """The peer's present session, as the event loop sees it."""
-        self._life = Lifecycle()
+        """The current session."""
+        self._lifecycle = Lifecycle()
 
     @property
     def state(self) -> State:
-        """Where the peer's present session stands."""
-        return self._life.state
+        """State of the current session."""
+        return self._lifecycle.state
 
     def leave(self, reason: str = "asked to leave") -> None:
-        """Ask the peer to hand over its mass and go.
+        """Ask the peer to hand over its mass and leave.
 
-        `run` returns when it has, or when `leave_timeout` is over; a round of training that has
+        `run` returns when the peer has left, or when `leave_timeout` is over; a round of training that has
         begun is finished first.
         """
         self._leave_reason = self._leave_reason or reason
         self._leave.set()
 
     async def run(self) -> Report:
-        """Join the swarm, train and gossip to the end, and leave. PeerError says what went wrong."""
+        """Join the swarm, train and gossip all rounds, and leave. PeerError says what went wrong."""
         async with self._machine.worker(self.name) as worker:
             if self._checkpoint is None:
                 return await self._run(worker)
@@ -286,41 +290,41 @@ class Peer:
                 await worker.run(lock.release)
 
     async def _run(self, worker: Worker) -> Report:
-        """Live one session after the other, until one ends well."""
+        """Run one session after the other, until one ends with a report."""
         engine = await worker.run(self._make_engine)
         while True:
             try:
-                return await self._live(engine, worker)
+                return await self._run_session(engine, worker)
             except SessionOver as over:
                 _log.warning("peer %s: %s; rejoining with a new session", self.name, over)
                 await worker.run(engine.start_new_session, str(over))
 
-    async def _live(self, engine: Engine, worker: Worker) -> Report:
-        """Live one session, from its connection to its goodbye."""
+    async def _run_session(self, engine: Engine, worker: Worker) -> Report:
+        """Run one session, from connecting to the goodbye."""
         link = Link(engine, worker, on_record=self._on_record)
         link.security = make_security(self._credentials, link)
         await worker.run(engine.set_security, link.security)
         if engine.ending is None:
             await worker.run(engine.record_session)
             await link.save()
-        self.link, self._life, self._settling = link, Lifecycle(), Settling(link)
+        self.link, self._lifecycle, self._settling = link, Lifecycle(), Settling(link)
         self._training: Metrics | None = None
-        """What the last round of this session was trained to; None before the first."""
+        """Training metrics of the last round; None before the first round of this session."""
         will = Status("offline", link.session, reason="connection lost", generation=link.generation)
         link.transport = self._connect(
             f"{self.name}-{link.session}",
             Will(link.topic("status"), link.security.will(will.encode())),
             link.announce,
         )
-        report = await self._connected_life(link)
+        report = await self._run_connected(link)
         if engine.ending is not None:
-            # Not before the connection was closed: a process that is killed until then leaves its last will
-            # behind its goodbye, and must be able to say goodbye once more.
+            # Only after the connection was closed: if the process is killed before that, the broker publishes
+            # the last will after the goodbye, and a restart must be able to publish the goodbye again.
             await worker.run(engine.finish)
         return report
 
-    async def _connected_life(self, link: Link) -> Report:
-        """Live a session for as long as it is connected."""
+    async def _run_connected(self, link: Link) -> Report:
+        """Connect, subscribe, and run the session's states; on an error, abort the connection."""
         connected = False
         try:
             async with link.transport as transport:
@@ -331,31 +335,33 @@ class Peer:
                     inboxes = topics.inboxes(self.settings.swarm, self.name)
                     for pattern in (inboxes, *link.security.patterns()):
                         await transport.subscribe(pattern)
-                    return await self._through(link)
+                    return await self._run_states(link)
                 except BaseException as error:
                     if self.state not in FINAL:
-                        self._life.fire(Event.ABORT)
-                    # Else nobody knows of this session, or has heard its goodbye, or the name is another's.
+                        self._lifecycle.fire(Event.ABORT)
+                    # Not if other peers cannot see this session, or another device has the name.
                     if link.joined and not isinstance(error, Replaced):
-                        await transport.abort()  # the last will speaks
+                        await (
+                            transport.abort()
+                        )  # without DISCONNECT, so that the last will is published
                     raise
         except TransportError as error:
             if connected or link.engine.ending is None:
                 raise
-            # Only a goodbye is left to say: a broker that is away is not the end of it.
-            raise self._not_handed_in(str(error)) from None
+            # Only the goodbye remains to be published: a later start can still do that.
+            raise self._not_delivered(str(error)) from None
 
-    async def _through(self, link: Link) -> Report:
-        """Go from state to state to the end of the session."""
-        life = self._life
+    async def _run_states(self, link: Link) -> Report:
+        """Run from the first state to a final one, and return the report."""
+        life = self._lifecycle
         failure: PeerError | None = None
         if link.engine.ending is not None:
-            life.fire(Event.ENDING_FOUND)
-            _log.info("peer %s: finishes the ending that was begun before", self.name)
+            life.fire(Event.ENDING_RESTORED)
+            _log.info("peer %s: continues leaving where a former process stopped", self.name)
         else:
             life.fire(Event.CONNECTED)
             try:
-                await self._take_part(link)
+                await self._run_tasks(link)
             except SessionOver:
                 life.fire(Event.SESSION_OVER)
                 raise
@@ -367,13 +373,14 @@ class Peer:
         if life.state is State.ABORTED:
             if failure is not None:
                 raise failure
-            # Nobody ever heard of this session.
-            engine, own = await link.worker.run(link.engine.report), self._own_part(link)
-            return Report(**engine, **own, ended="left", reason=self._leave_reason)
+            # Asked to leave before the session was announced.
+            engine_report = await link.worker.run(link.engine.report)
+            loop_report = self._loop_report(link)
+            return Report(**engine_report, **loop_report, ended="left", reason=self._leave_reason)
         return await self._end(link, failure)
 
-    async def _take_part(self, link: Link) -> None:
-        """Run the session's tasks until its state is LEAVING or final."""
+    async def _run_tasks(self, link: Link) -> None:
+        """Run background tasks and the handlers of states, until the state is LEAVING or final."""
         jobs = {
             "receive": link.receive(),
             "gossip": link.gossip(),
@@ -384,22 +391,23 @@ class Peer:
         try:
             async with asyncio.TaskGroup() as group:
                 background = [
-                    group.create_task(job, name=f"{self.name} {what}") for what, job in jobs.items()
+                    group.create_task(job, name=f"{self.name} {title}")
+                    for title, job in jobs.items()
                 ]
                 while self.state is not State.LEAVING and self.state not in FINAL:
-                    self._life.fire(await self._next_event(link))
+                    self._lifecycle.fire(await self._next_event(link))
                     phase = PHASES.get(self.state)
                     if phase is not None and phase != link.phase:
                         link.enter_phase(phase)
                 for task in background:
                     task.cancel()
         except* Exception as errors:
-            # Where nobody knows of the session any more, nobody cares what its tasks met.
+            # In a final state errors of background tasks no longer matter.
             if self.state not in FINAL:
                 raise first_error(errors) from None
 
     async def _next_event(self, link: Link) -> Event:
-        """Do what is to be done in the present state, unless the peer is asked to leave."""
+        """Run the handler of the current state; cancel it if the peer is asked to leave."""
         handlers: dict[State, Callable[[Link], Awaitable[Event]]] = {
             State.CLAIMING: self._claim,
             State.WAITING: self._wait,
@@ -419,7 +427,7 @@ class Peer:
             asked.cancel()
             if not work.done():
                 if self._leave.is_set():
-                    link.announce_leaving()  # now: a round of training that has begun is finished first
+                    link.announce_leaving()  # at once: a round in training delays leaving
                 work.cancel()
                 await asyncio.wait((work,))
         if not work.cancelled():
@@ -427,12 +435,12 @@ class Peer:
         _log.info("peer %s is about to leave: %s", self.name, self._leave_reason)
         return Event.ASKED_TO_LEAVE
 
-    # --- what is done in each state -------------------------------------------------------------
+    # --- handlers of states ---------------------------------------------------------------------
 
     async def _claim(self, link: Link) -> Event:
         progress, engine = self._progress, link.engine
         if self.settings.trained and not engine.returning and progress.own_accuracy is None:
-            # What it knew before it heard of the others.
+            # Test the trained network before any value is received.
             progress.own_accuracy = (await link.worker.run(self.learner.test)).accuracy
         await claim_name(link, engine.undelivered_ending)
         if engine.must_leave:
@@ -444,19 +452,19 @@ class Peer:
         await wait_for_others(link)
         if link.view.round:
             _log.info(
-                "peer %s goes on after round %d of %d",
+                "peer %s continues after round %d of %d",
                 self.name, link.view.round, self.settings.rounds,
             )  # fmt: skip
         link.enter_phase("training")
-        if progress.own_accuracy is not None and not progress.tested_alone:
-            progress.tested_alone = True
+        if progress.own_accuracy is not None and not progress.own_accuracy_published:
+            progress.own_accuracy_published = True
             await link.publish_record({"own_accuracy": progress.own_accuracy})
         return Event.STARTED
 
     async def _train(self, link: Link) -> Event:
         self._training = await link.worker.run(link.engine.train)
         link.wake()
-        await link.next_turn()  # pushes leave, and what arrived meanwhile comes in
+        await link.next_turn()  # sends the pushes, and processes what arrived during training
         return Event.TRAINED
 
     async def _average(self, link: Link) -> Event:
@@ -464,11 +472,11 @@ class Peer:
             await link.next_turn()
         number, last, training = link.view.round, self.settings.rounds, self._training
         if training is None:
-            pass  # a crash interrupted the round, and nothing was trained since
+            pass  # the round was trained before a crash; no metrics to publish
         elif number % self.settings.test_every == 0 or number == last:
             accuracy, now = await self._test(link), self._machine.monotonic()
-            if number == last or now >= self._progress.told + PROGRESS:
-                self._progress.told = now
+            if number == last or now >= self._progress.last_log + PROGRESS_INTERVAL:
+                self._progress.last_log = now
                 _log.info(
                     "peer %s: round %d of %d, accuracy %.3f", self.name, number, last, accuracy
                 )
@@ -478,7 +486,7 @@ class Peer:
             return Event.AVERAGED
         if busy := {*link.roster.still_training(), *link.roster.offline_unfinished()}:
             _log.info(
-                "peer %s has trained all its rounds; it stays until these are through: %s",
+                "peer %s has trained all its rounds; it waits until these peers have, too: %s",
                 self.name, ", ".join(sorted(busy)),
             )  # fmt: skip
         return Event.ROUNDS_OVER
@@ -486,7 +494,7 @@ class Peer:
     async def _settle(self, link: Link) -> Event:
         if self._settles(link):
             await self._settling.settle()
-        if link.view.waiting:  # nobody was heard for as long as it could wait
+        if link.view.waiting:  # no first value was received within the timeout
             await link.worker.run(link.engine.count_everywhere)
         return Event.AGREED
 
@@ -497,10 +505,10 @@ class Peer:
             if not await settling.stay():
                 return Event.LOST_AGREEMENT
             await link.worker.run(link.engine.gossiper.close)
-            link.announce_leaving()  # it gives and takes nothing any more: a newcomer need not wait for it
+            link.announce_leaving()  # averaging is over: newcomers need not wait for a value from us
             await self._test(link)
         else:
-            await link.publish_record({})  # or the last that a watcher hears of us is "training"
+            await link.publish_record({})  # publishes the new phase to observers of the metrics
         await settling.drain()
         return Event.ALL_DONE
 
@@ -515,71 +523,72 @@ class Peer:
         )
 
     async def _test(self, link: Link) -> float:
-        """Test the network and publish how good it is; returns its accuracy."""
+        """Test the network and publish its accuracy and loss; return the accuracy."""
         test = await link.worker.run(self.learner.test)
         self._progress.accuracy = test.accuracy
         await link.publish_record({"accuracy": test.accuracy, "loss": test.mean_loss})
         return test.accuracy
 
-    # --- the end --------------------------------------------------------------------------------
+    # --- leaving --------------------------------------------------------------------------------
 
     async def _end(self, link: Link, failure: PeerError | None) -> Report:
-        """Write the ending down, tell the others, and leave the report behind."""
+        """Save the ending, publish the goodbye, and return the report; raise `failure` if there is one."""
         engine, run = link.engine, link.worker.run
         asked = self._leave.is_set() and failure is None
         if engine.ending is None:
-            # Whoever is back in a new session has trained its rounds, and may not count there yet.
+            # In a new session after a lost lease all rounds may be trained, but the weight not count yet.
             unfinished = link.view.round < self.settings.rounds or bool(link.view.waiting)
-            early = asked and unfinished
-            kind = "failed" if failure is not None else "left" if early else "finished"
+            kind = (
+                "failed" if failure is not None else "left" if asked and unfinished else "finished"
+            )
             reason = str(failure) if failure else self._leave_reason or "its training is over"
-            own, events = self._own_part(link), link.take_events()
-            await run(engine.end, kind, reason, link.phase, own, events)
+            loop_report, events = self._loop_report(link), link.take_events()
+            await run(engine.end, kind, reason, link.phase, loop_report, events)
             await link.save()
         ending = engine.ending
         assert ending is not None
         within = self.settings.leave_timeout * (1.0 - HAND_OVER_SHARE if asked else 1.0)
-        why, earlier = await deliver_goodbye(link, goodbye_of(ending, link.generation), within)
-        # Once it was taken, others have acted on it: what they said since does not change it any more.
+        error, earlier = await deliver_goodbye(link, goodbye_of(ending, link.generation), within)
+        # Not if a former process has delivered it: other peers have already acted on it.
         if not ending.told and await run(engine.amend, earlier):
             await link.save()
             ending = engine.ending
             assert ending is not None
-            why, _ = await deliver_goodbye(link, goodbye_of(ending, link.generation), within)
-        if why:
-            self._life.fire(Event.GOODBYE_LOST)
+            error, _ = await deliver_goodbye(link, goodbye_of(ending, link.generation), within)
+        if error:
+            self._lifecycle.fire(Event.GOODBYE_FAILED)
             _log.warning(
-                "peer %s left swarm %s: %s; the broker did not take its goodbye within %g s (%s)",
-                self.name, self.settings.swarm, ending.reason, within, why,
+                "peer %s left swarm %s: %s; the broker did not accept its goodbye within %g s (%s)",
+                self.name, self.settings.swarm, ending.reason, within, error,
             )  # fmt: skip
             if failure is not None:
                 raise failure
             if self._checkpoint is not None:
-                raise self._not_handed_in(why)
+                raise self._not_delivered(error)
         else:
-            self._life.fire(Event.GOODBYE_TAKEN)
+            self._lifecycle.fire(Event.GOODBYE_ACCEPTED)
             _log.info("peer %s left swarm %s: %s", self.name, self.settings.swarm, ending.reason)
             await run(engine.confirm_goodbye)
-            await link.save()  # before the report: a restart must write the same one
+            await link.save()  # before the report: a restarted process must write the same one
         if failure is not None:
             raise failure
         report = Report(**ending.report)
-        if losses := {**report.dropped, **report.transport}:
-            counted = ", ".join(f"{cause} {count}" for cause, count in sorted(losses.items()))
-            _log.info("peer %s counted in this session: %s", self.name, counted)
+        if counters := {**report.dropped, **report.transport}:
+            text = ", ".join(f"{cause} {count}" for cause, count in sorted(counters.items()))
+            _log.info("peer %s: counters of this session: %s", self.name, text)
         await run(self._on_report, report)
         return report
 
-    def _own_part(self, link: Link) -> dict[str, Any]:
-        """Return what the event loop adds to a report."""
+    def _loop_report(self, link: Link) -> dict[str, Any]:
+        """Return the event loop's part of a report."""
         return {
             "accuracy": self._progress.accuracy,
             "members": link.members(),
             "transport": dict(link.transport.counters + link.dropped),
         }
 
-    def _not_handed_in(self, why: str) -> NotHandedIn:
-        return NotHandedIn(
-            f"peer {self.name}: no broker took its goodbye ({why}); {self._checkpoint} keeps it: start the "
-            "peer again to hand it in"
+    def _not_delivered(self, error: str) -> GoodbyeNotDelivered:
+        return GoodbyeNotDelivered(
+            f"peer {self.name}: no broker accepted its goodbye ({error}); {self._checkpoint} keeps it: start "
+            "the peer again to deliver it"
         )

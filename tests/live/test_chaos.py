@@ -97,7 +97,7 @@ def check(folder: Path, watched: Watched, proxy: FaultyProxy, outcome, peers, ki
     # Every loss is in the log, with its cause: of packets, of connections, of the dead one.
     logs = {n: (folder / f"host-{n}.log").read_text() for n in survivors}
     for name, report in zip(survivors, reports, strict=True):
-        (counted,) = re.findall(rf"peer {name} counted in this session: (.*)", logs[name])
+        (counted,) = re.findall(rf"peer {name}: counters of this session: (.*)", logs[name])
         losses = {**report["dropped"], **report["transport"]}
         assert sorted(counted.split(", ")) == sorted(f"{c} {n}" for c, n in losses.items())
         assert "trying again" in logs[name]  # the broker's absence
@@ -113,7 +113,7 @@ def check(folder: Path, watched: Watched, proxy: FaultyProxy, outcome, peers, ki
     # Nobody was stuck, or went by a time limit: they agreed, said goodbye and were gone.
     for name in survivors:
         assert f"peer {name} left swarm small: its training is over\n" in logs[name]
-    for limit in ("stopped settling", "still open", "did not take its goodbye", "is killed"):
+    for limit in ("stopped settling", "still open", "did not accept its goodbye", "is killed"):
         assert limit not in log
     assert sum(
         "was killed by signal 9; it is restarted" in event for event in watched.events

@@ -21,7 +21,7 @@ import torch
 from gossamer.gossip import Hook, Will
 from gossamer.gossip.security import Identity, invite, public_text, save_invitation
 from gossamer.models import Metrics, ModelGraph, SlicedNetwork, mlp
-from gossamer.peer import LEASE_MARGIN, NotHandedIn, Peer, PeerError, Report, Settings
+from gossamer.peer import LEASE_MARGIN, GoodbyeNotDelivered, Peer, PeerError, Report, Settings
 
 from .broker import Network, SimBroker, SimTransport
 from .loop import SimError, SimLoop
@@ -959,7 +959,9 @@ def _worth_another_try(error: BaseException) -> bool:
     """Return whether a service manager's restart can cure what ended a process."""
     text = str(error)
     return isinstance(error, PeerError) and (
-        "cannot be written" in text or "is already online" in text or isinstance(error, NotHandedIn)
+        "cannot be written" in text
+        or "is already online" in text
+        or isinstance(error, GoodbyeNotDelivered)
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gossamer.gossip import ONE
-from gossamer.peer import NotHandedIn, NotSaved, PeerError, Replaced
+from gossamer.peer import GoodbyeNotDelivered, NotSaved, PeerError, Replaced
 
 from .history import Ending, History
 
@@ -118,7 +118,7 @@ class Accounts:
                 place = f"gossamer/v1/lives/peer/{report.peer}/status"
                 status = history.retained.get(place, b"")
                 if b'"left"' not in status or report.session.encode() not in status:
-                    # The broker did not take its goodbye, and there is no file to say it again from.
+                    # The broker did not accept its goodbye, and there is no file to say it again from.
                     unknown |= set(report.weight)
         if diskless and dead:
             unknown |= {m for member in history.plan.members for m in member.models}
@@ -334,7 +334,7 @@ def _is_explained(history: History, ending: Ending, error: BaseException) -> boo
     if isinstance(error, Replaced) or "the name belongs to a device that is offline" in text:
         return "replace" in kinds
     was_replaced = ending.device is not history.devices[ending.member.name][-1]
-    if isinstance(error, NotHandedIn | NotSaved):
+    if isinstance(error, GoodbyeNotDelivered | NotSaved):
         return was_replaced  # and is not started again
     if (
         "is already online" in text

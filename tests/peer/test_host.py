@@ -147,14 +147,14 @@ def test_told_to_stop_with_the_broker_gone_a_process_ends_and_says_so(tmp_path):
             _, log = first.communicate(timeout=250)
         finally:
             first.kill()
-    assert first.returncode == ExitCode.NOT_HANDED_IN
+    assert first.returncode == ExitCode.GOODBYE_NOT_DELIVERED
     line = (
-        "peer a left swarm nest: it was told to stop; the broker did not take its goodbye within "
+        "peer a left swarm nest: it was told to stop; the broker did not accept its goodbye within "
     )
     assert line in log
     assert "Traceback" not in log
-    assert log.strip().splitlines()[-1].startswith("error: peer a: no broker took its goodbye (")
-    assert f"{tmp_path}/a.checkpoint keeps it: start the peer again to hand it in" in log
+    assert log.strip().splitlines()[-1].startswith("error: peer a: no broker accepted its goodbye (")
+    assert f"{tmp_path}/a.checkpoint keeps it: start the peer again to deliver it" in log
     assert (tmp_path / "a.checkpoint").exists()
     assert not (tmp_path / "a.report.json").exists()  # it comes with the goodbye
 

@@ -29,7 +29,7 @@ from waiting import until
 from gossamer.gossip import ONE, Give, MemoryTransport, Payload, topics
 from gossamer.gossip.security import Death
 from gossamer.peer.engine import Engine
-from gossamer.peer.exits import NotHandedIn, PeerError, Replaced
+from gossamer.peer.exits import GoodbyeNotDelivered, PeerError, Replaced
 from gossamer.peer.lifecycle import FINAL, PHASES, TABLE, Event, Lifecycle, Report, State
 from gossamer.peer.machine import load_checkpoint
 from gossamer.peer.presence import Gone, Online, Status, read_card, read_status
@@ -41,7 +41,7 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 RUNNING = (State.WAITING, State.TRAINING, State.AVERAGING, State.SETTLING, State.DONE)
 FIRED = {
-    State.CONNECTING: {Event.CONNECTED, Event.ENDING_FOUND},
+    State.CONNECTING: {Event.CONNECTED, Event.ENDING_RESTORED},
     State.CLAIMING: {Event.NAME_FREE},
     State.WAITING: {Event.STARTED},
     State.TRAINING: {Event.TRAINED},
@@ -49,7 +49,7 @@ FIRED = {
     State.SETTLING: {Event.AGREED},
     State.DONE: {Event.ALL_DONE, Event.LOST_AGREEMENT},
     State.HANDING_OVER: {Event.HANDED_OVER},
-    State.LEAVING: {Event.GOODBYE_TAKEN, Event.GOODBYE_LOST},
+    State.LEAVING: {Event.GOODBYE_ACCEPTED, Event.GOODBYE_FAILED},
 }
 """What a peer's own work leads to in each state."""
 
@@ -96,7 +96,7 @@ def test_whatever_may_happen_in_a_state_is_in_the_table(state):
 
 def test_an_event_that_the_table_does_not_know_is_a_mistake_of_ours():
     life = Lifecycle()
-    with pytest.raises(RuntimeError, match="a peer cannot TRAINED while CONNECTING"):
+    with pytest.raises(RuntimeError, match="event TRAINED in state CONNECTING"):
         life.fire(Event.TRAINED)
     assert life.state is State.CONNECTING
 
@@ -275,13 +275,13 @@ def test_a_goodbye_that_no_broker_took_is_handed_in_later(run: Run, tmp_path):
         await gate.wait()
         nest.broker.stop()
         gate.open()
-        with pytest.raises(NotHandedIn, match="start the peer again to hand it in") as told:
+        with pytest.raises(GoodbyeNotDelivered, match="start the peer again to deliver it") as told:
             await life.task
-        assert life.peer.state is State.UNTOLD
+        assert life.peer.state is State.UNDELIVERED
         assert str(path) in str(told.value)
         assert told.value.exit_code == 3
         learner = Still(make_learner("a"), 0.0)
-        with pytest.raises(NotHandedIn, match="the memory broker is stopped"):
+        with pytest.raises(GoodbyeNotDelivered, match="the memory broker is stopped"):
             await nest.start("a", learner, checkpoint=path, on_report=reports.append).task
         assert not reports
         await nest.broker.start()
@@ -307,7 +307,7 @@ def test_without_a_checkpoint_a_goodbye_that_was_not_taken_costs_no_report(run: 
         return await life.task
 
     assert run(swarm()).rounds == 2
-    assert "the broker did not take its goodbye within 0.2 s" in caplog.text
+    assert "the broker did not accept its goodbye within 0.2 s" in caplog.text
 
 
 def test_a_failure_says_goodbye_and_the_next_start_begins_a_new_session(run: Run, tmp_path):

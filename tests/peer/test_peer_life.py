@@ -176,7 +176,7 @@ def test_a_crashed_peer_goes_on_from_its_checkpoint(run, tmp_path, mode, caplog)
         ("b", 6),
         ("a", 10),
     ):  # what was reached before the last checkpoint
-        rounds = re.findall(rf"peer {name} goes on after round (\d+) of 16", caplog.text)
+        rounds = re.findall(rf"peer {name} continues after round (\d+) of 16", caplog.text)
         assert any(int(found) >= least for found in rounds)
     assert all(f"peer {name}: round 16 of 16, accuracy " in caplog.text for name in TRIO)
 
@@ -188,7 +188,7 @@ def test_who_is_through_first_tells_for_whom_it_stays(run, caplog):
         start = Start(quick_nest(quick(rounds=6)), limit=3)
         await start.wait()
         start.gates["a"].open()
-        line = "peer a has trained all its rounds; it stays until these are through: b, c"
+        line = "peer a has trained all its rounds; it waits until these peers have, too: b, c"
         await until(lambda: line in caplog.text)
         await start.finish()
 
