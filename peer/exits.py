@@ -1,4 +1,4 @@
-"""How a process that runs peers ends: errors, exit codes, and the signals that ask it to."""
+"""How a process that runs peers ends: its errors, exit codes, and the signals that stop it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gossamer.errors import GossamerError
 
 
 class ExitCode(IntEnum):
-    """What a process that ran peers says to whoever started it; any other code is a crash."""
+    """Exit code of a process that ran peers; any other code is a crash."""
 
     FINISHED = 0
     """Every peer finished, or left because it was asked to."""
     CANNOT_TAKE_PART = 2
-    """Somebody must act before a restart helps; the last line on stderr says what to do."""
+    """A restart does not help before a user acts; the last line on stderr says what to do."""
     GOODBYE_NOT_DELIVERED = 3
     """The peer has ended, but no broker accepted its goodbye. Start it again to deliver it."""
     REPLACED = 4
@@ -35,8 +35,8 @@ class PeerError(GossamerError):
 
 
 class NotSaved(PeerError):
-    """The checkpoint cannot be written. The peer stops as if killed, without a goodbye: others were told
-    nothing that is not in the last checkpoint written, so a restart can go on from it."""
+    """The checkpoint cannot be written. The peer stops without a goodbye, as if it were killed. It has sent
+    nothing that is not in its last checkpoint, so a restarted process can continue from that."""
 
 
 class GoodbyeNotDelivered(PeerError):
@@ -52,14 +52,14 @@ class Replaced(PeerError):
 
     def __init__(self, name: str, swarm: str) -> None:
         super().__init__(
-            f"peer {name}: another device has taken its place in swarm {swarm!r} (it was started with "
+            f"peer {name}: another device has replaced it in swarm {swarm!r} (it was started with "
             "--replace); start this one with --replace to take the name back, or give it another name"
         )
 
 
 @contextmanager
 def peer_errors(peer: str) -> Iterator[None]:
-    """Turn a wrong value into a PeerError that names the peer."""
+    """Turn a ValueError into a PeerError that names the peer."""
     try:
         yield
     except ValueError as error:
@@ -80,10 +80,10 @@ INTERRUPTED = ExitCode.INTERRUPTED
 
 @contextmanager
 def exit_on_interrupt() -> Iterator[None]:
-    """Let Ctrl-C end the process at once, without a word: for imports, when nothing is to be kept yet.
+    """Let Ctrl-C end the process at once and without output: for imports, when there is nothing to save yet.
 
     A KeyboardInterrupt in the middle of an import shows a traceback, and a library may turn it into
-    another error. In other threads than the main one, and where Ctrl-C is ignored, nothing changes.
+    another error. Has no effect outside the main thread, or if Ctrl-C is ignored.
     """
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler or (
@@ -99,12 +99,12 @@ def exit_on_interrupt() -> Iterator[None]:
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Ctrl-C, a supervisor's request, and a terminal that was closed.
+    """Return the signals that stop a process: SIGINT (Ctrl-C), SIGTERM, and SIGHUP (the terminal closed).
 
-    The last one only where nobody said, as nohup does, that it is to be ignored.
+    SIGHUP is left out if it is ignored, as with nohup, and where it does not exist.
     """
-    asked = (signal.SIGINT, signal.SIGTERM)
+    always = (signal.SIGINT, signal.SIGTERM)
     hangup = getattr(signal, "SIGHUP", None)
     if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN:
-        return asked
-    return (*asked, hangup)
+        return always
+    return (*always, hangup)

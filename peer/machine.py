@@ -1,11 +1,11 @@
-"""What a peer asks of the machine it runs on: clocks, names of new sessions, a thread, memory, checkpoints.
+"""What a peer needs of the machine it runs on: clocks, session names, a worker thread, memory, checkpoints.
 
-A simulation hands in a machine of its own, so that one seed gives one history.
+A simulation passes its own Machine to its peers, so that the same seed gives the same run.
 
-A checkpoint is any tree of plain data, arrays and tensors, written whole or not at all: one safetensors file,
-the arrays as they are, the rest as JSON in its metadata. Nothing is pickled, so reading one runs no code.
-What others are about to be told must be saved before, and is tried again for a while if the disk is full. A
-peer that nobody hears saves now and then, so that a crash costs it seconds of training, not all of it.
+A checkpoint is a tree of plain data, arrays and tensors, written atomically to one safetensors file: arrays
+and tensors as they are, the rest as JSON in the metadata. Nothing is pickled, so reading a file runs no code.
+A peer saves before it sends, and tries again for a while if the disk is full. A peer that sends nothing saves
+from time to time, so that a crash costs it only seconds of training.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class Worker:
-    """The peer's own thread: `await worker.run(function, …)` runs a function on it; an async context."""
+    """The peer's worker thread: `await worker.run(function, …)` runs a function on it. An async context."""
 
     def __init__(self, name: str):
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"peer-{name}")
@@ -54,20 +54,20 @@ class Worker:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # A round of training may still run, and other peers share this event loop.
+        # Not on the event loop, which other peers may share: a round of training may still run.
         await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `function` after everything that was asked for before it."""
+        """Run `function` after all calls made before, and return its result."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, lambda: function(*args, **kwargs))
 
 
 class Files:
-    """Where a peer keeps what must survive its process: checkpoints on the disk."""
+    """Storage of checkpoints: files on the disk."""
 
     def save(self, path: Path, tree: dict[str, Any], *, sync: bool) -> None:
-        """Replace a checkpoint, whole or not at all; OSError if that cannot be done."""
+        """Replace a checkpoint atomically; OSError if it cannot be written."""
         save_checkpoint(path, tree, sync=sync)
 
     def load(self, path: Path) -> dict[str, Any] | None:
@@ -75,46 +75,46 @@ class Files:
         return load_checkpoint(path)
 
     def remove(self, path: Path) -> None:
-        """Remove a checkpoint, if it is there."""
+        """Remove a checkpoint, if it exists."""
         path.unlink(missing_ok=True)
 
     def lock(self, path: Path) -> CheckpointLock:
-        """Return the lock of a checkpoint, not taken yet."""
+        """Return the lock of a checkpoint, not acquired yet."""
         return CheckpointLock(path)
 
 
 class Machine:
-    """The machine that this process runs on. A simulated one overrides every method."""
+    """The machine that this process runs on. A simulated machine overrides every method."""
 
     def __init__(self) -> None:
         self.files = Files()
 
     def monotonic(self) -> float:
-        """Return seconds of a clock that is never set: the one that the event loop keeps."""
+        """Return the seconds of a monotonic clock, the same as the event loop's."""
         return time.monotonic()
 
     def wall(self) -> float:
-        """Return seconds since 1970, by a clock that may be set."""
+        """Return the seconds since 1970, by the wall clock, which may be set."""
         return time.time()
 
     def uptime(self) -> float:
-        """Return seconds that go on while the device sleeps, unlike `monotonic` on Linux."""
+        """Return the seconds of a clock that also runs while the device sleeps, unlike `monotonic`."""
         since_boot = getattr(time, "CLOCK_BOOTTIME", None)
         return time.time() if since_boot is None else time.clock_gettime(since_boot)
 
-    def boot(self) -> str | None:
-        """Return the name of this run of the machine, another one after every start.
+    def boot_id(self) -> str | None:
+        """Return an id of the machine's current boot, a new one after every reboot.
 
-        None where there are no such names: Linux has them.
+        None if the operating system has no such id: Linux has one.
         """
         return _boot_id()
 
     def new_session(self) -> str:
-        """Draw the name of a new session: never drawn before, and never again."""
+        """Return a new, unique name for a session."""
         return secrets.token_hex(8)
 
     def worker(self, name: str) -> Worker:
-        """Return the thread that owns a peer's values, not started yet."""
+        """Return a peer's worker thread, not started yet."""
         return Worker(name)
 
 
@@ -127,31 +127,35 @@ def _boot_id() -> str | None:
 
 
 def portable_time(machine: Machine, at: float) -> dict[str, Any]:
-    """Return a time of `uptime` as plain data that another process can compare with its own."""
-    return {"boot": machine.boot(), "clock": at, "wall": machine.wall() - (machine.uptime() - at)}
+    """Return a time of `uptime` as plain data that a later process can convert back with `uptime_of`."""
+    return {
+        "boot": machine.boot_id(),
+        "clock": at,
+        "wall": machine.wall() - (machine.uptime() - at),
+    }
 
 
-def uptime_of(machine: Machine, then: dict[str, Any]) -> float | None:
-    """Return the time of a mark by the `uptime` of now.
+def uptime_of(machine: Machine, stored: dict[str, Any]) -> float | None:
+    """Return a stored `portable_time` as a time of this machine's `uptime`.
 
-    None if the machine has started anew since, or if the time is yet to come because a clock was set
-    back: nobody can tell then how long ago it was.
+    None if it cannot be known: the machine was rebooted since, or the time is in the future because a clock
+    was set back.
     """
-    if then["boot"] != machine.boot():
+    if stored["boot"] != machine.boot_id():
         return None
-    now = machine.uptime()
-    at = then["clock"] if machine.boot() is not None else now - (machine.wall() - then["wall"])
+    now, has_boot_id = machine.uptime(), machine.boot_id() is not None
+    at = stored["clock"] if has_boot_id else now - (machine.wall() - stored["wall"])
     return min(at, now) if at <= now + 1.0 else None
 
 
 class HeapTrimmer:
-    """Returns freed memory to the system, at most once per `pause` seconds. Any thread may call it.
+    """Returns freed memory to the operating system, at most once per `pause` seconds. Thread-safe.
 
-    A peer allocates and frees megabytes with every message. glibc keeps what is freed, scattered over the
-    heap, so that after a burst of gossip a process holds many copies of its networks.
+    A peer allocates and frees megabytes with every message. glibc does not return freed memory by itself, so
+    after a burst of gossip a process would hold many times the memory of its network.
 
-    trim: gives all free memory back; None where malloc cannot do that.
-    pause: what is given back has to be asked for again, page by page, so not more often than this.
+    trim: returns all free memory to the system; None if malloc has no such function.
+    pause: least seconds between two calls, because later allocations must map the pages again.
     """
 
     def __init__(
@@ -162,23 +166,23 @@ class HeapTrimmer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._trim, self._pause, self._clock = trim, pause, clock
-        self._guard, self._last = threading.Lock(), -inf
+        self._lock, self._last_trim = threading.Lock(), -inf
 
     def __call__(self) -> bool:
-        """Trim the heap, unless that was done a moment ago; True if it was done now."""
+        """Trim the heap, unless the last call was less than `pause` seconds ago; return whether it did."""
         if self._trim is None:
             return False
-        with self._guard:
+        with self._lock:
             now = self._clock()
-            if now - self._last < self._pause:
+            if now - self._last_trim < self._pause:
                 return False
-            self._last = now
+            self._last_trim = now
         self._trim()
         return True
 
 
 def _malloc_trim() -> Callable[[], object] | None:
-    """Return glibc's function that gives free memory back; None where malloc is not glibc's."""
+    """Return glibc's malloc_trim; None if malloc is not glibc's."""
     if not sys.platform.startswith("linux"):
         return None
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -186,30 +190,30 @@ def _malloc_trim() -> Callable[[], object] | None:
 
 
 trim_heap = HeapTrimmer(_malloc_trim())
-"""The one of this process, which has one heap."""
+"""The heap trimmer of this process."""
 
 
 FORMAT = "gossamer-checkpoint-4"
-_REMEDY = "move it away to begin anew, or put back a copy"
+_REMEDY = "move it away to start without it, or restore a copy"
 
 
 def save_checkpoint(path: Path, tree: dict[str, Any], *, sync: bool = False) -> None:
     """Replace the checkpoint at `path`.
 
-    The rename is atomic, which is all that a killed process needs. After a power cut the file may be an
-    older one, or cut: `sync` also forces the bytes and the rename to the disk, at a disk write per
-    exchange. A peer can do without where it can tell that the machine has started anew (see `moment`): it
-    then keeps values and rounds alone, for which an older file will do.
+    The file is replaced by an atomic rename, which is enough if the process is killed. After a power failure
+    the file may be an older one, or truncated, unless `sync` forces the bytes and the rename to the disk,
+    which costs a disk write per exchange. A peer can do without `sync` if it can detect a reboot (see
+    `uptime_of`): it then keeps only values and rounds, for which an older file is good enough.
     """
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(_pack(tree, tensors))
-    with atomic_path(path, sync=sync) as part:
+    with atomic_path(path, sync=sync) as temporary:
         metadata = {"format": FORMAT, "tree": text, "checksum": _checksum(text, tensors)}
-        save_file(tensors, part, metadata)
+        save_file(tensors, temporary, metadata)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any] | None:
-    """The tree that was saved, or None if there is no file. PeerError if it is not what was saved."""
+    """Return the saved tree, or None if there is no file; PeerError if the file is damaged."""
     if not path.exists():
         return None
     try:
@@ -217,8 +221,8 @@ def load_checkpoint(path: Path) -> dict[str, Any] | None:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise PeerError(
-                    f"{path}: is not a checkpoint of this version of the program; move it away to begin "
-                    "anew, or run the version that wrote it"
+                    f"{path}: is not a checkpoint of this version of the program; move it away to start "
+                    "without it, or run the version that wrote it"
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         text = metadata["tree"]
@@ -227,22 +231,22 @@ def load_checkpoint(path: Path) -> dict[str, Any] | None:
         return _unpack(json.loads(text), tensors)
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise PeerError(
-            f"{path}: cannot be read as a checkpoint, it may be cut: {error}; {_REMEDY}"
+            f"{path}: cannot be read as a checkpoint, it may be truncated: {error}; {_REMEDY}"
         ) from None
 
 
 def _checksum(text: str, tensors: dict[str, torch.Tensor]) -> str:
-    """Of all that a file says: a flipped bit is a valid number too, and would spread to every peer."""
-    found = hashlib.blake2b(text.encode(), digest_size=16)
+    """Return a checksum of a file's text and tensors: else a flipped bit could spread to every peer."""
+    digest = hashlib.blake2b(text.encode(), digest_size=16)
     for name in sorted(tensors):
         tensor = tensors[name].cpu()
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _pack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Move tensors and arrays out, leaving their names; wrap what JSON would change."""
+    """Return a value as JSON data: tensors and arrays move to `tensors`, and their names replace them."""
     if isinstance(value, torch.Tensor | np.ndarray):
         is_array = isinstance(value, np.ndarray)
         name = str(len(tensors))
@@ -281,29 +285,29 @@ class CheckpointLock:
         self._lock = FileLock(checkpoint.with_name(checkpoint.name + ".lock"))
 
     def acquire(self) -> None:
-        """Take the lock, or raise a PeerError if another peer holds it."""
+        """Acquire the lock; PeerError if another peer holds it."""
         try:
-            taken = self._lock.acquire()
+            is_acquired = self._lock.acquire()
         except OSError as error:
             raise PeerError(
                 f"{self._checkpoint}: cannot be locked: {error.strerror}; give the peer a "
                 "checkpoint in a folder that it may write to"
             ) from None
-        if not taken:
+        if not is_acquired:
             raise PeerError(
                 f"{self._checkpoint}: another running peer uses this checkpoint; stop it, or give "
                 "each peer its own file"
             )
 
     def release(self) -> None:
-        """Let go, and leave no file behind."""
+        """Release the lock and remove its file."""
         self._lock.release()
 
 
 class Saver:
-    """One peer's checkpoint file.
+    """Saves and loads one peer's checkpoint.
 
-    path: None saves nothing. tree: returns what to save, when it is saved.
+    path: of the file; None for no checkpoint. tree: a function that returns the data to save.
     """
 
     def __init__(
@@ -319,124 +323,131 @@ class Saver:
         self._name, self._settings, self._tree = name, settings, tree
         self._limits = limits
         self._machine = machine
-        # A power cut may bring an older file back. Where boots have names it is known to be old, and
-        # its session is not resumed. Else every save must reach the disk; and so must, everywhere,
-        # the count of what was released with noise, or the report would state too small an epsilon.
-        self._sync = machine.boot() is None or settings.dp is not None
-        self._last, self._cost, self._round = machine.monotonic(), 0.0, 0
+        # After a power failure the file may be an older one. Where boots have ids that is detected, and the
+        # session is not continued; elsewhere every save must be forced to the disk. With differential
+        # privacy too, or releases could be forgotten and the report would state too small an epsilon.
+        self._sync = machine.boot_id() is None or settings.dp is not None
+        self._last_write, self._seconds_per_write, self._saved_round = machine.monotonic(), 0.0, 0
         self._failing = False
         self._blocked_since: float | None = None
-        """Since when others cannot be told anything, because it cannot be saved."""
+        """Since when nothing can be sent, because the checkpoint cannot be written."""
         self._retry_at = self._pause = 0.0
 
-    # --- a former process -----------------------------------------------------------------------
+    # --- loading the checkpoint of a former process ---------------------------------------------
 
     def load(self, schemas: Mapping[str, str]) -> dict[str, Any] | None:
-        """Return the checkpoint of a former process, if there is one; PeerError if it is bad."""
+        """Return the checkpoint of a former process, None if there is none; PeerError if it is not usable.
+
+        schemas: hashes of this peer's partial models, to compare.
+        """
         tree = None if self.path is None else self._machine.files.load(self.path)
         if tree is None:
             return None
         with self.checkpoint_errors():
             if tree["peer"] != self._name or tree["schemas"] != schemas:
                 raise PeerError(
-                    f"{self.path}: holds another network or peer ({tree['peer']}); "
-                    "point the peer at another file, or move this one away"
+                    f"{self.path}: is the checkpoint of another network or peer ({tree['peer']}); give "
+                    "this peer another file, or move this one away"
                 )
             if not torch.isfinite(tree["network"]).all():
                 raise PeerError(
-                    f"{self.path}: holds values that are NaN or infinite, of a training that diverged; "
-                    "move it away to begin anew"
+                    f"{self.path}: holds values that are NaN or infinite, because training diverged; "
+                    "move it away to start without it"
                 )
         return tree
 
     @contextmanager
     def checkpoint_errors(self) -> Iterator[None]:
-        """Turn whatever a checkpoint lacks into a PeerError that names it."""
+        """Turn errors in a checkpoint's data into a PeerError that names the file."""
         try:
             yield
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise PeerError(
                 f"{self.path}: does not fit this version of the program, or this learner "
                 f"({type(error).__name__}: {error}); run the version that wrote it, or move it away to "
-                "begin anew"
+                "start without it"
             ) from error
 
-    def require_same_settings(self, written: Mapping[str, str], now: Mapping[str, str]) -> None:
-        """Refuse a checkpoint of a session that began with other settings than these."""
-        for key, value in now.items():
-            if written.get(key) != value:
+    def require_same_settings(self, saved: Mapping[str, str], current: Mapping[str, str]) -> None:
+        """Raise PeerError if the settings that a session cannot change have changed since it was saved."""
+        for key, value in current.items():
+            if saved.get(key) != value:
                 raise PeerError(
-                    f"peer {self._name}: {self.path} was written with {key} = {written.get(key)!r}, and the "
-                    f"settings now say {value!r}; put {key} back, or move the checkpoint away to begin anew"
+                    f"peer {self._name}: {self.path} was written with {key} = {saved.get(key)!r}, and the "
+                    f"settings now say {value!r}; change {key} back, or move the checkpoint away to start "
+                    "without it"
                 )
 
-    # --- this process ---------------------------------------------------------------------------
+    # --- saving ---------------------------------------------------------------------------------
 
     def save(self, *, durable: bool = False) -> bool:
-        """Write what others are about to be told; False if it failed and is to be tried again.
+        """Write the checkpoint before something is sent; return False if the caller must try again later.
 
-        durable: force it to the disk, whatever the machine can tell after a power cut.
+        durable: force it to the disk, even if the machine can detect a reboot.
 
-        NotSaved once it has failed for `save_retry` seconds. Asked too soon after a failure, it does nothing.
+        Raises NotSaved once saving has failed for `save_retry` seconds. During the pause after a failure it
+        only returns False.
         """
         if self.path is None:
             return True
-        blocked = self._blocked_since
-        if blocked is not None and self._machine.monotonic() < self._retry_at:
+        blocked_since = self._blocked_since
+        if blocked_since is not None and self._machine.monotonic() < self._retry_at:
             return False
-        if (why := self._write(self._tree(), durable=durable)) is None:
+        if (failure := self._write(self._tree(), durable=durable)) is None:
             return True
-        first, longest = self._limits.save_pauses
-        if blocked is None:
-            self._pause, blocked = first, self._last
+        first_pause, longest_pause = self._limits.save_pauses
+        if blocked_since is None:
+            self._pause, blocked_since = first_pause, self._last_write
         else:
-            self._pause = min(2 * self._pause, longest)
-        self._blocked_since, self._retry_at = blocked, self._last + self._pause
-        if self._last - blocked >= self._limits.save_retry:
+            self._pause = min(2 * self._pause, longest_pause)
+        self._blocked_since, self._retry_at = blocked_since, self._last_write + self._pause
+        if self._last_write - blocked_since >= self._limits.save_retry:
             raise NotSaved(
-                f"peer {self._name}: its checkpoint {self.path} cannot be written: {why}; make "
-                f"room, and start it again within its lease of {self._settings.lease:g} s: it then "
-                "goes on where it was"
+                f"peer {self._name}: its checkpoint {self.path} cannot be written: {failure}; free disk "
+                f"space, and start the peer again within its lease of {self._settings.lease:g} s to continue"
             )
         return False
 
     def save_periodically(self, number: int) -> None:
-        """Save after this round if it is time to. Nobody was told anything: no harm if it fails.
+        """Save if the last save is long enough ago. Nothing is sent then, so a failure does no harm.
 
-        Without a new round too, now and then: the file says when the peer was last in touch.
+        number: of the last round. Without a new round it saves less often, for the time of last contact.
         """
         if self.path is None:
             return
-        rest = max(self._settings.save_every, self._cost / self._limits.save_share)
-        if number == self._round:
-            rest = max(rest, self._settings.lease / 4)
-        if self._machine.monotonic() - self._last >= rest:
+        pause = max(self._settings.save_every, self._seconds_per_write / self._limits.save_share)
+        if number == self._saved_round:
+            pause = max(pause, self._settings.lease / 4)
+        if self._machine.monotonic() - self._last_write >= pause:
             self._write(self._tree())
 
     def remove(self) -> None:
-        """Remove the checkpoint: its session has ended, and nothing of it is needed any more."""
+        """Remove the checkpoint of a session that has finished."""
         if self.path is not None:
             self._machine.files.remove(self.path)
 
     def _write(self, tree: dict[str, Any], *, durable: bool = False) -> str | None:
-        """Write the file; returns what went wrong, if anything did. An operator hears of it once."""
+        """Write the file; return the reason if that failed, else None. Logs only the first failure."""
         assert self.path is not None
-        began = self._machine.monotonic()
+        start = self._machine.monotonic()
         try:
             self._machine.files.save(self.path, tree, sync=self._sync or durable)
         except (OSError, SafetensorError) as error:
-            self._last = self._machine.monotonic()
-            why = getattr(error, "strerror", None) or str(error)
+            self._last_write = self._machine.monotonic()
+            reason = getattr(error, "strerror", None) or str(error)
             if not self._failing:
                 self._failing = True
                 _log.warning(
                     "peer %s: cannot write its checkpoint %s: %s; it tries again",
-                    self._name, self.path, why,
+                    self._name, self.path, reason,
                 )  # fmt: skip
-            return why
-        self._last, self._blocked_since = self._machine.monotonic(), None
-        self._cost, self._round = self._last - began, tree["books"]["round"]
+            return reason
+        self._last_write, self._blocked_since = self._machine.monotonic(), None
+        self._seconds_per_write, self._saved_round = (
+            self._last_write - start,
+            tree["books"]["round"],
+        )
         if self._failing:
             self._failing = False
-            _log.info("peer %s: could write its checkpoint again", self._name)
+            _log.info("peer %s: can write its checkpoint again", self._name)
         return None

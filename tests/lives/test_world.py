@@ -65,7 +65,7 @@ def test_a_full_disk_refuses():
 
 def test_a_power_cut_undoes_what_was_not_synced_and_begins_a_new_boot():
     ann = device()
-    process, boots = Process(ann), ann.boot()
+    process, boots = Process(ann), ann.boot_id()
     process.files.save(FILE, {"x": 0}, sync=True)
     for number in (1, 2):
         process.files.save(FILE, {"x": number}, sync=False)
@@ -77,7 +77,7 @@ def test_a_power_cut_undoes_what_was_not_synced_and_begins_a_new_boot():
         seen.add(ann.disk[FILE][-1].tree["x"])
         ann.disk[FILE] = writes
     assert seen == {0, 1, 2}
-    assert ann.boot() != boots
+    assert ann.boot_id() != boots
 
 
 def test_work_that_sleeps_takes_virtual_time_and_a_kill_undoes_its_later_writes():

@@ -107,7 +107,7 @@ class Device:
     def uptime(self) -> float:
         return self.now() - self._booted if self._named_boots else self.wall()
 
-    def boot(self) -> str | None:
+    def boot_id(self) -> str | None:
         return f"boot-{self._boots}" if self._named_boots else None
 
     def cut_power(self) -> None:
@@ -229,8 +229,8 @@ class Process(Machine):
     def uptime(self) -> float:
         return self.device.uptime()
 
-    def boot(self) -> str | None:
-        return self.device.boot()
+    def boot_id(self) -> str | None:
+        return self.device.boot_id()
 
     def new_session(self) -> str:
         self.sessions.append(f"{self.device.rng.getrandbits(64):016x}")

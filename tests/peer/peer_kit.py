@@ -61,7 +61,7 @@ class Clocks(Machine):
     def uptime(self) -> float:
         return (super().uptime() if self.frozen is None else self.frozen) + self.ahead
 
-    def boot(self) -> str | None:
+    def boot_id(self) -> str | None:
         return self.boot_name
 
 

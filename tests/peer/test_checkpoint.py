@@ -141,7 +141,7 @@ def test_a_checkpoint_with_values_that_are_not_finite_is_refused(tmp_path):
 def test_a_cut_checkpoint_is_refused_in_one_line(tmp_path, kept):
     path = saved(tmp_path)
     path.write_bytes(path.read_bytes()[:kept])
-    refused(path, "it may be cut")
+    refused(path, "it may be truncated")
 
 
 def test_a_checkpoint_of_another_version_is_refused_in_one_line(tmp_path):

@@ -153,7 +153,9 @@ def test_told_to_stop_with_the_broker_gone_a_process_ends_and_says_so(tmp_path):
     )
     assert line in log
     assert "Traceback" not in log
-    assert log.strip().splitlines()[-1].startswith("error: peer a: no broker accepted its goodbye (")
+    assert (
+        log.strip().splitlines()[-1].startswith("error: peer a: no broker accepted its goodbye (")
+    )
     assert f"{tmp_path}/a.checkpoint keeps it: start the peer again to deliver it" in log
     assert (tmp_path / "a.checkpoint").exists()
     assert not (tmp_path / "a.report.json").exists()  # it comes with the goodbye

@@ -538,7 +538,7 @@ def test_a_replaced_device_ends_when_it_comes_back(run: Run, tmp_path, caplog):
         session = new.peer.link.session
         assert new.peer.link.generation == 2
         reconnecting = asyncio.create_task(transport.reconnect())
-        with pytest.raises(Replaced, match="another device has taken its place"):
+        with pytest.raises(Replaced, match="another device has replaced it"):
             await old.task
         old.crashed = True
         await asyncio.gather(reconnecting, return_exceptions=True)
@@ -716,7 +716,7 @@ def crashed_engine(path: Path, settings: Settings, samples: int = 1) -> Engine:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"mode": "rounds"}, "mode = 'async', and the settings now say 'rounds'; put mode back"),
+        ({"mode": "rounds"}, "mode = 'async', and the settings now say 'rounds'; change mode back"),
         ({"dtype": "float64"}, "dtype = 'float32', and the settings now say 'float64'"),
         ({"weights": "samples"}, "weights = 'peers', and the settings now say 'samples'"),
     ],

@@ -57,9 +57,7 @@ def test_with_the_broker_gone_a_peer_still_leaves(run, caplog, case):
 
     run(swarm())
     for name in PAIR:
-        line = (
-            f"peer {name} left swarm nest: it was told to stop; the broker did not accept its goodbye"
-        )
+        line = f"peer {name} left swarm nest: it was told to stop; the broker did not accept its goodbye"
         assert line in caplog.text
 
 
