@@ -1,6 +1,6 @@
-"""Settings of a peer by concern, each knob declared once: `Settings` and the readers of files inherit them.
+"""Settings of a peer, in one table per topic; `Settings` and the classes that read config files inherit them.
 
-Nothing here loads torch, so that a mistake in a config is told at once.
+Nothing here loads torch, so that a mistake in a config is reported at once.
 """
 
 from __future__ import annotations
@@ -25,86 +25,91 @@ from ..gossip.security import GuardSettings
 from ..models import Start
 
 MAX_PIECES = 8192
-"""Packets of one message. Receivers have room for them, and guards do not take them for a flood."""
+"""Most packets of one message. Receivers can hold that many, and guards do not treat them as a flood."""
 
-TrustKind = Literal["none", "swarm"]
-"""none: whoever reaches the broker is believed, and can read everything. swarm: only peers that the
-swarm's owner invited take part, and what they send is sealed; see SECURITY.md."""
+TrustMode = Literal["none", "swarm"]
+"""none: every client of the broker is trusted, and can read everything. swarm: only peers that the
+swarm's owner invited take part, and their messages are encrypted; see SECURITY.md."""
 
 
 class ScheduleSettings(SettingsTable):
-    """How long peers train, and how much each of them counts; the top of a config."""
+    """How long peers train, and with which weight they are averaged; the top-level keys of a config."""
 
     rounds: Count = 30
-    """How often a peer trains and then averages (or pushes, in async mode)."""
+    """Number of rounds: in each, a peer trains and then averages (or pushes, in async mode)."""
     every: Count = 1
-    """How often `local_samples` are trained between two averagings."""
+    """How many times `local_samples` samples are trained in a round."""
     test_every: Count = 1
-    """Rounds between two tests; the last round is always tested. Raise it when testing takes longer than
-    training."""
+    """Rounds from one test to the next; the last round is always tested. Raise it when testing takes longer
+    than training."""
     weights: Literal["peers", "samples"] = "peers"
-    """Whether every peer counts the same in the average, or by its number of samples."""
+    """Whether every peer has the same weight in the average, or one proportional to its samples."""
 
 
-class LifeSettings(SettingsTable):
-    """How long a live peer waits for whom, and what it saves."""
+class LifecycleSettings(SettingsTable):
+    """Timeouts of a live peer, and when it saves its checkpoint."""
 
     lease: Annotated[float, Field(gt=0)] = 600.0
-    """A peer that was away for longer than this many seconds is given up for good: mass on its way to
-    it is taken back, and if it returns, it returns as a newcomer. Raise it for devices that sleep."""
+    """Seconds after which a peer that is offline is given up: other peers take back mass on its way to it,
+    and if it returns, it joins as a newcomer. Raise it for devices that sleep."""
     silence: Positive = 5.0
-    """Seconds without word from anybody who counts in a partial model before a peer founds it at its own
-    values."""
+    """Seconds without a status of a peer that counts in a partial model, after which a waiting peer founds
+    the model with its own values."""
     start_timeout: Positive = 120.0
     """Seconds to wait for the peers of `expect` before training. Raise it when many processes start on a slow
     machine."""
     settle_tolerance: Annotated[float, Field(gt=0)] = 1e-4
-    """async: after training, gossip goes on until received values differ by less than this (relative)."""
+    """async: after training, gossip continues until the values that a peer receives differ from its own by
+    less than this (relative): the peer *settles*."""
     settle_timeout: Positive = 30.0
-    """async: seconds after which a peer stops settling, whatever it sees; they count while no neighbour that
-    is online still trains. Raise it on slow links and busy machines."""
+    """async: seconds after which a peer stops settling even without agreement; time in which an online
+    neighbour still trains does not count. Raise it on slow connections and busy machines."""
     leave_timeout: Positive = 15.0
-    """Seconds that a leaving peer has to hand over its mass and say goodbye; then it goes anyway."""
+    """Seconds for a leaving peer to hand over its mass and publish its goodbye; then it leaves anyway."""
     checkpoint: bool = True
-    """Whether peers survive a crash. Without it a crash loses the mass that the peer held."""
+    """Whether peers write checkpoints, from which they continue after a crash. Without them a crash loses the
+    mass that the peer held."""
     save_every: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
-    """Seconds of training that a crash may cost a peer with a checkpoint while nobody hears from it; less,
-    while it gossips. Large models are saved less often, so that it takes a twentieth of the time at most."""
+    """Seconds of training that a crash may cost a peer with a checkpoint while it sends nothing; a peer that
+    gossips saves more often. Large models are saved less often, so that saving takes at most a twentieth of
+    the time."""
     tick: Positive = 0.05
-    """Seconds between two looks at what must be repeated or recalled when nothing arrives."""
+    """Seconds from one check for due repetitions and recalls of transfers to the next, if nothing arrives."""
 
 
-class PlaceSettings(SettingsTable):
-    """A peer's place among the others: `gossamer swarm` and a device that joins with a config compute it from
-    the config's graph and names, a device without one states it in its file."""
+class NeighbourSettings(SettingsTable):
+    """A peer's neighbours and its role towards them. `gossamer swarm`, and a device that joins with a config,
+    compute these settings from the config's graph and names; a device without a config has them in its
+    file."""
 
     exchanges: Count = 2
     """async: neighbours that a peer pushes to after every round of training; rounds: exchanges per
     averaging. Raise it if peers disagree too much while training, at that many more messages."""
     neighbours: Names | None = None
-    """Peers to talk to; everybody who implements the same model if left out."""
+    """Peers to push to; all peers that share a partial model if left out."""
     sources: Names | None = None
-    """rounds mode on a directed graph: peers to hear from, where they are not the neighbours."""
+    """rounds mode on a directed graph: peers that push to this one, if they are not its neighbours."""
     turns: Annotated[tuple[Names, ...], Field(strict=False)] = ()
-    """async, on a graph that changes over time: the neighbours of one push after the other, in turn."""
+    """async, on a graph that changes over time: the neighbours of the first push, of the second, and so on,
+    repeated cyclically."""
     servers: Mapping[str, str] = {}
     """server mode: the peer that averages each partial model."""
     expect: Names = ()
     """Peers that must be online before training starts."""
     founder: bool | None = None
-    """true: own weight counts from the start. false: wait to hear from somebody who counts, for `silence`
-    seconds at least. Left out: where somebody who shares a model counts, take over its values first; where
-    nobody does, found it at once if all of `expect` are there, else after `silence` seconds."""
+    """true: the own weight counts from the start. false: wait for a value from a peer that counts, for at
+    least `silence` seconds. Left out: if a peer that shares a model counts, start from its values; if none
+    does, found the model at once if all peers of `expect` are online, else after `silence` seconds."""
 
 
 class ProtectionSettings(SettingsTable):
-    """Bounds on what others may send, and what a peer keeps to itself; with the kind of trust, the keys of a
+    """Guards against harmful values, masks and differential privacy; with the trust mode, the keys of a
     config's `[trust]`."""
 
     guards: Annotated[GuardSettings | Literal["off"] | None, table_of(GuardSettings)] = None
-    """Bounds on what others may send, as in `{distance = 2.0}`: see gossip/security/guards.py for all keys.
-    If left out, the usual ones with trust (but not with `private`, whose masks look like attacks), and none
-    without it; "off" for none."""
+    """Bounds on the values that other peers may send, as in `{distance = 2.0}`: see gossip/security/guards.py
+    for all keys. If left out: the default bounds with trust (but not with `private`, whose masks look like
+    attacks), and none without trust; "off" for none."""
     private: Mapping[str, float] = {}
     """Lockstep modes with trust: partial models whose values are masked while they are averaged, and the
     masks' scale, a power of two well above the values: `{global = 64.0}`. Raise `exchanges` with it."""
@@ -114,29 +119,29 @@ class ProtectionSettings(SettingsTable):
 
 
 class CredentialSettings(SettingsTable):
-    """What a peer proves itself with in a swarm with trust; a device's file has paths relative to itself."""
+    """A peer's credentials in a swarm with trust; paths in a device's file are relative to that file."""
 
     identity: str | None = None
     """trust: the peer's key file (`gossamer keygen`)."""
     invitation: str | None = None
-    """trust: the invitation or ticket that lets it in (`gossamer invite`)."""
+    """trust: the file with the peer's invitation or ticket (`gossamer invite`)."""
     owner: str | None = None
     """trust: the public key of the swarm's owner, `gossamer-ed25519:…`, as `gossamer invite` printed it."""
 
 
 @dataclass(frozen=True)
 class Matching:
-    """How cells of one partial model that mean the same on two peers are brought to the same place.
+    """How cells with the same function on two peers get the same index in one partial model.
 
-    kind: align: a newcomer with a network of its own permutes its cells to agree with its neighbours
-        before its weight counts. fuse: the same, and peers may have different widths: all of them
-        average vectors of a common width, of which each trains the cells that it has.
-    width: fuse: the layout in which peers start afresh, at least as wide as the widest of them; the
-        same on all peers.
-    bound: fuse: the layout up to which the partial model may grow, by newcomers' cells that match none
-        of those in use; `width` if left out, and the same on all peers.
-    seed, start: fuse: where peers start afresh, the same on all of them. The values that their
-        networks had before are replaced.
+    kind: align: a newcomer with a trained network permutes its cells to match those of its neighbours
+        before its weight counts. fuse: the same, but peers may have different widths: all of them
+        average vectors of a common width, and each peer trains the cells that its own network has.
+    width: fuse: the layout of the common starting values, at least as wide as the widest peer; the same on
+        all peers.
+    bound: fuse: the layout up to which the partial model may grow, by cells of newcomers that match no
+        cell in use; `width` if left out, and the same on all peers.
+    seed, start: fuse: the common starting values, the same on all peers. They replace the values of
+        untrained networks.
     """
 
     kind: Literal["align", "fuse"]
@@ -156,21 +161,23 @@ class MatchingSettings(SettingsTable):
 
 @dataclass(frozen=True)
 class Limits:
-    """Times and sizes that are the same for all peers and that no user sets; tests and studies may."""
+    """Times and sizes that are the same for all peers; not user settings, but tests and studies set them."""
 
     name_grace: float = 5.0
-    """Seconds that a name may stay online under another session before a peer gives it up."""
+    """Seconds for which a starting peer waits while its name is online under another session, before it
+    fails."""
     save_retry: float = 30.0
     """Seconds for which a checkpoint that cannot be written is tried again."""
     save_pauses: tuple[float, float] = (0.25, 4.0)
     """Seconds between two attempts: the first pause, which doubles, and the longest."""
     save_share: float = 0.05
-    """Of a peer's time, what saving may take where nobody waits for it: large models are saved less often."""
+    """Most of a peer's time, as a fraction, that periodic saving may take: large models are saved less
+    often."""
     max_packet: int = 4 << 20
-    """Bytes of the largest packet, if the broker takes it. Cutting a message costs a checksum and a copy on
-    either side; lower this when large packets hold up other traffic on a slow link."""
+    """Bytes of the largest packet, if the broker accepts it. Splitting a message costs a checksum and a copy
+    on both sides; lower this when large packets delay other traffic on a slow connection."""
     max_pieces: int = MAX_PIECES
-    """Packets of one message."""
+    """Most packets of one message."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     """When to repeat a transfer, and when to ask for it back."""
 
@@ -178,31 +185,31 @@ class Limits:
 class Settings(
     ScheduleSettings,
     GossipSettings,
-    LifeSettings,
-    PlaceSettings,
+    LifecycleSettings,
+    NeighbourSettings,
     ProtectionSettings,
     CredentialSettings,
     MatchingSettings,
 ):
-    """Everything about a peer that is not its network, its data or its broker."""
+    """All settings of a peer except its network, its data and its broker."""
 
     swarm: str = "swarm"
-    """Peers of one swarm name on one broker find each other."""
-    trust: TrustKind = "none"
-    """none: whoever reaches the broker is believed, and can read everything. swarm: only peers that the
-    swarm's owner invited take part, and what they send is sealed; see SECURITY.md."""
+    """Name of the swarm: peers with the same swarm name on the same broker average with each other."""
+    trust: TrustMode = "none"
+    """none: every client of the broker is trusted, and can read everything. swarm: only peers that the
+    swarm's owner invited take part, and their messages are encrypted; see SECURITY.md."""
     trained: bool = False
-    """Whether the peer's network was trained before it came. What a newcomer knows then counts with its
-    own weight, after `matching` has brought its cells into its neighbours' order; without matching it
-    counts as it is, and spoils the average. Of several trained peers the first to come founds the swarm.
-    Guards take it for an attack where it is far from what they know: raise their `distance`."""
+    """Whether the peer's network was trained before it joined. Its values are then averaged with its own
+    weight, after `matching` has permuted its cells into its neighbours' order; without matching they are
+    averaged as they are, which spoils the average. Of several trained peers the first to join founds the
+    models. Guards reject values that are far from their own: raise their `distance`."""
     replace: bool = False
-    """Whether this process replaces another device of the same name that may still be alive; see
+    """Whether this process replaces another device of the same name that may still be running; see
     join --replace."""
 
     @property
     def bounds(self) -> GuardSettings | None:
-        """The guards' bounds, if there are any."""
+        """The guards' bounds, or None without guards."""
         if self.guards is None:
             return GuardSettings() if self.trust == "swarm" and not self.private else None
         return None if self.guards == "off" else self.guards
@@ -213,27 +220,27 @@ class Settings(
         lockstep = self.mode != "async"
         before, masks = "a network that was trained before", "private averaging"
         reasons = {
-            f"{before}: what it brings would leave it without noise; leave out dp, or start untrained":
+            f"{before}: its values would be sent without noise; leave out dp, or start untrained":
                 self.trained and self.dp is not None,
-            f"{before}: its cells are matched when it joins, and nobody joins midway in {self.mode} mode; "
+            f"{before}: its cells are matched when it joins, and no peer joins midway in {self.mode} mode; "
             "use async mode":
                 self.trained and bool(self.matching) and lockstep,
             f'{masks}: masks need secrets between peers; set trust = "swarm"':
                 private and self.trust != "swarm",
-            f"{masks}: it needs rounds to begin from; use mode rounds or server":
+            f"{masks}: it works in rounds, which async mode has not; use mode rounds or server":
                 private and not lockstep,
             f"{masks}: float16 cannot carry masks; use dtype float32 or float64":
                 private and self.dtype == "float16",
-            f'{masks}: guards take masked values for attacks; set guards = "off"':
+            f'{masks}: guards would reject masked values as attacks; set guards = "off"':
                 private and self.bounds is not None,
             f"compress = {self.compress!r} and dtype = {self.dtype!r} exclude each other: leave dtype out, "
-            "compressors say how values are written":
+            "the compressor determines how values are encoded":
                 compress and self.dtype != "float32",
-            "compress: masked values look like noise, which no compressor makes shorter; leave compress out, "
+            "compress: masked values look like random noise, which cannot be compressed; leave compress out, "
             "or private":
                 compress and private,
-            f"drift: in {self.mode} mode the others wait for every push, so none can be skipped; use mode = "
+            f"drift: in {self.mode} mode other peers wait for every push, so none can be skipped; use mode = "
             '"async", or leave drift out':
                 self.drift is not None and lockstep,
         }  # fmt: skip
-        return next((why for why, excluded in reasons.items() if excluded), None)
+        return next((reason for reason, excluded in reasons.items() if excluded), None)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from ...gossip import LinkSettings
-from ...peer import LifeSettings
+from ...peer import LifecycleSettings
 from ..cli import console
 from ..errors import ConfigError
 from .tables import Config, Experiment
@@ -181,7 +181,7 @@ NEEDS: tuple[Need, ...] = (
     ),
     *_each(
         "gossip: "
-        + " ".join([*LifeSettings.model_fields, *LinkSettings.model_fields, "per_process"]),
+        + " ".join([*LifecycleSettings.model_fields, *LinkSettings.model_fields, "per_process"]),
         _LIVE,
         lambda case: case.run == "live",
         "accept",

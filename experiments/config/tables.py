@@ -29,10 +29,10 @@ from ...models import ReadyNetworkName
 from ...models.fednp import FedNPOptions
 from ...peer import (
     CredentialSettings,
-    LifeSettings,
+    LifecycleSettings,
     ProtectionSettings,
     ScheduleSettings,
-    TrustKind,
+    TrustMode,
 )
 from ..errors import ConfigError
 
@@ -85,7 +85,7 @@ Duration = Annotated[
 class Trust(ProtectionSettings):
     """How live peers authenticate each other. `trust = "swarm"` is short for `trust = {kind = "swarm"}`."""
 
-    kind: TrustKind = "none"
+    kind: TrustMode = "none"
     """none: anyone who can connect to the broker can read and forge messages. swarm: peers have keys and
     invitations, and messages are encrypted; `gossamer swarm` makes temporary keys for its own peers. In the
     settings of a peer this key is called `trust`."""
@@ -310,7 +310,7 @@ class Training(SettingsTable):
         return self
 
 
-class Gossip(GossipSettings, LifeSettings, LinkSettings):
+class Gossip(GossipSettings, LifecycleSettings, LinkSettings):
     """How peers average, and how live peers wait and connect.
 
     Live peers use all keys. Simulated peers use `exchanges`, `fraction`, `dtype`, `compress` and `drift` in

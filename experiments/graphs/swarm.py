@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 
-from ...peer import PlaceSettings
+from ...peer import NeighbourSettings
 from ...topology import (
     BUILDERS,
     SCHEDULES,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ..arena import Gossip
 
 
-PUSHES: int = PlaceSettings.model_fields["exchanges"].default
+PUSHES: int = NeighbourSettings.model_fields["exchanges"].default
 """Pushes of an async peer after each round if the config has no `exchanges`."""
 
 WINDOW = 64

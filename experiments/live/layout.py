@@ -25,10 +25,10 @@ from ...gossip.security import Identity, TrustError, invite, public_text, save_i
 from ...peer import (
     BrokerAddress,
     CredentialSettings,
-    LifeSettings,
+    LifecycleSettings,
     MatchingSettings,
+    NeighbourSettings,
     PeerSpec,
-    PlaceSettings,
     ScheduleSettings,
     Settings,
     SwarmSpec,
@@ -53,7 +53,7 @@ from ..graphs.swarm import PUSHES, SwarmGraph, print_graph_notes, swarm_graph
 
 DEFAULT_ENTRY = "gossamer.experiments.build:make_learner"
 """The entry point that builds the learner of a peer that a config describes."""
-COMPUTED = PlaceSettings.model_fields.keys() | {"trust"}
+COMPUTED = NeighbourSettings.model_fields.keys() | {"trust"}
 """Settings that are computed here, not copied from the config."""
 
 
@@ -303,7 +303,12 @@ SETTINGS_WITH_PEER_NAMES = ("expect", "neighbours", "sources", "turns", "servers
 
 
 class JoinConfig(
-    ScheduleSettings, GossipSettings, LifeSettings, PlaceSettings, MatchingSettings, LinkSettings
+    ScheduleSettings,
+    GossipSettings,
+    LifecycleSettings,
+    NeighbourSettings,
+    MatchingSettings,
+    LinkSettings,
 ):
     """The keys of a device's file. Give either your own entry point, or a swarm config and an index in it.
 
@@ -499,7 +504,7 @@ def _drop_founder_if_late(spec: PeerSpec, overrides: Mapping[str, Any]) -> Setti
 
     The config computes `founder` for peers that all start together. That holds for a device only if it waits
     for all other peers of the config and brings no trained network; otherwise the peer decides when it joins
-    (see PlaceSettings.founder).
+    (see NeighbourSettings.founder).
     """
     from_config = spec.settings
     waits_for = {label_of(name) for name in overrides.get("expect", from_config.expect)}

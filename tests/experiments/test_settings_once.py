@@ -83,7 +83,11 @@ LINK = {"connect_timeout": 7, "keepalive": 7, "max_packet": 4096}
 COMMAND_LINE_ONLY = {"replace"}
 
 DECLARED_MORE_THAN_ONCE = {
-    "exchanges": {"PlaceSettings", "Gossip", "PartialModels"},  # a config may leave it to the graph
+    "exchanges": {
+        "NeighbourSettings",
+        "Gossip",
+        "PartialModels",
+    },  # a config may leave it to the graph
     "trust": {"Settings", "Config", "JoinConfig"},  # in files it is a table with a kind
     "matching": {"MatchingSettings", "Model"},  # a config says it of each of its models
     "trained": {"Settings", "Network"},  # a config names the files of trained networks

@@ -262,8 +262,8 @@ def test_a_checkpoint_holds_the_common_vector(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dp": ReleasePlan(clip=1.0, noise=1.0)}, "would leave it without noise"),
-        ({"mode": "rounds", "matching": ALIGN}, "nobody joins midway in rounds mode"),
+        ({"dp": ReleasePlan(clip=1.0, noise=1.0)}, "would be sent without noise"),
+        ({"mode": "rounds", "matching": ALIGN}, "no peer joins midway in rounds mode"),
     ],
 )
 def test_settings_that_contradict_a_trained_network_are_refused(changes, message):
