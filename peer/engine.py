@@ -439,7 +439,7 @@ class Engine:
         mass must stay here for the next round, or it would be passed on for ever without being trained.
         """
         trim_heap()  # return what gossip has freed since the last round
-        before = self._privacy.before(self.network)
+        before = self._privacy.values_before_training(self.network)
         metrics = self.learner.train(self.settings.every)
         self._privacy.release(self.network, before)
         self.history.round += 1

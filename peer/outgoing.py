@@ -1,7 +1,8 @@
-"""What leaves a peer: noise and masks on its values, and messages compressed, encoded, cut and sealed.
+"""What a peer does to its values and messages before it sends them.
 
-Noise, masks and compression are off unless the settings ask for them, and what cannot work is refused at
-the start.
+Values get noise (differential privacy) and masks (private averaging); messages are compressed, encoded, split
+into packets and encrypted. Noise, masks and compression are off by default; settings that do not work
+together raise PeerError at the start.
 """
 
 from __future__ import annotations
@@ -44,12 +45,13 @@ _log = logging.getLogger(__name__)
 
 
 class Privacy:
-    """One peer's masks and releases. PeerError if the settings cannot be had together."""
+    """One peer's masks (private averaging) and noisy releases of its values (differential privacy)."""
 
     def __init__(self, name: str, settings: Settings, models: Collection[str]):
-        self._name, self._own = name, f"local-{name.partition('@')[0]}"  # never leaves the peer
+        self._name, self._local_model = name, f"local-{name.partition('@')[0]}"  # it is never sent
         self._rounds: dict[str, PrivateRound] = {}
-        self._given: set[tuple[str, str]] = set()
+        self._credited: set[tuple[str, str]] = set()
+        """(sender, partial model) of the transfers credited in this round."""
         with peer_errors(name):
             self._releases = None if settings.dp is None else Releases(settings.dp)
             plans = {model: MaskPlan(scale) for model, scale in settings.private.items()}
@@ -57,32 +59,29 @@ class Privacy:
 
     # --- differential privacy -------------------------------------------------------------------
 
-    def before(self, network: SlicedNetwork) -> dict[str, Any]:
-        """The values that training is about to move; nothing if updates are released as they are."""
+    def values_before_training(self, network: SlicedNetwork) -> dict[str, Any]:
+        """Return a copy of each partial model's values; empty without differential privacy."""
         if self._releases is None:
             return {}
-        return {
-            v: network.read(v).cpu().numpy().copy()
-            for v in network.averaged_models
-            if v != self._own
-        }
+        shared = [model for model in network.averaged_models if model != self._local_model]
+        return {model: network.read(model).cpu().numpy().copy() for model in shared}
 
     def release(self, network: SlicedNetwork, before: dict[str, Any]) -> None:
-        """Put what may be seen of the training in the place of what was learnt."""
+        """Replace the trained values by the old ones plus a clipped and noisy update."""
         for model, old in before.items():
             assert self._releases is not None
             try:
                 new = self._releases.release(old, network.read(model).cpu().numpy())
             except PrivacyError as error:
-                network.write(model, old)  # nothing un-noised may leave
+                network.write(model, old)  # values without noise must not be sent
                 raise PeerError(f"peer {self._name}: {error}") from None
             network.write(model, new)
 
     # --- masks ----------------------------------------------------------------------------------
 
     def enter(self, gossiper: Gossiper, number: int, security: SecurityLayer) -> None:
-        """Mask the planned models, just before round `number` begins."""
-        self._given.clear()
+        """Mask the values of private models, just before round `number` begins."""
+        self._credited.clear()
         if not self._plans:
             return
         assert isinstance(security, SwarmSecurity)
@@ -91,46 +90,46 @@ class Privacy:
             self._rounds = enter_round(gossiper, number, secret, self._plans)
 
     def credited(self, sender: str, model: str) -> None:
-        """Note that a neighbour's masked mass has come in."""
+        """Note that a neighbour's masked mass was credited."""
         if model in self._plans:
-            self._given.add((sender, model))
+            self._credited.add((sender, model))
 
     def gone(self, gossiper: Gossiper, peer: str) -> None:
-        """Take the masks shared with a vanished neighbour out, where it has given nothing yet."""
-        waiting = {v: r for v, r in self._rounds.items() if peer in r.secrets}
-        whole = {v: r for v, r in waiting.items() if (peer, v) not in self._given}
-        leave_round(gossiper, whole, peer)
-        for model in waiting.keys() - whole.keys():
+        """Remove the masks shared with a neighbour that has left, in models without a transfer from it."""
+        masked = {m: r for m, r in self._rounds.items() if peer in r.secrets}
+        removable = {m: r for m, r in masked.items() if (peer, m) not in self._credited}
+        leave_round(gossiper, removable, peer)
+        for model in masked.keys() - removable.keys():
             _log.warning(
-                "peer %s: %s vanished in the midst of a private round: the average of %s is off by "
-                "part of its masks", self._name, peer, model,
+                "peer %s: %s left in the middle of a private round: the average of %s contains a part of "
+                "its masks", self._name, peer, model,
             )  # fmt: skip
 
     def end_round(self) -> None:
-        """Forget a round that is finished: who vanishes now has done its part."""
+        """Forget a round that is finished: its masks cancel each other, even if a peer leaves now."""
         self._rounds.clear()
 
-    # --- books ----------------------------------------------------------------------------------
+    # --- accounting -----------------------------------------------------------------------------
 
     @property
     def count(self) -> int:
-        """Releases so far, of former lives too."""
+        """Number of releases so far, those of former processes included."""
         return 0 if self._releases is None else self._releases.count
 
     def restore(self, count: int) -> None:
-        """Take over what former lives released: a restart forgets no cost."""
+        """Continue from the number of releases of former processes."""
         if self._releases is not None:
             self._releases.count = count
 
     def report(self) -> dict[str, float]:
-        """Epsilon and how it came about; empty without differential privacy."""
+        """Return epsilon and what it was computed from; empty without differential privacy."""
         return {} if self._releases is None else self._releases.report()
 
 
 class Compression:
-    """What a peer leaves out of its messages, and which messages it leaves out.
+    """Compression of a peer's messages, and the rule by which it skips messages with little change (drift).
 
-    entries: what each model is made of. sizes: how many values it has.
+    entries: per partial model, its parameters; see schema_entries. sizes: its number of values.
     """
 
     def __init__(
@@ -142,76 +141,76 @@ class Compression:
     ) -> None:
         self._settings = settings
         shapes = {model: blocks(each) for model, each in entries.items()}
-        # Blocks that do not make up their model are of no use to anybody.
+        # Leave out models whose parameters' shapes do not add up to the number of values.
         shapes = {
-            model: found
-            for model, found in shapes.items()
-            if sum(math.prod(shape) for shape in found) == sizes[model]
+            model: each
+            for model, each in shapes.items()
+            if sum(math.prod(shape) for shape in each) == sizes[model]
         }
         with peer_errors(name):
             pipeline = None if settings.compress is None else parse(settings.compress)
             if pipeline is not None and shapes:
-                _fit_one(pipeline.check_shapes, shapes)
+                _require_one_fit(pipeline.check_shapes, shapes)
             self.links = Links(pipeline, shapes)
             self.drift()
 
     def drift(self) -> Drift | None:
-        """A new watch over how far models have moved, if the settings ask for one."""
+        """Return a new drift rule, which skips pushes of models that have changed little; None if not set."""
         bound = self._settings.drift
         return None if bound is None else Drift(bound, self.links.traffic)
 
     def sent(self, message: Message, buffers: Sequence[Buffer]) -> None:
-        """Count a message that leaves."""
+        """Count the bytes of a compressed message that is sent."""
         if isinstance(message, Give) and message.packed is not None:
             size, packed = sum(len(buffer) for buffer in buffers), message.packed
-            plain = size - packed.nbytes + 4 * packed.length
-            self.links.traffic[message.model].count_sent(size, plain)
+            uncompressed = size - packed.nbytes + 4 * packed.length  # as float32
+            self.links.traffic[message.model].count_sent(size, uncompressed)
 
     def report(self) -> dict[str, dict[str, float]]:
-        """Per model that was compressed or skipped, what was counted, as JSON-friendly data."""
+        """Return the counters of each model that was compressed or skipped, as JSON-friendly data."""
         return {
             model: {**asdict(each), "mean_distortion": each.mean_distortion}
             for model, each in self.links.traffic.items()
         }
 
     def record(self) -> dict[str, Any]:
-        """The same in short, for metrics; nothing where nothing is compressed or skipped."""
+        """Return a summary of the counters for metrics; empty if nothing was compressed or skipped."""
         traffic = self.links.traffic
         if not traffic:
             return {}
         return {
             "saved_bytes": sum(each.saved for each in traffic.values()),
             "distortion": {
-                v: [each.mean_distortion, each.worst] for v, each in traffic.items() if each.packed
+                m: [each.mean_distortion, each.worst] for m, each in traffic.items() if each.packed
             },
             "skipped": sum(each.skipped for each in traffic.values()),
         }
 
 
 def blocks(entries: Sequence[SchemaEntry]) -> Shapes:
-    """The shapes of a model's blocks."""
+    """Return the shapes of the parameters in a model's schema entries."""
     return [tuple(int(size) for size in shape) for _, shape, _ in entries]
 
 
-def _fit_one(fit: Any, shapes: Mapping[str, Shapes]) -> None:
-    """Raise CompressError if a compressor fits none of the models; a peer's own need not be fit."""
-    mistakes = []
+def _require_one_fit(fit: Any, shapes: Mapping[str, Shapes]) -> None:
+    """Raise CompressError if a compressor fits none of the models: not all of them need to be compressed."""
+    errors = []
     for model, each in shapes.items():
         try:
             fit(each)
         except CompressError as error:
-            mistakes.append(f"model {model!r}: {error}")
-    if len(mistakes) == len(shapes):
-        raise CompressError(mistakes[0])
+            errors.append(f"model {model!r}: {error}")
+    if len(errors) == len(shapes):
+        raise CompressError(errors[0])
 
 
-TRIES = 5
-"""Times that a message in several packets is sent to a neighbour in vain before there is a warning."""
+WARN_AFTER_TRIES = 5
+"""Number of unacknowledged attempts to send a message of several packets after which a warning is logged."""
 
 
 @dataclass(slots=True)
 class _Tries:
-    """What was sent to one neighbour about one partial model, and not acknowledged as far as that shows."""
+    """Attempts to send messages about one partial model to one neighbour since the last acknowledgement."""
 
     sequence: int = 0
     sent: int = 0
@@ -221,7 +220,7 @@ class _Tries:
 
 @dataclass(frozen=True)
 class Outgoing:
-    """Packets for one neighbour's inbox, to be taken once: each is made when it is asked for."""
+    """Packets for one neighbour's inbox; the iterator makes each packet when it is needed."""
 
     receiver: str
     model: str
@@ -229,10 +228,10 @@ class Outgoing:
 
 
 class Dispatch:
-    """Makes packets of messages, on the peer's own thread.
+    """Turns messages into packets, on the peer's worker thread.
 
-    schemas: the hash of every partial model that the peer has. dtype: values on the wire. compression: counts
-    what leaves. max_pieces: packets of one message, at most.
+    schemas: the schema hash of each of the peer's partial models. dtype: of values on the wire.
+    compression: counts sent bytes. max_pieces: most packets of one message.
     """
 
     def __init__(
@@ -252,22 +251,22 @@ class Dispatch:
         self.set_security(security)
 
     def set_security(self, security: SecurityLayer) -> None:
-        """Seal with the security layer of a new session."""
+        """Encrypt with the security layer of a new session."""
         self._security = security
         self._chunker: Chunker | None = None
 
     def reset(self) -> None:
-        """Forget what an old session still had to say."""
+        """Forget the attempts of an old session."""
         self._tries.clear()
         self._chunker = None
 
     def gone(self, peer: str) -> None:
-        """Forget what was sent to a peer that is gone."""
+        """Forget the attempts to send to a peer that has left."""
         for edge in [each for each in self._tries if each[0] == peer]:
             del self._tries[edge]
 
     def pack(self, messages: list[Message], session: str, max_packet: int) -> list[Outgoing]:
-        """Return the packets of all messages that can leave now."""
+        """Return the packets of all messages that can be sent now."""
         overhead = self._security.overhead
         limit = max_packet - overhead
         if self._chunker is None or self._chunker.limit != limit:
@@ -283,17 +282,19 @@ class Dispatch:
             if overhead:
                 sealed = self._seal(message, packets)
                 if sealed is None:
-                    continue  # just now out, or lacking a revocation list: the ledger repeats or gives up
+                    # The receiver was removed, or lacks a revocation list: the gossiper repeats the message.
+                    continue
                 packets = iter(sealed)
             outgoing.append(Outgoing(message.receiver, message.model, packets))
         return outgoing
 
     def _check(self, model: str, total: int, body: int) -> None:
-        if total > MAX_MESSAGE_BYTES:  # in a wider dtype than usual: see `sufficient_dtype`
+        """Raise PeerError if a message is too long. body: bytes of a message in each of its packets."""
+        if total > MAX_MESSAGE_BYTES:  # possible only in a wider dtype than usual: see `_dtype_of`
             raise PeerError(
                 f"peer {self._name}: model {model}: a message has {total} bytes, and {MAX_MESSAGE_BYTES} "
-                "are the most: its values are too large for the dtype on the wire; train at a lower rate, or "
-                "share it as several partial models"
+                "are the most: its values overflow the dtype on the wire and need a wider one; lower the "
+                "learning rate, or share it as several partial models"
             )
         if total > self._max_pieces * body:
             raise PeerError(
@@ -303,9 +304,9 @@ class Dispatch:
             )
 
     def _count(self, message: Message, total: int, pieces: int) -> None:
-        """Warn, once, of a neighbour whom large messages do not reach.
+        """Count attempts to send large messages to a neighbour; warn once if it acknowledges none.
 
-        A next one that was not preceded by a recall means that the one before was acknowledged.
+        A new sequence number without a recall in between means that the last message was acknowledged.
         """
         if not isinstance(message, Give | Recall):
             return
@@ -317,28 +318,28 @@ class Dispatch:
             tries.sent, tries.warned = 0, False
         tries.sequence, tries.recalled = message.sequence, False
         tries.sent += 1
-        if tries.sent >= TRIES and pieces > 1 and not tries.warned:
+        if tries.sent >= WARN_AFTER_TRIES and pieces > 1 and not tries.warned:
             tries.warned = True
             _log.warning(
-                "peer %s: model %s: a message of %d bytes in %d packets was sent to %s %d times, and it "
-                "acknowledged none in time: it may be busy, or packets get lost; fewer and larger ones fare "
-                "better: raise max_packet and the broker's packet limit (mosquitto: max_packet_size or "
+                "peer %s: model %s: a message of %d bytes in %d packets was sent to %s %d times without an "
+                "acknowledgement in time: it may be busy, or packets get lost; use fewer and larger packets: "
+                "raise max_packet and the broker's packet limit (mosquitto: max_packet_size or "
                 "message_size_limit), or its max_queued_messages, or compress",
                 self._name, message.model, total, pieces, message.receiver, tries.sent,
             )  # fmt: skip
 
     def _dtype_of(self, message: Message) -> WireDtype:
-        """How a message's value is written: wider than usual only where it would not fit."""
+        """Return the dtype of a message's values: wider than usual only if they would overflow."""
         if not isinstance(message, Give) or message.packed is not None:
             return self._dtype
         return sufficient_dtype(message.value, self._dtype)
 
     def _seal(self, message: Message, packets: Iterator[Payload]) -> list[bytes] | None:
-        """A message's packets as its receiver alone can open them; here, not on the event loop."""
+        """Return a message's packets, encrypted for its receiver; None if that is not possible now."""
         sealed = []
         for packet in packets:
-            closed = self._security.seal(message.receiver, message.model, bytes(packet))
-            if closed is None:
+            sealed_packet = self._security.seal(message.receiver, message.model, bytes(packet))
+            if sealed_packet is None:
                 return None
-            sealed.append(closed)
+            sealed.append(sealed_packet)
         return sealed

@@ -16,7 +16,7 @@ from gossamer.gossip import MAX_MESSAGE_BYTES, Chunker, Give, MemoryBroker, Reca
 from gossamer.gossip.security import NullSecurity
 from gossamer.peer.engine import MAX_WAITING_BYTES, MIN_WAITING_BYTES, Engine, InboundLimits
 from gossamer.peer.exits import PeerError
-from gossamer.peer.outgoing import TRIES, Dispatch
+from gossamer.peer.outgoing import WARN_AFTER_TRIES, Dispatch
 
 # --- room ---------------------------------------------------------------------------------------
 
@@ -146,19 +146,19 @@ def test_one_warning_says_to_whom_nothing_gets_through(caplog):
     sending = dispatch()
     recall = Recall("v", "a", "sa", "b", "sb", 1)
     with caplog.at_level(logging.WARNING):
-        for message in (give(1), give(1), recall, give(2), *[give(2)] * TRIES):
+        for message in (give(1), give(1), recall, give(2), *[give(2)] * WARN_AFTER_TRIES):
             sending.pack([message], "sa", 1000)
     (record,) = caplog.records
     text = record.getMessage()
     assert "model v: a message of 20" in text
-    assert f"in 21 packets was sent to b {TRIES} times" in text
+    assert f"in 21 packets was sent to b {WARN_AFTER_TRIES} times" in text
     assert "raise max_packet and the broker's packet limit" in text
 
 
 def test_no_warning_while_messages_are_acknowledged_or_fit_one_packet(caplog):
     sending, small = dispatch(), dispatch()
     with caplog.at_level(logging.WARNING):
-        for sequence in range(1, 4 * TRIES):
+        for sequence in range(1, 4 * WARN_AFTER_TRIES):
             sending.pack([give(sequence)], "sa", 1000)
             sending.pack([give(sequence)], "sa", 1000)
             small.pack([give(1, values=10)], "sa", 1000)
