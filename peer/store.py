@@ -1,4 +1,4 @@
-"""A sliced network as gossip sees it: named flat vectors, what they are made of, and whether they agree."""
+"""A sliced network for gossip: one flat vector per partial model, its schema, and how far vectors agree."""
 
 from __future__ import annotations
 
@@ -18,165 +18,168 @@ if TYPE_CHECKING:
 
 
 class NetworkStore:
-    """The vectors that a network averages live in the network itself; nothing is kept here."""
+    """Reads and writes the vectors that a network averages; the network itself holds their values."""
 
     def __init__(self, network: SlicedNetwork):
         self._network = network
 
     def names(self) -> Iterable[str]:
-        """The averaged models: partial models and, with cross-model averaging, pairs of them."""
+        """Return the names of the vectors: the partial models, and pairs with cross-model averaging."""
         return self._network.averaged_models
 
     def read(self, name: str) -> np.ndarray[Any, Any]:
-        """A fresh gather of the owner's coordinates."""
+        """Return a copy of the values at the vector's coordinates."""
         return self._network.read(name).cpu().numpy()
 
     def write(self, name: str, value: np.ndarray[Any, Any]) -> None:
-        """Scatter values back into the network."""
+        """Write values to the vector's coordinates in the network."""
         self._network.write(name, value)
 
 
 def schema_entries(
-    network: SlicedNetwork, owner: str, common: CommonWidth | None = None
+    network: SlicedNetwork, model: str, common: CommonWidth | None = None
 ) -> list[SchemaEntry]:
-    """What an owner's vector is made of, block by block, in words that two peers can compare.
+    """Return the schema of a partial model's vector: name, shape and dtype of each parameter in it.
 
-    Peers of different widths agree where they have a `common` one.
+    Two peers can average the vector if their schemas are equal. With a `common` width, peers of different
+    widths have equal schemas.
     """
     dtype = str(network.flat.dtype).removeprefix("torch.")
-    wide = common is not None and owner in common.averaged_models
-    slicing = common.slicing if common is not None and wide else network.slicing
+    has_common_width = common is not None and model in common.averaged_models
+    slicing = common.slicing if common is not None and has_common_width else network.slicing
     return [
         (
-            f"{name} ({' × '.join(model for model, _ in axes if model)})",
+            f"{name} ({' × '.join(axis_model for axis_model, _ in axes if axis_model)})",
             [count for _, count in axes],
             dtype,
         )
-        for name, axes in slicing.schema(owner)
+        for name, axes in slicing.schema(model)
     ]
 
 
 def schema_hashes(network: SlicedNetwork, common: CommonWidth | None = None) -> dict[str, str]:
-    """The hash that messages about each owner carry."""
+    """Return the schema hash of each partial model, which messages about it contain."""
     return {
-        owner: schema_hash(schema_entries(network, owner, common))
-        for owner in network.averaged_models
+        model: schema_hash(schema_entries(network, model, common))
+        for model in network.averaged_models
     }
 
 
 class MatchedStore(NetworkStore):
-    """The vectors of one peer, for its gossiper.
+    """The vectors of one peer, with matching of cells: see settings.Matching.
 
-    matching: per partial model; without any, vectors are the network's own.
-    trained: whether the network brings values of its own; else, in models of a common width, it starts
-        from the common values.
+    While `is_staging`, received vectors are kept beside the network instead of written into it.
+
+    matching: per partial model; models without matching are read from and written to the network.
+    trained: whether the network keeps its values; else, in models of a common width, it starts from common
+        starting values.
     """
 
     def __init__(
         self, network: SlicedNetwork, matching: Mapping[str, Matching], *, trained: bool = False
     ):
         super().__init__(network)
-        _check(network, matching)
-        self._aligned = [model for model, how in matching.items() if how.kind == "align"]
-        fused = {model: how for model, how in matching.items() if how.kind == "fuse"}
+        _check_matching(network, matching)
+        self._aligned = [model for model, each in matching.items() if each.kind == "align"]
+        fused = {model: each for model, each in matching.items() if each.kind == "fuse"}
         self.common: CommonWidth | None = _common_width(network, fused) if fused else None
-        self._wide: dict[str, Array] = {}
+        self._common_vectors: dict[str, Array] = {}
         """Vectors of the common width, as they were written last."""
-        self._heard: dict[str, Array] | None = None
-        self._last: Array | None = None
+        self._staged: dict[str, Array] | None = None
+        self._last_read: Array | None = None
         if self.common is not None:
             dtype = super().read(self.common.averaged_models[0]).dtype
             if trained:
-                self._wide = {
-                    o: np.zeros(self.common.size(o), dtype) for o in self.common.averaged_models
+                self._common_vectors = {
+                    m: np.zeros(self.common.size(m), dtype) for m in self.common.averaged_models
                 }
             else:
-                for owner, value in _starts(network, self.common, fused).items():
-                    self.write(owner, value.astype(dtype))
+                for model, value in _common_start(network, self.common, fused).items():
+                    self.write(model, value.astype(dtype))
 
     @property
     def is_staging(self) -> bool:
-        """Whether what is heard is kept beside the network, which is not in order yet."""
-        return self._heard is not None
+        """Whether received vectors are kept beside the network, whose cells are not matched yet."""
+        return self._staged is not None
 
     def entries(self, name: str) -> list[SchemaEntry]:
-        """What a vector is made of."""
+        """Return the schema of a vector."""
         return schema_entries(self._network, name, self.common)
 
     def read(self, name: str) -> Array:
-        """The vector that is averaged: what was heard while apart, else the network's own values."""
-        self._last = self._read(name)
-        return self._last
+        """Return the vector to average: a received one while staging, else the network's own values."""
+        self._last_read = self._read(name)
+        return self._last_read
 
     def write(self, name: str, value: Array) -> None:
-        """Take over an averaged vector; while apart, the network does not see it."""
-        if self._heard is not None:
-            self._heard[name] = value
+        """Write an averaged vector; while staging, the network stays as it is."""
+        if self._staged is not None:
+            self._staged[name] = value
         elif self.common is not None and name in self.common.averaged_models:
-            self._wide[name] = value
+            self._common_vectors[name] = value
             super().write(name, self.common.extract(name, value))
         else:
             super().write(name, value)
 
     def take_last_read(self) -> Array | None:
-        """Return what was read last, once: gathering a vector again is not cheap."""
-        last, self._last = self._last, None
+        """Return the vector that was read last, and forget it: reading it again would take time."""
+        last, self._last_read = self._last_read, None
         return last
 
     def start_staging(self) -> None:
-        """From now on hold what is heard beside the network, until `match_cells`."""
-        self._heard = {}
+        """Keep received vectors beside the network, until `match_cells` is called."""
+        self._staged = {}
 
     def match_cells(self, learner: Learner) -> int:
-        """Match the network's cells against what was heard, and be one with the network again.
+        """Match the network's cells with the received vectors, and end staging.
 
-        Vectors then have the network's own values, in the neighbours' order. Returns how many cells
-        changed their places, or, in models of a common width, how many took free ones.
+        Vectors then have the network's own values, in the neighbours' order of cells. Returns how many cells
+        were permuted, or, in models of a common width, how many got an index that was not in use.
         """
-        heard, self._heard = self._heard or {}, None
-        moved = self._align(learner, heard)
+        received, self._staged = self._staged or {}, None
+        moved = self._align(learner, received)
         if self.common is None:
             return moved
-        known = {owner: heard[owner] for owner in self.common.averaged_models if owner in heard}
-        if known:
+        received_common = {m: received[m] for m in self.common.averaged_models if m in received}
+        if received_common:
             from ..models.matching import find_indices
 
-            before = self._wide | known
-            self.common = find_indices(self._network, self.common, before)
-            self._wide = before
-            moved += _taken(self.common, known)
+            vectors = self._common_vectors | received_common
+            self.common = find_indices(self._network, self.common, vectors)
+            self._common_vectors = vectors
+            moved += _count_newly_used(self.common, received_common)
         return moved
 
-    def _align(self, learner: Learner, heard: Mapping[str, Array]) -> int:
-        models = [model for model in self._aligned if model in heard]
+    def _align(self, learner: Learner, received: Mapping[str, Array]) -> int:
+        models = [model for model in self._aligned if model in received]
         if not models:
             return 0
         from ..models.matching import align, permute_optimizer
 
-        wide = () if self.common is None else self.common.averaged_models
-        reference = {owner: value for owner, value in heard.items() if owner not in wide}
-        found = align(self._network, reference, models=models)
-        found.apply(self._network)
+        common_models = () if self.common is None else self.common.averaged_models
+        reference = {model: v for model, v in received.items() if model not in common_models}
+        permutation = align(self._network, reference, models=models)
+        permutation.apply(self._network)
         optimizer = getattr(learner, "optimizer", None)
         if isinstance(optimizer, torch.optim.Optimizer):
-            permute_optimizer(optimizer, self._network, found)
-        return found.moved
+            permute_optimizer(optimizer, self._network, permutation)
+        return permutation.moved
 
     # --- checkpoints ----------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """What the network does not hold, of the same moment as the network."""
+        """Return the data that the network does not hold, for a checkpoint."""
         indices = {} if self.common is None else self.common.indices
         return {
-            "wide": dict(self._wide),
-            "heard": None if self._heard is None else dict(self._heard),
+            "wide": dict(self._common_vectors),
+            "heard": None if self._staged is None else dict(self._staged),
             "places": {model: list(parts) for model, parts in indices.items()},
         }
 
     def restore(self, data: Mapping[str, Any]) -> None:
-        """Go on from a snapshot; the network's own values are restored elsewhere."""
-        self._wide = dict(data["wide"])
-        self._heard = None if data["heard"] is None else dict(data["heard"])
+        """Restore a snapshot; the network's own values are restored elsewhere."""
+        self._common_vectors = dict(data["wide"])
+        self._staged = None if data["heard"] is None else dict(data["heard"])
         if self.common is not None:
             from ..models.matching import CommonWidth
 
@@ -184,91 +187,90 @@ class MatchedStore(NetworkStore):
             self.common = CommonWidth(self._network.slicing, layouts, data["places"])
 
     def _read(self, name: str) -> Array:
-        if self._heard is not None and name in self._heard:
-            return self._heard[name]
+        if self._staged is not None and name in self._staged:
+            return self._staged[name]
         own = super().read(name)
         if self.common is None or name not in self.common.averaged_models:
             return own
-        return self.common.embed(name, own, self._wide[name])
+        return self.common.embed(name, own, self._common_vectors[name])
 
 
-def _check(network: SlicedNetwork, matching: Mapping[str, Matching]) -> None:
-    for model, how in matching.items():
+def _check_matching(network: SlicedNetwork, matching: Mapping[str, Matching]) -> None:
+    for model, each in matching.items():
         if model not in network.models:
             raise ModelError(
                 f"peer {network.peer!r}, matching: there is no model {model!r} here; models are "
                 f"{', '.join(network.models)}"
             )
-        if how.kind not in ("align", "fuse"):
+        if each.kind not in ("align", "fuse"):
             raise ModelError(
-                f"peer {network.peer!r}, matching of {model!r}: {how.kind!r} is unknown; there are align, "
-                "fuse"
+                f"peer {network.peer!r}, matching of {model!r}: {each.kind!r} is unknown; write align or fuse"
             )
 
 
 def _common_width(network: SlicedNetwork, fused: Mapping[str, Matching]) -> CommonWidth:
-    """The peer's first places in vectors as wide as the models may become."""
+    """Return the common widths of fused models, at their bounds; the peer's cells have the first indices."""
     from ..models.matching import CommonWidth
 
     slicing = network.slicing
-    where = f"peer {network.peer!r}, matching"
+    prefix = f"peer {network.peer!r}, matching"
     if slicing.cross:
         raise ModelError(
-            f"{where}: fuse does not go with cross-model averaging, whose weights have no common width; "
+            f"{prefix}: fuse does not work with cross-model averaging, whose weights have no common width; "
             "use align, or leave out cross"
         )
     for model in slicing.models:
         for other in slicing.graph.dependencies(model):
             if (model in fused) != (other in fused):
-                lacking = other if model in fused else model
+                not_fused = other if model in fused else model
                 raise ModelError(
-                    f"{where}: {model!r} depends on {other!r}, so weights between them are averaged at the "
-                    f"width of both; fuse {lacking!r} as well, or neither"
+                    f"{prefix}: {model!r} depends on {other!r}, so weights between them are averaged at the "
+                    f"width of both; fuse {not_fused!r} as well, or neither"
                 )
     bounds = {}
-    for model, how in fused.items():
-        bound = how.bound or how.width
+    for model, matching in fused.items():
+        bound = matching.bound or matching.width
         if bound is None:
             raise ModelError(
-                f"{where}: {model!r} is fused, which needs its common width: a layout at least as wide as "
+                f"{prefix}: {model!r} is fused, which needs its common width: a layout at least as wide as "
                 "the widest peer's slice, such as 64-100-10"
             )
         bounds[model] = bound
     return CommonWidth(slicing, bounds)
 
 
-def _starts(
+def _common_start(
     network: SlicedNetwork, common: CommonWidth, fused: Mapping[str, Matching]
 ) -> dict[str, Array]:
-    """Common starting values; cells between the width and the bound are free, which is zero."""
+    """Return the common starting values; cells between the width and the bound are unused, which is zero."""
     from ..models.matching import CommonWidth
 
-    if lacking := sorted(model for model, how in fused.items() if how.width is None):
+    if without_width := sorted(model for model, each in fused.items() if each.width is None):
         raise ModelError(
-            f"peer {network.peer!r}, matching: {lacking[0]!r} has a bound but no width to start from; "
+            f"peer {network.peer!r}, matching: {without_width[0]!r} has a bound but no width to start from; "
             "give both"
         )
-    widths = {model: how.width for model, how in fused.items() if how.width is not None}
+    widths = {model: each.width for model, each in fused.items() if each.width is not None}
     start = CommonWidth(network.slicing, widths)
     bounds = {model: common.slicing.layout(model) for model in fused}
-    inside = CommonWidth(start.slicing, bounds)
+    width_in_bound = CommonWidth(start.slicing, bounds)
     return {
-        owner: inside.embed(owner, start.start(fused[owner].seed, fused[owner].start)[owner])
-        for owner in start.averaged_models
+        model: width_in_bound.embed(model, start.start(fused[model].seed, fused[model].start)[model])
+        for model in start.averaged_models
     }
 
 
-def _taken(common: CommonWidth, heard: Mapping[str, Array]) -> int:
-    """How many of the peer's cells are at places that were free: all zero in what was heard."""
+def _count_newly_used(common: CommonWidth, received: Mapping[str, Array]) -> int:
+    """Return how many of the peer's cells have an index that was unused: all zero in the received vectors."""
     anatomy = common.slicing.anatomy
     used = np.zeros(int(anatomy.first_cells[-1]), dtype=bool)
-    flat = common.flat(heard)
+    flat = common.flat(received)
     for parameter in anatomy.parameters:
         first = anatomy.offsets[parameter.name]
-        where = np.nonzero(flat[first : first + parameter.size].reshape(parameter.shape))
-        for axis, cells in zip(where, parameter.axes, strict=True):
+        nonzero = np.nonzero(flat[first : first + parameter.size].reshape(parameter.shape))
+        for indices, cells in zip(nonzero, parameter.axes, strict=True):
             if cells is not None:
-                used[cells[axis]] = True
+                used[cells[indices]] = True
     return sum(
         int((~used[anatomy.first_cells[part] + common.slicing.cells[model][part][indices]]).sum())
         for model in common.models
@@ -277,44 +279,45 @@ def _taken(common: CommonWidth, heard: Mapping[str, Array]) -> int:
     )
 
 
-_RECENT = 4  # received values per model by which a peer judges that it agrees with its neighbours
+_RECENT = 4
+"""Number of received values per model that must be close to the peer's own for agreement."""
 
 
 class Agreement:
-    """Remembers, per model, how far the last few received values were from the peer's own."""
+    """Distances, per model, between the last few received values and the peer's own."""
 
     def __init__(self, models: Iterable[str], store: Store) -> None:
         self._store = store
         self._recent: dict[str, deque[float]] = {v: deque(maxlen=_RECENT) for v in models}
 
-    def add(self, model: str, mine: Array, received: Array) -> None:
-        """Note a value that was credited, and the peer's own as it was then."""
-        self._recent[model].append(_distance(mine, received))
+    def add(self, model: str, own: Array, received: Array) -> None:
+        """Add the distance of a value that was credited from the peer's own value at that time."""
+        self._recent[model].append(_distance(own, received))
 
     def values(self) -> dict[str, Array]:
-        """The peer's values as they are, for `reset_changed`."""
+        """Return the peer's current values, for `reset_changed`."""
         return {model: self._store.read(model) for model in self._recent}
 
     def reset_changed(self, before: dict[str, Array], tolerance: float) -> None:
-        """Begin anew where values are no longer what they were: what was heard says little of them."""
+        """Forget the distances of models whose values have changed by more than the tolerance."""
         for model, old in before.items():
             if _distance(old, self._store.read(model)) > tolerance:
                 self._recent[model].clear()
 
     def forget(self) -> None:
-        """Begin anew everywhere."""
-        for seen in self._recent.values():
-            seen.clear()
+        """Forget all distances."""
+        for distances in self._recent.values():
+            distances.clear()
 
     def disagreement(self) -> dict[str, float]:
-        """Per model that was heard of, the largest relative distance to lately received values."""
-        return {model: max(seen) for model, seen in self._recent.items() if seen}
+        """Return the largest relative distance to the last received values, per model with any."""
+        return {model: max(distances) for model, distances in self._recent.items() if distances}
 
     def reached(self, gossiper: Gossiper, tolerance: float) -> bool:
-        """Whether, for every model that has neighbours, the last few values received agree.
+        """Return whether the last few received values agree, in every model that has neighbours.
 
-        Values that are on their way must agree too: what is not credited is taken back, and an old
-        value would disturb the agreement.
+        Values in open transfers must agree too: a transfer that is not credited is taken back, and an old
+        value would change the peer's own.
         """
         return (
             not gossiper.stranded_transfers()
@@ -330,6 +333,6 @@ class Agreement:
         )
 
 
-def _distance(mine: Array, other: Array) -> float:
-    """How far another value is from ours, relative to ours."""
-    return float(np.linalg.norm(mine - other)) / (float(np.linalg.norm(mine)) or 1.0)
+def _distance(own: Array, other: Array) -> float:
+    """Return the distance between two values, relative to the norm of the own one."""
+    return float(np.linalg.norm(own - other)) / (float(np.linalg.norm(own)) or 1.0)

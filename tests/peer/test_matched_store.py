@@ -204,7 +204,7 @@ def test_widths_that_cannot_be_are_refused(matching: Matching, message: str) -> 
 def test_unknown_models_and_kinds_are_refused() -> None:
     with pytest.raises(ModelError, match="there is no model 'al' here; models are all"):
         MatchedStore(network(5), {"al": Matching("align")})
-    with pytest.raises(ModelError, match="'mix' is unknown; there are align, fuse"):
+    with pytest.raises(ModelError, match="'mix' is unknown; write align or fuse"):
         MatchedStore(network(5), {"all": Matching("mix")})  # type: ignore[arg-type]
 
 
@@ -216,5 +216,5 @@ def test_fuse_is_refused_where_widths_would_not_meet() -> None:
     with pytest.raises(ModelError, match=r"'group' depends on 'all'.*fuse 'group' as well"):
         MatchedStore(own, {"all": Matching("fuse", "4-9-0")})
     crossed = SlicedNetwork(mlp("4=6=3").double(), {"all": "4-6-3"}, peer="a", cross=True, seed=0)
-    with pytest.raises(ModelError, match="does not go with cross-model averaging"):
+    with pytest.raises(ModelError, match="does not work with cross-model averaging"):
         MatchedStore(crossed, {"all": Matching("fuse", "4-9-3")})
