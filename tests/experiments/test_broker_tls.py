@@ -86,7 +86,7 @@ def test_pinned_authority_holds_after_restart_and_renewal(tmp_path, mosquitto, r
         assert not any("new server certificate" in line for line in running.said)
     Authority.open(tmp_path / "tls").issue_server(machine_names(), days=-1)
     with broker(tmp_path) as running:
-        assert any("new server certificate: it ends on" in line for line in running.said)
+        assert any("new server certificate: it expires on" in line for line in running.said)
         assert running.certificate(pinned, "localhost") != first
         assert run(echo(running.url)) == b"sealed"
 

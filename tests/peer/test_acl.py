@@ -60,7 +60,7 @@ def test_wrong_names_are_refused(tmp_path):
         write_rules(tmp_path, SWARM, ["+"])
     with pytest.raises(TopicError, match="contains"):
         write_rules(tmp_path, SWARM, ["anna\ntopic #"])
-    with pytest.raises(BrokerError, match="the user 'owner' has two parts"):
+    with pytest.raises(BrokerError, match="the user 'owner' has two roles"):
         write_rules(tmp_path, SWARM, ["owner"])
 
 

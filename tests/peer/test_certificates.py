@@ -131,7 +131,7 @@ def server_alone(folder: Path) -> None:
         (with_a_key_that_is_none, "ca.key is not a key that gossamer made"),
         (with_text, "ca.pem is not a certificate"),
         (expired, "ca.pem expired on"),
-        (server_alone, "server.key is there without its authority"),
+        (server_alone, "server.key exists without its authority"),
     ],
 )
 def test_authority_that_cannot_be_kept_is_refused(
@@ -173,7 +173,7 @@ def test_server_certificate_is_renewed_when_it_has_to_be(tmp_path):
     assert authority.why_renew_server([]) == "its key was missing"
     for days in (-1, 300):
         authority.issue_server(days=days)
-        assert str(authority.why_renew_server([])).startswith("it ends on 20")
+        assert str(authority.why_renew_server([])).startswith("it expires on 20")
 
 
 def test_nothing_outlives_its_authority(tmp_path):
