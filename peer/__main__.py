@@ -1,4 +1,4 @@
-"""`python -m gossamer.peer SPEC.json`: see host."""
+"""Entry point of `python -m gossamer.peer SPEC.json`; see host.py."""
 
 import sys
 
@@ -11,7 +11,7 @@ def start() -> int:
         with exit_on_interrupt():
             from .host import main
         return main(sys.argv[1:])
-    except KeyboardInterrupt:  # before the peers listen for signals, or after they have left
+    except KeyboardInterrupt:  # before the signal handlers are installed, or after they are removed
         return INTERRUPTED
 
 

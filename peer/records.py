@@ -1,8 +1,8 @@
-"""Metrics records: read with caution, for nobody signs them, and appended to files.
+"""Metrics records: validated when they are received, because they are not signed, and appended to files.
 
-Whoever reaches the broker can publish a record, of any form and under any name. One that is taken in has
-all that a peer's record has (see `Link.publish_record`), each of its kind, so that whoever shows,
-counts or stores records need not look again.
+Every client of the broker can publish anything under any name as a record. A record that passes validation
+has all fields of a peer's record (see `Link.publish_record`), each of the right type, so that code that
+shows, counts or stores records need not check them again.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ Record = dict[str, Any]
 _log = logging.getLogger(__name__)
 
 MAX_BYTES: Final = 1 << 18
-"""No record is longer; one of a hundred models takes a tenth of it."""
+"""Bytes of the longest record accepted; a record about a hundred models takes a tenth of that."""
 MAX_DEPTH: Final = 3
-"""How deep tables and lists may lie in one another."""
+"""Deepest nesting of objects and lists in a record."""
 
 
 def read_record(topic: str, payload: bytes, names: Collection[str]) -> Record | None:
-    """The record in a payload, if one of these peers may have published it there; else None."""
+    """Return the record in a payload; None if it is not valid, or not of one of these peers.
+
+    topic: the topic it was published on, which must be of the same peer. names: labels of peers.
+    """
     if len(payload) > MAX_BYTES:
         return None
     try:
@@ -47,7 +50,7 @@ def read_record(topic: str, payload: bytes, names: Collection[str]) -> Record | 
 
 
 def is_record(value: Any) -> bool:
-    """Whether this has all that a record needs, and nothing that cannot be shown or stored."""
+    """Return whether a value has all fields of a record, and contains only plain data of limited size."""
     if not isinstance(value, dict) or not _is_plain(value, MAX_DEPTH):
         return False
     try:
@@ -58,7 +61,7 @@ def is_record(value: Any) -> bool:
 
 
 def label(peer: str) -> str:
-    """What a peer is called by whoever runs the swarm: of a name with a key (`label@id`), the label."""
+    """Return the label of a peer's name: with trust names are `label@id`, without it the label is all."""
     return peer.partition("@")[0]
 
 
@@ -71,7 +74,7 @@ def _is_plain(value: Any, depth: int) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Of any size as a float, a NaN too (of a network that diverged); as an int it must fit one."""
+    """Return True for any float, also NaN (of a network that diverged), and for an int of 64 bits."""
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
@@ -80,7 +83,7 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class _Fields(BaseModel, strict=True):
-    """What every record has, and what some measure; whatever else is in one may be any plain data."""
+    """Types of a record's fields; those with a default are optional. Other fields may be any plain data."""
 
     peer: Name
     session: Name
@@ -101,11 +104,11 @@ class _Fields(BaseModel, strict=True):
 class RecordFile:
     """Appends records to a file: `with RecordFile(path) as file: file.write(record)`.
 
-    Every record is one unbuffered write of a whole line, so that a process that is killed leaves whole
-    lines. A record that cannot be written is left out, whole, and the first failure is logged.
+    Each record is written as one line with one unbuffered write, so that a process that is killed leaves
+    complete lines. A record that cannot be written completely is left out, and the first failure is logged.
 
-    fresh: empty the file first, instead of going on with it.
-    lost: records that could not be written. failure: why the first of them could not.
+    fresh: empty the file first, instead of appending to it.
+    lost: number of records that could not be written. failure: the error of the first of them.
     """
 
     def __init__(self, path: Path, *, fresh: bool = False):
@@ -113,12 +116,12 @@ class RecordFile:
         self.lost = 0
         self.failure: OSError | None = None
         self._file: FileIO | None = None
-        self._torn = False  # whether the file ends inside a line
+        self._ends_inside_line = False
         try:
             if fresh:
                 path.open("wb").close()
-            self._file = path.open("a+b", buffering=0)  # nothing is left to fail when it is closed
-            self._torn = _ends_inside_a_line(self._file)
+            self._file = path.open("a+b", buffering=0)  # unbuffered: closing it cannot fail
+            self._ends_inside_line = _ends_inside_a_line(self._file)
         except OSError as error:
             self._fail(error)
 
@@ -127,7 +130,7 @@ class RecordFile:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
@@ -136,35 +139,35 @@ class RecordFile:
             self._file = None
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append one record; after a line that was cut short, on a line of its own."""
+        """Append one record as a line; after an incomplete line, begin a new one first."""
         if self._file is None:
             self.lost += 1
             return
-        line = (("\n" if self._torn else "") + json.dumps(record) + "\n").encode()
+        line = (("\n" if self._ends_inside_line else "") + json.dumps(record) + "\n").encode()
         start = 0
         try:
             start = self._file.seek(0, os.SEEK_END)
             written = self._file.write(line) or 0
-            while written < len(line):  # writing the rest fails, and says why
+            while written < len(line):  # after a short write, writing the rest raises the error
                 written += self._file.write(line[written:]) or 0
         except OSError as error:
-            with contextlib.suppress(OSError):  # a device cannot be cut
+            with contextlib.suppress(OSError):  # a device file cannot be truncated
                 self._file.truncate(start)
             self.lost += 1
             self._fail(error)
         else:
-            self._torn = False
+            self._ends_inside_line = False
 
     def _fail(self, error: OSError) -> None:
-        """Note a record, or the whole file, that cannot be written."""
+        """Keep and log the first error."""
         if self.failure is None:
-            why = error.strerror or str(error)
-            _log.warning("%s: cannot be written: %s; its records are left out", self._path, why)
+            reason = error.strerror or str(error)
+            _log.warning("%s: cannot be written: %s; its records are left out", self._path, reason)
             self.failure = error
 
 
 def _ends_inside_a_line(file: FileIO) -> bool:
-    """Return True if the file's last line was cut short, by a power cut for example."""
+    """Return True if the file's last line is incomplete, after a power failure for example."""
     if not file.seek(0, os.SEEK_END):
         return False
     file.seek(-1, os.SEEK_END)

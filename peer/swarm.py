@@ -1,4 +1,4 @@
-"""A swarm of local processes: start them, watch them, restart what crashes, end them cleanly."""
+"""Supervisor of a swarm of local processes: starts them, restarts crashed ones, and stops them cleanly."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from .records import label, read_record
 
 _log = logging.getLogger(__name__)
 
-# Matching multiplies with numpy: a team of threads per process would only get in each other's way.
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+# Matching uses numpy's matrix products: several threads in each of many processes would slow each other down.
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 NOTICE_TIMEOUT = 15.0
-"""Seconds that the broker has to take a death notice."""
+"""Seconds in which the broker must accept a death notice."""
 
 
 @dataclass(frozen=True)
 class SwarmSpec:
     """A swarm on this machine.
 
-    per_process: peers that share one process. 1 is closest to real devices; more saves the memory
+    swarm: its name. folder: for the processes' results and logs.
+    per_process: number of peers in one process. 1 is closest to real devices; more saves the memory
         and start-up time that torch costs per process.
-    restarts: how often a crashed process is started again, each.
+    restarts: how many times each process is restarted after a crash.
     """
 
     swarm: str
@@ -49,12 +50,13 @@ class SwarmSpec:
 class LocalSwarm:
     """Runs the processes of a swarm.
 
-    on_record is called with every metrics record that a peer of the swarm publishes, on_event with lines
-    about processes that ended or were restarted.
-
-    python: what runs `-m gossamer.peer`. restart_pause: seconds before a crashed process is started again,
-    twice as many each time. stop_grace: seconds beyond leave_timeout that a process has to end, for a round
-    of training and for its files. connect: makes the supervisor's own transport to the broker.
+    on_record: called with every metrics record that a peer of the swarm publishes.
+    on_event: called with a line of text when a process ends or is restarted.
+    python: the interpreter that runs `-m gossamer.peer`.
+    restart_pause: seconds before a crashed process is started again, doubled each time.
+    stop_grace: seconds for a process to exit, in addition to leave_timeout: for a round of training, and for
+        writing its files.
+    connect: makes the supervisor's own transport to the broker.
     """
 
     def __init__(
@@ -76,12 +78,12 @@ class LocalSwarm:
         self._stopping = asyncio.Event()
         self._not_restarted: set[int] = set()
         self._sessions: dict[str, tuple[str, str]] = {}
-        """Per label: the peer's whole name and its latest session, as it published them."""
+        """Per label: the peer's full name and its latest session, from its metrics records."""
         self._failure: PeerError | None = None
 
     @property
     def pids(self) -> dict[str, int]:
-        """The process of every peer that runs now."""
+        """The process id of every running peer, by name."""
         return {
             peer.name: process.pid
             for index, process in self._processes.items()
@@ -96,24 +98,24 @@ class LocalSwarm:
                 self._not_restarted.add(index)
 
     def stop(self) -> None:
-        """Ask every peer to hand over and leave. Who takes far too long is killed."""
+        """Ask every peer to hand over its mass and leave. A process that does not exit in time is killed."""
         self._stopping.set()
         for process in self._processes.values():
             if process.returncode is None:
                 process.terminate()
 
     async def run(self) -> None:
-        """Run until every process has ended; PeerError if one could not take part."""
+        """Run until every process has exited; PeerError if one could not take part."""
         self.spec.folder.mkdir(parents=True, exist_ok=True)
         try:
             async with asyncio.TaskGroup() as group:
-                listener = group.create_task(self.listen(), name="metrics")
-                keepers = [
-                    group.create_task(self._keep(index, peers), name=f"process {index}")
+                metrics = group.create_task(self.receive_records(), name="metrics")
+                processes = [
+                    group.create_task(self._supervise(index, peers), name=f"process {index}")
                     for index, peers in enumerate(self._groups())
                 ]
-                await asyncio.gather(*keepers)
-                listener.cancel()
+                await asyncio.gather(*processes)
+                metrics.cancel()
         except* (PeerError, TransportError) as errors:
             raise errors.exceptions[0] from None
         finally:
@@ -126,14 +128,14 @@ class LocalSwarm:
         peers = self.spec.peers
         return [peers[first : first + size] for first in range(0, len(peers), size)]
 
-    async def _keep(self, index: int, peers: Sequence[PeerSpec]) -> None:
-        """Run one process, again after a crash."""
+    async def _supervise(self, index: int, peers: Sequence[PeerSpec]) -> None:
+        """Run one process, and restart it after crashes."""
         names = ", ".join(peer.name for peer in peers)
         folder = self.spec.folder
         path = folder / f"host-{index}.json"
         for attempt in range(self.spec.restarts + 1):
             if attempt and not all(peer.settings.checkpoint for peer in peers):
-                # Nothing of the session that has just died can come back: its name is free.
+                # Without checkpoints the crashed session cannot continue: the new process replaces it.
                 peers = [replace(p, settings=p.settings.updated(replace=True)) for p in peers]
             with _writing(path):
                 HostSpec(self.spec.broker, str(folder), list(peers)).write(path)
@@ -144,50 +146,53 @@ class LocalSwarm:
                 text = last_line.removeprefix("error: ") or f"peer {names} cannot take part"
                 self._fail(PeerError(text))
                 return
-            why = (
+            reason = (
                 f"was killed by signal {-code}"
                 if code < 0
                 else f"crashed (exit code {code}): {last_line}"
             )
             if index in self._not_restarted:
-                self._on_event(f"peer {names} {why}; it is not restarted")
-                await self._declare_dead(peers, why)
+                self._on_event(f"peer {names} {reason}; it is not restarted")
+                await self._declare_dead(peers, reason)
                 return
             if attempt == self.spec.restarts:
                 break
-            self._on_event(f"peer {names} {why}; it is restarted from its checkpoint")
+            self._on_event(f"peer {names} {reason}; it is restarted from its checkpoint")
             await asyncio.sleep(self._restart_pause * 2**attempt)
-        why = f"crashed {self.spec.restarts + 1} times"
-        await self._declare_dead(peers, why)
-        self._fail(PeerError(f"peer {names} {why}; see {folder}/host-{index}.log"))
+        reason = f"crashed {self.spec.restarts + 1} times"
+        await self._declare_dead(peers, reason)
+        self._fail(PeerError(f"peer {names} {reason}; see {folder}/host-{index}.log"))
 
     def _fail(self, error: PeerError) -> None:
-        """Let the others hand over and leave; `run` raises the error when they have."""
+        """Stop all processes because one failed; `run` raises the error when they have exited."""
         self._failure = self._failure or error
         self.stop()
 
     def _transport(self, role: str) -> Transport:
-        """Return a connection of the supervisor's own, not opened yet."""
+        """Return a transport of the supervisor itself, not connected yet."""
         name = f"{role}-{time.time_ns()}"
         return self._connect(self.spec.broker, name, echo=topics.metrics(self.spec.swarm, name))
 
-    async def _declare_dead(self, peers: Sequence[PeerSpec], why: str) -> None:
-        """Tell the others that these peers never come back, so that nobody waits for their leases."""
-        known = [self._sessions[label(p.name)] for p in peers if label(p.name) in self._sessions]
-        owner = self.spec.folder / "trust" / "owner.key"
+    async def _declare_dead(self, peers: Sequence[PeerSpec], reason: str) -> None:
+        """Publish death notices for peers that are not restarted, so that no peer waits for their leases."""
+        sessions = [self._sessions[label(p.name)] for p in peers if label(p.name) in self._sessions]
+        owner_key = self.spec.folder / "trust" / "owner.key"
         try:
             async with asyncio.timeout(NOTICE_TIMEOUT), self._transport("supervisor") as transport:
-                for peer, session in known:
-                    death = Death(session, why, "its supervisor", time.time())
+                for peer, session in sessions:
+                    death = Death(session, reason, "its supervisor", time.time())
                     notice = death.encode()
-                    if owner.exists():
-                        notice = sign_death(Identity.load(owner), self.spec.swarm, peer, death)
+                    if owner_key.exists():
+                        notice = sign_death(Identity.load(owner_key), self.spec.swarm, peer, death)
                     topic = topics.death(self.spec.swarm, peer)
                     await transport.publish(topic, notice, retain=True)
         except (TimeoutError, TransportError, TrustError) as error:
-            _log.warning("could not declare %s dead: %s", known, error or "the broker is away")
+            _log.warning(
+                "could not declare %s dead: %s", sessions, error or "the broker did not answer"
+            )
 
     async def _run_once(self, index: int, path: Path) -> tuple[int, str]:
+        """Run one process with this spec file; return its exit code and the last error line of its log."""
         log = path.with_suffix(".log")
         with _writing(log):
             output = log.open("ab")
@@ -195,46 +200,46 @@ class LocalSwarm:
             process = await asyncio.create_subprocess_exec(
                 self._python, "-m", "gossamer.peer", str(path), WITH_PARENT,
                 stdin=asyncio.subprocess.PIPE, stdout=output, stderr=output,
-                env={**os.environ, **dict.fromkeys(_THREADS, "1")},
+                env={**os.environ, **dict.fromkeys(_THREAD_VARIABLES, "1")},
             )  # fmt: skip
         self._processes[index] = process
         if self._stopping.is_set():
             process.terminate()
         try:
-            code = await self._end_of(process, index)
+            code = await self._wait_for_exit(process, index)
         finally:
-            _let_go(process)
+            _close_stdin(process)
         lines = log.read_text("utf-8", errors="replace").strip().splitlines()
         return code, _last_error_line(lines)
 
-    async def _end_of(self, process: asyncio.subprocess.Process, index: int) -> int:
-        """A process's exit code. Once all are asked to leave, it has its time to leave and no more."""
+    async def _wait_for_exit(self, process: asyncio.subprocess.Process, index: int) -> int:
+        """Return a process's exit code; kill the process if it does not exit in time after `stop`."""
         ended = asyncio.ensure_future(process.wait())
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
             await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
             peers = self._groups()[index]
-            patience = max(peer.settings.leave_timeout for peer in peers) + self._stop_grace
+            timeout = max(peer.settings.leave_timeout for peer in peers) + self._stop_grace
             if not ended.done():
-                await asyncio.wait((ended,), timeout=patience)
+                await asyncio.wait((ended,), timeout=timeout)
             if not ended.done():
                 names = ", ".join(peer.name for peer in peers)
-                self._on_event(f"peer {names} did not leave within {patience:g} s; it is killed")
+                self._on_event(f"peer {names} did not leave within {timeout:g} s; it is killed")
                 process.kill()
             return await ended
         finally:
             ended.cancel()
             stopping.cancel()
 
-    async def listen(self) -> None:
-        """Hand on what peers publish about themselves, for as long as the broker is there; `run` does it."""
+    async def receive_records(self) -> None:
+        """Receive the peers' metrics records and pass them to `on_record`, until cancelled; part of `run`."""
         swarm = self.spec.swarm
         async with self._transport("watcher") as transport:
             await transport.subscribe(topics.every(swarm, "metrics"))
             names = {label(peer.name) for peer in self.spec.peers}
             async for topic, payload, _ in transport.messages():
                 record = read_record(topic, bytes(payload), names)
-                if record is not None:  # anybody can publish anything there
+                if record is not None:  # invalid records are ignored: any client can publish there
                     self._sessions[label(record["peer"])] = record["peer"], record["session"]
                     self._on_record(record)
 
@@ -243,7 +248,7 @@ class LocalSwarm:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-            _let_go(process)
+            _close_stdin(process)
 
 
 @contextmanager
@@ -253,17 +258,18 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise PeerError(
-            f"{path}: cannot be written: {error.strerror or error}; make room and run again"
+            f"{path}: cannot be written: {error.strerror or error}; free disk space or check access, and "
+            "run again"
         ) from None
 
 
-def _let_go(process: asyncio.subprocess.Process) -> None:
-    """Close our end of a process's standard input, which told it that we live."""
+def _close_stdin(process: asyncio.subprocess.Process) -> None:
+    """Close a process's standard input, which was open to show the process that its supervisor runs."""
     if process.stdin is not None:
         process.stdin.close()
 
 
 def _last_error_line(lines: Sequence[str]) -> str:
-    """The line of a log that says what went wrong: the last that names an error, else the last."""
-    named = [line for line in lines if re.match(r"[\s|]*(error|[\w.]*(Error|Exception)):", line)]
-    return (named or list(lines) or [""])[-1].lstrip(" |")
+    """Return the last line of a log that names an error, else the last line."""
+    errors = [line for line in lines if re.match(r"[\s|]*(error|[\w.]*(Error|Exception)):", line)]
+    return (errors or list(lines) or [""])[-1].lstrip(" |")

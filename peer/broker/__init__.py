@@ -1,4 +1,4 @@
-"""A broker of our own: its process, its configuration, its certificates, and a swarm's permissions on it."""
+"""Runs an MQTT broker: its process, configuration, certificates, and a swarm's permissions on it."""
 
 import lazy_loader
 

@@ -104,5 +104,5 @@ def test_a_swarm_hands_on_the_records_of_its_peers_alone(run, tmp_path):
     peers = [PeerSpec(name, "none", {}, Settings(swarm="nest")) for name in NAMES]
     spec = SwarmSpec("nest", BrokerAddress("mqtt://127.0.0.1:1"), tmp_path, peers)
     records: list = []
-    run(LocalSwarm(spec, on_record=records.append, connect=transport).listen())
+    run(LocalSwarm(spec, on_record=records.append, connect=transport).receive_records())
     assert [record["round"] for record in records] == [3]
