@@ -323,7 +323,7 @@ class RecordFile:
 
         self._path = path
         make_folder(path.parent)
-        self._file = TolerantRecordFile(path, fresh=fresh)
+        self._file = TolerantRecordFile(path, overwrite=fresh)
         self._raise_failure()
 
     def __enter__(self) -> Self:

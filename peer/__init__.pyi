@@ -27,12 +27,6 @@ from .exits import PeerError as PeerError
 from .exits import Replaced as Replaced
 from .exits import exit_on_interrupt as exit_on_interrupt
 from .exits import stop_signals as stop_signals
-from .host import BrokerAddress as BrokerAddress
-from .host import HostSpec as HostSpec
-from .host import PeerSpec as PeerSpec
-from .host import mqtt_connect as mqtt_connect
-from .host import mqtt_transport as mqtt_transport
-from .host import run_guarded as run_guarded
 from .lifecycle import Connect as Connect
 from .lifecycle import Peer as Peer
 from .lifecycle import Report as Report
@@ -51,6 +45,12 @@ from .presence import LEASE_MARGIN as LEASE_MARGIN
 from .presence import Online as Online
 from .presence import Roster as Roster
 from .presence import Status as Status
+from .process import BrokerAddress as BrokerAddress
+from .process import PeerSpec as PeerSpec
+from .process import ProcessSpec as ProcessSpec
+from .process import mqtt_connect as mqtt_connect
+from .process import mqtt_transport as mqtt_transport
+from .process import run_guarded as run_guarded
 from .records import RecordFile as RecordFile
 from .records import is_record as is_record
 from .records import label as label

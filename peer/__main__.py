@@ -1,4 +1,4 @@
-"""Entry point of `python -m gossamer.peer SPEC.json`; see host.py."""
+"""Entry point of `python -m gossamer.peer SPEC.json`; see process.py."""
 
 import sys
 
@@ -9,7 +9,7 @@ def start() -> int:
     """Run the process that the command line describes; return its exit code."""
     try:
         with exit_on_interrupt():
-            from .host import main
+            from .process import main
         return main(sys.argv[1:])
     except KeyboardInterrupt:  # before the signal handlers are installed, or after they are removed
         return INTERRUPTED

@@ -107,18 +107,18 @@ class RecordFile:
     Each record is written as one line with one unbuffered write, so that a process that is killed leaves
     complete lines. A record that cannot be written completely is left out, and the first failure is logged.
 
-    fresh: empty the file first, instead of appending to it.
-    lost: number of records that could not be written. failure: the error of the first of them.
+    overwrite: empty the file first, instead of appending to it.
+    unwritten: number of records that could not be written. failure: the error of the first of them.
     """
 
-    def __init__(self, path: Path, *, fresh: bool = False):
+    def __init__(self, path: Path, *, overwrite: bool = False):
         self._path = path
-        self.lost = 0
+        self.unwritten = 0
         self.failure: OSError | None = None
         self._file: FileIO | None = None
         self._ends_inside_line = False
         try:
-            if fresh:
+            if overwrite:
                 path.open("wb").close()
             self._file = path.open("a+b", buffering=0)  # unbuffered: closing it cannot fail
             self._ends_inside_line = _ends_inside_a_line(self._file)
@@ -141,7 +141,7 @@ class RecordFile:
     def write(self, record: dict[str, Any]) -> None:
         """Append one record as a line; after an incomplete line, begin a new one first."""
         if self._file is None:
-            self.lost += 1
+            self.unwritten += 1
             return
         line = (("\n" if self._ends_inside_line else "") + json.dumps(record) + "\n").encode()
         start = 0
@@ -153,7 +153,7 @@ class RecordFile:
         except OSError as error:
             with contextlib.suppress(OSError):  # a device file cannot be truncated
                 self._file.truncate(start)
-            self.lost += 1
+            self.unwritten += 1
             self._fail(error)
         else:
             self._ends_inside_line = False

@@ -255,7 +255,9 @@ def _common_start(
     bounds = {model: common.slicing.layout(model) for model in fused}
     width_in_bound = CommonWidth(start.slicing, bounds)
     return {
-        model: width_in_bound.embed(model, start.start(fused[model].seed, fused[model].start)[model])
+        model: width_in_bound.embed(
+            model, start.start(fused[model].seed, fused[model].start)[model]
+        )
         for model in start.averaged_models
     }
 

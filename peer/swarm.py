@@ -16,8 +16,8 @@ from pathlib import Path
 from ..gossip import Transport, TransportError, topics
 from ..gossip.security import Death, Identity, TrustError, sign_death
 from .exits import ExitCode, PeerError
-from .host import WITH_PARENT, BrokerAddress, HostSpec, PeerSpec, mqtt_transport
 from .lifecycle import Record
+from .process import WITH_PARENT, BrokerAddress, PeerSpec, ProcessSpec, mqtt_transport
 from .records import label, read_record
 
 _log = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ class LocalSwarm:
                 # Without checkpoints the crashed session cannot continue: the new process replaces it.
                 peers = [replace(p, settings=p.settings.updated(replace=True)) for p in peers]
             with _writing(path):
-                HostSpec(self.spec.broker, str(folder), list(peers)).write(path)
+                ProcessSpec(self.spec.broker, str(folder), list(peers)).write(path)
             code, last_line = await self._run_once(index, path)
             if code == ExitCode.FINISHED or self._stopping.is_set():
                 return

@@ -220,7 +220,7 @@ def join_command(
         out: The folder for the checkpoint and the results; results/SWARM-NAME if left out.
         again: Start from the beginning, even if the peer has finished.
     """
-    from ...peer import HostSpec, run_guarded
+    from ...peer import ProcessSpec, run_guarded
     from ..live.layout import load_join
 
     # The file may name an entry point in a module beside it.
@@ -244,7 +244,7 @@ def join_command(
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
-    code = run_guarded(HostSpec(plan.broker, str(folder), [spec]))
+    code = run_guarded(ProcessSpec(plan.broker, str(folder), [spec]))
     if code:
         raise typer.Exit(code)
     suffixes = ("safetensors", "jsonl", "report.json")

@@ -162,7 +162,7 @@ def run_newcomers(
     spec = spec_of(newcomers_config(matching, durations), durations, networks, folder, broker)
     rounds_done: dict[str, int] = {}
     metrics = folder / "metrics.jsonl"
-    with RecordFile(metrics, fresh=True) as file:
+    with RecordFile(metrics, overwrite=True) as file:
 
         def record(values: Record) -> None:
             file.write(values)

@@ -14,7 +14,7 @@ from gossamer.experiments.errors import ConfigError
 from gossamer.experiments.live import run as watch
 from gossamer.experiments.live.layout import load_join
 from gossamer.gossip import Address, MqttTransport, TransportError
-from gossamer.peer import Broker, BrokerAddress, BrokerSettings, HostSpec, mqtt_transport
+from gossamer.peer import Broker, BrokerAddress, BrokerSettings, ProcessSpec, mqtt_transport
 
 HOST = "mqtt://127.0.0.1:1"
 URL = "mqtt://anna@127.0.0.1:1"
@@ -91,13 +91,13 @@ def test_a_process_file_is_for_our_own_eyes(tmp_path):
     path.write_text("of a former run")
     path.chmod(0o644)
     for file in (path, tmp_path / "new.json"):
-        HostSpec(BrokerAddress(URL, password="given"), "out").write(file)
+        ProcessSpec(BrokerAddress(URL, password="given"), "out").write(file)
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
-        assert HostSpec.read(file).broker.password == "given"
+        assert ProcessSpec.read(file).broker.password == "given"
 
 
 def passwords_of_join(folder, monkeypatch, capsys, text: str, *options: str) -> list[Any]:
-    seen: list[HostSpec] = []
+    seen: list[ProcessSpec] = []
     monkeypatch.setattr("gossamer.peer.run_guarded", lambda spec: seen.append(spec) or 1)
     (folder / "device").mkdir(exist_ok=True)
     (folder / "device/anna.toml").write_text(f'name = "anna"\nentry = "m:f"\n{text}\n')

@@ -82,9 +82,9 @@ def device(tmp_path: Path) -> Path:
         ("simulate", "torch.torch_version"),
         ("simulate", "gossamer.experiments.arena"),
         ("swarm", "torch.torch_version"),
-        ("swarm", "gossamer.peer.host"),
+        ("swarm", "gossamer.peer.process"),
         ("join", "torch.torch_version"),
-        ("join", "gossamer.peer.host"),
+        ("join", "gossamer.peer.process"),
         ("demo", "torch.torch_version"),
         ("demo", "numpy"),
     ],
@@ -95,7 +95,7 @@ def test_ctrl_c_while_a_command_loads_leaves_no_traceback(
     interrupted_at(device, moment, GOSSAMER, *COMMANDS[command])
 
 
-@pytest.mark.parametrize("moment", ["torch.torch_version", "gossamer.peer.host"])
+@pytest.mark.parametrize("moment", ["torch.torch_version", "gossamer.peer.process"])
 def test_ctrl_c_while_a_peer_loads_leaves_no_traceback(device: Path, moment: str) -> None:
     interrupted_at(device, moment, "gossamer.peer", "host-0.json")
 

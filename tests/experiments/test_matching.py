@@ -17,7 +17,7 @@ from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.live.layout import load_join, plan
 from gossamer.experiments.papers import live as newcomers
 from gossamer.gossip import MemoryBroker, MemoryTransport
-from gossamer.peer import BrokerAddress, HostSpec, Matching, Peer
+from gossamer.peer import BrokerAddress, Matching, Peer, ProcessSpec
 
 BROKER = BrokerAddress("mqtt://127.0.0.1")
 
@@ -135,8 +135,8 @@ def test_live_peers_with_networks_of_their_own_take_over_the_first_ones_order(tm
     assert all(spec.settings.trained for spec in specs)
     assert [Path(spec.network).name for spec in specs] == [f"{i}.safetensors" for i in range(4)]
     assert "nets" not in specs[0].arguments["config"]
-    HostSpec(BROKER, str(tmp_path), specs).write(tmp_path / "host.json")
-    assert HostSpec.read(tmp_path / "host.json").peers[1] == specs[1]
+    ProcessSpec(BROKER, str(tmp_path), specs).write(tmp_path / "host.json")
+    assert ProcessSpec.read(tmp_path / "host.json").peers[1] == specs[1]
 
 
 @pytest.mark.parametrize(

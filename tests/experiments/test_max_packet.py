@@ -11,7 +11,7 @@ from cli_kit import runner, setting
 from gossamer.experiments.config.tables import ConfigError, load_config, parse_config
 from gossamer.experiments.live.layout import plan, read_join
 from gossamer.gossip import LARGEST_PACKET, MqttOptions, MqttTransport
-from gossamer.peer import BrokerAddress, HostSpec, mqtt_transport
+from gossamer.peer import BrokerAddress, ProcessSpec, mqtt_transport
 
 URL = "mqtt://127.0.0.1:1"
 SMALL: dict[str, Any] = {
@@ -37,8 +37,8 @@ def test_a_config_says_it_and_the_command_line_goes_before(tmp_path: Path) -> No
     assert (
         plan(parse_config(SMALL), tmp_path, BrokerAddress(URL)).broker.max_packet == LARGEST_PACKET
     )
-    HostSpec(spec.broker, str(tmp_path), []).write(tmp_path / "host.json")
-    assert HostSpec.read(tmp_path / "host.json").broker.max_packet == 4096
+    ProcessSpec(spec.broker, str(tmp_path), []).write(tmp_path / "host.json")
+    assert ProcessSpec.read(tmp_path / "host.json").broker.max_packet == 4096
 
 
 @pytest.mark.parametrize("size", [511, 0, -4096, LARGEST_PACKET + 1])

@@ -16,7 +16,7 @@ from gossamer.experiments.cli import console
 from gossamer.experiments.config.tables import ConfigError, load_config, parse_config
 from gossamer.experiments.live.run import run_live
 from gossamer.experiments.results import Results, read_records
-from gossamer.peer import BrokerAddress, CheckpointLock, HostSpec
+from gossamer.peer import BrokerAddress, CheckpointLock, ProcessSpec
 
 torch.set_num_threads(1)
 
@@ -266,7 +266,7 @@ def test_a_swarm_does_not_start_in_the_folder_of_another(tmp_path: Path) -> None
 @pytest.fixture
 def join(gossamer: Gossamer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Runs `gossamer join … -o out`; `join.started` are the processes that it would run."""
-    started: list[HostSpec] = []
+    started: list[ProcessSpec] = []
     # At the package's door, which remembers what it has once looked up in its module.
     monkeypatch.setattr("gossamer.peer.run_guarded", lambda spec: started.append(spec) or 0)
     (tmp_path / "anna.toml").write_text('name = "anna"\nentry = "m:f"\nrounds = 5\n')

@@ -25,7 +25,7 @@ from gossamer.experiments.study.sweep import expand
 from gossamer.gossip import LinkSettings, MqttOptions
 from gossamer.gossip.security import public_text
 from gossamer.models import fednp
-from gossamer.peer import BrokerAddress, HostSpec, PeerSpec, Settings
+from gossamer.peer import BrokerAddress, PeerSpec, ProcessSpec, Settings
 
 URL = "mqtt://127.0.0.1:1"
 BROKER = BrokerAddress(URL)
@@ -94,8 +94,8 @@ DECLARED_MORE_THAN_ONCE = {
     "max_packet": {"LinkSettings", "BrokerSettings"},  # the limit of a broker that is started
     "swarm": {"Settings", "SwarmSpec"},  # the processes of one machine have one too
     "per_process": {"Gossip", "SwarmSpec"},
-    "broker": {"HostSpec", "SwarmSpec"},
-    "folder": {"HostSpec", "SwarmSpec"},
+    "broker": {"ProcessSpec", "SwarmSpec"},
+    "folder": {"ProcessSpec", "SwarmSpec"},
     "entry": {"Network", "PeerSpec", "JoinConfig"},  # a network's function; a peer's learner
     "arguments": {"PeerSpec", "JoinConfig"},
     "samples": {"Data", "PeerSpec", "JoinConfig"},  # a config's are per peer, a peer's are its own
@@ -192,9 +192,9 @@ def test_swarm_and_join_reach_the_broker_in_the_same_way(tmp_path: Path, key: st
 @pytest.mark.parametrize("key", CASES)
 def test_a_child_process_reads_the_settings_that_were_written(tmp_path: Path, key: str) -> None:
     specs = [swarm for swarm, _, _, _ in both(tmp_path, CASES[key])]
-    host = HostSpec(BROKER, "out", specs)
+    host = ProcessSpec(BROKER, "out", specs)
     host.write(tmp_path / "host.json")
-    assert HostSpec.read(tmp_path / "host.json") == host
+    assert ProcessSpec.read(tmp_path / "host.json") == host
     assert pickle.loads(pickle.dumps(specs[0].settings)) == specs[0].settings
 
 

@@ -22,7 +22,7 @@ from gossamer.experiments.graphs.swarm import graph_of
 from gossamer.experiments.live.layout import plan
 from gossamer.experiments.study.sweep import outcome, stackable
 from gossamer.models import ModelError, SgdLearner, SlicedNetwork, average, mlp
-from gossamer.peer import BrokerAddress, HostSpec
+from gossamer.peer import BrokerAddress, ProcessSpec
 from gossamer.topology import (
     DisconnectedError,
     Schedule,
@@ -181,8 +181,8 @@ def test_async_peers_follow_a_schedule_turn_by_turn(tmp_path: Path) -> None:
         to = [str((index + hop) % count) for hop in hops]
         assert peer.settings.turns == tuple((name,) for name in to)
         assert set(peer.settings.neighbours or ()) == set(to)
-    HostSpec(NOWHERE, str(tmp_path), spec.peers).write(tmp_path / "host.json")
-    assert HostSpec.read(tmp_path / "host.json").peers[0].settings == spec.peers[0].settings
+    ProcessSpec(NOWHERE, str(tmp_path), spec.peers).write(tmp_path / "host.json")
+    assert ProcessSpec.read(tmp_path / "host.json").peers[0].settings == spec.peers[0].settings
 
 
 @pytest.mark.parametrize(

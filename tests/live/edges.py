@@ -70,14 +70,14 @@ class Device:
     codes: list[int] = field(default_factory=list)
 
     def start(self, **changes: Any) -> None:
-        from gossamer.peer import BrokerAddress, HostSpec, PeerSpec, Settings
+        from gossamer.peer import BrokerAddress, PeerSpec, ProcessSpec, Settings
 
         self.folder.mkdir(parents=True, exist_ok=True)
         settings = Settings(rounds=self.rounds, **{**self.settings, **changes})
         arguments = {"name": self.name, "models": list(GROUPS[self.name]), "pause": 0.05}
         peer = PeerSpec(self.name, "edges:make_learner", arguments, settings)
         spec = self.folder / "host.json"
-        HostSpec(BrokerAddress(self.url), str(self.folder), [peer]).write(spec)
+        ProcessSpec(BrokerAddress(self.url), str(self.folder), [peer]).write(spec)
         with (self.folder / "host.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "gossamer.peer", str(spec)],

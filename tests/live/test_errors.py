@@ -21,9 +21,9 @@ from gossamer.peer import (
     BrokerAddress,
     BrokerSettings,
     BrokerTls,
-    HostSpec,
     LocalSwarm,
     PeerError,
+    ProcessSpec,
 )
 
 
@@ -31,7 +31,7 @@ def host(spec, *, index: int = 0, **broker) -> tuple[int, str, Path]:
     """Run one peer's process to its end: exit code, last line, its metrics file."""
     address = spec.broker.updated(**{"connect_timeout": 120.0, **broker})
     path = spec.folder / "host.json"
-    HostSpec(address, str(spec.folder), [spec.peers[index]]).write(path)
+    ProcessSpec(address, str(spec.folder), [spec.peers[index]]).write(path)
     command = [sys.executable, "-m", "gossamer.peer", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     lines = done.stderr.strip().splitlines()

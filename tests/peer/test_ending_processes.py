@@ -14,7 +14,7 @@ from peer_kit import quick
 from waiting import turns, until, wait_until
 
 from gossamer.gossip import ONE
-from gossamer.peer.host import BrokerAddress, HostSpec, PeerSpec, run_host
+from gossamer.peer.process import BrokerAddress, PeerSpec, ProcessSpec, run_process
 
 HERE = Path(__file__).parent
 
@@ -27,10 +27,10 @@ def spec(tmp_path, empty_broker, monkeypatch):
         rounds=10**9, expect=("a", "b"), founder=True, test_every=10**9, leave_timeout=200.0
     )
     peers = [PeerSpec(n, "learner_kit:make_learner", {"name": n}, settings) for n in "ab"]
-    return HostSpec(BrokerAddress(empty_broker.url), str(tmp_path), peers)
+    return ProcessSpec(BrokerAddress(empty_broker.url), str(tmp_path), peers)
 
 
-async def until_trained(spec: HostSpec) -> None:
+async def until_trained(spec: ProcessSpec) -> None:
     files = [Path(spec.folder) / f"{peer.name}.jsonl" for peer in spec.peers]
     await until(lambda: all(file.exists() and file.stat().st_size for file in files))
 
@@ -45,7 +45,7 @@ def pipe():
 
 def test_signals_that_come_again_do_not_disturb_the_leaving(run, spec):
     async def scenario():
-        host = asyncio.create_task(run_host(spec))
+        host = asyncio.create_task(run_process(spec))
         await until_trained(spec)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), number)
@@ -60,7 +60,7 @@ def test_peers_leave_when_their_supervisor_is_gone(run, spec, pipe, caplog):
     caplog.set_level("INFO")
 
     async def scenario():
-        host = asyncio.create_task(run_host(spec, parent=pipe[0]))
+        host = asyncio.create_task(run_process(spec, parent=pipe[0]))
         await until_trained(spec)
         os.close(pipe[1])
         return await host
@@ -85,7 +85,7 @@ def test_peers_without_a_supervisor_do_not_mind_a_closed_standard_input(run, spe
 SUPERVISOR = """
 import asyncio, sys
 from pathlib import Path
-from gossamer.peer.host import BrokerAddress, PeerSpec
+from gossamer.peer.process import BrokerAddress, PeerSpec
 from gossamer.peer.settings import Settings
 from gossamer.peer.swarm import LocalSwarm, SwarmSpec
 folder = Path(sys.argv[1])

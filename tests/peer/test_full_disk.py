@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from peer_kit import quick
 
-from gossamer.peer.host import BrokerAddress, HostSpec, PeerSpec, run_guarded
 from gossamer.peer.machine import Files, Machine
+from gossamer.peer.process import BrokerAddress, PeerSpec, ProcessSpec, run_guarded
 from gossamer.peer.settings import Limits
 
 HERE = Path(__file__).parent
@@ -32,7 +32,7 @@ def start(tmp_path, empty_broker, monkeypatch):
 
     def run(machine: Machine | None = None) -> int:
         spec = PeerSpec("a", "learner_kit:make_learner", {"name": "a"}, quick(rounds=2))
-        host = HostSpec(address, str(tmp_path), [spec])
+        host = ProcessSpec(address, str(tmp_path), [spec])
         return run_guarded(host, limits=Limits(save_retry=0.0), machine=machine)
 
     return run

@@ -22,9 +22,9 @@ from waiting import until
 
 from gossamer.gossip.security import GuardSettings, public_text, revocation_topic
 from gossamer.peer.exits import PeerError
-from gossamer.peer.host import BrokerAddress, HostSpec, PeerSpec
 from gossamer.peer.lifecycle import Peer
 from gossamer.peer.machine import load_checkpoint, save_checkpoint
+from gossamer.peer.process import BrokerAddress, PeerSpec, ProcessSpec
 
 LABELS = ("a", "b", "c", "d")
 
@@ -179,9 +179,9 @@ def test_bytes_survive_a_checkpoint(tmp_path):
 
 def test_guards_survive_the_way_to_a_process(tmp_path):
     settings = quick(guards=GuardSettings(distance=2.0), trust="swarm")
-    spec = HostSpec(BrokerAddress("mqtt://x"), "f", [PeerSpec("a", "m:f", {}, settings)])
+    spec = ProcessSpec(BrokerAddress("mqtt://x"), "f", [PeerSpec("a", "m:f", {}, settings)])
     spec.write(tmp_path / "spec.json")
-    (read,) = HostSpec.read(Path(tmp_path / "spec.json")).peers
+    (read,) = ProcessSpec.read(Path(tmp_path / "spec.json")).peers
     assert read.settings == settings
     assert read.settings.bounds == GuardSettings(distance=2.0)
     assert quick().bounds is None

@@ -49,7 +49,7 @@ def test_a_record_without_room_is_left_out_whole(tmp_path, caplog):
         file.write({"round": 4})
     assert [json.loads(line)["round"] for line in path.read_text().splitlines()] == [1, 4]
     assert len(caplog.records) == 1
-    assert file.lost == 2
+    assert file.unwritten == 2
     assert file.failure is not None
 
 
@@ -65,6 +65,6 @@ def test_after_a_line_that_was_cut_short_the_next_has_its_own(tmp_path):
 def test_a_fresh_file_forgets_what_was_there(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"round": 1}\n')
-    with RecordFile(path, fresh=True) as file:
+    with RecordFile(path, overwrite=True) as file:
         file.write({"round": 2})
     assert path.read_text() == '{"round": 2}\n'

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gossamer.gossip import topics
-from gossamer.peer.host import BrokerAddress, PeerSpec
+from gossamer.peer.process import BrokerAddress, PeerSpec
 from gossamer.peer.records import MAX_BYTES, is_record, read_record
 from gossamer.peer.settings import Settings
 from gossamer.peer.swarm import LocalSwarm, SwarmSpec

@@ -17,14 +17,14 @@ from waiting import until
 from gossamer.gossip import ONE, MqttTransport, Will
 from gossamer.peer.broker import Broker
 from gossamer.peer.exits import ExitCode, PeerError
-from gossamer.peer.host import (
+from gossamer.peer.process import (
     BrokerAddress,
-    HostSpec,
     PeerSpec,
+    ProcessSpec,
     mqtt_connect,
     run_guarded,
-    run_host,
     run_peer,
+    run_process,
 )
 
 HERE = Path(__file__).parent
@@ -42,13 +42,13 @@ def start(path: Path) -> subprocess.Popen[str]:
 
 def test_a_spec_survives_its_file(tmp_path):
     settings = {"neighbours": ("b",), "expect": ("b", "c"), "servers": {"global": "b"}}
-    spec = HostSpec(
+    spec = ProcessSpec(
         BrokerAddress("mqtts://broker.lan", ca="ca.pem"),
         str(tmp_path),
         [peer_spec("a", **settings)],
     )
     spec.write(tmp_path / "host.json")
-    assert HostSpec.read(tmp_path / "host.json") == spec
+    assert ProcessSpec.read(tmp_path / "host.json") == spec
 
 
 def test_peers_of_one_process_leave_networks_metrics_and_reports(
@@ -58,7 +58,7 @@ def test_peers_of_one_process_leave_networks_metrics_and_reports(
     names = ("a", "b")
     peers = [peer_spec(name, rounds=3, expect=names, founder=True) for name in names]
     address = BrokerAddress(empty_broker.url)
-    reports = run(run_host(HostSpec(address, str(tmp_path), peers)))
+    reports = run(run_process(ProcessSpec(address, str(tmp_path), peers)))
     assert [report.peer for report in reports] == ["a", "b"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         f"{name}.{what}" for name in names for what in ("jsonl", "report.json", "safetensors")
@@ -85,7 +85,7 @@ def test_a_failure_that_a_restart_would_repeat_is_one_line_and_exit_code_2(
 ):
     monkeypatch.chdir(HERE)
     url = f"mqtt://127.0.0.1:{silent_port}"
-    spec = HostSpec(BrokerAddress(url, connect_timeout=0.2), str(tmp_path), [peer_spec("a")])
+    spec = ProcessSpec(BrokerAddress(url, connect_timeout=0.2), str(tmp_path), [peer_spec("a")])
     assert run_guarded(spec) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
@@ -98,9 +98,9 @@ def test_an_entry_that_fails_ends_the_process_with_one_line(
     monkeypatch.chdir(HERE)
     spec = peer_spec("a", "learner_kit:make_nothing_at_all")
     address = BrokerAddress(empty_broker.url)
-    assert run_guarded(HostSpec(address, str(tmp_path), [spec])) == 2
+    assert run_guarded(ProcessSpec(address, str(tmp_path), [spec])) == 2
     broken = PeerSpec("a", "learner_kit:make_learner", {"name": "a", "samples": -1}, quick())
-    assert run_guarded(HostSpec(address, str(tmp_path), [broken])) == 2
+    assert run_guarded(ProcessSpec(address, str(tmp_path), [broken])) == 2
     assert "error: learner_kit:make_learner raised " in capsys.readouterr().err
 
 
@@ -111,7 +111,7 @@ def test_a_mistake_of_the_learner_is_a_crash_with_its_traceback(
     address = BrokerAddress(empty_broker.url)
     mistaken = peer_spec("a", "learner_kit:make_mistaken")
     with pytest.raises(BaseExceptionGroup) as caught:
-        run_guarded(HostSpec(address, str(tmp_path), [mistaken]))
+        run_guarded(ProcessSpec(address, str(tmp_path), [mistaken]))
     assert caught.group_contains(ZeroDivisionError)
 
 
@@ -131,7 +131,7 @@ def test_told_to_stop_with_the_broker_gone_a_process_ends_and_says_so(tmp_path):
     with Broker(kind="nats") as broker:
         peer = peer_spec("a", rounds=10**9, leave_timeout=2.0, test_every=10**9)
         path = tmp_path / "host.json"
-        HostSpec(BrokerAddress(broker.url), str(tmp_path), [peer]).write(path)
+        ProcessSpec(BrokerAddress(broker.url), str(tmp_path), [peer]).write(path)
         first = start(path)
         try:
             metrics = tmp_path / "a.jsonl"

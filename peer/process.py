@@ -1,7 +1,5 @@
 """A process that runs one or several peers: `python -m gossamer.peer SPEC.json`.
 
-Names with "host" in this module mean this process, not a machine.
-
 SIGTERM, SIGINT and SIGHUP make the peers hand over their mass and leave. With `--with-parent`, end of file on
 standard input does the same, so that peers also leave when their supervisor is killed. Exit codes: see
 exits.ExitCode; the reason of a failure is the last line on stderr.
@@ -101,7 +99,7 @@ class PeerSpec:
 
 
 @dataclass(frozen=True)
-class HostSpec:
+class ProcessSpec:
     """What a process runs: its peers, their broker, and the folder of their results.
 
     threads: number of torch's threads, shared by all peers of the process.
@@ -117,10 +115,10 @@ class HostSpec:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(handle, "wb") as out:
             os.fchmod(out.fileno(), 0o600)  # also if the file existed with other permissions
-            out.write(TypeAdapter(HostSpec).dump_json(self, indent=1))
+            out.write(TypeAdapter(ProcessSpec).dump_json(self, indent=1))
 
     @classmethod
-    def read(cls, path: Path) -> HostSpec:
+    def read(cls, path: Path) -> ProcessSpec:
         """Read a spec that `write` wrote."""
         return TypeAdapter(cls).validate_json(path.read_bytes())
 
@@ -230,8 +228,8 @@ def _keep_former_report(path: Path, session: str) -> None:
         path.replace(path.with_name(path.name.replace(".report.", f".report-{former}.")))
 
 
-async def run_host(
-    spec: HostSpec,
+async def run_process(
+    spec: ProcessSpec,
     *,
     parent: int | None = None,
     machine: Machine | None = None,
@@ -264,7 +262,7 @@ async def run_host(
 
 def main(arguments: Sequence[str]) -> int:
     """Run the peers of a spec file, until they finish or are told to leave; return the exit code."""
-    spec = HostSpec.read(Path(arguments[0]))
+    spec = ProcessSpec.read(Path(arguments[0]))
     Path(spec.folder).mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(spec.threads)
     logging.basicConfig(
@@ -274,13 +272,13 @@ def main(arguments: Sequence[str]) -> int:
     return run_guarded(spec, parent=parent)
 
 
-def run_guarded(spec: HostSpec, **options: Any) -> int:
-    """Call `run_host` and return the exit code; a GossamerError is printed as one line on stderr.
+def run_guarded(spec: ProcessSpec, **options: Any) -> int:
+    """Call `run_process` and return the exit code; a GossamerError is printed as one line on stderr.
 
-    options: of `run_host`. Other exceptions are bugs: they propagate with their traceback.
+    options: of `run_process`. Other exceptions are bugs: they propagate with their traceback.
     """
     try:
-        asyncio.run(run_host(spec, **options))
+        asyncio.run(run_process(spec, **options))
     except BaseExceptionGroup as errors:
         error = first_error(errors)
         if not isinstance(error, GossamerError):
