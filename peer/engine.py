@@ -129,7 +129,8 @@ class View:
     """Whether the next round may be trained: the round's averaging is over, or, in async mode, neighbours
     acknowledge pushes fast enough."""
     counts: Mapping[str, int]
-    """Partial models in which the peer's weight counts, and for how many rounds it has counted."""
+    """Partial models in which the peer's weight counts (it has been added to the push-sum average), and for
+    how many rounds it has counted."""
     waiting: frozenset[str]
     """Partial models in which the peer's weight does not count yet."""
     open_transfers: int
@@ -170,7 +171,8 @@ class PeerHistory:
     round: int = 0
     """Rounds trained so far, in all sessions."""
     earlier: int = 0
-    """Rounds trained in former sessions: in lockstep modes every session counts its rounds from 0."""
+    """Rounds trained in former sessions: in lockstep modes (rounds and server) a session counts its rounds
+    from 0."""
     counted: dict[str, int] = field(default_factory=dict)
     """The round in which the peer's weight began to count, per partial model."""
     claimed: bool = False
@@ -226,8 +228,8 @@ class Engine:
         self._saved_revision: tuple[str, int] | None = None
         """The session and the revision of its ledger that the last checkpoint holds."""
         self._unsaved_goodbye = False
-        """Whether a goodbye was received since the last checkpoint: it must be saved, because nobody repeats
-        it and a restarted broker may not have it any more."""
+        """Whether a goodbye was received since the last checkpoint: it must be saved, because it is not
+        repeated, and a restarted broker has lost it."""
         self._unsent_messages: list[Message] = []
         """Messages that may not be sent before a checkpoint is written."""
         sizes = {model: self.store.read(model).size for model in self.schemas}
@@ -399,6 +401,7 @@ class Engine:
         return {model: self.gossiper.injected(model) for model in self.gossiper.models}
 
     def _begin_new_session(self) -> None:
+        """Reset everything that belongs to one session; values, rounds and history stay."""
         self._make_gossiper()
         self.restored, self.returning, self.ending = False, self.history.round > 0, None
         self.last_contact = self._session_start = self.machine.uptime()
@@ -433,7 +436,7 @@ class Engine:
     # --- training and turns ---------------------------------------------------------------------
 
     def train(self) -> Metrics:
-        """Train one round, then begin the round's averaging (lockstep modes) or push (async mode).
+        """Train one round, then begin the round's averaging (rounds and server mode) or push (async mode).
 
         In async mode the pushes are made before packets that arrived during training are processed: their
         mass must stay here for the next round, or it would be passed on for ever without being trained.
@@ -465,9 +468,8 @@ class Engine:
     def request_push(self) -> None:
         """Async mode: push every model once more, without training."""
         if isinstance(self.mode, PacedMode):
-            self.compression.links.dense = (
-                True  # uncompressed: without training peers agree exactly
-            )
+            # Uncompressed: after training peers should agree up to settle_tolerance.
+            self.compression.links.dense = True
             self.mode.request(ignore_drift=True)
 
     def turn(
@@ -507,7 +509,7 @@ class Engine:
         if (messages and self._saved_revision != revision) or self._unsaved_goodbye:
             if not self.save():
                 self._unsent_messages = (
-                    messages  # the saver raises NotSaved after failing for too long
+                    messages  # for the next turn; save raises if it fails for long
                 )
                 return []
         else:
@@ -637,6 +639,7 @@ class Engine:
         }
 
     def _accounts(self) -> dict[str, Any]:
+        """Return where the peer's weight is: held, in open transfers, or taken back from transfers."""
         gossiper = self.gossiper
         accounts = {model: gossiper.account(model) for model in gossiper.models}
         gives = (transfer.give for transfer in gossiper.ledger.open.values())
@@ -662,6 +665,7 @@ class Engine:
         return True
 
     def _tree(self) -> dict[str, Any]:
+        """Return the data of a checkpoint; its keys are part of the file format."""
         return {
             "peer": self.name,
             "agreed": self._session_settings(),
@@ -847,6 +851,7 @@ class Engine:
                 self.gossiper.mute(peer, self._guards.is_quarantined(peer, now))
 
     def _drop(self, cause: str, text: str) -> None:
+        """Count a dropped message; log only some of many."""
         self.dropped[cause] += 1
         count = self.dropped[cause]
         if is_milestone(count):
@@ -875,4 +880,5 @@ def _make_mode(
 
 
 def _as_float16(_model: str, value: Array) -> Array:
+    """Return a value as its receiver decodes it from float16."""
     return as_sent(value, sufficient_dtype(value, "float16"))

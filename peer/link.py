@@ -2,7 +2,8 @@
 
 Only `keep_status` and `keep_card` wait for the broker to accept a status or a card, so that a broker that is
 not reachable blocks neither gossip nor training nor leaving. The engine belongs to the peer's worker thread:
-the event loop reads only its `view`, and calls its methods through the worker.
+the event loop reads only its `view`, and calls its methods through the worker. A *turn* is one pass of the
+gossip loop: received packets and presence events go to the engine, and the packets it returns are sent.
 """
 
 from __future__ import annotations
@@ -77,12 +78,12 @@ class Link:
         self.engine, self.worker = engine, worker
         self.session = engine.view.session
         self.generation = engine.history.generation
-        self.agree = agreement_of(self.settings)
+        self.shared_settings = shared_settings(self.settings)
         self.dropped: Counter[str] = Counter()
         self.roster = Roster(
             self.name, engine.entries,
             neighbours=self.settings.neighbours, sources=self.settings.sources,
-            lease=self.settings.lease, agree=self.agree, dropped=self.dropped,
+            lease=self.settings.lease, agree=self.shared_settings, dropped=self.dropped,
         )  # fmt: skip
         self.roster.restore_neighbours(engine.gossiper.known_sessions(), self.machine.monotonic())
         self.joined = False
@@ -102,7 +103,7 @@ class Link:
         """The session that was last declared dead under our name."""
         self.probe_delivered = asyncio.Event()
         """Set when the probe that we published on our own status topic was delivered back to us."""
-        self.packets = self.bytes = 0
+        self.packets = self.bytes = 0  # sent so far
         self._limits = engine.inbound_limits
         self._pending: list[tuple[str, bytes | memoryview]] = []
         self._pending_bytes, self._pending_limit = 0, engine.inbound_limits.max_waiting_bytes(0)
@@ -248,14 +249,15 @@ class Link:
             status is not None
             and status.state == "online"
             and status.session != self.session
-            and status.generation
-            >= self.generation  # a lower one is a device that we have replaced
+            # A lower generation is that of a device that we have replaced.
+            and status.generation >= self.generation
         )
 
     async def _publish_card(self) -> None:
         card = Card(
             self.session, self.since, self.engine.samples, self.engine.entries, self.generation,
-            self.settings.lease, self.agree, self._start_digests, self.engine.former_goodbye, self._goodbyes,
+            self.settings.lease, self.shared_settings, self._start_digests, self.engine.former_goodbye,
+            self._goodbyes,
         )  # fmt: skip
         signed = self.security.card(card.encode())
         self._own_card.about_to_publish(signed)
@@ -327,6 +329,7 @@ class Link:
         return members
 
     # --- the lease ------------------------------------------------------------------------------
+    # Other peers give up a session that was offline for longer than its lease; it then starts a new one.
 
     async def renew_lease(self) -> None:
         """Note when we are connected, and publish the status several times per lease.
@@ -376,7 +379,7 @@ class Link:
         await self.next_turn()  # the turn that processes the last of them
 
     async def gossip(self) -> None:
-        """Run turn after turn: pass received packets to the engine, and send the packets it returns."""
+        """Run turn after turn, until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):  # woken up, or after a tick
                 async with asyncio.timeout(self.settings.tick):
@@ -605,7 +608,7 @@ class Link:
             raise SessionOver(f"it was declared dead{by}: {notice.reason or 'no reason given'}")
 
 
-def agreement_of(settings: Settings) -> dict[str, str]:
+def shared_settings(settings: Settings) -> dict[str, str]:
     """Return the settings that must be the same on all peers, with their names as in a config."""
     agree = {"mode": settings.mode, "weights": settings.weights}
     if settings.mode == "rounds":

@@ -194,6 +194,7 @@ trim_heap = HeapTrimmer(_malloc_trim())
 
 
 FORMAT = "gossamer-checkpoint-4"
+"""Identifies the file format of checkpoints."""
 _REMEDY = "move it away to start without it, or restore a copy"
 
 

@@ -128,7 +128,7 @@ async def wait_for_others(link: Link) -> None:
     while link.view.waiting and link.machine.monotonic() < deadline:
         await link.next_turn()
     for model, (counting, members) in link.members().items():
-        _log.info("peer %s: model %s counts: %d of %d", link.name, model, counting, members)
+        _log.info("peer %s: model %s: %d of %d members count", link.name, model, counting, members)
 
 
 def goodbye_of(ending: Ending, generation: int) -> Status:
@@ -140,6 +140,7 @@ def goodbye_of(ending: Ending, generation: int) -> Status:
 
 
 async def _begin_counting(link: Link, *, as_founder: bool) -> None:
+    """Let our weight count as soon as the bootstrap allows it; see Bootstrap.begin."""
     expected_online = bool(link.settings.expect) and not link.engine.returning
     now = link.machine.monotonic()
     await link.worker.run(
@@ -148,6 +149,7 @@ async def _begin_counting(link: Link, *, as_founder: bool) -> None:
 
 
 async def _wait_for_expected(link: Link) -> None:
+    """Wait until all peers of `expect` are online; PeerError after start_timeout."""
     settings = link.settings
     start = last_log = link.machine.monotonic()
     # A returning peer does not wait: some expected peers may have finished. A new lockstep session does.
@@ -173,7 +175,7 @@ async def _wait_for_expected(link: Link) -> None:
 
 
 async def _free_generation(link: Link) -> int:
-    """Return the generation to join with; PeerError if the name belongs to another device.
+    """Return the generation (see presence.Card) to join with; PeerError if another device has the name.
 
     Publishes a probe on our own status topic: the broker delivers a retained status before the probe, and a
     device that is online under the name answers with its status.
@@ -237,11 +239,11 @@ def _name_taken(link: Link, status: Status) -> str:
 
 
 def _refuse_midway(link: Link, others_are_ahead: bool) -> None:
-    """Raise PeerError if a new session would join a lockstep mode in which other peers already train."""
+    """Raise PeerError if other peers already train in a lockstep mode (rounds or server)."""
     if link.settings.mode != "async" and not link.engine.restored and others_are_ahead:
         raise PeerError(
             f"peer {link.name}: swarm {link.settings.swarm!r} is already training in "
-            f"{link.settings.mode} mode, which nobody can join midway; use async mode, or start together"
+            f"{link.settings.mode} mode, which cannot be joined midway; use async mode, or start together"
         )
 
 

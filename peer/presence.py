@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 Phase = Literal["starting", "training", "settling", "done"]
 State = Literal["online", "offline", "left"]
 Statement = list[list[Any]]
+"""Rows of a session's ledger; see Goodbye."""
 T = TypeVar("T", "Card", "Status")
 
 MAX_KEPT_BYTES = 32 << 10
@@ -55,6 +56,8 @@ def newest_goodbyes(goodbyes: dict[str, str]) -> dict[str, str]:
 
 
 def _rows(is_row: Callable[[Any], bool]) -> AfterValidator:
+    """Return a pydantic validator that checks each row of a statement."""
+
     def check(rows: Statement) -> Statement:
         if not all(map(is_row, rows)):
             raise ValueError("not a row of a statement")
@@ -100,7 +103,8 @@ class Card:
 
     since: when the session began, by the peer's wall clock; of several waiting peers the earliest founds.
     models: for each partial model, the names, shapes and dtypes of the parameters in its vector.
-    generation: 1, and one more for each device that replaced another under this name; the highest is valid.
+    generation: 1 for the first device of this name; each device that replaces another one has the next
+        number. The device with the highest one is valid.
     lease: seconds after which other peers give this peer up when it is offline.
     agree: settings that must be the same on all peers, by name.
     starts: for each partial model, a digest of the values that the session began with.
