@@ -97,7 +97,7 @@ class Bootstrap:
         """Partial models in which the peer's own weight does not count yet."""
         self._deciding = self._expected_online = False
         self._waiting_since = self._since = 0.0
-        self._counting_peer_seen: dict[str, float] = {}
+        self._counting_seen: dict[str, float] = {}
         """Per partial model: when a live peer that counts in it was last online."""
         self._start_digests: dict[str, str] = {}
         self._warned: set[str] = set()
@@ -110,22 +110,18 @@ class Bootstrap:
         self._start_digests = {m: digest(self._store.read(m)) for m in gossiper.models}
         self.waiting = {m for m in gossiper.models if not gossiper.injected(m)}
         self._deciding = self._expected_online = False
-        self._counting_peer_seen.clear()
+        self._counting_seen.clear()
         self._warned.clear()
         return dict(self._start_digests)
 
-    def begin(
-        self, gossiper: Gossiper, now: float, *, as_founder: bool, expected_online: bool
-    ) -> None:
+    def begin(self, gossiper: Gossiper, now: float, *, as_founder: bool, all_online: bool) -> None:
         """Start deciding.
 
         as_founder: let the peer's weight count at once, at its own values.
-        expected_online: the settings name expected peers, and all of them are online.
+        all_online: the settings name expected peers, and all of them are online.
         """
-        self._deciding, self._expected_online, self._waiting_since = True, expected_online, now
-        self._counting_peer_seen = (
-            dict.fromkeys(self._start_digests, now) | self._counting_peer_seen
-        )
+        self._deciding, self._expected_online, self._waiting_since = True, all_online, now
+        self._counting_seen = dict.fromkeys(self._start_digests, now) | self._counting_seen
         # A trained network is matched first, if values to match it with have already been received.
         if as_founder and not (self._store.is_staging and any(map(gossiper.weight, self.waiting))):
             self._count(gossiper, lambda _: True)
@@ -133,13 +129,13 @@ class Bootstrap:
     def restart_silence(self, now: float) -> None:
         """Restart the wait for counting peers: the connection was lost, and they may be reconnecting too."""
         self._waiting_since = now
-        self._counting_peer_seen = dict.fromkeys(self._start_digests, now)
+        self._counting_seen = dict.fromkeys(self._start_digests, now)
 
     def update(self, gossiper: Gossiper, others: OtherPeers, now: float) -> None:
         """Let the own weight count in every model in which it may; called in every turn."""
         for model in self.waiting:
             if any(model in other.counts and other.is_live for other in others.online(model)):
-                self._counting_peer_seen[model] = now
+                self._counting_seen[model] = now
         if not self._deciding or not self.waiting:
             return
         self._count(gossiper, lambda model: self._may_found(model, others, now))
@@ -154,7 +150,7 @@ class Bootstrap:
 
     def _may_found(self, model: str, others: OtherPeers, now: float) -> bool:
         """Return whether to count at the peer's own values, because no counting peer is known."""
-        silence = now - self._counting_peer_seen[model]
+        silence = now - self._counting_seen[model]
         if silence >= FOUND_ANYWAY_AFTER * self._settings.silence:
             return True
         online = others.online(model)

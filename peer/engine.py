@@ -104,10 +104,9 @@ class InboundLimits:
 
     def make_reassembler(self) -> Reassembler:
         """Return a reassembler with these limits, for a peer without neighbours yet; see `adjust`."""
-        sender_bytes = 2 * (self._bytes_per_peer + self.max_message_bytes)
-        reassembler = Reassembler(
-            max_message_bytes=self.max_message_bytes, max_sender_bytes=sender_bytes
-        )
+        largest = self.max_message_bytes
+        sender_bytes = 2 * (self._bytes_per_peer + largest)
+        reassembler = Reassembler(max_message_bytes=largest, max_sender_bytes=sender_bytes)
         self.adjust(reassembler, 0)
         return reassembler
 
@@ -338,11 +337,9 @@ class Engine:
         self._initial_estimate = InitialEstimate(sizes, wait=ESTIMATE_WAIT)
         return start_digests
 
-    def begin(self, now: float, *, as_founder: bool, expected_online: bool) -> None:
+    def begin(self, now: float, *, as_founder: bool, all_online: bool) -> None:
         """Let the peer's own weight count, as soon as its bootstrap allows it; see Bootstrap.begin."""
-        self.bootstrap.begin(
-            self.gossiper, now, as_founder=as_founder, expected_online=expected_online
-        )
+        self.bootstrap.begin(self.gossiper, now, as_founder=as_founder, all_online=all_online)
         self.view = self._make_view()
 
     def neighbours_are_ahead(self) -> bool:
@@ -508,9 +505,7 @@ class Engine:
         revision = (self.session, self.gossiper.ledger.revision)
         if (messages and self._saved_revision != revision) or self._unsaved_goodbye:
             if not self.save():
-                self._unsent_messages = (
-                    messages  # for the next turn; save raises if it fails for long
-                )
+                self._unsent_messages = messages  # until `save` succeeds or raises
                 return []
         else:
             self._saver.save_periodically(self.history.round)
@@ -716,7 +711,7 @@ class Engine:
             self.restored, self.ending = True, ending
             return
         has_started = bool(self.history.round) or any(self._injected_weights().values())
-        away = 0.0 if last_contact is None else self.machine.uptime() - last_contact
+        offline_seconds = 0.0 if last_contact is None else self.machine.uptime() - last_contact
         if ending is not None:
             self.undelivered_ending = None if ending.told else ending
             self._remember_goodbye(ending)
@@ -730,10 +725,10 @@ class Engine:
             )
             self._record_abandoned("the machine was restarted, or its clock was set back")
             self._begin_new_session()
-        elif away > self.settings.lease and not self._has_accounts():
+        elif offline_seconds > self.settings.lease and not self._has_accounts():
             self._begin_new_session()
-        elif away > self.settings.lease:
-            reason = f"lease expired ({away:.0f} s > {self.settings.lease:g} s)"
+        elif offline_seconds > self.settings.lease:
+            reason = f"lease expired ({offline_seconds:.0f} s > {self.settings.lease:g} s)"
             _log.warning("peer %s: %s; rejoining with a new session", self.name, reason)
             self.start_new_session(reason)
         else:

@@ -149,9 +149,7 @@ class Lifecycle:
         """Move to the next state and return it; RuntimeError if the table has no entry: that is a bug."""
         next_state = TABLE.get((self.state, event))
         if next_state is None:
-            raise RuntimeError(
-                f"no transition for the event {event.name} in state {self.state.name}"
-            )
+            raise RuntimeError(f"no transition for event {event.name} in state {self.state.name}")
         self.state = next_state
         return next_state
 
@@ -341,9 +339,7 @@ class Peer:
                         self._lifecycle.fire(Event.ABORT)
                     # Not if other peers cannot see this session, or another device has the name.
                     if link.joined and not isinstance(error, Replaced):
-                        await (
-                            transport.abort()
-                        )  # without DISCONNECT, so that the last will is published
+                        await transport.abort()  # the broker then publishes the last will
                     raise
         except TransportError as error:
             if connected or link.engine.ending is None:
@@ -353,24 +349,24 @@ class Peer:
 
     async def _run_states(self, link: Link) -> Report:
         """Run from the first state to a final one, and return the report."""
-        life = self._lifecycle
+        lifecycle = self._lifecycle
         failure: PeerError | None = None
         if link.engine.ending is not None:
-            life.fire(Event.ENDING_RESTORED)
+            lifecycle.fire(Event.ENDING_RESTORED)
             _log.info("peer %s: continues leaving where a former process stopped", self.name)
         else:
-            life.fire(Event.CONNECTED)
+            lifecycle.fire(Event.CONNECTED)
             try:
                 await self._run_tasks(link)
             except SessionOver:
-                life.fire(Event.SESSION_OVER)
+                lifecycle.fire(Event.SESSION_OVER)
                 raise
             except (NotSaved, Replaced):
                 raise
             except PeerError as error:
                 failure = error
-                life.fire(Event.ERROR)
-        if life.state is State.ABORTED:
+                lifecycle.fire(Event.ERROR)
+        if lifecycle.state is State.ABORTED:
             if failure is not None:
                 raise failure
             # Asked to leave before the session was announced.
@@ -538,9 +534,7 @@ class Peer:
         if engine.ending is None:
             # In a new session after a lost lease all rounds may be trained, but the weight not count yet.
             unfinished = link.view.round < self.settings.rounds or bool(link.view.waiting)
-            kind = (
-                "failed" if failure is not None else "left" if asked and unfinished else "finished"
-            )
+            kind = "failed" if failure else "left" if asked and unfinished else "finished"
             reason = str(failure) if failure else self._leave_reason or "its training is over"
             loop_report, events = self._loop_report(link), link.take_events()
             await run(engine.end, kind, reason, link.phase, loop_report, events)

@@ -352,8 +352,8 @@ class Link:
         if self.transport.connection.state != "connected":
             return
         if self._lease_over():
-            away = self.machine.uptime() - self.last_contact
-            raise SessionOver(f"lease expired ({away:.0f} s > {self.settings.lease:g} s)")
+            offline = self.machine.uptime() - self.last_contact
+            raise SessionOver(f"lease expired ({offline:.0f} s > {self.settings.lease:g} s)")
         if self.view.rejection:
             raise SessionOver(f"its session was rejected: {self.view.rejection}")
 

@@ -128,11 +128,8 @@ def _boot_id() -> str | None:
 
 def portable_time(machine: Machine, at: float) -> dict[str, Any]:
     """Return a time of `uptime` as plain data that a later process can convert back with `uptime_of`."""
-    return {
-        "boot": machine.boot_id(),
-        "clock": at,
-        "wall": machine.wall() - (machine.uptime() - at),
-    }
+    wall = machine.wall() - (machine.uptime() - at)
+    return {"boot": machine.boot_id(), "clock": at, "wall": wall}
 
 
 def uptime_of(machine: Machine, stored: dict[str, Any]) -> float | None:
@@ -328,7 +325,7 @@ class Saver:
         # session is not continued; elsewhere every save must be forced to the disk. With differential
         # privacy too, or releases could be forgotten and the report would state too small an epsilon.
         self._sync = machine.boot_id() is None or settings.dp is not None
-        self._last_write, self._seconds_per_write, self._saved_round = machine.monotonic(), 0.0, 0
+        self._last_write, self._write_seconds, self._saved_round = machine.monotonic(), 0.0, 0
         self._failing = False
         self._blocked_since: float | None = None
         """Since when nothing can be sent, because the checkpoint cannot be written."""
@@ -416,7 +413,7 @@ class Saver:
         """
         if self.path is None:
             return
-        pause = max(self._settings.save_every, self._seconds_per_write / self._limits.save_share)
+        pause = max(self._settings.save_every, self._write_seconds / self._limits.save_share)
         if number == self._saved_round:
             pause = max(pause, self._settings.lease / 4)
         if self._machine.monotonic() - self._last_write >= pause:
@@ -444,10 +441,7 @@ class Saver:
                 )  # fmt: skip
             return reason
         self._last_write, self._blocked_since = self._machine.monotonic(), None
-        self._seconds_per_write, self._saved_round = (
-            self._last_write - start,
-            tree["books"]["round"],
-        )
+        self._write_seconds, self._saved_round = self._last_write - start, tree["books"]["round"]
         if self._failing:
             self._failing = False
             _log.info("peer %s: can write its checkpoint again", self._name)

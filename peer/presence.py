@@ -382,9 +382,7 @@ class Roster:
         if status.state == "online":
             if entry.offline_since is not None and entry.announced_session == status.session:
                 # Without a former status it was our own process that restarted.
-                _log.info(
-                    "peer %s is %s", peer, "still online" if before is None else "back online"
-                )
+                _log.info("peer %s is %s online", peer, "still" if before is None else "again")
             entry.offline_since, entry.phase = None, status.phase
             return self._announce(peer)
         if status.state == "left":

@@ -168,7 +168,7 @@ class MatchedStore(NetworkStore):
     # --- checkpoints ----------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the data that the network does not hold, for a checkpoint."""
+        """Return the data that the network does not hold; the keys are part of the checkpoint's format."""
         indices = {} if self.common is None else self.common.indices
         return {
             "wide": dict(self._common_vectors),

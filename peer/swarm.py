@@ -188,7 +188,7 @@ class LocalSwarm:
                     await transport.publish(topic, notice, retain=True)
         except (TimeoutError, TransportError, TrustError) as error:
             _log.warning(
-                "could not declare %s dead: %s", sessions, error or "the broker did not answer"
+                "could not declare %s dead: %s", sessions, error or "no answer of the broker"
             )
 
     async def _run_once(self, index: int, path: Path) -> tuple[int, str]:

@@ -256,17 +256,15 @@ def serve(
     Prints which broker runs, why, and the URLs for other devices. `ready` is called once the broker accepts
     connections. Call `serve` from the main thread. Returns 1 if the broker exits by itself.
     """
-    stopping = threading.Event()
-    handlers = {
-        number: signal.signal(number, lambda *_: stopping.set()) for number in stop_signals()
-    }
+    stop = threading.Event()
+    handlers = {number: signal.signal(number, lambda *_: stop.set()) for number in stop_signals()}
     try:
         with Broker(settings, kind=kind) as broker:
             lines = [f"{broker.kind}: {broker.reason}", *broker.public_urls]
             print(*lines, sep="\n", file=out or sys.stdout, flush=True)
             if ready is not None:
                 ready(broker)
-            while not stopping.wait(0.5):
+            while not stop.wait(0.5):
                 if broker._process is not None and broker._process.poll() is not None:
                     print(f"{broker.kind} died:\n{broker.log()[-2000:]}", file=sys.stderr)
                     return 1

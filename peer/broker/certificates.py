@@ -157,7 +157,7 @@ class Authority:
         if end < min(datetime.now(UTC) + timedelta(days=RENEWAL_DAYS), issuer.not_valid_after_utc):
             return f"it expires on {end:%Y-%m-%d}"
         covered = _alternative_names(certificate)
-        missing = [name for name in _server_names(names) if _alternative_name(name) not in covered]
+        missing = [name for name in _server_names(names) if _general_name(name) not in covered]
         return f"it did not cover {', '.join(missing)}" if missing else None
 
     def issue_server(
@@ -167,9 +167,7 @@ class Authority:
 
         `days` below zero makes one that has already expired (for tests).
         """
-        names = x509.SubjectAlternativeName(
-            [_alternative_name(name) for name in _server_names(names)]
-        )
+        names = x509.SubjectAlternativeName([_general_name(name) for name in _server_names(names)])
         return self._issue(file, "gossamer broker", ExtendedKeyUsageOID.SERVER_AUTH, days, names)
 
     def issue_client(self, peer: str, *, days: float = ISSUED_DAYS) -> CertificateFiles:
@@ -289,7 +287,7 @@ def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _alternative_name(name: str) -> x509.GeneralName:
+def _general_name(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:

@@ -31,9 +31,8 @@ _PR_SET_PDEATHSIG = 1
 def main(folder: str, command: list[str]) -> int:
     """Run the command until it exits, a signal stops it, or the parent has ended; return its exit code."""
     broker_ended, parent_ended = threading.Event(), threading.Event()
-    stop_requests: SimpleQueue[None] = (
-        SimpleQueue()
-    )  # reentrant: a signal may interrupt a signal handler
+    # A SimpleQueue is reentrant: a signal may interrupt a signal handler.
+    stop_requests: SimpleQueue[None] = SimpleQueue()
     # Before the broker starts: a watchdog killed by a signal would leave the broker running.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop_requests.put(None))

@@ -92,7 +92,7 @@ def live(settings: Config, folder: Path) -> tuple[np.ndarray, int]:
     events: dict[str, list[Any]] = {}
     for name, engine in engines.items():
         engine.open_session(0.0, 1)
-        engine.begin(0.0, as_founder=True, expected_online=True)
+        engine.begin(0.0, as_founder=True, all_online=True)
         around = engine.settings.neighbours
         events[name] = [
             Online(other.name, other.session, tuple(other.schemas))

@@ -69,7 +69,7 @@ def begin(engine: Engine, *, as_founder: bool = True) -> Engine:
     """Let an engine take part: at its own values, or after hearing."""
     engine.record_session()
     engine.open_session(0.0, 1)
-    engine.begin(0.0, as_founder=as_founder, expected_online=False)
+    engine.begin(0.0, as_founder=as_founder, all_online=False)
     assert engine.save()
     return engine
 

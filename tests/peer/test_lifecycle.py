@@ -448,7 +448,7 @@ def test_a_newcomer_does_not_wait_for_long_for_another_one_that_came_first():
     engine = Engine("b", make_learner("b", seed=1), quick(silence=5.0))
     engine.record_session()
     engine.open_session(100.0, 1)
-    engine.begin(0.0, as_founder=False, expected_online=False)
+    engine.begin(0.0, as_founder=False, all_online=False)
     first = Online(
         "a", "sa", ("global",), incoming_models=("global",), since=50.0, starts={"global": "x"}
     )
