@@ -159,9 +159,10 @@ class Bootstrap:
         may_wait = self._settings.founder is False or not self._expected_online
         if may_wait and silence < self._settings.silence:
             return False
-        own_digest, own_age = self._start_digests[model], (self._since, self._name)
+        # With equal starting values all waiting peers found, else only the one that came first.
+        own_digest, own_start = self._start_digests[model], (self._since, self._name)
         return all(other.starts.get(model) == own_digest for other in online) or all(
-            own_age < (other.since, other.peer) for other in online
+            own_start < (other.since, other.peer) for other in online
         )
 
     def _count(self, gossiper: Gossiper, may_found: Callable[[str], bool]) -> None:

@@ -445,7 +445,7 @@ class Engine:
         self.history.round += 1
         if isinstance(self.mode, RoundsMode | ServerMode):
             number = self.history.round - self.history.earlier - 1
-            self._privacy.enter(self.gossiper, number, self.security)
+            self._privacy.begin_round(self.gossiper, number, self.security)
             self.mode.begin_round(self.gossiper, number)
         else:
             self.mode.request()

@@ -79,7 +79,7 @@ class Privacy:
 
     # --- masks ----------------------------------------------------------------------------------
 
-    def enter(self, gossiper: Gossiper, number: int, security: SecurityLayer) -> None:
+    def begin_round(self, gossiper: Gossiper, number: int, security: SecurityLayer) -> None:
         """Mask the values of private models, just before round `number` begins."""
         self._credited.clear()
         if not self._plans:

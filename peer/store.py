@@ -68,7 +68,8 @@ def schema_hashes(network: SlicedNetwork, common: CommonWidth | None = None) -> 
 class MatchedStore(NetworkStore):
     """The vectors of one peer, with matching of cells: see settings.Matching.
 
-    While `is_staging`, received vectors are kept beside the network instead of written into it.
+    While `is_staging`, received vectors are kept beside the network instead of written into it. Models that
+    are fused have a *common width*: peers of different widths average vectors that have room for all cells.
 
     matching: per partial model; models without matching are read from and written to the network.
     trained: whether the network keeps its values; else, in models of a common width, it starts from common
