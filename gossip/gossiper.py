@@ -27,6 +27,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -89,6 +90,8 @@ class Gossiper:
         Its reference values are not part of a snapshot: a restored peer starts with none.
 
     `admit`, if it is set, checks every transfer before it is credited; guards are installed there.
+    `observe`, if it is set, is called with every transfer that is credited, as it arrived, and with the own
+    value before it changes.
     `counters` counts events by cause. No message makes the gossiper raise.
     """
 
@@ -110,6 +113,7 @@ class Gossiper:
         self.lossy = lossy
         self.rng = np.random.default_rng(seed)
         self.admit: Admit | None = None
+        self.observe: Callable[[Give, Array], None] | None = None
         self.counters: Counter[str] = Counter()
         self.rejections: dict[str, str] = {}
         """The neighbours that reject this session, each with the reason in words.
@@ -662,7 +666,10 @@ class Gossiper:
         if defect is not None:
             return defect
         admitted = give if self.admit is None else self.admit(give)
-        return admitted if isinstance(admitted, str) else self._balances.credit(admitted)
+        if isinstance(admitted, str):
+            return admitted
+        observe = None if self.observe is None else partial(self.observe, give)
+        return self._balances.credit(admitted, observe)
 
     def _give_up_reclaimed(self, peer: str, session: str, rows: Iterable[Any]) -> None:
         """Give up the mass of credited transfers that a leaver reclaimed; see `peer_gone`."""

@@ -238,7 +238,10 @@ class Store(Protocol):
         ...
 
     def read(self, name: str) -> Array:
-        """Return a model's values, as a view or a copy; the caller will not change them."""
+        """Return a model's values, as a view or a copy; the caller will not change them.
+
+        A view may change with the next `write`: copy values that are kept for longer.
+        """
         ...
 
     def write(self, name: str, value: Array) -> None:
@@ -381,12 +384,18 @@ class Balances:
             reserved = MAX_WEIGHT // 2
         return MAX_WEIGHT - self.weights[model] - reserved
 
-    def credit(self, give: Give) -> str | None:
-        """Absorb a transfer; return a cause, and change nothing, if the result would not be finite."""
+    def credit(self, give: Give, observe: Callable[[Array], None] | None = None) -> str | None:
+        """Absorb a transfer; return a cause, and change nothing, if the result would not be finite.
+
+        observe: called with the own value before it changes.
+        """
         model = give.model
-        mass = absorb_finite(self._mass(model), Mass(give.value, give.weight))
+        own = self._mass(model)
+        mass = absorb_finite(own, Mass(give.value, give.weight))
         if mass is None:
             return "not-finite"
+        if observe is not None:
+            observe(own.value)
         self._set(model, mass)
         promised = self.promised.pop(model, 0)
         if promised:

@@ -132,9 +132,14 @@ class SlicedNetwork:
 
     def read(self, model: str) -> Tensor:
         """Return a copy of the values that `model` averages, in the same order on all peers."""
+        values = self.view(model)
+        return values.clone() if isinstance(self._find(model), slice) else values
+
+    def view(self, model: str) -> Tensor:
+        """Return the values that `model` averages: a view if they are contiguous, else a copy."""
         where = self._find(model)
         if isinstance(where, slice):
-            return self.flat[where].clone()
+            return self.flat[where]
         return self.flat.index_select(0, where)
 
     def write(self, model: str, values: Tensor | np.ndarray) -> None:

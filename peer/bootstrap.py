@@ -196,7 +196,7 @@ class Bootstrap:
     def _add_trained_network(self, gossiper: Gossiper) -> None:
         """Match the trained network's cells with the received values, and let its own values count."""
         models = sorted(self.waiting)
-        received = {m: Mass(self._store.read(m), gossiper.weight(m)) for m in models}
+        received = {m: Mass(np.array(self._store.read(m)), gossiper.weight(m)) for m in models}
         moved = self._store.match_cells(self._learner)
         for model in models:
             own = Mass(self._store.read(model), self._weight)

@@ -427,6 +427,7 @@ class Engine:
             self.gossiper = Gossiper(self.name, session, self.store, **options)
         else:
             self.gossiper = Gossiper.restore(snapshot, self.store, **options)
+        self.gossiper.observe = lambda give, own: self.agreement.add(give.model, own, give.value)
         if self._guards is not None:
             guard(self.gossiper, self._guards, self.machine.monotonic)
 
@@ -493,7 +494,6 @@ class Engine:
         self._start_from_initial_estimates(now)
         self.bootstrap.update(self.gossiper, self._others, now)
         self.gossiper.tick(now)
-        self.store.take_last_read()  # the copy that a push has read would only take up memory
         messages = self._save_before_sending([*self._unsent_messages, *self.gossiper.poll()])
         outgoing = self._dispatch.pack(messages, self.session, max_packet)
         self.view = self._make_view()
@@ -804,17 +804,11 @@ class Engine:
         self._handle(message, now)
 
     def _handle(self, message: Message, now: float) -> None:
-        """Pass a message to the gossiper; if it was credited, update the agreement and the masks."""
-        model = message.model
+        """Pass a message to the gossiper; if it was credited, update the masks."""
         before = self.gossiper.counters["credited"]
-        self.store.take_last_read()
         self.gossiper.handle(message, now)
-        own_value = self.store.take_last_read()  # as it was when the message was credited
-        credited = self.gossiper.counters["credited"] > before
-        if credited:
-            self._privacy.credited(message.sender, model)
-        if credited and isinstance(message, Give) and own_value is not None:
-            self.agreement.add(model, own_value, message.value)
+        if self.gossiper.counters["credited"] > before:
+            self._privacy.credited(message.sender, message.model)
 
     def _start_from_initial_estimates(self, now: float) -> None:
         """Start a newcomer's models from the median of the values collected so far; see InitialEstimate.

@@ -28,8 +28,8 @@ class NetworkStore:
         return self._network.averaged_models
 
     def read(self, name: str) -> np.ndarray[Any, Any]:
-        """Return a copy of the values at the vector's coordinates."""
-        return self._network.read(name).cpu().numpy()
+        """Return the vector's values: a view of the network if they are contiguous, else a copy."""
+        return self._network.view(name).cpu().numpy()
 
     def write(self, name: str, value: np.ndarray[Any, Any]) -> None:
         """Write values to the vector's coordinates in the network."""
@@ -87,7 +87,6 @@ class MatchedStore(NetworkStore):
         self._common_vectors: dict[str, Array] = {}
         """Vectors of the common width, as they were written last."""
         self._staged: dict[str, Array] | None = None
-        self._last_read: Array | None = None
         if self.common is not None:
             dtype = super().read(self.common.averaged_models[0]).dtype
             if trained:
@@ -109,8 +108,12 @@ class MatchedStore(NetworkStore):
 
     def read(self, name: str) -> Array:
         """Return the vector to average: a received one while staging, else the network's own values."""
-        self._last_read = self._read(name)
-        return self._last_read
+        if self._staged is not None and name in self._staged:
+            return self._staged[name]
+        own = super().read(name)
+        if self.common is None or name not in self.common.averaged_models:
+            return own
+        return self.common.embed(name, own, self._common_vectors[name])
 
     def write(self, name: str, value: Array) -> None:
         """Write an averaged vector; while staging, the network stays as it is."""
@@ -121,11 +124,6 @@ class MatchedStore(NetworkStore):
             super().write(name, self.common.extract(name, value))
         else:
             super().write(name, value)
-
-    def take_last_read(self) -> Array | None:
-        """Return the vector that was read last, and forget it: reading it again would take time."""
-        last, self._last_read = self._last_read, None
-        return last
 
     def start_staging(self) -> None:
         """Keep received vectors beside the network, until `match_cells` is called."""
@@ -186,14 +184,6 @@ class MatchedStore(NetworkStore):
 
             layouts = {model: self.common.slicing.layout(model) for model in self.common.models}
             self.common = CommonWidth(self._network.slicing, layouts, data["places"])
-
-    def _read(self, name: str) -> Array:
-        if self._staged is not None and name in self._staged:
-            return self._staged[name]
-        own = super().read(name)
-        if self.common is None or name not in self.common.averaged_models:
-            return own
-        return self.common.embed(name, own, self._common_vectors[name])
 
 
 def _check_matching(network: SlicedNetwork, matching: Mapping[str, Matching]) -> None:
@@ -298,8 +288,8 @@ class Agreement:
         self._recent[model].append(_distance(own, received))
 
     def values(self) -> dict[str, Array]:
-        """Return the peer's current values, for `reset_changed`."""
-        return {model: self._store.read(model) for model in self._recent}
+        """Return copies of the peer's current values, for `reset_changed`."""
+        return {model: np.array(self._store.read(model)) for model in self._recent}
 
     def reset_changed(self, before: dict[str, Array], tolerance: float) -> None:
         """Forget the distances of models whose values have changed by more than the tolerance."""

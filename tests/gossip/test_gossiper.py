@@ -416,3 +416,24 @@ def test_async_gossip_agrees_on_the_weighted_mean_through_faults(samples: list[i
         assert [a.open for a in accounts] == [0] * 5
         assert sum(a.held for a in accounts) == sum(a.injected for a in accounts)
     assert sum(p.counters["repeat"] for p in peers.values()) > 0
+
+
+def test_an_observer_sees_both_values_of_every_credit_before_it_changes_ours():
+    a, b = pair()
+    seen = []
+    b.observe = lambda give, own: seen.append((give.sender, give.value.copy(), own.copy()))
+    a.push("v", {"b": ONE // 2}, 0.0)
+    give = give_of(a)
+    b.handle(replace(give, value=np.full(3, np.inf, dtype=np.float32)), 0.0)
+    assert seen == []  # refused
+    a, b = pair()
+    b.observe = lambda give, own: seen.append((give.sender, give.value.copy(), own.copy()))
+    a.push("v", {"b": ONE // 2}, 0.0)
+    give = give_of(a)
+    b.handle(give, 0.0)
+    b.handle(give, 0.0)  # a duplicate
+    ((sender, received, own),) = seen
+    assert sender == "a"
+    assert received.tolist() == [0.0] * 3
+    assert own.tolist() == [4.0] * 3
+    assert read(b).tolist() != own.tolist()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gossamer.gossip import ONE, Gossiper
 from gossamer.models import ModelError, ModelGraph, SgdLearner, SlicedNetwork, mlp
 from gossamer.peer import Matching
-from gossamer.peer.store import MatchedStore
+from gossamer.peer.store import Agreement, MatchedStore
 
 
 def network(width: int, peer: str = "a", seed: int | None = 0) -> SlicedNetwork:
@@ -218,3 +218,35 @@ def test_fuse_is_refused_where_widths_would_not_meet() -> None:
     crossed = SlicedNetwork(mlp("4=6=3").double(), {"all": "4-6-3"}, peer="a", cross=True, seed=0)
     with pytest.raises(ModelError, match="does not work with cross-model averaging"):
         MatchedStore(crossed, {"all": Matching("fuse", "4-9-3")})
+
+
+def test_what_a_peer_gives_does_not_change_with_its_network() -> None:
+    """A store reads contiguous values as a view of the network; what is on its way is a copy."""
+    own = network(5)
+    store = MatchedStore(own, {})
+    assert np.shares_memory(store.read("all"), own.flat.numpy())
+    giver = gossiper("a", store)
+    giver.inject("all", ONE)
+    giver.peer_online("b", "session-b", ["all"])
+    giver.push("all", {"b": ONE // 2}, 0.0)
+    (give,) = giver.poll()
+    before = own.read("all").numpy()
+    own.flat.zero_()
+    np.testing.assert_array_equal(give.value, before)
+    np.testing.assert_array_equal(store.read("all"), 0.0)
+
+
+def test_agreement_compares_with_the_value_before_a_credit() -> None:
+    giver, taker = (MatchedStore(network(5, name), {}) for name in "ab")
+    giver.write("all", np.full_like(giver.read("all"), 3.0))
+    taker.write("all", np.full_like(taker.read("all"), 2.0))
+    a, b = gossiper("a", giver), gossiper("b", taker)
+    agreement = Agreement(["all"], taker)
+    b.observe = lambda give, own: agreement.add(give.model, own, give.value)
+    for each, other in ((a, b), (b, a)):
+        each.inject("all", ONE)
+        each.peer_online(other.peer, other.session, ["all"])
+    a.push("all", {"b": ONE // 2}, 0.0)
+    deliver(a, b)
+    assert agreement.disagreement() == {"all": pytest.approx(0.5)}
+    np.testing.assert_allclose(taker.read("all"), 2.0 + 1.0 / 3.0)
