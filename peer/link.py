@@ -107,6 +107,7 @@ class Link:
         self._limits = engine.inbound_limits
         self._pending: list[tuple[str, bytes | memoryview]] = []
         self._pending_bytes, self._pending_limit = 0, engine.inbound_limits.max_waiting_bytes(0)
+        self._roster_checked = -inf
         self._events: list[Event] = []
         self._has_announced = False
         """Whether our card was published: other peers need it to decrypt our packets."""
@@ -396,10 +397,15 @@ class Link:
             limit = self._max_packet()
             # No await between here and the turn: only a cancelled turn puts its events back.
             connected = self.transport.connection.state == "connected"
-            timeout_events = self.roster.tick(now, connected=connected)
-            events = [*self.take_events(), *timeout_events]
+            events = self.take_events()
+            # Once per tick, not in every turn: it looks at all peers, and leases are much longer.
+            check_roster = now >= self._roster_checked + self.settings.tick
+            if check_roster:
+                self._roster_checked = now
+                events += self.roster.tick(now, connected=connected)
+            if check_roster or events:
+                self._pending_limit = self._limits.max_waiting_bytes(len(self.roster.online()))
             packets, self._pending, self._pending_bytes = self._pending, [], 0
-            self._pending_limit = self._limits.max_waiting_bytes(len(self.roster.online()))
             try:
                 outgoing = await self.worker.run(
                     self.engine.turn, packets, events, now, limit, self.last_contact
