@@ -19,6 +19,7 @@ from .learner import PeerCountAware as PeerCountAware
 from .learner import PlainSgd as PlainSgd
 from .learner import ProximalLearner as ProximalLearner
 from .learner import SgdLearner as SgdLearner
+from .learner import UpdateRule as UpdateRule
 from .learner import WeightAware as WeightAware
 from .learner import adding_to_gradient as adding_to_gradient
 from .learner import cross_entropy as cross_entropy
@@ -41,6 +42,15 @@ from .networks import resnet as resnet
 from .networks import small_cnn as small_cnn
 from .networks import unet as unet
 from .networks import vit as vit
+from .sharing import GLOBAL as GLOBAL
+from .sharing import OWN as OWN
+from .sharing import Assignment as Assignment
+from .sharing import AutoOptions as AutoOptions
+from .sharing import Candidate as Candidate
+from .sharing import Decider as Decider
+from .sharing import Decision as Decision
+from .sharing import levels as levels
+from .sharing import propose as propose
 from .slicing import Layout as Layout
 from .slicing import ModelGraph as ModelGraph
 from .slicing import SliceSpec as SliceSpec

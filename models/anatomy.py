@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -46,6 +46,8 @@ class ParameterMap:
         For a parameter without cells on its axes (a scalar): the cell it belongs to.
     private
         True if it is never averaged, whatever its cells (norms under FedBN).
+    extra_cell
+        A further cell that all values of the parameter belong to: see `Anatomy.with_norm_parts`.
     """
 
     name: str
@@ -53,6 +55,7 @@ class ParameterMap:
     axes: tuple[np.ndarray | None, ...]
     cell: int | None = None
     private: bool = False
+    extra_cell: int | None = None
 
     @property
     def size(self) -> int:
@@ -143,7 +146,9 @@ class Anatomy:
         """A hash of parts and parameters, by which peers with equal anatomies share coordinates."""
         digest = hashlib.blake2b(repr([(part.name, part.cells) for part in self.parts]).encode())
         for one in self.parameters:
-            digest.update(repr((one.name, one.shape, one.cell, one.private)).encode())
+            digest.update(
+                repr((one.name, one.shape, one.cell, one.private, one.extra_cell)).encode()
+            )
             for axis in one.axes:
                 digest.update(b"-" if axis is None else np.ascontiguousarray(axis).tobytes())
         return digest.digest()
@@ -162,6 +167,28 @@ class Anatomy:
         if treatment == "recompute":
             return self
         raise ModelError(f"buffers {treatment!r} is unknown; there are average, local, recompute")
+
+    def with_norm_parts(self, norms: Collection[str]) -> Anatomy:
+        """Return the anatomy with norm layers as parts of their own, so that they can be shared apart.
+
+        All gains and biases of norm layers belong to the one cell of a part `norms`, all statistics to that
+        of a part `norm-statistics`, beside the cells that they have already.
+
+        norms: the names of the modules that are norm layers.
+        """
+        buffers = {one.name for one in self.parameters if _is_statistic(one)}
+        part_of = {
+            one.name: "norm-statistics" if one.name in buffers else "norms"
+            for one in self.parameters
+            if one.name.rpartition(".")[0] in norms
+        }
+        added = [Part(name, 1) for name in ("norm-statistics", "norms") if name in part_of.values()]
+        cells = {part.name: int(self.first_cells[-1]) + index for index, part in enumerate(added)}
+        parameters = tuple(
+            replace(one, extra_cell=cells[part_of[one.name]]) if one.name in part_of else one
+            for one in self.parameters
+        )
+        return replace(self, parts=(*self.parts, *added), parameters=parameters, ends=self.ends)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return views of a flat vector (or of every row of a stack of them) by parameter name."""
@@ -206,6 +233,10 @@ class Anatomy:
             for index, axis in enumerate(one.axes):
                 if axis is not None and moved[axis].any():
                     data.copy_(data[(slice(None),) * index + (_axis_order(axis, take),)])
+
+
+def _is_statistic(one: ParameterMap) -> bool:
+    return one.name.rpartition(".")[2] in ("running_mean", "running_var")
 
 
 def first_cells(parts: Sequence[Part]) -> np.ndarray:

@@ -99,16 +99,34 @@ class SlicedNetwork:
         if module not in _HOOKED:
             module.register_state_dict_post_hook(_copy_shared_memory)
             _HOOKED.add(module)
+        self._locate_models()
+        if seed is not None:
+            current = self.flat.double().cpu().numpy()
+            values = starting_values(self.slicing, current, seed=seed, peer=peer, start=start)
+            self.flat.copy_(torch.from_numpy(values))
+
+    def _locate_models(self) -> None:
         self._where: dict[str, slice | Tensor] = {}
         for model in self.slicing.averaged_models:
             where = self.slicing.where(model)
             self._where[model] = (
                 where if isinstance(where, slice) else torch.from_numpy(where).to(self.flat.device)
             )
-        if seed is not None:
-            current = self.flat.double().cpu().numpy()
-            values = starting_values(self.slicing, current, seed=seed, peer=peer, start=start)
-            self.flat.copy_(torch.from_numpy(values))
+
+    def reslice(
+        self,
+        slices: Mapping[str, SliceSpec],
+        graph: ModelGraph | None = None,
+        *,
+        cross: bool = True,
+        anatomy: Anatomy | None = None,
+    ) -> None:
+        """Give the cells to other partial models; the values stay as they are.
+
+        anatomy: another description of the same flat tensor, such as one with norms as parts of their own.
+        """
+        self.slicing = Slicing(anatomy or self.slicing.anatomy, slices, graph=graph, cross=cross)
+        self._locate_models()
 
     def __call__(self, *inputs: Any) -> Any:
         return self.module(*inputs)

@@ -380,6 +380,9 @@ def _map_coordinates(
         grid = grid.transpose(*with_cells, *without_cells)[np.ix_(*orders)]
         if parameter.cell is not None:  # a scalar: give it one axis of length 1 for its cell
             models, grid = [model_of[parameter.cell : parameter.cell + 1]], grid[None]
+        if parameter.extra_cell is not None:
+            models = [model_of[parameter.extra_cell : parameter.extra_cell + 1], *models]
+            grid = grid[None]
         table, model_sets = _averaging_table(len(models), dependencies, cross)
         numbers = table[np.ix_(*models)]
         present = np.unique(numbers)

@@ -14,6 +14,7 @@ import torch
 from ...models import Learner, Metrics, ModelError, PeerCountAware
 from ...models.stack import (
     Group,
+    GroupSpec,
     MemoryNeeds,
     Task,
     Workers,
@@ -29,6 +30,7 @@ from .lockstep import Averager, ExactMean, Mixing
 
 if TYPE_CHECKING:  # heavy imports (gossipers, compressors, scipy), needed only with `wire=`
     from .events import Lockstep, Wire, WiredAverager
+    from .sharing import AutoSharing
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,9 @@ class Arena:
         Optional `MatchedStore` per learner, for partial models whose peers have layers of different widths:
         they map each peer's values to a common width, at which the model is averaged. Not supported with
         `device`.
+    sharing
+        `AutoSharing()` lets the swarm decide by itself which cells it shares, and with whom; the learners'
+        slices are replaced. Not supported with `wire`, `stores` or `device`.
     wire
         Simulate transmission: rounding, compression, skipped pushes, as in `Wire(compress="int8")`. Peers
         then run the same gossip code as live peers instead of one matrix product, and
@@ -111,6 +116,7 @@ class Arena:
         memory: int | None = None,
         stores: Sequence[MatchedStore] | None = None,
         wire: Wire | None = None,
+        sharing: AutoSharing | None = None,
     ):
         if not learners:
             raise ModelError("an arena needs at least one learner")
@@ -130,6 +136,11 @@ class Arena:
         if threads is not None and threads < 1:
             raise ModelError(f"{threads} threads: an arena needs at least one")
         self._learners = list(learners)
+        self.sharing = sharing
+        if sharing is not None:
+            if wire is not None or stores or device is not None:
+                raise ModelError("`sharing` cannot be combined with `wire`, `stores` or `device`")
+            sharing.start(self._learners)
         count = len(self._learners)
         for learner in self._learners:
             if isinstance(learner, PeerCountAware):  # in an arena, every peer sees all the others
@@ -154,28 +165,32 @@ class Arena:
             )
             self._needs = combine_needs([self._needs, self._wired.needs()])
         self._needs.check_fits(memory if memory is not None else free_memory(stack_device))
-        self._groups: list[Group] = [
-            form_group(spec, self._learners, self._device) for spec in specs
-        ]
-        self._group_and_row = {
-            index: (group, row) for group in self._groups for row, index in enumerate(group.indices)
-        }
-        self._averager = Averager(
-            [learner.network for learner in self._learners],
-            [
-                group.locate(row)
-                for group, row in (self._group_and_row[index] for index in range(count))
-            ],
-            mixing or ExactMean(),
-            weights,
-            stores or (),
-        )
+        self._mixing, self._weights, self._stores = mixing or ExactMean(), weights, stores or ()
+        self._form_groups(specs)
         if device is not None and (common := self._averager.common_width):
             raise ModelError(
                 f"partial model {common[0]!r} is averaged at a common width, which is not supported with "
                 "`device`: leave out `device`"
             )
         self._workers: Workers | None = None
+
+    def _form_groups(self, specs: Sequence[GroupSpec] | None = None) -> None:
+        """Stack the learners as they are now: their samples and slices may have changed."""
+        self._groups: list[Group] = [
+            form_group(spec, self._learners, self._device)
+            for spec in specs or group_learners(self._learners)
+        ]
+        self._group_and_row = {
+            index: (group, row) for group in self._groups for row, index in enumerate(group.indices)
+        }
+        located = (self._group_and_row[index] for index in range(len(self._learners)))
+        self._averager = Averager(
+            [learner.network for learner in self._learners],
+            [group.locate(row) for group, row in located],
+            self._mixing,
+            self._weights,
+            self._stores,
+        )
 
     def __repr__(self) -> str:
         """How many learners were stacked, and in how many stacks."""
@@ -206,7 +221,11 @@ class Arena:
             group.refresh()
         for index in range(1, rounds + 1):
             training = self.train()
+            if self.sharing is not None:
+                self.sharing.before_averaging()
             self.average()
+            if self.sharing is not None and self.sharing.after_averaging(index, training):
+                self._form_groups()
             tested = index % self._test_every == 0 or index == rounds
             tests = self.test() if tested else ()
             for group in self._groups:

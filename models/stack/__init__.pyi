@@ -7,6 +7,7 @@ from .groups import Task as Task
 from .groups import form_group as form_group
 from .groups import group_learners as group_learners
 from .groups import memory_needs as memory_needs
+from .groups import read_rule as read_rule
 from .groups import row_index as row_index
 from .plan import BLOCK_BYTES as BLOCK_BYTES
 from .plan import MemoryItem as MemoryItem

@@ -1,0 +1,112 @@
+"""A swarm that decides by itself what to share: it finds groups where tasks differ, and nothing where not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gossamer.experiments.arena import Arena, AutoSharing
+from gossamer.experiments.data import load
+from gossamer.models import (
+    ModelError,
+    ProximalLearner,
+    SgdLearner,
+    SlicedNetwork,
+    average,
+    mlp,
+)
+
+torch.set_num_threads(1)
+PEERS = 10
+
+
+def learners(permuted: bool, peers: int = PEERS, samples: int = 120) -> list[SgdLearner]:
+    """Peers with the digits of scikit-learn; every second one has other labels if `permuted`."""
+    digits = load("digits")
+    order = torch.randperm(len(digits.train.y), generator=torch.Generator().manual_seed(0))
+    x, y = (
+        digits.train.x.flatten(1)[order],
+        digits.train.y[order],
+    )  # the file is in order of writers
+    tests = digits.test.x.flatten(1), digits.test.y
+    other = torch.tensor([3, 4, 5, 6, 7, 8, 9, 0, 1, 2])
+    result = []
+    for index in range(peers):
+        own = slice(index * samples, (index + 1) * samples)
+        relabel = other if permuted and index % 2 else torch.arange(10)
+        network = SlicedNetwork(
+            mlp("64=30=10"), {"all": 1.0}, peer=f"peer{index}", rest=None, seed=0
+        )
+        data = (x[own], relabel[y[own]]), (tests[0], relabel[tests[1]])
+        result.append(SgdLearner(network, *data, local_samples=120, rate=0.1, seed=index))
+    return result
+
+
+def run(members: list[SgdLearner], rounds: int, **options: Any) -> tuple[AutoSharing, float]:
+    sharing = AutoSharing(**options)
+    arena = Arena(members, sharing=sharing)
+    return sharing, list(arena.run(rounds))[-1].accuracy
+
+
+def test_it_finds_the_groups_of_peers_with_other_labels_and_learns_better() -> None:
+    sharing, accuracy = run(learners(permuted=True), 14)
+    assert sharing.decisions, "peers whose labels contradict each other must part"
+    groupings = set(sharing.assignment.schemes[2:])
+    assert (0, 1) * 5 in groupings
+    shared = list(Arena(learners(permuted=True)).run(14))[-1].accuracy
+    assert accuracy > shared + 0.2
+
+
+def test_it_changes_nothing_where_tasks_are_equal_and_gives_held_out_samples_back() -> None:
+    members = learners(permuted=False)
+    sharing, _ = run(members, 14)
+    assert not sharing.decisions
+    assert not sharing.deciding
+    assert [len(member.samples[1]) for member in members] == [120] * PEERS
+
+
+def test_after_a_decision_the_networks_average_as_the_assignment_says() -> None:
+    members = learners(permuted=True)
+    sharing, _ = run(members, 11)
+    assert sharing.decisions
+    networks = [member.network for member in members]
+    rows = np.stack([network.flat.numpy().copy() for network in networks])
+    average(networks)
+    every = np.arange(rows.shape[1])
+    expected = sharing.assignment.average(rows, every)
+    np.testing.assert_allclose(
+        np.stack([network.flat.numpy() for network in networks]), expected, atol=1e-6
+    )
+
+
+def test_a_dry_run_reports_and_changes_nothing() -> None:
+    members = learners(permuted=True)
+    sharing, _ = run(members, 11, dry_run=True)
+    assert sharing.decisions
+    assert all(member.network.models == ("global",) for member in members)
+
+
+@pytest.mark.parametrize(
+    ("peers", "samples", "reason"),
+    [(3, 100, "3 peers are too few"), (4, 9, "9 training samples")],
+)
+def test_it_says_why_it_will_not_decide(peers: int, samples: int, reason: str) -> None:
+    members = learners(permuted=True, peers=peers, samples=samples)
+    sharing, _ = run(members, 6)
+    assert reason in sharing.reason
+    assert not sharing.decisions
+    assert all(len(member.samples[1]) == samples for member in members)
+
+
+def test_what_it_cannot_work_with_is_refused() -> None:
+    wrapped = [ProximalLearner(member, 0.1) for member in learners(permuted=False, peers=4)]
+    with pytest.raises(ModelError, match="loss per sample"):
+        Arena(wrapped, sharing=AutoSharing())
+    members = learners(permuted=False, peers=4)
+    network = SlicedNetwork(mlp("64=20=10"), {"all": 1.0}, peer="other", rest=None)
+    members[0] = SgdLearner(network, members[0].samples, members[0].held_out)
+    with pytest.raises(ModelError, match="one architecture for all peers; there are 2"):
+        Arena(members, sharing=AutoSharing())
