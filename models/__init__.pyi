@@ -43,6 +43,7 @@ from .networks import small_cnn as small_cnn
 from .networks import unet as unet
 from .networks import vit as vit
 from .sharing import GLOBAL as GLOBAL
+from .sharing import NORM_PARTS as NORM_PARTS
 from .sharing import OWN as OWN
 from .sharing import Assignment as Assignment
 from .sharing import AutoOptions as AutoOptions

@@ -174,6 +174,10 @@ class Arena:
             )
         self._workers: Workers | None = None
 
+    def renew(self) -> None:
+        """Take over samples that learners have been given since the arena was built."""
+        self._form_groups()
+
     def _form_groups(self, specs: Sequence[GroupSpec] | None = None) -> None:
         """Stack the learners as they are now: their samples and slices may have changed."""
         self._groups: list[Group] = [
@@ -224,7 +228,7 @@ class Arena:
             if self.sharing is not None:
                 self.sharing.before_averaging()
             self.average()
-            if self.sharing is not None and self.sharing.after_averaging(index, training):
+            if self.sharing is not None and self.sharing.after_averaging(training):
                 self._form_groups()
             tested = index % self._test_every == 0 or index == rounds
             tests = self.test() if tested else ()

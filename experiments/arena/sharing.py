@@ -88,22 +88,32 @@ class AutoSharing:
         self._decider = Decider(self.options)
         self._movement = _Movement(len(networks), anatomy.size, anatomy.first_cells[-1])
         self._cell_of = _cells(anatomy, 0)
-        self._next_look = 0
+        self._round = self._next_look = 0
         self._first_loss, self._learned = 0.0, False
         self._training_losses: list[float] = []
         if not self.reason:
             self._hold_out(self.options.first - self.options.every)
+
+    def replace_samples(self, samples: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Give every peer other training samples, as many as before; call `Arena.renew` afterwards."""
+        self._samples = list(samples)
+        if self.deciding:
+            self._hold_out(self._since)
+        else:
+            for learner, own in zip(self._learners, samples, strict=True):
+                _replace_samples(learner, own)
 
     def before_averaging(self) -> None:
         """Keep the values that training has led to."""
         if not self.reason:
             self._before = self._values()
 
-    def after_averaging(self, round_number: int, training: Sequence[Metrics]) -> bool:
+    def after_averaging(self, training: Sequence[Metrics]) -> bool:
         """Measure, and decide if a decision is due. Returns True if slices or samples have changed."""
         if self.reason:
             return False
-        after = self._values()
+        self._round += 1
+        round_number, after = self._round, self._values()
         self._movement.add(self._before - after, self._cell_of)
         if not self.deciding:
             return self._look_again(round_number, training)

@@ -243,17 +243,20 @@ def study_command(
     ] = "list",
     *,
     quick: bool = False,
+    runs: AtLeastOneIfGiven = None,
     jobs: AtLeastOneIfGiven = None,
     only: list[str] | None = None,
     output: Output,
 ) -> None:
-    """Measure what masked (private) averaging hides and costs, or how well peers withstand attacks.
+    """Measure what private averaging costs, what attacks do, or whether swarms know what to share.
 
     Args:
-        quick: A small version, which takes seconds instead of minutes.
+        quick: A small version on the built-in digits, which takes seconds or a few minutes.
+        runs: Seeds per setting, for studies with several seeds.
         only: Compute only this line of the figure; repeat for more.
     """
-    _run_or_list("study", STUDIES, name, {"quick": quick, "jobs": jobs, "only": only}, output)
+    options = {"quick": quick, "runs": runs, "jobs": jobs, "only": only}
+    _run_or_list("study", STUDIES, name, options, output)
 
 
 @command("sweep")

@@ -89,6 +89,8 @@ _PAPERS = (
           "Accuracy and bytes of live peers, by compressor", takes=frozenset({"quick", "only"})),
 )  # fmt: skip
 _STUDIES = (
+    Paper("auto", "which cells to share", "sharing:auto",
+          "A swarm that decides by itself what to share, against fixed schemes", 5, 2),
     Paper("private", "masked averaging", "security:private",
           "What masks hide from a curious neighbour, and what they cost",
           takes=frozenset({"quick", "jobs"})),

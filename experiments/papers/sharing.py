@@ -1,0 +1,470 @@
+"""A swarm that decides by itself what to share, beside fixed schemes: `gossamer study auto`.
+
+Sixteen peers learn digits or activities. In each benchmark their tasks differ in another way: labels, inputs,
+class shares, writers, or not at all. The same runs are made with fixed schemes (nothing shared, everything,
+everything but the outputs or the norms, 80 % of the cells), with the partial models that somebody who knew
+the differences would write by hand, and with `AutoSharing`, which is told nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...models import (
+    NORM_PARTS,
+    OWN,
+    Assignment,
+    AutoOptions,
+    Part,
+    SgdLearner,
+    SlicedNetwork,
+    Start,
+    discover,
+    seeded_rng,
+)
+from ..arena import Arena, AutoSharing
+from ..data import Samples, Task, load_once, partition
+from ..results import Record
+from ..study import EachCell, Frame, Job, Study, StudyCell, as_text, frame_of
+
+if TYPE_CHECKING:
+    from . import Paper
+
+PEERS = 16
+FIRST_SEED = 1000
+"""Seeds of the full study are counted from here: lower ones were looked at while constants were chosen."""
+LAST_ROUNDS = 5
+"""Accuracy is the mean over these last rounds: a single round's is noisy, with batch norm above all."""
+LOCAL_SAMPLES, BATCH, RATE = 160, 10, 0.05
+TEST_SAMPLES = 500
+
+FIXED = ("local", "all shared", "outputs own", "norms own", "80 % of cells")
+BY_HAND, AUTO = "by hand", "auto"
+Labels = tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Swarm:
+    """The data of all peers in one benchmark.
+
+    groups: the peers' groups, if their tasks differ in groups. later: training and test labels that peers
+    have after a third of the rounds, if tasks change.
+    """
+
+    train: list[tuple[Tensor, Tensor]]
+    test: list[tuple[Tensor, Tensor]]
+    groups: Labels | None = None
+    later: tuple[list[Tensor], list[Tensor]] | None = None
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One way in which peers differ.
+
+    make: returns the data, given a seed and the number of training samples per peer.
+    by_hand: the parts that somebody who knew the difference would give to its groups, or keep own: input,
+        outputs or norms; empty to share everything.
+    """
+
+    name: str
+    title: str
+    make: Callable[[int, int, bool], Swarm]
+    by_hand: tuple[str, ...] = ()
+    samples: int = 400
+    rounds: int = 30
+    batch_norm: bool = False
+
+
+@dataclass(frozen=True)
+class Cell(StudyCell):
+    """One run: a benchmark and a seed; the scheme is `line`.
+
+    options: the constants of the procedure, if the scheme is `auto`.
+    """
+
+    benchmark: str
+    seed: int
+    quick: bool
+    rounds: int
+    options: AutoOptions | None = None
+
+
+# --- data ---------------------------------------------------------------------------------------
+
+
+def _flat(samples: Samples) -> tuple[Tensor, Tensor]:
+    """Return inputs as flat vectors, images at 14×14 pixels or less, and labels."""
+    x = samples.x
+    while x.ndim == 4 and x.shape[-1] > 14:
+        x = F.avg_pool2d(x, 2)
+    return x.flatten(1), samples.y
+
+
+def _swarm(
+    seed: int, samples: int, quick: bool, change: Callable[[int, Samples], Samples] | None = None
+) -> Swarm:
+    """Give every peer random digits, changed for each peer by `change(peer, samples)`."""
+    data = load_once("digits" if quick else "mnist")
+    assert data.test is not None
+    count = min(samples, len(data.train) // PEERS)
+    parts = partition.iid(len(data.train), PEERS, count, seed)
+    generator = seeded_rng(seed, "test samples")
+    swarm = Swarm([], [])
+    for peer, indices in enumerate(parts):
+        test = data.test.take(generator.permutation(len(data.test))[:TEST_SAMPLES])
+        for target, part in ((swarm.train, data.train.take(indices)), (swarm.test, test)):
+            target.append(_flat(part if change is None else change(peer, part)))
+    return swarm
+
+
+def _relabelled(
+    seed: int, samples: int, quick: bool, tasks: Sequence[Task], groups: Labels
+) -> Swarm:
+    """Give every peer the labels of its group's task."""
+    swarm = _swarm(
+        seed, samples, quick, lambda peer, part: replace(part, y=tasks[groups[peer]].apply(part.y))
+    )
+    return replace(swarm, groups=groups if len(set(groups)) < PEERS else None)
+
+
+def swapped_for_some(seed: int, samples: int, quick: bool) -> Swarm:
+    """Labels 8 and 9 are swapped for seven peers."""
+    chosen = seeded_rng(seed, "swapped").permutation(PEERS)[:7].tolist()
+    groups = tuple(int(peer in chosen) for peer in range(PEERS))
+    return _relabelled(seed, samples, quick, [Task.identity(10), Task.swap(10, 8, 9)], groups)
+
+
+def own_swaps(seed: int, samples: int, quick: bool) -> Swarm:
+    """Every peer has swapped two labels of its own."""
+    pairs = [(a, b) for a in range(10) for b in range(a)]
+    chosen = seeded_rng(seed, "pairs").permutation(len(pairs))[:PEERS].tolist()
+    tasks = [Task.swap(10, *pairs[index]) for index in chosen]
+    return _relabelled(seed, samples, quick, tasks, tuple(range(PEERS)))
+
+
+def three_tasks(seed: int, samples: int, quick: bool) -> Swarm:
+    """Three groups of peers, each with its own permutation of all labels."""
+    generator = seeded_rng(seed, "permutations")
+    tasks = [Task(f"task {index}", tuple(generator.permutation(10).tolist())) for index in range(3)]
+    groups = tuple(generator.permutation(np.arange(PEERS) % 3).tolist())
+    return _relabelled(seed, samples, quick, tasks, groups)
+
+
+def later_swapped(seed: int, samples: int, quick: bool) -> Swarm:
+    """All tasks are equal at first; then labels 8 and 9 are swapped for seven peers."""
+    later = swapped_for_some(seed, samples, quick)
+    labels = [y for _, y in later.train], [y for _, y in later.test]
+    return replace(_swarm(seed, samples, quick), groups=later.groups, later=labels)
+
+
+def skewed_classes(seed: int, samples: int, quick: bool) -> Swarm:
+    """Class shares of every peer are drawn from Dirichlet(0.3), in its test samples too."""
+    data = load_once("digits" if quick else "mnist")
+    assert data.test is not None
+    generator, swarm = seeded_rng(seed, "class shares"), Swarm([], [])
+    free = [generator.permutation(np.flatnonzero(data.train.y == c)).tolist() for c in range(10)]
+    tests = [np.flatnonzero(data.test.y == c) for c in range(10)]
+    count = min(samples, len(data.train) // PEERS)
+    for _ in range(PEERS):
+        shares = generator.dirichlet(np.full(10, 0.3))
+        wanted = generator.multinomial(count, shares).tolist()
+        train = [free[c].pop() for c in range(10) for _ in range(min(wanted[c], len(free[c])))]
+        test = np.concatenate(
+            [
+                generator.choice(tests[c], n)
+                for c, n in enumerate(generator.multinomial(TEST_SAMPLES, shares))
+            ]
+        )
+        swarm.train.append(_flat(data.train.take(generator.permutation(train))))
+        swarm.test.append(_flat(data.test.take(test)))
+    return swarm
+
+
+def equal_tasks(seed: int, samples: int, quick: bool) -> Swarm:
+    """All peers have the same task."""
+    return _swarm(seed, samples, quick)
+
+
+def rotated(seed: int, samples: int, quick: bool) -> Swarm:
+    """The images of peer i are rotated by i · 22.5°."""
+
+    def rotate(peer: int, part: Samples) -> Samples:
+        angle = torch.deg2rad(torch.tensor(22.5 * peer))
+        cos, sin = torch.cos(angle).item(), torch.sin(angle).item()
+        matrix = torch.tensor([[cos, -sin, 0.0], [sin, cos, 0.0]]).expand(len(part), 2, 3)
+        grid = F.affine_grid(matrix, list(part.x.shape), align_corners=False)
+        return replace(part, x=F.grid_sample(part.x, grid, align_corners=False))
+
+    return _swarm(seed, samples, quick, rotate)
+
+
+def inverted(seed: int, samples: int, quick: bool) -> Swarm:
+    """Every second peer has inverted images."""
+    swarm = _swarm(
+        seed, samples, quick, lambda peer, part: replace(part, x=1 - part.x) if peer % 2 else part
+    )
+    return replace(swarm, groups=tuple(peer % 2 for peer in range(PEERS)))
+
+
+def _by_group(name: str, seed: int, samples: int) -> Swarm:
+    """Give every peer the samples of one group (a writer or a person) of a data set."""
+    data = load_once(name)
+    groups = partition.by_group(data.train.group, PEERS, None, seeded_rng(seed, "groups"))
+    generator, swarm = seeded_rng(seed, "halves"), Swarm([], [])
+    for indices in groups:
+        order = generator.permutation(indices)
+        swarm.train.append(_flat(data.train.take(order[:samples])))
+        swarm.test.append(_flat(data.train.take(order[samples : samples + TEST_SAMPLES])))
+    return swarm
+
+
+def writers(seed: int, samples: int, quick: bool) -> Swarm:
+    """Every peer has the pen digits of one writer."""
+    return _swarm(seed, samples, quick) if quick else _by_group("pendigits", seed, samples)
+
+
+def persons(seed: int, samples: int, quick: bool) -> Swarm:
+    """Every peer has the activities of one person."""
+    return _swarm(seed, samples, quick) if quick else _by_group("hapt", seed, samples)
+
+
+BENCHMARKS = {
+    one.name: one
+    for one in (
+        Benchmark("a", "labels 8 and 9 swapped for 7 of 16", swapped_for_some, ("outputs",)),
+        Benchmark("b", "every peer its own swap", own_swaps, ("outputs",)),
+        Benchmark("c", "no difference", equal_tasks),
+        Benchmark("c, 20 samples", "no difference, 20 samples each", equal_tasks, samples=20),
+        Benchmark("c, 1600 samples", "no difference, 1600 samples each", equal_tasks, samples=1600),
+        Benchmark("d", "3 groups of permuted labels", three_tasks, ("outputs",)),
+        Benchmark("e", "class shares from Dirichlet(0.3)", skewed_classes, ("outputs",)),
+        Benchmark("f", "persons of HAPT", persons, ("norms",), 120, 90, True),
+        Benchmark("gp", "pen digits by writer", writers, ("outputs",), 100),
+        Benchmark("h", "inputs rotated by 22.5° · i", rotated, ("input", "norms"), batch_norm=True),
+        Benchmark("hi", "inputs inverted for every second", inverted, ("input", "norms"),
+                  batch_norm=True),
+        Benchmark("drift", "8 and 9 swapped for 7 from round 15 on", later_swapped, ("outputs",),
+                  rounds=45),
+    )
+}  # fmt: skip
+
+
+# --- runs ---------------------------------------------------------------------------------------
+
+
+def run_cell(cell: Cell, job: Job) -> Record:
+    """Train one swarm under one scheme."""
+    benchmark = BENCHMARKS[cell.benchmark]
+    seed = cell.seed if cell.quick else FIRST_SEED + cell.seed
+    swarm = benchmark.make(seed, benchmark.samples, cell.quick)
+    learners = make_learners(swarm, benchmark.batch_norm, seed)
+    sharing = AutoSharing(cell.options, seed=seed) if cell.line == AUTO else None
+    if sharing is None:
+        networks = [learner.network for learner in learners]
+        assignment = fixed(cell.line, benchmark, networks, swarm.groups)
+        for network in networks:
+            slices, graph = assignment.slices(network.peer)
+            network.reslice(slices, graph, anatomy=assignment.anatomy)
+    arena = Arena(learners, sharing=sharing, threads=job.threads)
+    before = cell.rounds // 3 if swarm.later else 0
+    accuracies = [round.accuracy for round in arena.run(before)]
+    if swarm.later:
+        _change_labels(learners, swarm, sharing)
+        arena.renew()
+    accuracies += [round.accuracy for round in arena.run(cell.rounds - before)]
+    found = sharing.assignment.schemes[OWN + 1 :] if sharing else ()
+    return {
+        "benchmark": cell.benchmark, "scheme": cell.line, "seed": seed,
+        "accuracy": float(np.mean(accuracies[-LAST_ROUNDS:])), "by_round": accuracies,
+        "decisions": [str(decision) for decision in sharing.decisions] if sharing else [],
+        "groups": [list(labels) for labels in found], "truth": swarm.groups,
+        "rand": _best_rand(found, swarm.groups),
+    }  # fmt: skip
+
+
+def make_learners(swarm: Swarm, batch_norm: bool, seed: int) -> list[SgdLearner]:
+    """Return a learner for every peer: a perceptron with two hidden layers, the same values on all peers."""
+    inputs = swarm.train[0][0]
+    classes = 1 + max(int(y.max()) for _, y in (*swarm.train, *swarm.test))
+    anatomy = discover(_perceptron(inputs.shape[1], classes, batch_norm), inputs[:2])
+    return [
+        SgdLearner(
+            SlicedNetwork(
+                _perceptron(inputs.shape[1], classes, batch_norm), {"global": 1.0},
+                anatomy=anatomy, peer=f"peer{peer}", rest=None, seed=seed, start=Start(gain=2**0.5),
+            ),
+            train, test, local_samples=LOCAL_SAMPLES, batch=BATCH, rate=RATE,
+            seed=int(seeded_rng(seed, "order", peer).integers(2**31)),
+        )
+        for peer, (train, test) in enumerate(zip(swarm.train, swarm.test, strict=True))
+    ]  # fmt: skip
+
+
+def _perceptron(inputs: int, classes: int, batch_norm: bool) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for cells, width in ((inputs, 60), (60, 30)):
+        layers += [
+            nn.Linear(cells, width),
+            *([nn.BatchNorm1d(width)] if batch_norm else []),
+            nn.ReLU(),
+        ]
+    return nn.Sequential(*layers, nn.Linear(30, classes))
+
+
+def fixed(
+    scheme: str, benchmark: Benchmark, networks: Sequence[SlicedNetwork], groups: Labels | None
+) -> Assignment:
+    """Return the assignment of a scheme that does not change while the swarm trains."""
+    norms = {str(i) for i, one in enumerate(networks[0].module) if isinstance(one, nn.BatchNorm1d)}  # type: ignore[arg-type]
+    anatomy = networks[0].slicing.anatomy.with_norm_parts(norms)
+    assignment = Assignment.shared(anatomy, [network.peer for network in networks])
+    hidden = [part for part in anatomy.parts if part.name not in ("input", *NORM_PARTS)]
+    outputs = hidden.pop()
+    parts_of = {
+        "input": anatomy.parts[:1], "outputs": (outputs,),
+        "norms": tuple(part for part in anatomy.parts if part.name in NORM_PARTS),
+    }  # fmt: skip
+    changes: dict[str, list[tuple[Part, int]]] = {
+        "local": [(part, part.cells) for part in anatomy.parts],
+        "all shared": [],
+        "outputs own": [(outputs, outputs.cells)],
+        "norms own": [(part, part.cells) for part in parts_of["norms"]],
+        "80 % of cells": [(part, round(0.2 * part.cells)) for part in hidden],
+        BY_HAND: [(part, part.cells) for name in benchmark.by_hand for part in parts_of[name]],
+    }
+    for part, count in changes[scheme]:
+        own_or_groups = groups if scheme == BY_HAND and groups else OWN
+        cells = np.arange(part.cells - count, part.cells)
+        assignment = assignment.change(part.name, cells, own_or_groups)
+    return assignment
+
+
+def _change_labels(
+    learners: Sequence[SgdLearner], swarm: Swarm, sharing: AutoSharing | None
+) -> None:
+    assert swarm.later is not None
+    for peer, learner in enumerate(learners):
+        learner.held_out = learner.held_out[0], swarm.later[1][peer]
+        if sharing is None:
+            learner.samples = learner.samples[0], swarm.later[0][peer]
+    if sharing is not None:
+        sharing.replace_samples(
+            [(x, labels) for (x, _), labels in zip(swarm.train, swarm.later[0], strict=True)]
+        )
+
+
+def _best_rand(found: Sequence[Labels], truth: Labels | None) -> float | None:
+    """Return the largest adjusted Rand index of the groupings that were found; 0 if there is none."""
+    from sklearn.metrics import adjusted_rand_score
+
+    if truth is None:
+        return None
+    return max((float(adjusted_rand_score(truth, labels)) for labels in found), default=0.0)
+
+
+# --- the study ----------------------------------------------------------------------------------
+
+
+def auto(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+    """Return the study: all schemes on all benchmarks."""
+    cells = [
+        Cell(
+            scheme, benchmark.name, seed, quick, benchmark.rounds,
+            AutoOptions() if scheme == AUTO else None,
+        )
+        for seed in seeds
+        for benchmark in BENCHMARKS.values()
+        if not quick or benchmark.name in QUICK
+        for scheme in (*FIXED, BY_HAND, AUTO)
+        if scheme != "norms own" or benchmark.batch_norm
+    ]  # fmt: skip
+    return Study(
+        paper.name, cells, EachCell(run_cell), table, draw,
+        latest=lambda record: f"{record['benchmark']}, {record['scheme']}: {record['accuracy']:.3f}",
+        note=NOTE,
+    )  # fmt: skip
+
+
+QUICK = ("a", "c", "d", "hi")
+NOTE = (
+    "best fixed: of local, all shared, outputs own, norms own and 80 % of cells, the scheme with the best "
+    "mean over the seeds. auto − best: mean over seeds, and how many seeds are above. Rand: adjusted Rand "
+    "index of the groups that auto found, mean over seeds. 16 peers with perceptrons of 60 and 30 hidden "
+    "cells, exact averages after every 160 samples, plain SGD; accuracy is the mean of the last 5 rounds."
+)
+
+
+def table(records: Sequence[Record]) -> dict[str, Frame]:
+    """Return accuracies by benchmark and scheme, and auto's difference to the best fixed scheme."""
+    frame = frame_of(records, ordered=["benchmark"])
+    by_seed = frame.pivot_table(
+        index=["benchmark", "seed"], columns="scheme", values="accuracy", observed=True
+    )
+    means = by_seed.groupby("benchmark", observed=True).mean()
+    order = [scheme for scheme in (*FIXED, BY_HAND, AUTO) if scheme in means]
+    summary = means[order].copy()
+    if AUTO in means and any(scheme in means for scheme in FIXED):
+        best = means[[scheme for scheme in FIXED if scheme in means]].idxmax(axis=1)
+        differences = {
+            name: by_seed.loc[name, AUTO] - by_seed.loc[name, scheme]
+            for name, scheme in best.items()
+        }
+        summary["best fixed"] = best
+        summary["auto − best"] = [f"{differences[name].mean():+.3f}" for name in summary.index]
+        summary["above"] = [
+            f"{(differences[name] > 0).sum()} of {len(differences[name])}" for name in summary.index
+        ]
+        runs = frame[frame["scheme"] == AUTO]
+        summary["Rand"] = runs.groupby("benchmark", observed=True)["rand"].mean()
+    formats = {**dict.fromkeys(order, ".3f"), "Rand": ".2f"}
+    decisions = [
+        (record["benchmark"], record["seed"], text)
+        for record in records
+        if record["scheme"] == AUTO
+        for text in record["decisions"] or ["nothing was made own"]
+    ]
+    return {
+        "summary": as_text(summary.reset_index(), formats),
+        "decisions": frame_of(decisions, ["benchmark", "seed", "decision"]),
+    }
+
+
+def draw(folder: Path, records: Sequence[Record]) -> list[Path]:
+    """Draw accuracy over rounds, a panel for every benchmark."""
+    from ..study.figures import COLOURS, panels, save
+
+    names = list(dict.fromkeys(record["benchmark"] for record in records))
+    rows = -(-len(names) // 3)
+    figure, grid = panels(rows, 3, NOTE, 11.5, 2.6 * rows + 0.5, sharex=False)
+    axes_of: dict[str, Any] = dict(zip(names, [axes for row in grid for axes in row], strict=False))
+    for name, axes in axes_of.items():
+        for number, scheme in enumerate((*FIXED, BY_HAND, AUTO)):
+            curves = [
+                record["by_round"]
+                for record in records
+                if record["benchmark"] == name and record["scheme"] == scheme
+            ]
+            if curves:
+                mean = np.mean(curves, axis=0)
+                axes.plot(
+                    range(1, len(mean) + 1), mean, label=scheme, color=COLOURS[number % len(COLOURS)],
+                    linewidth=2.5 if scheme == AUTO else 1.2,
+                    linestyle=":" if scheme == BY_HAND else "-",
+                )  # fmt: skip
+        axes.set(title=f"{name}: {BENCHMARKS[name].title}", xlabel="round", ylabel="accuracy")
+        axes.title.set_fontsize(8)
+    for axes in [axes for row in grid for axes in row][len(names) :]:
+        axes.set_visible(False)
+    figure.legend(
+        *axes_of[names[-1]].get_legend_handles_labels(), loc="outside right center", frameon=False
+    )
+    figure.suptitle("Accuracy of a swarm that decides by itself what to share")
+    return save(figure, folder / "figure")
