@@ -180,7 +180,7 @@ class Swarm:
                 if entry.last > MAX_PERMUTED_LABELS:
                     text = "labels have too many permutations; at most"
                     raise self._error(f"{key}.last", f"{entry.last} {text} {MAX_PERMUTED_LABELS}")
-                permutations = Task.symmetric(classes, entry.last)
+                permutations = Task.all_permutations(classes, entry.last)
                 return permutations[position % len(permutations)]
             case "swaps":
                 pairs = list(combinations(range(classes), 2))

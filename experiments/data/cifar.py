@@ -35,7 +35,9 @@ def cifar10(files: DataFiles) -> Dataset:
         ]
         x, y = (np.concatenate(batches) for batches in zip(*train, strict=True))
         return Dataset("cifar10", samples(x, y), samples(*test), 10)
-    advice = f"put {_FOLDER}/ there, or set GOSSAMER_DATA to the folder above cifar/"
+    advice = (
+        f"put {_FOLDER}/ into one of these folders, or set GOSSAMER_DATA to the folder above cifar/"
+    )
     train_1, train_2, test = [read_grid(files.need(name, advice=advice)) for name in _GRIDS]
     y, test_y = files.arrays("cifar10_labels.npz", "train", "test", advice=advice)
     train = samples(np.concatenate([train_1, train_2]), y)

@@ -1,4 +1,8 @@
-"""Samples, data sets and tasks: the types that all loaders of data sets return."""
+"""Samples, data sets and tasks: the types that all loaders of data sets return.
+
+"The paper" is number 003: Bouchra Pilet, Frey and Taïani, Simple, Efficient and Convenient Decentralized
+Multi-Task Learning for Neural Networks (2021).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ Labels = TypeVar("Labels", Tensor, np.ndarray)
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Inputs, labels and, if the source has them, natural groups (writers, subjects, nodes).
+    """Inputs, labels and, if the source has them, natural groups (writers, subjects, sensor nodes).
 
     x: float32 of shape `[n, ...]`. Images keep their shape, `(channels, height, width)`, with ink or light
         at 1 and background at 0; use `flat()` for a multi-layer perceptron.
@@ -80,7 +84,8 @@ class Dataset:
     """A named data set.
 
     test: None if each peer must hold out some of its own samples (`partition.split`).
-    note: what readers of results must know, such as "style groups, not writers"; print it with results.
+    note: what readers of results must know, such as "groups are by handwriting style, not by writer"; it is
+        printed with results.
     """
 
     name: str
@@ -109,7 +114,8 @@ class Dataset:
 def samples(x: ArrayLike, y: ArrayLike, group: ArrayLike | None = None) -> Samples:
     """Make Samples from arrays of any number type; uint8 inputs are scaled from 0 … 255 to [0, 1].
 
-    Whole numbers in `y` are classes. Other numbers are targets of a regression, and are not changed.
+    y: labels of classes if they are integers, or floats in one dimension that are all whole numbers; any
+        other floats are targets of a regression, and are not changed.
     """
     x, y = np.asarray(x), np.asarray(y)
     # copied, since the array may be read-only
@@ -124,7 +130,7 @@ def samples(x: ArrayLike, y: ArrayLike, group: ArrayLike | None = None) -> Sampl
 
 
 def _targets(y: np.ndarray) -> Tensor:
-    """Labels as int64 if all are whole numbers, else as float32."""
+    """Return `y` as int64; as float32 if it has fractions, or floats in more than one dimension."""
     if y.dtype.kind == "f" and y.size:
         if not np.isfinite(y).all():
             row = int(np.argwhere(~np.isfinite(y))[0, 0])
@@ -225,27 +231,29 @@ class Task:
 
     @classmethod
     def cycle(cls, classes: int, r: int) -> Task:
-        """The task that permutes the last `r` labels cyclically; section V.3.f: (10−r … 9) for ten classes.
+        """The task that permutes the last `r` labels cyclically (section V.3.f of the paper).
 
-        r: the number of labels that change, which the paper calls difference rate: 0, or 2 to `classes`.
+        Each of these labels becomes the next one, and the last label becomes the first of them.
+
+        r: the number of labels that change, which the paper calls the difference rate: 0, or 2 to `classes`.
         """
         if r == 1 or not 0 <= r <= classes:
             raise DataError(
                 f"cycle: r must be 0 or 2..{classes}, not {r}: no permutation moves exactly one label"
             )
         first_moved = classes - r
-        moved = [first_moved + (index + 1) % r for index in range(r)]
-        return cls(f"cycle {r}", (*range(first_moved), *moved))
+        shifted = [first_moved + (index + 1) % r for index in range(r)]
+        return cls(f"cycle {r}", (*range(first_moved), *shifted))
 
     @classmethod
-    def symmetric(cls, classes: int, last: int = 3) -> list[Task]:
-        """All permutations of the last `last` labels, the identity first (section V.3.d: S3, six tasks)."""
-        if not 1 <= last <= classes:
-            raise DataError(f"symmetric: last must be 1..{classes}, not {last}")
-        first_moved = classes - last
+    def all_permutations(cls, classes: int, moved: int = 3) -> list[Task]:
+        """A task per permutation of the last `moved` labels, the identity first; in the paper (V.3.d) six."""
+        if not 1 <= moved <= classes:
+            raise DataError(f"all_permutations: moved must be 1..{classes}, not {moved}")
+        first_moved = classes - moved
         return [
-            cls(f"S{last} {' '.join(map(str, moved))}", (*range(first_moved), *moved))
-            for moved in permutations(range(first_moved, classes))
+            cls(f"S{moved} {' '.join(map(str, order))}", (*range(first_moved), *order))
+            for order in permutations(range(first_moved, classes))
         ]
 
     @property

@@ -1,7 +1,8 @@
-"""Loads FEMNIST, handwritten characters by writer, in the variants A, M and D of the paper (section V.2).
+"""Loads FEMNIST, handwritten characters by writer, in three variants: A, M and D.
 
-LEAF's JSON files are used if they are found; else a file of FEMNIST images without writer ids, which are
-grouped by style. Labels are LEAF's: 0-9 digits, 10-35 capitals, 36-61 small letters.
+The variants are those of section V.2 of paper 003 (Bouchra Pilet, Frey and Taïani, 2021). LEAF's JSON files
+are used if they are found; else two files: images without writer ids, and the number of each image's style
+group, which stands in for its writer. Labels are LEAF's: 0-9 digits, 10-35 capitals, 36-61 small letters.
 """
 
 from __future__ import annotations
@@ -51,12 +52,14 @@ def _variant(files: DataFiles, classes: int, change: Callable[[Samples], Samples
     if leaf_files := files.glob(*_LEAF):
         return Dataset(name, change(read_leaf(leaf_files)), None, classes, "grouped by writer")
     advice = (
-        "put LEAF's all_data_*.json files there, or set GOSSAMER_DATA to the folder above femnist/"
+        "put LEAF's all_data_*.json files into one of these folders, or set GOSSAMER_DATA to the folder "
+        "above femnist/"
     )
     x, y = files.arrays("femnist_pool.npz", "x", "y", advice=advice)
+    # pseudo-writers: groups of images of similar style
     (group,) = files.arrays("femnist_pseudo_writers.npz", "group", advice=advice)
     inverted = samples(255 - x[:, None], y, group)  # ink is dark in the file
-    note = "style groups (stroke thickness, size, slant), not writers"
+    note = "groups are by handwriting style (stroke thickness, size, slant), not by writer"
     return Dataset(name, change(inverted), None, classes, note)
 
 
@@ -82,28 +85,28 @@ def _users(path: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:
     try:
         content = json.loads(path.read_text())
         users, data = content["users"], content["user_data"]
-        pairs = [(str(user), data[user]["x"], data[user]["y"]) for user in users]
+        entries = [(str(user), data[user]["x"], data[user]["y"]) for user in users]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{path} is not LEAF's JSON with 'users' and 'user_data' holding 'x' and 'y' "
             f"({type(error).__name__}: {error})"
         ) from error
     writers = []
-    for user, x, y in pairs:
+    for user, x, y in entries:
         try:
             # LEAF stores paper as 1 and ink as 0
             images = 1 - np.array(x, dtype=np.float32).reshape(len(y), 1, 28, 28)
-            classes = np.array(y, dtype=np.int64).reshape(-1)
+            labels = np.array(y, dtype=np.int64).reshape(-1)
         except (ValueError, TypeError) as error:
             raise DataError(
                 f"{path}, writer {user}: expected {len(y)} images of 784 numbers with a label each "
                 f"({error})"
             ) from error
-        if len(classes) and not 0 <= classes.min() <= classes.max() < 62:
+        if len(labels) and not 0 <= labels.min() <= labels.max() < 62:
             raise DataError(
                 f"{path}, writer {user}: labels must lie in 0..61, "
-                f"not {classes.min()}..{classes.max()}"
+                f"not {labels.min()}..{labels.max()}"
             )
-        if len(classes):
-            writers.append((user, images, classes))
+        if len(labels):
+            writers.append((user, images, labels))
     return writers

@@ -22,7 +22,7 @@ def iid(n: int, peers: int, size: int | None = None, seed: Seed = 0) -> list[np.
 
 
 def successive(n: int, peers: int, size: int | None = None) -> list[np.ndarray]:
-    """Give each peer `size` consecutive samples, in the order of the source (section V.3 of the paper).
+    """Give each peer `size` consecutive samples, in the order of the source (section V.3 of paper 003).
 
     Without `size`, divide all `n` samples evenly.
     """

@@ -2,11 +2,11 @@
 
 HAPT: six activities of 30 people, recorded by a phone's accelerometer and gyroscope.
 
-VSN: two vehicles, distinguished by 50 acoustic and 50 seismic features (Duarte & Hu; section V.4 of the
-paper). There are three sources, of which the first that is found is used: MOCHA's vehicle.mat (two classes,
-23 sensor nodes, as in the paper), SensIT "combined" in LIBSVM format (three classes, no nodes), and 300
-samples of SensIT. SensIT's files do not name their classes: labels 1 and 2 are taken for the vehicles, 3 for
-noise.
+VSN: two vehicles, distinguished by 50 acoustic and 50 seismic features (Duarte & Hu; section V.4 of paper
+003, Bouchra Pilet et al. 2021). There are three sources, of which the first that is found is used: MOCHA's
+vehicle.mat (two classes, 23 sensor nodes, as in the paper), SensIT "combined" in LIBSVM format (three
+classes, no sensor nodes), and 300 samples of SensIT. SensIT's files do not name their classes: labels 1 and
+2 are taken for the vehicles, 3 for noise.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def read_mocha(path: Path) -> Samples:
             f"{path} is not MOCHA's .mat with cell arrays X and Y ({type(error).__name__}: {error})"
         ) from error
     if not inputs or len(inputs) != len(labels):
-        raise DataError(f"{path}: X has {len(inputs)} nodes and Y has {len(labels)}")
+        raise DataError(f"{path}: X has {len(inputs)} sensor nodes and Y has {len(labels)}")
     for node, (x, y) in enumerate(zip(inputs, labels, strict=True)):
         if x.ndim != 2 or len(x) != len(y) or x.shape[1] != inputs[0].shape[1]:
             raise DataError(

@@ -148,7 +148,7 @@ def test_femnist_pool_says_that_its_groups_are_styles(root: Path) -> None:
     data = load("femnist-a", root)
     assert data.train.x[1, 0, 0, 0] == 1
     assert data.train.x.sum() == 1
-    assert "not writers" in data.note
+    assert "not by writer" in data.note
     digits = load("femnist-d", root)
     assert digits.train.y.tolist() == [5, 9]
 

@@ -205,13 +205,13 @@ def test_cycle_of_the_paper() -> None:
             Task.cycle(10, r)
 
 
-@pytest.mark.parametrize("last", [1, 2, 3, 4])
-def test_symmetric_lists_each_permutation_once(last: int) -> None:
-    found = Task.symmetric(10, last)
-    assert len({task.labels for task in found}) == len(found) == math.factorial(last)
-    assert len({task.name for task in found}) == len(found)
-    assert found[0].labels == Task.identity(10).labels
-    assert all(task.labels[: 10 - last] == tuple(range(10 - last)) for task in found)
+@pytest.mark.parametrize("moved", [1, 2, 3, 4])
+def test_all_permutations_lists_each_permutation_once(moved: int) -> None:
+    tasks = Task.all_permutations(10, moved)
+    assert len({task.labels for task in tasks}) == len(tasks) == math.factorial(moved)
+    assert len({task.name for task in tasks}) == len(tasks)
+    assert tasks[0].labels == Task.identity(10).labels
+    assert all(task.labels[: 10 - moved] == tuple(range(10 - moved)) for task in tasks)
 
 
 @given(st.permutations(range(6)), st.permutations(range(6)))
@@ -228,7 +228,7 @@ def test_errors_name_what_was_wrong() -> None:
         Task.identity(10).apply(torch.tensor([3, 10]))
     with pytest.raises(DataError, match="two different labels"):
         Task.swap(10, 4, 4)
-    with pytest.raises(DataError, match="last must be"):
-        Task.symmetric(2, 3)
+    with pytest.raises(DataError, match="moved must be"):
+        Task.all_permutations(2, 3)
     with pytest.raises(DataError, match="at least one class"):
         Task.identity(0)
