@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gossamer.entry import EntryError, describe_error, load_entry
 
-from ..models import READY_NETWORKS, Anatomy, ModelError, discover_for
+from ..models import READY_NETWORKS, Anatomy, ModelError, discover_or_one_cell
 from .data import Dataset, Samples
 
 
@@ -48,20 +48,27 @@ def make_module(
     """Call the function of a network and return its module.
 
     The arguments are `options` and, if the function has parameters of these names and `options` does not set
-    them, the `channels`, `size` (width of images) and `classes` of the data. shape: of one sample.
+    them, `classes`, `size` (the width of images) and `channels` (of images and windows of a time series; for
+    flat samples, the number of features). shape: that of one sample.
     """
     if name in READY_NETWORKS:
         _check_shape(name, shape)
     parameters = inspect.signature(function).parameters
-    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
-    if not takes_any and (unknown := [option for option in options if option not in parameters]):
+    accepts_any_option = any(
+        each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()
+    )
+    if not accepts_any_option and (
+        unknown := [option for option in options if option not in parameters]
+    ):
         raise ModelError(
             f"options: {name!r} has no {unknown[0]!r}; it has {', '.join(parameters) or 'none'}"
         )
-    of_data = {"classes": classes, "channels": shape[0] if len(shape) == 3 else shape[-1]}
+    from_data = {"classes": classes, "channels": shape[0] if len(shape) == 3 else shape[-1]}
     if len(shape) == 3:
-        of_data["size"] = shape[-1]
-    arguments = {key: value for key, value in of_data.items() if key in parameters} | dict(options)
+        from_data["size"] = shape[-1]
+    arguments = {key: value for key, value in from_data.items() if key in parameters} | dict(
+        options
+    )
     try:
         module = function(**arguments)
     except ModelError:
@@ -69,7 +76,7 @@ def make_module(
     except (TypeError, ValueError, RuntimeError) as error:
         arguments_text = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
         raise ModelError(f"{name}({arguments_text}) failed: {error}") from error
-    except Exception as error:
+    except Exception as error:  # unexpected: the message also names the line in the user's file
         raise ModelError(describe_error(name, error)) from error
     if not isinstance(module, nn.Module):
         raise ModelError(f"{name} returned {type(module).__name__} instead of a torch module")
@@ -79,7 +86,9 @@ def make_module(
 class NamedNetwork:
     """A network that is given by a name; makes one module per peer, and finds its parts (layers) only once.
 
-    slices: those of the config's models; if all of them are the whole network, its parts need not be found.
+    slices: the slices of the config's partial models. If each is the whole network, it is no error if parts
+        cannot be found: all parameters are then one cell.
+    anatomy: the network's parts, and to which of their cells each parameter belongs.
     """
 
     def __init__(
@@ -94,9 +103,10 @@ class NamedNetwork:
         self._function = find_function(name, folder)
         self._shape, self._classes = tuple(data.train.x.shape[1:]), data.classes
         module = self.make()  # before `inputs`, whose error for a wrong shape would be less clear
-        # Parts are found by running the module on two samples: with zeros they could not be distinguished.
+        # The module is run on two samples to find its parts. Only their shape matters, but a user's module
+        # may fail on values that do not occur in the data.
         example = self.inputs(data.train.take([0, 1]))
-        self.anatomy: Anatomy = discover_for(slices, module, example)
+        self.anatomy: Anatomy = discover_or_one_cell(slices, module, example)
 
     def make(self) -> nn.Module:
         """Return a new module."""
@@ -120,8 +130,10 @@ def example_input(shape: Sequence[int]) -> Tensor:
 
 def _check_shape(name: str, shape: Sequence[int]) -> None:
     """Raise if samples have another number of dimensions than a ready network expects."""
-    expected = READY_NETWORKS[name].sample
+    expected = READY_NETWORKS[name].sample_shape
     if len(shape) != len(expected):
         windows, images = "windows (time × channels)", "images (channels × height × width)"
-        reads, actual = windows if len(expected) == 2 else images, "×".join(map(str, shape))
-        raise ModelError(f"{name} reads {reads}, but samples have the shape {actual}")
+        expected_text = windows if len(expected) == 2 else images
+        raise ModelError(
+            f"{name} reads {expected_text}, but samples have the shape {'×'.join(map(str, shape))}"
+        )

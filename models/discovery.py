@@ -229,7 +229,7 @@ def is_whole(spec: object) -> bool:
     return is_share(spec) and (spec == 1 or spec == {"*": 1})
 
 
-def discover_for(
+def discover_or_one_cell(
     slices: Iterable[object],
     module: nn.Module,
     example: Tensor | tuple[Tensor, ...] | None = None,

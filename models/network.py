@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from .anatomy import Anatomy, Buffers
-from .discovery import BATCH_NORMS, discover_for, named_tensors
+from .discovery import BATCH_NORMS, discover_or_one_cell, named_tensors
 from .errors import ModelError
 from .slicing import ModelGraph, SliceSpec, Slicing, Start, starting_values
 
@@ -88,7 +88,7 @@ class SlicedNetwork:
         self.peer = peer
         self.buffers: Buffers = buffers
         if anatomy is None:
-            anatomy = discover_for(
+            anatomy = discover_or_one_cell(
                 slices.values(), module, example, parts=parts, channels=channels, check=check
             )
         anatomy = anatomy.with_buffers(buffers)

@@ -27,7 +27,7 @@ class ReadyNetwork:
 
     build
         The function that builds it. Its arguments `channels`, `size` and `classes` are set to fit the data.
-    sample
+    sample_shape
         The shape of a typical sample: images (channels, height, width) or windows of a time series (time,
         channels).
     time_last
@@ -37,7 +37,7 @@ class ReadyNetwork:
     """
 
     build: Callable[..., nn.Module]
-    sample: tuple[int, ...]
+    sample_shape: tuple[int, ...]
     time_last: bool = False
     classifies: bool = True
 
@@ -47,12 +47,12 @@ READY_NETWORKS: dict[str, ReadyNetwork] = {}
 
 
 def register(
-    name: str, sample: tuple[int, ...] = (3, 32, 32), **options: bool
+    name: str, sample_shape: tuple[int, ...] = (3, 32, 32), **options: bool
 ) -> Callable[..., Any]:
     """Add the decorated function to the table; arguments are the fields of ReadyNetwork."""
 
     def decorator(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-        READY_NETWORKS[name] = ReadyNetwork(build, sample, **options)
+        READY_NETWORKS[name] = ReadyNetwork(build, sample_shape, **options)
         return build
 
     return decorator
@@ -221,5 +221,7 @@ if TYPE_CHECKING:
     ReadyNetworkName = ImageNetworkName = str
 else:  # types of settings, whose validation errors list the names of all networks
     ReadyNetworkName = Literal[tuple(READY_NETWORKS)]
-    _IMAGES = [n for n, one in READY_NETWORKS.items() if one.classifies and len(one.sample) == 3]
+    _IMAGES = [
+        n for n, one in READY_NETWORKS.items() if one.classifies and len(one.sample_shape) == 3
+    ]
     ImageNetworkName = Literal[("mlp", *_IMAGES)]

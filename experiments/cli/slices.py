@@ -114,7 +114,7 @@ def _of_name(
             raise ConfigError("--input and --option: cannot be used with a layout; leave them out")
         example, module = None, mlp(name)
     else:
-        default_shape = READY_NETWORKS[name].sample if name in READY_NETWORKS else (3, 32, 32)
+        default_shape = READY_NETWORKS[name].sample_shape if name in READY_NETWORKS else (3, 32, 32)
         sample_shape = _shape(shape) if shape else default_shape
         options = {key: _value(text, key) for key, text in _pairs(option or (), "--option")}
         module = make_module(name, find_function(name), sample_shape, CLASSES, options)

@@ -50,7 +50,7 @@ def test_peers_start_equal_where_they_share_and_parts_are_searched_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = swarm(models=[{"name": "global", "share": {"*": 0.5, "6": 0}}])
-    monkeypatch.setattr("gossamer.experiments.networks.discover_for", None)  # would fail
+    monkeypatch.setattr("gossamer.experiments.networks.discover_or_one_cell", None)  # would fail
     first, second = found.member(0).network, found.member(2).network
     assert torch.equal(first.read("global"), second.read("global"))
     assert not torch.equal(first.flat, second.flat)

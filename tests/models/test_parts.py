@@ -111,7 +111,7 @@ def test_sizes_that_do_not_fit_are_refused(make, message):
 @pytest.mark.parametrize("name", READY_NETWORKS)
 def test_a_ready_network_reads_what_its_entry_in_the_table_says(name):
     entry = READY_NETWORKS[name]
-    samples = torch.zeros(2, *entry.sample)
+    samples = torch.zeros(2, *entry.sample_shape)
     output = entry.build().eval()(samples.transpose(1, 2) if entry.time_last else samples)
     assert len(output) == 2
     assert (output.ndim == 2) == entry.classifies
