@@ -21,7 +21,7 @@ from ...topology import Advice, Candidate, Rule, TopologyError, exchanges_to, lo
 from ..arena import Arena, Gossip
 from ..build import Swarm
 from ..config.tables import parse_config
-from ..study.figures import COLOURS, MARKERS, panels
+from ..study.figures import BLUE, COLOURS, MARKERS, ORANGE, panels
 from .show import number, write_with_picture
 from .swarm import SwarmGraph
 
@@ -397,8 +397,8 @@ def figure_of_advice(record: dict[str, Any]) -> Figure:
     height = 1.7 + 0.42 * max(len(ranked), 1)
     figure, (row,) = panels(1, 2, width=9.5, height=height, sharey=True)
     for axes, key, colour, label in (
-        (row[0], "exchanges", COLOURS[0], "exchanges to the tolerance"),
-        (row[1], "messages", COLOURS[4], "messages per peer until then"),
+        (row[0], "exchanges", BLUE, "exchanges to the tolerance"),
+        (row[1], "messages", ORANGE, "messages per peer until then"),
     ):
         values = [candidate[key] for candidate in ranked]
         axes.barh(range(len(ranked)), values, color=colour, height=0.65)

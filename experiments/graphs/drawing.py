@@ -1,6 +1,7 @@
 """Draws a graph as a map: peers at positions that do not overlap and are the same every time.
 
-Peers are coloured by group and links by the share of mass that they carry; weak spots are marked.
+Peers are coloured by group, and links by the share of its sender's mass (push-sum's value and weight) that a
+link carries in one exchange. Links and peers whose loss splits the graph are marked.
 """
 
 from __future__ import annotations
@@ -23,24 +24,25 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import dijkstra
 from scipy.spatial import KDTree
 
-from ..study.figures import COLOURS, MARKERS
+from ..study.figures import BLUE, GREEN, MARKERS, ORANGE, PURPLE, SKY_BLUE, VERMILION
 
-Positions = NDArray[np.float64]
+Positions = NDArray[np.float64]  # a row (x, y) for each peer
+Distances = NDArray[np.float64]  # in hops: from one peer or from all peers to each peer
 
 MOST_LABELS = 64
 """The most peers that are labelled; on larger maps no peer is."""
 MOST_GROUPS = 16
 """The most groups that have their own colour and marker; if there are more, all groups look the same."""
 
-PEER_COLOUR, WEAK_COLOUR, ADDED_COLOUR = COLOURS[0], COLOURS[1], COLOURS[2]
+PEER_COLOUR, WEAK_COLOUR, ADDED_COLOUR = BLUE, VERMILION, GREEN
 # Shares are drawn in greys, from light to nearly black, since colours stand for groups.
 SHARE_COLOURS = colors.LinearSegmentedColormap.from_list("shares", ["#D0D0D0", "#202020"])
-SIDE_POINTS = 5.6 * 72
-"""The side of the square in which positions lie, in points; a map is never drawn smaller."""
+MAP_SIDE_POINTS = 5.6 * 72
+"""The least side, in points, at which the unit square of the positions is drawn, with its margins."""
 MARGIN = 0.06
-"""The margin around the positions, in sides of that square."""
+"""The margin around the positions, as a fraction of the unit square's side."""
 MIN_EXTENT = 0.2
-"""The least width and height of a map, in the same unit, for peers that are all on one line."""
+"""The least width and height of a map without margins, as such a fraction, for peers that are on one line."""
 
 # in inches
 MAX_MAP_HEIGHT, MIN_PAGE_WIDTH = 6.9, 6.0
@@ -51,9 +53,9 @@ COLOUR_BAR_WIDTH, TITLE_HEIGHT, LEGEND_ROW_HEIGHT = 1.05, 0.8, 0.22
 class Map:
     """Everything that a picture of a graph shows; a peer's number is its row in `positions`.
 
-    shares: the share of a peer's mass that each link carries per exchange.
+    shares: for each link, the share of its sender's mass that it carries in one exchange.
     cut_links, bridge_peers: links and peers whose loss splits the graph.
-    added: links that bridging added.
+    added: links that were added to connect a partial model's peers (`bridge` in topology).
     """
 
     positions: Positions
@@ -72,36 +74,37 @@ class Map:
         return len(self.positions)
 
 
-def diameter(positions: Positions) -> float:
-    """A peer's diameter in points: the largest at which no two peers touch."""
-    return min(24.0, max(1.6, 0.85 * nearest(positions) * SIDE_POINTS / (1 + 2 * MARGIN)))
+def marker_diameter(positions: Positions) -> float:
+    """The diameter of a peer's marker in points: as large as fits without touching, between 1.6 and 24."""
+    fitting_diameter = 0.85 * smallest_distance(positions) * MAP_SIDE_POINTS / (1 + 2 * MARGIN)
+    return min(24.0, max(1.6, fitting_diameter))
 
 
 def extent(positions: Positions) -> tuple[float, float]:
-    """The width and height of a map, in sides of the unit square that its positions are in."""
+    """The width and height of a map with its margins, in units of positions."""
     width, height = np.ptp(positions, axis=0) if len(positions) else (0.0, 0.0)
     return max(float(width), MIN_EXTENT) + 2 * MARGIN, max(float(height), MIN_EXTENT) + 2 * MARGIN
 
 
-def page_size(graph_map: Map, width: float) -> tuple[float, float]:
-    """Width and height in inches of a page with a map and its legend; `width`: the largest width."""
-    wide, tall = extent(graph_map.positions)
-    bar = COLOUR_BAR_WIDTH if _needs_colour_bar(graph_map) else 0.0
-    scale = min((width - bar) / wide, MAX_MAP_HEIGHT / tall)  # inches per side of the square
-    entries, title = len(_legend_entries(graph_map)), 1 if _has_group_legend(graph_map) else 0
-    rows = title + -(-entries // _legend_columns(entries))
-    height = scale * tall + TITLE_HEIGHT + LEGEND_ROW_HEIGHT * rows
-    return max(scale * wide + bar, MIN_PAGE_WIDTH), height
+def page_size(graph_map: Map, max_width: float) -> tuple[float, float]:
+    """Width and height in inches of a page with a map and its legend, at most `max_width` wide."""
+    map_width, map_height = extent(graph_map.positions)
+    bar_width = COLOUR_BAR_WIDTH if _needs_colour_bar(graph_map) else 0.0
+    inches_per_unit = min((max_width - bar_width) / map_width, MAX_MAP_HEIGHT / map_height)
+    entries, title_rows = len(_legend_entries(graph_map)), 1 if _has_group_legend(graph_map) else 0
+    rows = title_rows + -(-entries // _legend_columns(entries))
+    height = inches_per_unit * map_height + TITLE_HEIGHT + LEGEND_ROW_HEIGHT * rows
+    return max(inches_per_unit * map_width + bar_width, MIN_PAGE_WIDTH), height
 
 
 def draw_map(axes: Axes, graph_map: Map) -> None:
     """Draw a graph with equal scales in x and y, without axes."""
     axes.set_axis_off()
     axes.set_aspect("equal", anchor="N")  # free space is at the bottom, for the legend
-    wide, tall = extent(graph_map.positions)
+    width, height = extent(graph_map.positions)
     low, high = graph_map.positions.min(axis=0), graph_map.positions.max(axis=0)
     x, y = (low + high) / 2
-    axes.set(xlim=(x - wide / 2, x + wide / 2), ylim=(y - tall / 2, y + tall / 2))
+    axes.set(xlim=(x - width / 2, x + width / 2), ylim=(y - height / 2, y + height / 2))
     _draw_links(axes, graph_map)
     _draw_peers(axes, graph_map)
     if graph_map.peers <= MOST_LABELS:
@@ -123,8 +126,9 @@ def _draw_links(axes: Axes, graph_map: Map) -> None:
     between = _between_groups(graph_map)
     unmarked = _unmarked_links(graph_map, between)
     if graph_map.directed and graph_map.peers <= MOST_LABELS:
+        gap = marker_diameter(graph_map.positions) / 2 + 1
         for i in unmarked:
-            _draw_arrow(axes, ends[i], greys[i], diameter(graph_map.positions) / 2 + 1, width)
+            _draw_arrow(axes, ends[i], greys[i], gap, width)
     else:
         axes.add_collection(
             LineCollection(
@@ -188,8 +192,8 @@ def group_styles(groups: Sequence[str]) -> dict[str, tuple[str, str]]:
     names = sorted(set(groups), key=_natural_order)
     if len(names) > MOST_GROUPS:
         return dict.fromkeys(names, (PEER_COLOUR, "o"))
-    # without vermilion, which marks weak spots, and without black and grey, which are for links
-    colours = [COLOURS[i] for i in (0, 4, 2, 3, 5)]
+    # without vermilion, which marks links and peers that are weak spots, and without black and grey (links)
+    colours = (BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE)
     return {
         name: (colours[i % len(colours)], MARKERS[i // len(colours) % len(MARKERS)])
         for i, name in enumerate(names)
@@ -201,14 +205,14 @@ def _natural_order(name: str) -> tuple[int, str]:
 
 
 def _draw_peers(axes: Axes, graph_map: Map) -> None:
-    size = diameter(graph_map.positions)
+    size = marker_diameter(graph_map.positions)
     groups = list(graph_map.groups) or ["peer"] * graph_map.peers
-    edge = 0.0 if graph_map.peers > 2000 else 0.8
+    outline_width = 0.0 if graph_map.peers > 2000 else 0.8
     for name, (colour, marker) in group_styles(groups).items():
         members = [i for i in range(graph_map.peers) if groups[i] == name]
         axes.scatter(
             graph_map.positions[members, 0], graph_map.positions[members, 1], s=size**2,
-            c=colour, marker=marker, edgecolors="white", linewidths=edge, zorder=3,
+            c=colour, marker=marker, edgecolors="white", linewidths=outline_width, zorder=3,
         )  # fmt: skip
     weak = sorted(graph_map.bridge_peers)
     axes.scatter(
@@ -218,7 +222,7 @@ def _draw_peers(axes: Axes, graph_map: Map) -> None:
 
 
 def _draw_labels(axes: Axes, graph_map: Map) -> None:
-    size = diameter(graph_map.positions)
+    size = marker_diameter(graph_map.positions)
     labels = list(graph_map.labels) or [str(i) for i in range(graph_map.peers)]
     if max(map(len, labels)) <= 3:  # short labels fit inside the peers
         styles, groups = group_styles(graph_map.groups), graph_map.groups or [""] * graph_map.peers
@@ -229,24 +233,25 @@ def _draw_labels(axes: Axes, graph_map: Map) -> None:
                 zorder=5,
             )  # fmt: skip
         return
-    # Longer labels stand beside their peers: of eight corners, each label takes the one that overlaps least.
+    # Longer labels stand beside their peers: of eight places around its peer, each label is drawn at the one
+    # where it overlaps least with markers and other labels.
     occupied = [
         (x - size / 2, y - size / 2, x + size / 2, y + size / 2) for x, y in _in_points(graph_map)
     ]
     for (x, y), position, label in zip(
         _in_points(graph_map), graph_map.positions, labels, strict=True
     ):
-        wide, tall, away = 4.6 * len(label), 10.0, size / 2 + 2
-        corners = [
-            (x - wide / 2, y - away - tall), (x - wide / 2, y + away), (x + away, y - tall / 2),
-            (x - away - wide, y - tall / 2), (x + away * 0.7, y - away - tall * 0.6),
-            (x - away * 0.7 - wide, y - away - tall * 0.6), (x + away * 0.7, y + away * 0.6),
-            (x - away * 0.7 - wide, y + away * 0.6),
+        width, height, gap = 4.6 * len(label), 10.0, size / 2 + 2
+        places = [
+            (x - width / 2, y - gap - height), (x - width / 2, y + gap), (x + gap, y - height / 2),
+            (x - gap - width, y - height / 2), (x + gap * 0.7, y - gap - height * 0.6),
+            (x - gap * 0.7 - width, y - gap - height * 0.6), (x + gap * 0.7, y + gap * 0.6),
+            (x - gap * 0.7 - width, y + gap * 0.6),
         ]  # fmt: skip
-        boxes = [(left, low, left + wide, low + tall) for left, low in corners]
+        boxes = [(left, low, left + width, low + height) for left, low in places]
         best = min(range(len(boxes)), key=lambda i: (_overlap(boxes[i], occupied), i))
         occupied.append(boxes[best])
-        left, low = corners[best]
+        left, low = places[best]
         axes.annotate(
             label, position, xytext=(left - x, low - y + 1), textcoords="offset points", fontsize=8,
             zorder=5, bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.5},
@@ -260,17 +265,18 @@ def _text_colour(background: str) -> str:
 
 
 def _in_points(graph_map: Map) -> Positions:
-    return graph_map.positions * SIDE_POINTS / (1 + 2 * MARGIN)
+    return graph_map.positions * MAP_SIDE_POINTS / (1 + 2 * MARGIN)
 
 
 def _overlap(box: tuple[float, ...], occupied: Sequence[tuple[float, ...]]) -> float:
     """The area of a box that other boxes cover, plus a penalty if it extends beyond the map."""
     left, low, right, high = box
     covered = sum(
-        max(0.0, min(right, r) - max(left, x)) * max(0.0, min(high, h) - max(low, y))
-        for x, y, r, h in occupied
+        max(0.0, min(right, other_right) - max(left, other_left))
+        * max(0.0, min(high, other_high) - max(low, other_low))
+        for other_left, other_low, other_right, other_high in occupied
     )
-    side = SIDE_POINTS / (1 + 2 * MARGIN)
+    side = MAP_SIDE_POINTS / (1 + 2 * MARGIN)
     margin = MARGIN * side
     outside = max(0.0, -margin - left) + max(0.0, right - side - margin)
     return covered + 20 * outside
@@ -316,7 +322,7 @@ def _legend_entries(graph_map: Map) -> list[Line2D]:
                    color=WEAK_COLOUR, markersize=9, label=text)
         )  # fmt: skip
     if graph_map.added:
-        text = f"link added by bridging ({len(graph_map.added)})"
+        text = f"link added to connect a model's peers ({len(graph_map.added)})"
         entries.append(Line2D([], [], color=ADDED_COLOUR, linestyle=":", linewidth=2, label=text))
     return entries
 
@@ -329,12 +335,12 @@ def _draw_legend(axes: Axes, graph_map: Map) -> None:
         ncols=_legend_columns(len(entries)),
     )  # fmt: skip
     if _needs_colour_bar(graph_map) and axes.figure is not None:
-        high = extent(graph_map.positions)[1] > 0.7  # enough for the colour bar's long label
-        words = "share of a peer's mass that a link carries per exchange"
+        is_tall = extent(graph_map.positions)[1] > 0.7  # enough for the colour bar's long label
+        text = "share of its sender's mass that a link carries in one exchange"
         axes.figure.colorbar(
             ScalarMappable(_norm(np.array(graph_map.shares)), SHARE_COLOURS), ax=axes,
-            shrink=0.7 if high else 0.9, pad=0.01, aspect=30 if high else 15,
-            label=words if high else "share per exchange",
+            shrink=0.7 if is_tall else 0.9, pad=0.01, aspect=30 if is_tall else 15,
+            label=text if is_tall else "share of sender's mass",
             panchor=False,  # keeps the map at the top
         )  # fmt: skip
 
@@ -353,7 +359,7 @@ def positions(graph: nx.Graph) -> Positions:
     nodes = sorted(graph.nodes)
     from_graph = [graph.nodes[node].get("pos") for node in nodes]
     if all(position is not None and len(position) == 2 for position in from_graph):
-        return spread(_fit_unit_square(np.array(from_graph, dtype=float), keep_shape=True))
+        return spread(_fit_unit_square(np.array(from_graph, dtype=float), keep_aspect=True))
     undirected = nx.Graph(graph.subgraph(nodes))
     for *_, data in undirected.edges(data=True):
         data.clear()  # link weights do not matter
@@ -361,7 +367,7 @@ def positions(graph: nx.Graph) -> Positions:
     points = spread(_fit_unit_square(_pivot_layout(links)))
     if 2 < len(nodes) <= STRESS_LAYOUT_PEERS:
         rotated = _rotate_lengthwise(_stress_layout(links, points))
-        points = spread(_fit_unit_square(rotated, keep_shape=True))
+        points = spread(_fit_unit_square(rotated, keep_aspect=True))
     return points
 
 
@@ -370,7 +376,7 @@ def spread(points: Positions, rounds: int = 200) -> Positions:
     count = len(points)
     if count < 2:
         return np.full((count, 2), 0.5)
-    distance = least_distance(count)
+    distance = target_distance(count)
     rng = np.random.default_rng(3)
     points = points + rng.normal(0, distance / 100, points.shape)  # no two at the same point
     for _ in range(rounds):
@@ -388,21 +394,21 @@ def spread(points: Positions, rounds: int = 200) -> Positions:
     return points
 
 
-def least_distance(count: int) -> float:
-    """The least distance between two of `count` peers in the unit square, which has room for them all."""
+def target_distance(count: int) -> float:
+    """The distance that any two of `count` peers are kept apart; at it, all fit into the unit square."""
     return 0.55 / np.sqrt(count)
 
 
-def nearest(points: Positions) -> float:
+def smallest_distance(points: Positions) -> float:
     """The distance between the two closest peers."""
     if len(points) < 2:
         return 1.0
     return float(KDTree(points).query(points, k=2)[0][:, 1].min())
 
 
-def _fit_unit_square(points: Positions, keep_shape: bool = False) -> Positions:
+def _fit_unit_square(points: Positions, keep_aspect: bool = False) -> Positions:
     low, high = points.min(axis=0), points.max(axis=0)
-    size = np.full(2, (high - low).max()) if keep_shape else high - low
+    size = np.full(2, (high - low).max()) if keep_aspect else high - low
     size = np.where(size > 1e-9, size, 1.0)
     return (points - (low + high) / 2) / size + 0.5
 
@@ -420,7 +426,8 @@ def _rotate_lengthwise(points: Positions) -> Positions:
 def _pivot_layout(links: csr_array, pivots: int = 50) -> Positions:
     """Classical multidimensional scaling of the hops to a few distant peers (pivot MDS).
 
-    A circle if hops do not determine two dimensions, or put many peers at the same point.
+    Returns a circle if the hops give fewer than two dimensions, or if many peers of a small graph would
+    coincide.
     """
     count = len(links.indptr) - 1
     angle = 2 * pi * np.arange(count) / max(count, 1)
@@ -445,7 +452,7 @@ def _pivot_layout(links: csr_array, pivots: int = 50) -> Positions:
 
 
 def _stress_layout(links: csr_array, start: Positions, rounds: int = 80) -> Positions:
-    """Minimise the differences between distances on the map and hops, close pairs first.
+    """Minimise the differences between distances on the map and hops; close pairs weigh most.
 
     Iterates stress majorization from the positions `start`.
     """
@@ -465,7 +472,7 @@ def _stress_layout(links: csr_array, start: Positions, rounds: int = 80) -> Posi
     return points
 
 
-def _finite_hops(hops: Positions) -> Positions:
+def _finite_hops(hops: Distances) -> Distances:
     """Replace infinite distances, between components, by two hops more than the longest finite one."""
     finite = hops[np.isfinite(hops)]
     return np.where(np.isfinite(hops), hops, finite.max() + 2)

@@ -40,7 +40,7 @@ from ...topology import (
     worst_loss,
 )
 from ..results import make_folder, write_json
-from ..study.figures import COLOURS, MARKERS, panels, save, tidy
+from ..study.figures import BLUE, COLOURS, GREY, MARKERS, SKY_BLUE, panels, save, tidy
 from .drawing import MOST_LABELS, Map, draw_map, page_size, positions
 from .swarm import SwarmGraph, describe_bridging, groups_of, name_links
 
@@ -263,7 +263,7 @@ def _draw_degrees(axes: Any, record: dict[str, Any]) -> None:
     degrees = np.array(record["degrees"])
     low, high = int(degrees.min()), int(degrees.max())
     edges = np.arange(low - 0.5, high + 1.5, max(1, (high - low) // 40))
-    axes.hist(degrees, bins=edges, color=COLOURS[0], edgecolor="white", linewidth=0.4)
+    axes.hist(degrees, bins=edges, color=BLUE, edgecolor="white", linewidth=0.4)
     axes.set(title="links per peer", xlabel="links", ylabel="peers")
     tidy(axes)
     if low == high:
@@ -275,9 +275,9 @@ def _draw_errors(axes: Any, record: dict[str, Any]) -> None:
     logs = [x for x in record["log_errors"] if x is not None]
     second = 1.0 - record["facts"]["gap"]
     steps = np.arange(len(logs))
-    axes.semilogy(steps, np.exp(logs), color=COLOURS[0], label="measured, random start")
+    axes.semilogy(steps, np.exp(logs), color=BLUE, label="measured, random start")
     axes.semilogy(
-        steps, np.maximum(second, 1e-300) ** steps, color=COLOURS[7], linestyle="--",
+        steps, np.maximum(second, 1e-300) ** steps, color=GREY, linestyle="--",
         label="predicted, slowest start",
     )  # fmt: skip
     axes.set(title="disagreement", xlabel="exchange", ylabel="as a share of the first")
@@ -480,7 +480,7 @@ def figure_of_stress(record: dict[str, Any]) -> Figure:
     for row, slowdown in enumerate(reversed(slowdowns)):
         never = slowdown["factor"] is None
         length = 1.2 * largest if never else slowdown["factor"]
-        slow.barh(row, length, color=COLOURS[7] if never else COLOURS[5], height=0.65)
+        slow.barh(row, length, color=GREY if never else SKY_BLUE, height=0.65)
         text = "never" if never else f"× {slowdown['factor']:.3g}"
         slow.text(length + 0.02 * largest, row, text, va="center", fontsize=9)
     slow.set_yticks(range(len(slowdowns)), [s["trouble"] for s in reversed(slowdowns)], fontsize=9)

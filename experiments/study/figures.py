@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish, and markers for black-and-white print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY_BLUE, BLACK, GREY = COLOURS
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
@@ -102,7 +103,7 @@ def tidy(axes: Axes) -> None:
 
 
 def band(
-    axes: Axes, curve: Mapping[int, Sequence[float]], colour: str = COLOURS[0], label: str = ""
+    axes: Axes, curve: Mapping[int, Sequence[float]], colour: str = BLUE, label: str = ""
 ) -> None:
     """Draw a line for the mean of many peers, and a band from the worst peer to the best.
 

@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from gossamer.experiments.graphs import load_graph
-from gossamer.experiments.graphs.drawing import diameter, group_styles, positions
+from gossamer.experiments.graphs.drawing import group_styles, marker_diameter, positions
 from gossamer.experiments.graphs.show import examine, figure_of, redraw, show
-from gossamer.experiments.study.figures import COLOURS
+from gossamer.experiments.study.figures import COLOURS, VERMILION
 from gossamer.topology import build
 
 KINDS = [
@@ -55,9 +55,9 @@ def test_peers_and_labels_never_overlap(kind: str, peers: int) -> None:
     spots = np.unique(np.asarray(spots).round(5), axis=0)
     assert len(spots) == peers
     pixels = axes.transData.transform(spots)
-    nearest = min(np.linalg.norm(a - b) for a, b in combinations(pixels, 2))
-    size = diameter(positions(build(kind, peers))) * figure.dpi / 72
-    assert size <= nearest + 1  # a peer is no wider than the way to its neighbour
+    smallest_distance = min(np.linalg.norm(a - b) for a, b in combinations(pixels, 2))
+    size = marker_diameter(positions(build(kind, peers))) * figure.dpi / 72
+    assert size <= smallest_distance + 1  # a peer is no wider than the way to its neighbour
     assert size >= 4  # and still to be seen
     if peers > 64:
         assert not axes.texts
@@ -119,14 +119,14 @@ def test_a_scale_is_drawn_only_for_links_that_have_it() -> None:
 def test_weak_spots_are_the_ones_known() -> None:
     figure, record = drawn("networkx:karate_club_graph", None)
     rings = scattered(figure.axes[0])[-1]
-    assert to_hex(rings.get_edgecolor()[0]).upper() == COLOURS[1]
+    assert to_hex(rings.get_edgecolor()[0]).upper() == VERMILION
     assert np.allclose(rings.get_offsets(), [record["places"][0]])  # peer 0, nobody else
 
 
 def test_groups_have_safe_styles_of_their_own() -> None:
     found = group_styles([str(i) for i in range(12)])
     assert len(set(found.values())) == 12
-    assert {colour for colour, _ in found.values()} <= set(COLOURS) - {COLOURS[1]}
+    assert {colour for colour, _ in found.values()} <= set(COLOURS) - {VERMILION}
     assert (
         len(set(group_styles([str(i) for i in range(40)]).values())) == 1
     )  # too many for a legend
