@@ -22,7 +22,7 @@ from gossamer.names import hint
 
 from ...peer import INTERRUPTED
 from ..errors import ConfigError, Stopped
-from ..papers import PAPERS, STUDIES, Paper
+from ..papers import PAPERS, STUDIES, StudyEntry
 from ..results import write_csv
 from . import console
 from .console import (
@@ -283,31 +283,31 @@ def sweep_command(config: Path, *, jobs: AtLeastOneIfGiven = None, output: Outpu
 
 def _run_or_list(
     command: str,
-    papers: Mapping[str, Paper],
+    entries: Mapping[str, StudyEntry],
     name: str,
     options: Mapping[str, Any],
     output: Output,
 ) -> None:
-    """Run one of `papers`, or list them: the body of `gossamer paper` and `gossamer study`."""
+    """Run the study of one entry, or list all entries: the body of `gossamer paper` and `gossamer study`."""
     if name.lower() == "list":
-        rows = [(paper.name, paper.section, paper.title) for paper in papers.values()]
+        rows = [(entry.name, entry.origin, entry.title) for entry in entries.values()]
         console.table(f"gossamer {command} NAME", ["name", "where", "what"], rows)
         return
-    if name not in papers:
+    if name not in entries:
         what = "reproduction" if command == "paper" else command
         raise ConfigError(
-            f"no {what} is called {name!r}; {hint(name, papers, are='there are', cutoff=0.6)}"
+            f"no {what} is called {name!r}; {hint(name, entries, are='there are', cutoff=0.6)}"
         )
-    paper = papers[name]
+    entry = entries[name]
     for option, value in options.items():
-        if value and option not in paper.takes:
-            takes = ", ".join(f"--{each}" for each in sorted(paper.takes))
-            takes = takes or "no options but --out and --force"
-            raise ConfigError(f"{name} does not take --{option}; it takes {takes}")
+        if value and option not in entry.options:
+            options_text = ", ".join(f"--{each}" for each in sorted(entry.options))
+            options_text = options_text or "no options but --out and --force"
+            raise ConfigError(f"{name} does not take --{option}; it takes {options_text}")
     folder = f"{name}-quick" if options["quick"] and command == "paper" else name
     results = output.results(f"results/{command}/{folder}", f"{command} {name}")
     load_torch()
-    study = paper.study(quick=options["quick"], runs=options.get("runs")).only(options["only"])
+    study = entry.study(quick=options["quick"], runs=options.get("runs")).only(options["only"])
     from ..study import run_study
 
     run_study(study, results, jobs=options["jobs"])

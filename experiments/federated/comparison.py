@@ -247,7 +247,7 @@ def comparison_study(config: Comparison, source: str = "config") -> Study[Cell]:
         config.name, cells, run_cells, table, figure,
         titles={"summary": f"{config.name}: after {config.rounds} rounds"},
         latest=latest,
-        about={"config.json": config.model_dump(mode="json")},
+        json_files={"config.json": config.model_dump(mode="json")},
     )  # fmt: skip
 
 

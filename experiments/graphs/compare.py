@@ -377,7 +377,7 @@ def advice_rows(advice: Advice) -> list[tuple[str, ...]]:
 
 
 def reason(candidate: Candidate) -> str:
-    """Explain how fast peers on a candidate graph agree, and which links bridging would add."""
+    """Explain how fast peers on a candidate graph agree, and how many links must be added to join groups."""
     links = len(candidate.added)
     added = f"; bridge = true adds {links} links to join groups" if links else ""
     return candidate.reason + added

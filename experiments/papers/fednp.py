@@ -22,7 +22,7 @@ from ...models.fednp import FedNPLearner, FedNPOptions
 from ..arena import Arena
 from ..results import Record
 from ..study import EachCell, Frame, Job, Study, StudyCell, as_text, frame_of
-from . import Paper
+from . import StudyEntry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -160,11 +160,11 @@ class Cell(StudyCell):
     options: FedNPOptions | None
 
 
-def toy(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+def toy(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Return the study: FedAvg, FedNP, and FedNP with z frozen."""
     methods = {BOUND: None, **METHODS}
     return Study(
-        paper.name, [Cell(name, seed, methods[name]) for seed in seeds for name in methods],
+        entry.name, [Cell(name, seed, methods[name]) for seed in seeds for name in methods],
         EachCell(run_cell), table, lambda folder, records: draw_fits(folder / "figure", records),
         latest=lambda record: f"{record['method']}, seed {record['seed']}",
     )  # fmt: skip

@@ -38,7 +38,7 @@ from ..live.layout import plan
 from ..live.run import Outcome, broker_for, run_live
 from ..results import Record, atomic_path, cannot_write, make_folder, read_records
 from ..study import EachCell, Frame, Job, Study, StudyCell, as_text, frame_of
-from . import Paper
+from . import StudyEntry
 
 
 def run_quietly(config: Config, name: str, job: Job) -> Outcome:
@@ -222,10 +222,10 @@ def run_newcomer_cell(cell: StudyCell, job: Job) -> Record:
     return {"matching": cell.line, **summarise_newcomers(metrics)}
 
 
-def newcomers(paper: Paper, quick: bool, seeds: range) -> Study[StudyCell]:
+def newcomers(entry: StudyEntry, quick: bool, seeds: range) -> Study[StudyCell]:
     """Return the study of newcomers."""
     return Study(
-        paper.name, [StudyCell(matching) for matching in MATCHINGS], EachCell(run_newcomer_cell),
+        entry.name, [StudyCell(matching) for matching in MATCHINGS], EachCell(run_newcomer_cell),
         newcomers_table, draw_newcomers,
         titles={"summary": "accuracy of newcomers that were trained separately"},
         latest=lambda record: f"matching {record['matching']}", live=True,
@@ -353,11 +353,11 @@ def tests_of(metrics: Path) -> list[tuple[str, int, float]]:
     return [(peer, number, accuracy) for (peer, number), accuracy in accuracies.items()]
 
 
-def widths(paper: Paper, quick: bool, seeds: range) -> Study[StudyCell]:
+def widths(entry: StudyEntry, quick: bool, seeds: range) -> Study[StudyCell]:
     """Return the study of widths."""
     cells = [StudyCell(variant) for variant in ("alone", "together")]
     return Study(
-        paper.name, cells, EachCell(run_width_cell), widths_table, draw_widths,
+        entry.name, cells, EachCell(run_width_cell), widths_table, draw_widths,
         titles={"summary": "accuracy at the end, mean by width"},
         latest=lambda record: record["variant"], live=True,
     )  # fmt: skip
@@ -428,7 +428,7 @@ class CompressionRun(StudyCell):
         return name.replace(" ", "-").replace(":", "-").replace("+", "-")
 
 
-def compression(paper: Paper, quick: bool, seeds: range) -> Study[CompressionRun]:
+def compression(entry: StudyEntry, quick: bool, seeds: range) -> Study[CompressionRun]:
     """Return the study of compressors; in each mode, the uncompressed baseline runs first."""
     rounds = 15 if quick else 40
     names = {
@@ -449,7 +449,7 @@ def compression(paper: Paper, quick: bool, seeds: range) -> Study[CompressionRun
     cells += [cell("async", f"drift {bound:g}", drift=bound) for bound in bounds]
     title = f"8 live peers, 13,000 shared values, {rounds} rounds of training"
     return Study(
-        paper.name, cells, EachCell(run_compression_cell), compression_table, draw_compression,
+        entry.name, cells, EachCell(run_compression_cell), compression_table, draw_compression,
         titles={"summary": title},
         latest=lambda record: f"{record['mode']}, {record['compressor']}: {record['accuracy']:.3f}",
         always_run={BASELINE}, live=True,

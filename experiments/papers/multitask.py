@@ -19,7 +19,7 @@ from ...models.multitask import multitask as learn_tasks
 from ..data import DataError, load
 from ..results import Record
 from ..study import EachCell, Frame, Job, Study, StudyCell, as_text, frame_of
-from . import Paper
+from . import StudyEntry
 
 SYNTHETIC = "synthetic"
 SENSORS = "hapt-sitstand"
@@ -179,7 +179,7 @@ class Cell(StudyCell):
     data: str
 
 
-def multitask(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+def multitask(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Return the study: every method with every seed and number of samples."""
     data = subjects().name
     cells = [
@@ -189,7 +189,7 @@ def multitask(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
         for method in METHODS
     ]
     return Study(
-        paper.name, cells, EachCell(run_cell), table, draw,
+        entry.name, cells, EachCell(run_cell), table, draw,
         latest=lambda record: f"{record['method']}, seed {record['seed']}",
     )  # fmt: skip
 

@@ -22,7 +22,7 @@ from ..arena import Arena
 from ..data import DataError, Dataset, Samples, load_once, partition
 from ..results import Record
 from ..study import EachCell, Frame, Job, Study, StudyCell, as_text, frame_of
-from . import Paper
+from . import StudyEntry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -288,15 +288,15 @@ _HAPT = {
 }  # fmt: skip
 
 
-def cifar(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+def cifar(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Return the study of a small CNN on CIFAR-10."""
     options = {"widths": (8, 16), "hidden": 32 if quick else 64, "norm": True}
     data, sizes = ("digits", _DIGITS) if quick else ("cifar10", _CIFAR)
     setting = Setting(data, "small-cnn", "images", options, **sizes)
-    return networks_study(paper, {_CNN: setting}, seeds)
+    return networks_study(entry, {_CNN: setting}, seeds)
 
 
-def hapt(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+def hapt(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Return the study of an LSTM and a 1-D CNN on HAPT; each peer has one person's recordings."""
     data, sizes = ("digits", _DIGITS) if quick else ("hapt-raw", _HAPT)
     cnn_options = {"widths": (16, 32), "kernel": 3} if quick else {"widths": (16, 32)}
@@ -304,10 +304,10 @@ def hapt(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
         _LSTM: Setting(data, "lstm", "series", {"hidden": 32}, rate=0.5, **sizes),
         _CNN1D: Setting(data, "cnn1d", "channels", cnn_options, **sizes),
     }
-    return networks_study(paper, settings, seeds)
+    return networks_study(entry, settings, seeds)
 
 
-def networks_study(paper: Paper, settings: Mapping[str, Setting], seeds: range) -> Study[Cell]:
+def networks_study(entry: StudyEntry, settings: Mapping[str, Setting], seeds: range) -> Study[Cell]:
     """Return the study of these networks under all schemes; FedBN only for networks with batch norm."""
     cells = [
         Cell(scheme.name, network, setting, scheme, seed)
@@ -317,8 +317,8 @@ def networks_study(paper: Paper, settings: Mapping[str, Setting], seeds: range) 
         if scheme is not FEDBN or setting.has_batch_norm
     ]
     return Study(
-        paper.name, cells, EachCell(run_cell), table,
-        lambda folder, records: draw(folder / "figure", paper.title, settings, records),
+        entry.name, cells, EachCell(run_cell), table,
+        lambda folder, records: draw(folder / "figure", entry.title, settings, records),
         latest=lambda record: f"{record['scheme']}: {record['own']:.3f}",
     )  # fmt: skip
 

@@ -9,11 +9,11 @@ from ..config.tables import Config, Data, Model, Network, TaskEntry, Training
 from ..results import Record
 from ..study import Frame, Study, as_text, frame_of
 from ..study.sweep import Cell, run_cells, stackable
-from . import Paper
+from . import StudyEntry
 
 
 def figure_study(
-    paper: Paper, cells: Sequence[Cell], *, x_label: str, legend: str, caption: str
+    entry: StudyEntry, cells: Sequence[Cell], *, x_label: str, legend: str, caption: str
 ) -> Study[Cell]:
     """Return the study of a figure: medians over seeds by curve and x, with the paper's quintiles as bars.
 
@@ -33,16 +33,16 @@ def figure_study(
 
         medians = points(records)
         full_caption = (
-            f"{paper.section}; median of {medians['runs'].min()} runs, bars as in the paper: second and "
+            f"{entry.origin}; median of {medians['runs'].min()} runs, bars as in the paper: second and "
             f"third quintile (quantiles 0.4 and 0.6, a fifth of the runs).\n{caption}"
         )
         return draw_lines(
             folder / "figure", medians, ("line", "x", "median", "low", "high"),
-            title=paper.title, x_label=x_label, legend=legend, caption=full_caption,
+            title=entry.title, x_label=x_label, legend=legend, caption=full_caption,
         )  # fmt: skip
 
     return Study(
-        paper.name, cells, run_cells, table, figure,
+        entry.name, cells, run_cells, table, figure,
         batches=stackable,
         latest=lambda r: f"{r['line']} at {r['settings']['x']:g}: {r['accuracy']:.3f}",
     )  # fmt: skip
@@ -69,7 +69,13 @@ LEVELS = {0: 0, 15: 50, 30: 100, 60: 200, 80: 250, 100: 300}
 
 
 def _swarm(
-    paper: Paper, quick: bool, seed: int, peers: int, rounds: int, data: Data, *tasks: TaskEntry
+    entry: StudyEntry,
+    quick: bool,
+    seed: int,
+    peers: int,
+    rounds: int,
+    data: Data,
+    *tasks: TaskEntry,
 ) -> Config:
     """The paper's swarm: networks `784=300=100=10` of sigmoid cells; with `quick`, the built-in digits.
 
@@ -79,7 +85,7 @@ def _swarm(
     inputs, activation = (64, "tanh") if quick else (784, "sigmoid")
     network = Network(layout=f"{inputs}=300=100=10", activation=activation, output="sigmoid")
     return Config(
-        name=paper.name, seed=seed, peers=peers, rounds=rounds, data=data, tasks=list(tasks),
+        name=entry.name, seed=seed, peers=peers, rounds=rounds, data=data, tasks=list(tasks),
         network=network,
     )  # fmt: skip
 
@@ -108,13 +114,13 @@ def _swap(a: int, b: int, peers: int | list[int]) -> TaskEntry:
     return TaskEntry(kind="swap", labels=(a, b), peers=peers)
 
 
-def averaging_level(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+def averaging_level(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """V.3.a: how much of a network should be averaged? (figure 17)"""
     rounds, data = 20 if quick else 30, _data(quick, None, 3500)
     cells = [
         _cell(f"{size}", level, swarm, _level(quick, level), size)
         for seed in seeds
-        for swarm in [_swarm(paper, quick, seed, 16, rounds, data, _swap(8, 9, 7))]
+        for swarm in [_swarm(entry, quick, seed, 16, rounds, data, _swap(8, 9, 7))]
         for size in ((40, 80) if quick else (50, 100, 200, 500, 1000, 1500, 3000))
         for level in LEVELS
     ]
@@ -125,12 +131,12 @@ def averaging_level(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
         else "16 peers with 3500 MNIST digits each, 8 and 9 swapped for 7 of them; 30 averagings."
     )
     return figure_study(
-        paper, cells, x_label="averaging level", legend="mini-batch size", caption=caption
+        entry, cells, x_label="averaging level", legend="mini-batch size", caption=caption
     )
 
 
 def _schemes_study(
-    paper: Paper,
+    entry: StudyEntry,
     quick: bool,
     swarms: Sequence[Config],
     schemes: dict[str, list[Model]],
@@ -152,11 +158,11 @@ def _schemes_study(
         for scheme, models in all_schemes.items()
     ]
     return figure_study(
-        paper, cells, x_label="mini-batch size", legend="averaging scheme", caption=caption
+        entry, cells, x_label="mini-batch size", legend="averaging scheme", caption=caption
     )
 
 
-def semi_local(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+def semi_local(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """V.3.d: a global model, and one for every group of peers with the same task (figure 20)."""
 
     def groups(*depends: str) -> list[Model]:
@@ -166,7 +172,7 @@ def semi_local(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     source, rounds = ("110 of scikit-learn's digits", 20) if quick else ("200 MNIST digits", 100)
     data, task = _data(quick, 110, 200), TaskEntry(kind="symmetric", last=3)
     return _schemes_study(
-        paper, quick, [_swarm(paper, quick, seed, 12, rounds, data, task) for seed in seeds],
+        entry, quick, [_swarm(entry, quick, seed, 12, rounds, data, task) for seed in seeds],
         {
             "80 + 20 per class, no dependency": groups(),
             "80 + 20 per class, dependency": groups("global"),
@@ -177,7 +183,7 @@ def semi_local(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
     )  # fmt: skip
 
 
-def semi_local_and_local(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+def semi_local_and_local(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """V.3.e: peers 0 and 1 have the same task, 2 and 3 similar tasks; other cells are local (figure 21)."""
 
     def pairs(*depends: str) -> list[Model]:
@@ -190,7 +196,7 @@ def semi_local_and_local(paper: Paper, quick: bool, seeds: range) -> Study[Cell]
     source, rounds = ("350 of scikit-learn's digits", 25) if quick else ("1000 MNIST digits", 50)
     data, tasks = _data(quick, 350, 1000), (_swap(8, 9, [2, 3]), _swap(6, 7, [3]))
     return _schemes_study(
-        paper, quick, [_swarm(paper, quick, seed, 4, rounds, data, *tasks) for seed in seeds],
+        entry, quick, [_swarm(entry, quick, seed, 4, rounds, data, *tasks) for seed in seeds],
         {"70 + 30 / 15, no dependency": pairs(), "70 + 30 / 15, dependency": pairs("global")},
         (50, 100, 200) if quick else (100, 200, 400, 800),
         f"4 peers with {source} each; 8 and 9 swapped for peers 2 and 3, 6 and 7 for peer 3 as well; "
@@ -223,7 +229,7 @@ def _uniform(low: float, high: float, *, equal: bool) -> Network:
     )  # fmt: skip
 
 
-def associative(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+def associative(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Figure 27: accuracy by averaged hidden cells."""
     start = _uniform(-0.3, 0.3, equal=False)
     cells = [
@@ -238,7 +244,7 @@ def associative(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
         "as in the paper, but partial averaging gains nothing over none, and more mini-batches change "
         "little: no initialisation that was tried shows both of the paper's claims. See associative-starts."
     )
-    return figure_study(paper, cells, x_label=_X_LABEL, legend="mini-batches", caption=caption)
+    return figure_study(entry, cells, x_label=_X_LABEL, legend="mini-batches", caption=caption)
 
 
 # The paper does not say how weights are initialised, and its figure depends on it. About fifty uniform
@@ -253,7 +259,7 @@ STARTS = {
 }
 
 
-def associative_starts(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+def associative_starts(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Compare initial weights: which of them show the paper's curve?"""
     cells = [
         _associative(name, level, seed, 10, network)
@@ -268,4 +274,4 @@ def associative_starts(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
         "partial. Both claims: none that was tried; at the threshold itself ([−0.12, 0.1]) it depends on the "
         "seed. Wide intervals: neither."
     )
-    return figure_study(paper, cells, x_label=_X_LABEL, legend="starting weights", caption=caption)
+    return figure_study(entry, cells, x_label=_X_LABEL, legend="starting weights", caption=caption)

@@ -43,7 +43,7 @@ from ..build import Member, Swarm
 from ..config.tables import Config, Data, Model, Network, Training
 from ..results import Record
 from ..study import EachCell, Frame, Job, Study, StudyCell, as_text, frame_of
-from . import Paper
+from . import StudyEntry
 
 Array = np.ndarray[Any, Any]
 VECTOR = "v"
@@ -230,7 +230,7 @@ def run_private(cell: ObservationRun | LearningRun, job: Job) -> Record:
     return {"protocol": cell.line, **result}
 
 
-def private(paper: Paper, quick: bool, seeds: range) -> Study[ObservationRun | LearningRun]:
+def private(entry: StudyEntry, quick: bool, seeds: range) -> Study[ObservationRun | LearningRun]:
     """Return the study: what a curious neighbour learns with and without masks, and the accuracy of both."""
     sizes = {"peers": 32, "trials": 4000, "exchanges": 60} if quick else {}
     plain, masked = ObservationRun("plain", None, **sizes), ObservationRun("private", 64.0, **sizes)
@@ -240,7 +240,7 @@ def private(paper: Paper, quick: bool, seeds: range) -> Study[ObservationRun | L
         for scale, exchanges in ((None, 6), (16.0, 6), (16.0, 20))
     ]
     return Study(
-        paper.name, [plain, masked, *learned], EachCell(run_private), private_tables,
+        entry.name, [plain, masked, *learned], EachCell(run_private), private_tables,
         titles={
             "summary": f"private averaging: {plain.peers} peers of degree {plain.degree}, masks up to "
             f"{masked.scale:g} standard deviations",
@@ -362,7 +362,7 @@ def run_attacked(cell: AttackRun, job: Job) -> Record:
     }  # fmt: skip
 
 
-def byzantine(paper: Paper, quick: bool, seeds: range) -> Study[AttackRun]:
+def byzantine(entry: StudyEntry, quick: bool, seeds: range) -> Study[AttackRun]:
     """Return the study: every attack, without and with guards."""
     clean = AttackRun(CLEAN, True, rounds=12 if quick else 40)
     attacked = [
@@ -371,7 +371,7 @@ def byzantine(paper: Paper, quick: bool, seeds: range) -> Study[AttackRun]:
         for guarded in (False, True)
     ]
     return Study(
-        paper.name, [clean, *attacked], EachCell(run_attacked), byzantine_table,
+        entry.name, [clean, *attacked], EachCell(run_attacked), byzantine_table,
         titles={
             "summary": f"{clean.hostile} of {clean.peers} peers hostile, digits, {clean.rounds} rounds:"
             " accuracy of the honest peers"

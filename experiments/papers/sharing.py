@@ -36,7 +36,7 @@ from ..results import Record
 from ..study import EachCell, Frame, Job, Study, StudyCell, as_text, frame_of
 
 if TYPE_CHECKING:
-    from . import Paper
+    from . import StudyEntry
 
 PEERS = 16
 FIRST_SEED = 1000
@@ -373,7 +373,7 @@ def _best_rand(found: Sequence[Labels], truth: Labels | None) -> float | None:
 # --- the study ----------------------------------------------------------------------------------
 
 
-def auto(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
+def auto(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Return the study: all schemes on all benchmarks."""
     cells = [
         Cell(
@@ -387,7 +387,7 @@ def auto(paper: Paper, quick: bool, seeds: range) -> Study[Cell]:
         if scheme != "norms own" or benchmark.batch_norm
     ]  # fmt: skip
     return Study(
-        paper.name, cells, EachCell(run_cell), table, draw,
+        entry.name, cells, EachCell(run_cell), table, draw,
         latest=lambda record: f"{record['benchmark']}, {record['scheme']}: {record['accuracy']:.3f}",
         note=NOTE,
     )  # fmt: skip

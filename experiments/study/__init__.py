@@ -93,7 +93,7 @@ class Study(Generic[C]):
     batches: divides the cells into batches, each for one worker; one cell per batch if left out.
     latest: describes a record for the progress bar.
     always_run: lines that are run even if --only does not name them.
-    about: JSON files with the study's settings, by name.
+    json_files: JSON files that are written beside the results, such as the study's settings: content by name.
     note: printed below the tables.
     live: whether runs start processes and do not repeat exactly. They are then run one after the other in
         this process, and none is copied from an earlier folder.
@@ -108,7 +108,7 @@ class Study(Generic[C]):
     batches: Callable[[Sequence[C]], list[list[C]]] = lambda cells: [[cell] for cell in cells]
     latest: Callable[[Record], str] = lambda record: ""
     always_run: Collection[str] = ()
-    about: Mapping[str, Any] = field(default_factory=dict)
+    json_files: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     live: bool = False
 
@@ -196,7 +196,7 @@ def run_study(
 
 def _report(study: Study[C], records: list[Record], folder: Path) -> list[Path]:
     files = []
-    for name, content in study.about.items():
+    for name, content in study.json_files.items():
         write_json(folder / name, content)
     for name, frame in study.table(records).items():
         header, rows = [*map(str, frame.columns)], [*frame.itertuples(index=False, name=None)]

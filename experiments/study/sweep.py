@@ -62,7 +62,7 @@ def sweep_study(config: Config, source: str = "config") -> Study[Cell]:
         lambda folder, records: draw(folder, records, config.name),
         batches=stackable,
         latest=lambda record: f"{record['line']}: {record['accuracy']:.3f}",
-        about={"config.json": config.model_dump(mode="json")},
+        json_files={"config.json": config.model_dump(mode="json")},
     )  # fmt: skip
 
 

@@ -164,9 +164,9 @@ def test_bad_options_are_refused(gossamer: Run, option: tuple[str, str]) -> None
 def test_paper_list(gossamer: Run, arguments: tuple[str, ...]) -> None:
     result = gossamer(*arguments)
     assert result.code == 0
-    for paper in PAPERS.values():
-        assert paper.name in result.out
-        assert paper.section in result.out
+    for entry in PAPERS.values():
+        assert entry.name in result.out
+        assert entry.origin in result.out
 
 
 def test_data_lists_names_and_describes_one(gossamer: Run) -> None:

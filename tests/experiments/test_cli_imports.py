@@ -18,7 +18,7 @@ from gossamer import peer as peer_package
 from gossamer.experiments import data
 from gossamer.experiments.cli import app as cli
 from gossamer.experiments.cli import topology as cli_topology
-from gossamer.experiments.papers import PAPERS, STUDIES, Paper
+from gossamer.experiments.papers import PAPERS, STUDIES, StudyEntry
 from gossamer.topology import Rule
 
 HEAVY = (
@@ -154,11 +154,11 @@ def test_a_broker_starts_without_torch(tmp_path: Path) -> None:
     assert (tmp_path / "rules").exists()
 
 
-@pytest.mark.parametrize("paper", [*PAPERS.values(), *STUDIES.values()], ids=lambda one: one.name)
-def test_every_paper_has_a_study(paper: Paper) -> None:
-    for quick in {False, "quick" in paper.takes}:
-        study = paper.study(quick=quick, runs=1)
-        assert study.name == paper.name
+@pytest.mark.parametrize("entry", [*PAPERS.values(), *STUDIES.values()], ids=lambda one: one.name)
+def test_every_entry_has_a_study(entry: StudyEntry) -> None:
+    for quick in {False, "quick" in entry.options}:
+        study = entry.study(quick=quick, runs=1)
+        assert study.name == entry.name
         assert study.cells
 
 

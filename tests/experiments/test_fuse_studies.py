@@ -13,7 +13,7 @@ import torch
 
 from gossamer.experiments.bench import models as bench
 from gossamer.experiments.cli.fuse import accuracy, logits
-from gossamer.experiments.papers import PAPERS, Paper
+from gossamer.experiments.papers import PAPERS, StudyEntry
 from gossamer.experiments.papers.matching import (
     Cell,
     FigureOptions,
@@ -162,9 +162,9 @@ def tiny(seed: int) -> list[Cell]:
 def test_a_study_leaves_tables_and_a_figure_for_every_panel(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    paper = Paper("tiny", "nowhere", "", "Tiny")
+    entry = StudyEntry("tiny", "nowhere", "", "Tiny")
     study = matching_study(
-        paper, [cell for seed in range(2) for cell in tiny(seed)],
+        entry, [cell for seed in range(2) for cell in tiny(seed)],
         x_label="peers", caption="quick", options=FigureOptions(measures=("accuracy",)),
         printed={("left", 2, "PFNM"): 50.0},
     )  # fmt: skip
@@ -218,7 +218,7 @@ def test_differences_are_paired_by_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, paper in PAPERS.items() if paper.make.startswith("matching:")]
+    "name", [name for name, entry in PAPERS.items() if entry.make.startswith("matching:")]
 )
 @pytest.mark.parametrize("quick", [True, False])
 def test_studies_are_well_formed(name: str, quick: bool) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from gossamer.experiments.data import DataError, Dataset, load
 from gossamer.experiments.data.dataset import samples
-from gossamer.experiments.papers import Paper
+from gossamer.experiments.papers import StudyEntry
 from gossamer.experiments.papers import networks as papers
 from gossamer.experiments.papers.networks import (
     MODEL,
@@ -37,7 +37,7 @@ TINY = Setting(
 SERIES = replace(TINY, network="lstm", layout="series", options={"hidden": 6})
 SETTINGS = {"CNN": TINY, "LSTM": SERIES}
 JOB = Job(Path())
-TITLE = Paper("tiny", "here", "", "Tiny")
+TITLE = StudyEntry("tiny", "here", "", "Tiny")
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import torch
 from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.config.tables import Config, Data, Model, Network, Training
-from gossamer.experiments.papers import PAPERS, Paper
+from gossamer.experiments.papers import PAPERS, StudyEntry
 from gossamer.experiments.papers.partial_models import figure_study, points
 from gossamer.experiments.results import Results
 from gossamer.experiments.study import Job, run_study
@@ -19,7 +19,7 @@ from gossamer.experiments.study.sweep import Cell, run_cells, stackable
 
 torch.set_num_threads(1)
 
-NAMES = [name for name, paper in PAPERS.items() if paper.make.startswith("partial_models:")]
+NAMES = [name for name, entry in PAPERS.items() if entry.make.startswith("partial_models:")]
 
 
 def tiny_cells(seed: int) -> list[Cell]:
@@ -75,9 +75,9 @@ def test_a_run_is_the_mean_over_peers_after_the_last_round(tmp_path: Path) -> No
 
 
 def test_table_and_figure(tmp_path: Path) -> None:
-    paper = Paper("tiny", "nowhere", "", "Tiny")
+    entry = StudyEntry("tiny", "nowhere", "", "Tiny")
     cells = [cell for seed in range(2) for cell in tiny_cells(seed)]
-    study = figure_study(paper, cells, x_label="level", legend="speed", caption="quick")
+    study = figure_study(entry, cells, x_label="level", legend="speed", caption="quick")
     records, files = run_study(study, Results(tmp_path, "paper tiny"), jobs=1)
     assert [file.name for file in files] == ["summary.csv", "figure.png", "figure.svg"]
     assert len(records) == 2 * 4  # seeds × cells

@@ -52,7 +52,7 @@ def figure(folder: Path, records: Sequence[Record]) -> list[Path]:
     return [folder / "figure.txt"]
 
 
-STUDY = Study("tiny", CELLS, square, table, figure, about={"study.json": {"name": "tiny"}})
+STUDY = Study("tiny", CELLS, square, table, figure, json_files={"study.json": {"name": "tiny"}})
 
 
 def results(path: Path) -> Results:
