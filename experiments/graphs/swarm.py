@@ -67,7 +67,7 @@ class SwarmGraph:
     graph: all links; of a topology that changes over time, the links of one period together.
     changing: the graph of every step of a topology that changes over time; None for a fixed graph.
     models: the peers of each shared partial model, if known.
-    added: the links that bridging added.
+    added: links that were added to connect partial models' peers (`bridge` in a config).
     rule: how a peer of the swarm weights what it sends.
     """
 

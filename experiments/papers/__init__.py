@@ -71,7 +71,7 @@ _PAPERS = (
                "Associative network: accuracy by averaged hidden cells", 100),
     StudyEntry("associative-starts", "003, V.5, 10 mini-batches", "partial_models:associative_starts",
                "Associative network: which starting weights show the paper's curve", 20),
-    StudyEntry("pfnm-table", "our own table", "matching:pfnm_table",
+    StudyEntry("pfnm-table", "our own reference table", "matching:pfnm_table",
                "PFNM and MAGI against averaging and the ensemble, ten peers", 5, 5),
     StudyEntry("pfnm-figure2", "000, figures 2 and 3", "matching:pfnm_figure2",
                "PFNM: accuracy and size by the number of peers", 10, 2),
