@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
 from gossamer.entry import call_entry
@@ -119,8 +119,16 @@ class ProcessSpec:
 
     @classmethod
     def read(cls, path: Path) -> ProcessSpec:
-        """Read a spec that `write` wrote."""
-        return TypeAdapter(cls).validate_json(path.read_bytes())
+        """Read a spec that `write` wrote. A PeerError names a file that is missing or not such a spec."""
+        try:
+            return TypeAdapter(cls).validate_json(path.read_bytes())
+        except OSError as error:
+            raise PeerError(f"{path}: cannot be read ({error.strerror})") from None
+        except ValidationError as error:
+            # Without the values: the broker's password may be one of them.
+            first = error.errors(include_input=False, include_url=False)[0]
+            key = ".".join(map(str, first["loc"])) or "the file"
+            raise PeerError(f"{path}: not the spec of a process: {key}: {first['msg']}") from None
 
 
 def mqtt_connect(broker: BrokerAddress) -> Connect:
@@ -262,7 +270,15 @@ async def run_process(
 
 def main(arguments: Sequence[str]) -> int:
     """Run the peers of a spec file, until they finish or are told to leave; return the exit code."""
-    spec = ProcessSpec.read(Path(arguments[0]))
+    try:
+        if not arguments:
+            raise PeerError(
+                "usage: python -m gossamer.peer SPEC.json (or gossamer join, for one device)"
+            )
+        spec = ProcessSpec.read(Path(arguments[0]))
+    except PeerError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
     Path(spec.folder).mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(spec.threads)
     logging.basicConfig(

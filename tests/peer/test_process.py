@@ -21,6 +21,7 @@ from gossamer.peer.process import (
     BrokerAddress,
     PeerSpec,
     ProcessSpec,
+    main,
     mqtt_connect,
     run_guarded,
     run_peer,
@@ -49,6 +50,31 @@ def test_a_spec_survives_its_file(tmp_path):
     )
     spec.write(tmp_path / "host.json")
     assert ProcessSpec.read(tmp_path / "host.json") == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (None, "No such file"),
+        ("{", "the file: Invalid JSON"),
+        ('{"broker": {"url": 1, "password": "hush"}, "folder": "."}', "broker"),
+    ],
+)
+def test_a_spec_that_cannot_be_read_is_one_line(tmp_path, capsys, text, complaint):
+    path = tmp_path / "spec.json"
+    if text is not None:
+        path.write_text(text)
+    assert main([str(path)]) == ExitCode.CANNOT_TAKE_PART
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {path}: ")
+    assert complaint in line
+    assert "hush" not in line
+
+
+def test_a_process_without_a_spec_prints_its_usage(capsys):
+    assert main([]) == ExitCode.CANNOT_TAKE_PART
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: usage: python -m gossamer.peer SPEC.json")
 
 
 def test_peers_of_one_process_leave_networks_metrics_and_reports(
