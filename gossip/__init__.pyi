@@ -1,6 +1,6 @@
 from . import topics as topics
 from .chunks import HEADER_BYTES as HEADER_BYTES
-from .chunks import MIN_LIMIT as MIN_LIMIT
+from .chunks import MIN_PACKET_BYTES as MIN_PACKET_BYTES
 from .chunks import Chunker as Chunker
 from .chunks import Reassembler as Reassembler
 from .dp import PrivacyError as PrivacyError

@@ -36,9 +36,8 @@ untrusted sender can announce."""
 
 _HEADER = struct.Struct("<4sBB2xQQIIII")
 HEADER_BYTES: Final = _HEADER.size
-MIN_LIMIT: Final = (
-    HEADER_BYTES + 2 * MIN_BODY
-)  # so that both halves of a longer message have MIN_BODY
+MIN_PACKET_BYTES: Final = HEADER_BYTES + 2 * MIN_BODY
+"""The lowest allowed limit of a packet's bytes: both chunks of a message just above it have MIN_BODY."""
 _REMEMBERED_MESSAGES = 1024
 _MAX_ATTEMPTS = 256  # the attempt is one byte of the header
 _COMPARED_BYTES = 4096  # of a message, to recognise a repetition, besides length and checksum
@@ -55,8 +54,10 @@ class Chunker:
     def __init__(
         self, sender: str, limit: int = DEFAULT_LIMIT, *, first_id: int | None = None
     ) -> None:
-        if limit < MIN_LIMIT:
-            raise ValueError(f"chunks of {limit} bytes are too small: use at least {MIN_LIMIT}")
+        if limit < MIN_PACKET_BYTES:
+            raise ValueError(
+                f"chunks of {limit} bytes are too small: use at least {MIN_PACKET_BYTES}"
+            )
         self.limit = limit
         digest = hashlib.blake2b(sender.encode(), digest_size=8).digest()
         self._sender = int.from_bytes(digest, "little")

@@ -78,7 +78,9 @@ class OtherPeers:
         return [
             other
             for peer, other in self.known.items()
-            if peer not in self._offline and model in other.incoming_models and not other.leaving
+            if peer not in self._offline
+            and model in other.models_pushed_to_us
+            and not other.leaving
         ]
 
 
@@ -96,7 +98,7 @@ class Bootstrap:
         self.waiting: set[str] = set()
         """Partial models in which the peer's own weight does not count yet."""
         self._deciding = self._expected_online = False
-        self._waiting_since = self._since = 0.0
+        self._waiting_since = self._session_began = 0.0
         self._counting_seen: dict[str, float] = {}
         """Per partial model: when a live peer that counts in it was last online."""
         self._start_digests: dict[str, str] = {}
@@ -104,9 +106,9 @@ class Bootstrap:
         if settings.trained:
             store.start_staging()  # at once: other peers push as soon as they see a new name
 
-    def open(self, gossiper: Gossiper, since: float) -> dict[str, str]:
+    def open(self, gossiper: Gossiper, session_began: float) -> dict[str, str]:
         """Begin a session; return digests of its starting values, for the card."""
-        self._since = since
+        self._session_began = session_began
         self._start_digests = {m: digest(self._store.read(m)) for m in gossiper.models}
         self.waiting = {m for m in gossiper.models if not gossiper.injected(m)}
         self._deciding = self._expected_online = False
@@ -126,7 +128,7 @@ class Bootstrap:
         if as_founder and not (self._store.is_staging and any(map(gossiper.weight, self.waiting))):
             self._count(gossiper, lambda _: True)
 
-    def restart_silence(self, now: float) -> None:
+    def restart_wait_for_counting_peers(self, now: float) -> None:
         """Restart the wait for counting peers: the connection was lost, and they may be reconnecting too."""
         self._waiting_since = now
         self._counting_seen = dict.fromkeys(self._start_digests, now)
@@ -134,7 +136,9 @@ class Bootstrap:
     def update(self, gossiper: Gossiper, others: OtherPeers, now: float) -> None:
         """Let the own weight count in every model in which it may; called in every turn."""
         for model in self.waiting:
-            if any(model in other.counts and other.is_live for other in others.online(model)):
+            if any(
+                model in other.counting_rounds and other.is_live for other in others.online(model)
+            ):
                 self._counting_seen[model] = now
         if not self._deciding or not self.waiting:
             return
@@ -142,7 +146,7 @@ class Bootstrap:
         for model in sorted(self.waiting - self._warned):
             if now - self._waiting_since >= WARN_AFTER:
                 self._warned.add(model)
-                count = sum(model in other.counts for other in others.known.values())
+                count = sum(model in other.counting_rounds for other in others.known.values())
                 _log.warning(
                     "peer %s: model %s still waits for a first value after %.0f s; %d of %d others count",
                     self._name, model, now - self._waiting_since, count, len(others.online(model)),
@@ -154,15 +158,15 @@ class Bootstrap:
         if silence >= FOUND_ANYWAY_AFTER * self._settings.silence:
             return True
         online = others.online(model)
-        if any(model in other.counts for other in online):
+        if any(model in other.counting_rounds for other in online):
             return False
         may_wait = self._settings.founder is False or not self._expected_online
         if may_wait and silence < self._settings.silence:
             return False
         # With equal starting values all waiting peers found, else only the one that came first.
-        own_digest, own_start = self._start_digests[model], (self._since, self._name)
+        own_digest, own_start = self._start_digests[model], (self._session_began, self._name)
         return all(other.starts.get(model) == own_digest for other in online) or all(
-            own_start < (other.since, other.peer) for other in online
+            own_start < (other.session_began, other.peer) for other in online
         )
 
     def _count(self, gossiper: Gossiper, may_found: Callable[[str], bool]) -> None:

@@ -127,7 +127,7 @@ class View:
     averaged: bool
     """Whether the next round may be trained: the round's averaging is over, or, in async mode, neighbours
     acknowledge pushes fast enough."""
-    counts: Mapping[str, int]
+    counting_rounds: Mapping[str, int]
     """Partial models in which the peer's weight counts (it has been added to the push-sum average), and for
     how many rounds it has counted."""
     waiting: frozenset[str]
@@ -214,7 +214,7 @@ class Engine:
         self.network = learner.network
         self.store = MatchedStore(self.network, settings.matching, trained=settings.trained)
         self.schemas = schema_hashes(self.network, self.store.common)
-        self.entries = {model: self.store.entries(model) for model in self.schemas}
+        self.schema_entries = {model: self.store.entries(model) for model in self.schemas}
         """Per partial model: names and shapes of the parameters in its vector, as published on the card."""
         self.weight = ONE * (samples if settings.weights == "samples" else 1)
         self.history = PeerHistory()
@@ -240,7 +240,7 @@ class Engine:
             self._guards = PeerGuards(settings.bounds)
             self._guards.weight = self.weight
         self._privacy = Privacy(name, settings, self.schemas)
-        self.compression = Compression(name, settings, self.entries, sizes)
+        self.compression = Compression(name, settings, self.schema_entries, sizes)
         self._others = OtherPeers()
         self._initial_estimate = InitialEstimate({})
         self._former_security: dict[str, Any] = {}
@@ -292,7 +292,7 @@ class Engine:
             session=gossiper.session,
             round=self.history.round,
             averaged=self._is_averaged(),
-            counts={m: self.history.round - since for m, since in sorted(counted.items())},
+            counting_rounds={m: self.history.round - since for m, since in sorted(counted.items())},
             waiting=waiting,
             open_transfers=len(gossiper.ledger.open),
             has_neighbours=any(gossiper.neighbours(model) for model in gossiper.models),
@@ -323,14 +323,14 @@ class Engine:
         if self.session not in history.sessions:
             history.sessions = [*history.sessions, self.session][-MAX_FORMER_SESSIONS:]
 
-    def open_session(self, since: float, generation: int) -> dict[str, str]:
+    def open_session(self, session_began: float, generation: int) -> dict[str, str]:
         """Prepare the session that is about to be announced; return digests of its starting values.
 
-        since: when the session began, as on its card. generation: see PeerHistory.
+        session_began: by the wall clock, as on its card. generation: see PeerHistory.
         """
         self.history.generation, self.history.claimed = generation, True
         self.undelivered_ending = None
-        start_digests = self.bootstrap.open(self.gossiper, since)
+        start_digests = self.bootstrap.open(self.gossiper, session_began)
         # With guards a newcomer first collects values: it cannot judge them by its own untrained ones.
         collects = self._guards and self.settings.mode == "async" and not self.store.is_staging
         sizes = {m: self.store.read(m).size for m in (self.bootstrap.waiting if collects else ())}
@@ -347,7 +347,7 @@ class Engine:
         return any(
             rounds > 1 and model in other.models
             for other in self._others.known.values()
-            for model, rounds in other.counts.items()
+            for model, rounds in other.counting_rounds.items()
         )
 
     def count_everywhere(self) -> None:
@@ -555,7 +555,7 @@ class Engine:
             phase,
             self.gossiper.statement(),
             self.gossiper.reclaimed,
-            dict(self._make_view().counts),
+            dict(self._make_view().counting_rounds),
             {**report, **self.report(), "ended": kind, "reason": reason},
         )
 
@@ -600,7 +600,7 @@ class Engine:
             self._saver.save()
 
     @property
-    def former_goodbye(self) -> Goodbye | None:
+    def last_session_goodbye(self) -> Goodbye | None:
         """The goodbye of this device's last session, for the card of the next."""
         goodbye = self.history.goodbye
         return None if goodbye is None else Goodbye(**goodbye)
@@ -784,7 +784,7 @@ class Engine:
         """Push as soon as possible to a neighbour that waits for its first value of a model."""
         if isinstance(self.mode, PacedMode) and not event.leaving:
             for model in event.models:
-                if model not in event.counts and not self._is_waiting(model):
+                if model not in event.counting_rounds and not self._is_waiting(model):
                     self.mode.welcome(model, event.peer)
 
     def _is_waiting(self, model: str) -> bool:
@@ -819,7 +819,9 @@ class Engine:
             if not self._is_waiting(model):  # the peer has founded the model meanwhile
                 gives = self._initial_estimate.drop(model)
             else:
-                counting = sum(model in other.counts for other in self._others.online(model))
+                counting = sum(
+                    model in other.counting_rounds for other in self._others.online(model)
+                )
                 estimate = self._initial_estimate.estimate(model, counting, now)
                 if estimate is None:
                     continue

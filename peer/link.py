@@ -1,9 +1,11 @@
 """The part of a session that runs on the event loop: the connection, presence, and received packets.
 
-Only `keep_status` and `keep_card` wait for the broker to accept a status or a card, so that a broker that is
-not reachable blocks neither gossip nor training nor leaving. The engine belongs to the peer's worker thread:
-the event loop reads only its `view`, and calls its methods through the worker. A *turn* is one pass of the
-gossip loop: received packets and presence events go to the engine, and the packets it returns are sent.
+While the peer gossips and trains, only the tasks `keep_status` and `keep_card` wait for the broker to accept
+a status or a card, so that an unreachable broker blocks neither gossip nor training. Joining, reconnecting
+and leaving wait in `announce`, `send_status` and `publish_goodbye`. The engine belongs to the peer's worker
+thread: the event loop reads only its `view`, and calls its methods through the worker. A *turn* is one pass
+of the gossip loop: received packets and presence events go to the engine, and the packets that it returns are
+sent.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ import json
 import logging
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any
 
 from gossamer.errors import GossamerError
 from gossamer.logs import is_milestone
 
-from ..gossip import HEADER_BYTES, MIN_LIMIT, Transport, topics
+from ..gossip import HEADER_BYTES, MIN_PACKET_BYTES, Transport, topics
 from ..gossip.security import Death, SecurityEvent, SecurityLayer, TrustError
 from .engine import Engine, View
 from .exits import PeerError, Replaced
@@ -38,7 +40,7 @@ from .presence import (
     Phase,
     Roster,
     Status,
-    newest_goodbyes,
+    limit_goodbyes,
     read_card,
     read_status,
 )
@@ -78,53 +80,71 @@ class Link:
         self.engine, self.worker = engine, worker
         self.session = engine.view.session
         self.generation = engine.history.generation
+        """1 for the first device of this name; each device that replaces another one has the next number."""
         self.shared_settings = shared_settings(self.settings)
         self.dropped: Counter[str] = Counter()
+        """How many messages were not processed, or not sent, by cause."""
         self.roster = Roster(
-            self.name, engine.entries,
-            neighbours=self.settings.neighbours, sources=self.settings.sources,
-            lease=self.settings.lease, agree=self.shared_settings, dropped=self.dropped,
+            self.name, engine.schema_entries,
+            neighbours=self.settings.neighbours, pushing_peers=self.settings.sources,
+            lease=self.settings.lease, shared_settings=self.shared_settings, dropped=self.dropped,
         )  # fmt: skip
         self.roster.restore_neighbours(engine.gossiper.known_sessions(), self.machine.monotonic())
         self.joined = False
         """Whether we have joined the swarm: the name is ours, and other peers may have our card."""
         self.phase: Phase = "starting"
+        """What our status tells other peers of our state: starting, training, settling or done."""
         self.leaving = False
         """Whether we are about to leave, and accept no more mass."""
-        self.since = self.machine.wall()
+        self.session_began = self.machine.wall()
+        """When this process began or continued the session, by the wall clock."""
         self.last_contact = engine.last_contact if engine.restored else self.machine.uptime()
         """When we were last connected to the broker, by the machine's uptime."""
-        self.own_status: Status | None = None
-        """The last status delivered on our own status topic, from this or another session."""
-        self.card_generation = 0
-        """The highest generation on cards under our name. It can be missing in a status: a last will is
-        made before its session knows its generation."""
+        self.status_under_our_name: Status | None = None
+        """The last status delivered on our own status topic. It may be of another device with our name."""
+        self.highest_generation = 0
+        """The highest generation on any card under our name, or on an old status. A current status may have
+        a lower one: it may be a last will, which is made before its session has a generation."""
         self.dead_session = ""
         """The session that was last declared dead under our name."""
         self.probe_delivered = asyncio.Event()
-        """Set when the probe that we published on our own status topic was delivered back to us."""
+        """Set when our *probe* was delivered back to us: an offline status that we publish on our own status
+        topic before joining, to learn whether another device uses our name (membership.py)."""
         self.packets = self.bytes = 0  # sent so far
         self._limits = engine.inbound_limits
         self._pending: list[tuple[str, bytes | memoryview]] = []
+        """Received packets that wait for the next turn, each with its partial model."""
         self._pending_bytes, self._pending_limit = 0, engine.inbound_limits.max_waiting_bytes(0)
         self._roster_checked = -inf
         self._events: list[Event] = []
+        """Presence events that wait for the next turn."""
         self._has_announced = False
         """Whether our card was published: other peers need it to decrypt our packets."""
         self._reconnected = False
         """Whether the connection was established again since the last turn."""
         self._on_record = on_record
         self._sent_goodbye = b""
+        """Our goodbye as published, by which we recognise it when it is delivered back to us."""
         self._start_digests: dict[str, str] = {}
-        self._goodbyes = engine.history.goodbyes
-        self._published_counts: dict[str, int] = {}
+        """For our card: per partial model, a digest of the values that the session began with."""
+        self._kept_goodbyes = engine.history.goodbyes
+        """Goodbyes of other peers, kept on our card for peers that were offline then; see presence.Card."""
+        self._goodbyes_unsaved = False
+        """Whether the kept goodbyes have changed since they were passed to the engine's checkpoint."""
+        self._published_rounds: dict[str, int] = {}
+        """The view's `counting_rounds` in the status that we last published."""
         self._status_requested, self._answered_at = False, -inf
+        """Whether a neighbour waits for a new status of ours, and when we last published one for that."""
         self._wake = asyncio.Event()
+        """Set to begin the next turn before its tick."""
         self._turn_over = asyncio.Condition()
+        """Notified at the end of every turn."""
         self._status_due = asyncio.Event()
-        self._card_due = self._goodbyes_due = False
+        """Set to let `keep_status` publish the status; the card before it, if `_card_due`."""
+        self._card_due = False
         self._own_card = OwnCard()
         self._card_overwritten = asyncio.Event()
+        """Set to let `keep_card` publish the card again."""
         self._presence_lock = asyncio.Lock()
         """Held while a card or a status is published, so that the newest one arrives last."""
 
@@ -136,7 +156,7 @@ class Link:
     @property
     def phase_is_confirmed(self) -> bool:
         """Whether the broker has delivered our current phase back to us, and so all messages before it."""
-        status = self.own_status
+        status = self.status_under_our_name
         return status is not None and status.session == self.session and status.phase == self.phase
 
     def topic(self, kind: topics.Kind) -> str:
@@ -149,14 +169,14 @@ class Link:
         """Open the session with this generation, and save it before other peers see it."""
         self.generation = generation
         self._start_digests = await self.worker.run(
-            self.engine.open_session, self.since, generation
+            self.engine.open_session, self.session_began, generation
         )
         await self.save()
 
     async def save(self) -> None:
-        """Write a checkpoint that survives a power failure; NotSaved after failing for too long.
+        """Write a checkpoint that survives a power failure; raise NotSaved if it fails for too long.
 
-        For the start and the end of a session, which must not be lost.
+        Used at the start and the end of a session, which must not be lost.
         """
         while not await self.worker.run(self.engine.save, durable=True):  # noqa: ASYNC110
             await asyncio.sleep(self.settings.tick)
@@ -245,7 +265,7 @@ class Link:
 
     def _name_taken(self) -> bool:
         """Return whether another session is online under our name: both would overwrite each other's card."""
-        status = self.own_status
+        status = self.status_under_our_name
         return (
             status is not None
             and status.state == "online"
@@ -256,41 +276,46 @@ class Link:
 
     async def _publish_card(self) -> None:
         card = Card(
-            self.session, self.since, self.engine.samples, self.engine.entries, self.generation,
-            self.settings.lease, self.shared_settings, self._start_digests, self.engine.former_goodbye,
-            self._goodbyes,
+            self.session, self.session_began, self.engine.samples, self.engine.schema_entries,
+            self.generation, self.settings.lease, self.shared_settings, self._start_digests,
+            self.engine.last_session_goodbye, self._kept_goodbyes,
         )  # fmt: skip
         signed = self.security.card(card.encode())
         self._own_card.about_to_publish(signed)
         await self.transport.publish(self.topic("card"), signed, retain=True)
 
     async def _publish_status(self) -> None:
-        self._published_counts = dict(self.view.counts)
+        self._published_rounds = dict(self.view.counting_rounds)
         status = Status(
             "online", self.session, self.phase,
-            leaving=self.leaving, counts=self._published_counts, generation=self.generation,
+            leaving=self.leaving, counts=self._published_rounds, generation=self.generation,
         )  # fmt: skip
         await self.send_status(status)
 
-    def _publish_changed_counts(self) -> None:
-        """Publish the status if we count in other models than published, or for twice as many rounds."""
+    def _publish_changed_rounds(self) -> None:
+        """Make the status due if we count in a model that our published status lacks, or if the number of
+        rounds for which we have counted in a model has about doubled since then."""
 
-        def rounded(counts: dict[str, int]) -> dict[str, int]:
-            return {model: rounds.bit_length() for model, rounds in counts.items()}
+        def magnitudes(rounds_by_model: Mapping[str, int]) -> dict[str, int]:
+            return {model: rounds.bit_length() for model, rounds in rounds_by_model.items()}
 
-        if rounded(dict(self.view.counts)) != rounded(self._published_counts):
+        if magnitudes(self.view.counting_rounds) != magnitudes(self._published_rounds):
             self._status_due.set()
 
     def _answer_waiting_peers(self, events: list[Event]) -> None:
         """Publish the status again if a neighbour waits for a first value in a model in which we count.
 
-        That neighbour may have only our retained status, which does not prove that we are alive. This is not
-        part of a turn, because there is no turn while a round is trained, which may take long.
+        That neighbour may have only our retained status, which does not prove that we are alive. The
+        models are those that it pushes to us; on an undirected graph we push the same models to it. This is
+        not part of a turn, because there is no turn while a round is trained, which may take long.
         """
         self._status_requested = self._status_requested or any(
             isinstance(event, Online)
             and not event.leaving
-            and any(m in self.view.counts and m not in event.counts for m in event.incoming_models)
+            and any(
+                model in self.view.counting_rounds and model not in event.counting_rounds
+                for model in event.models_pushed_to_us
+            )
             for event in events
         )
         now = self.machine.monotonic()
@@ -323,14 +348,15 @@ class Link:
     def members(self) -> dict[str, list[int]]:
         """Return, per shared partial model, how many members count and how many there are, us included."""
         members = {}
-        for model in self.engine.entries:
+        for model in self.engine.schema_entries:
             counting, sharing = self.roster.count_members(model)
             if sharing:
-                members[model] = [counting + (model in self.view.counts), sharing + 1]
+                members[model] = [counting + (model in self.view.counting_rounds), sharing + 1]
         return members
 
     # --- the lease ------------------------------------------------------------------------------
-    # Other peers give up a session that was offline for longer than its lease; it then starts a new one.
+    # Other peers give up a session that was offline for longer than its lease; its peer then starts a
+    # new session.
 
     async def renew_lease(self) -> None:
         """Note when we are connected, and publish the status several times per lease.
@@ -390,12 +416,14 @@ class Link:
             now = self.machine.monotonic()
             if self._reconnected:
                 self._reconnected = False
-                await self.worker.run(self.engine.bootstrap.restart_silence, now)
-            if self._goodbyes_due:
-                self._goodbyes_due = False
-                await self.worker.run(self.engine.keep_goodbyes, self._goodbyes)
+                # Other peers may be reconnecting too: wait for them before a waiting model is founded.
+                await self.worker.run(self.engine.bootstrap.restart_wait_for_counting_peers, now)
+            if self._goodbyes_unsaved:
+                self._goodbyes_unsaved = False
+                await self.worker.run(self.engine.keep_goodbyes, self._kept_goodbyes)
             limit = self._max_packet()
-            # No await between here and the turn: only a cancelled turn puts its events back.
+            # No await between taking the events and the turn: if we were cancelled there, the events would be
+            # lost, since only the handler below puts them back.
             connected = self.transport.connection.state == "connected"
             events = self.take_events()
             # Once per tick, not in every turn: it looks at all peers, and leases are much longer.
@@ -417,12 +445,13 @@ class Link:
             packets.clear()  # frees megabytes before the next turn
             for event in events:
                 if isinstance(event, Gone):
-                    # Only after the turn: the mask of a private round may need the neighbour's secret.
+                    # Only after the turn: with private averaging (gossip/masking.py), removing our mask may
+                    # need the neighbour's secret.
                     self.security.remove(event.peer, event.session)
-            self._publish_changed_counts()
+            self._publish_changed_rounds()
             await self._send(outgoing)
             if self._has_announced:
-                await self._send_lists()
+                await self._send_revocation_lists()
             async with self._turn_over:
                 self._turn_over.notify_all()
 
@@ -434,7 +463,7 @@ class Link:
     def _max_packet(self) -> int:
         """Return the bytes of the largest packet; the broker's limit may change when it is restarted."""
         broker_limit = self.transport.max_payload(topics.longest(self.settings.swarm))
-        required = MIN_LIMIT + self.security.overhead
+        required = MIN_PACKET_BYTES + self.security.overhead
         if broker_limit < required:
             raise PeerError(
                 f"peer {self.name}: the broker accepts at most {broker_limit} bytes per message, and gossip "
@@ -442,11 +471,11 @@ class Link:
             )
         return min(broker_limit, self.engine.limits.max_packet)
 
-    async def _send_lists(self) -> None:
+    async def _send_revocation_lists(self) -> None:
         """Send revocation lists to peers that lack them; remove peers whose invitation has expired."""
-        lists, expired = self.security.tick()
-        self._apply_presence(expired)
-        await self._send([Outgoing(peer, model, iter([packet])) for peer, model, packet in lists])
+        packets, events = self.security.tick()
+        self._apply_presence(events)
+        await self._send([Outgoing(peer, model, iter([packet])) for peer, model, packet in packets])
 
     async def _send(self, outgoing: list[Outgoing]) -> None:
         for message in outgoing:
@@ -464,7 +493,7 @@ class Link:
 
     async def receive(self) -> None:
         """Sort received messages: gossip packets wait for the next turn, presence is processed at once."""
-        async for topic, payload, stored in self.transport.messages():
+        async for topic, payload, retained in self.transport.messages():
             self.roster.note_delivery(self.machine.monotonic())
             try:
                 if topics.is_gossip(topic):
@@ -472,7 +501,7 @@ class Link:
                 else:
                     self._check_own_topic(topic, bytes(payload))
                     self._apply_presence(
-                        self.security.receive(topic, bytes(payload)), stored=stored
+                        self.security.receive(topic, bytes(payload)), retained=retained
                     )
                     self._keep_missed_goodbye(topic, bytes(payload))
             except topics.TopicError:
@@ -506,31 +535,31 @@ class Link:
         elif topic == self.topic("status") and not payload and self.joined:
             self._status_due.set()
 
-    def _apply_presence(self, verified: list[SecurityEvent], *, stored: bool = False) -> None:
+    def _apply_presence(self, verified: list[SecurityEvent], *, retained: bool = False) -> None:
         """Pass presence messages that the security layer has verified to the roster."""
         first_new = len(self._events)
         for each in verified:
-            own = each.peer == self.name
+            is_our_name = each.peer == self.name
             match each.kind:
                 case "card":
                     card = read_card(each.body)
-                    if own and card is not None:
-                        self.card_generation = max(self.card_generation, card.generation)
+                    if is_our_name and card is not None:
+                        self.highest_generation = max(self.highest_generation, card.generation)
                     self._events += self.roster.receive_card(each.peer, each.body)
-                    if not own and card is not None:
+                    if not is_our_name and card is not None:
                         self._apply_kept_goodbyes(card)
                 case "status":
-                    if own:
-                        self._receive_own_status(each.body)
+                    if is_our_name:
+                        self._receive_status_under_our_name(each.body)
                     now = self.machine.monotonic()
                     self._events += self.roster.receive_status(
-                        each.peer, each.body, now, stored=stored
+                        each.peer, each.body, now, retained=retained
                     )
                 case "death":
-                    if own:
-                        self._receive_own_death(each.body)
+                    if is_our_name:
+                        self._receive_death_under_our_name(each.body)
                     self._events += self.roster.receive_death(each.peer, each.body)
-                case "removed" if own:
+                case "removed" if is_our_name:
                     raise PeerError(
                         f"peer {self.name}: its invitation was revoked or has expired; ask the swarm's owner "
                         "for a new one"
@@ -541,8 +570,8 @@ class Link:
                     # Another peer could not use ours: it was too old, had another key, or was refused.
                     self._card_due |= each.kind == "reissue-card"
                     self._status_due.set()
-                case "unanswered-status":
-                    self._receive_former_status(each.body)
+                case "unconfirmed-status":  # authentic and under our name, but it may be a replay
+                    self._receive_unconfirmed_status(each.body)
         self._answer_waiting_peers(self._events[first_new:])
 
     def _keep_missed_goodbye(self, topic: str, payload: bytes) -> None:
@@ -551,10 +580,12 @@ class Link:
         if leaver.kind != "status" or not self.roster.goodbye_was_missed(leaver.peer):
             return
         text = b64encode(payload).decode()
-        if self._goodbyes.get(leaver.peer) != text:
-            others = {peer: each for peer, each in self._goodbyes.items() if peer != leaver.peer}
-            self._goodbyes = newest_goodbyes({**others, leaver.peer: text})
-            self._goodbyes_due = self._card_due = True
+        if self._kept_goodbyes.get(leaver.peer) != text:
+            others = {
+                peer: each for peer, each in self._kept_goodbyes.items() if peer != leaver.peer
+            }
+            self._kept_goodbyes = limit_goodbyes({**others, leaver.peer: text})
+            self._goodbyes_unsaved = self._card_due = True
             self._status_due.set()
 
     def _apply_kept_goodbyes(self, card: Card) -> None:
@@ -566,21 +597,21 @@ class Link:
                     if each.kind == "status" and each.peer == peer:
                         self._events += self.roster.receive_kept_goodbye(peer, each.body)
 
-    def _receive_own_status(self, payload: bytes) -> None:
+    def _receive_status_under_our_name(self, payload: bytes) -> None:
         """Process a status under our own name: it shows whether another device uses the name."""
         status = read_status(payload)
         if status is None:
             if payload:
                 self.dropped["unreadable-status"] += 1
             return
-        own = status.session == self.session
-        if own:
+        is_our_session = status.session == self.session
+        if is_our_session:
             self.probe_delivered.set()
         elif status.generation > self.generation and self.joined:
             raise Replaced(self.name, self.settings.swarm)
-        if not (own and status.state == "offline"):  # not our own probe or last will
-            self.own_status = status
-        if status.state == "online" and not own and self.joined:
+        if not (is_our_session and status.state == "offline"):  # not our probe or last will
+            self.status_under_our_name = status
+        if status.state == "online" and not is_our_session and self.joined:
             self.dropped["name-taken"] += 1
             if is_milestone(self.dropped["name-taken"]):
                 _log.warning("peer %s: another device came online under this name", self.name)
@@ -590,7 +621,7 @@ class Link:
             # probes whether the name is free. Our status must be the retained one again.
             self._status_due.set()
 
-    def _receive_former_status(self, payload: bytes) -> None:
+    def _receive_unconfirmed_status(self, payload: bytes) -> None:
         """Process an old status under our own name, with a valid signature of our key.
 
         Any client can replay an old status, so it does not show that the name is in use; but its generation
@@ -601,9 +632,9 @@ class Link:
             return
         if status.generation > self.generation and self.joined:
             raise Replaced(self.name, self.settings.swarm)
-        self.card_generation = max(self.card_generation, status.generation)
+        self.highest_generation = max(self.highest_generation, status.generation)
 
-    def _receive_own_death(self, payload: bytes) -> None:
+    def _receive_death_under_our_name(self, payload: bytes) -> None:
         try:
             notice = Death.decode(payload)
         except TrustError:
@@ -616,7 +647,7 @@ class Link:
 
 def shared_settings(settings: Settings) -> dict[str, str]:
     """Return the settings that must be the same on all peers, with their names as in a config."""
-    agree = {"mode": settings.mode, "weights": settings.weights}
+    shared = {"mode": settings.mode, "weights": settings.weights}
     if settings.mode == "rounds":
-        agree["exchanges"] = str(settings.exchanges)
-    return agree
+        shared["exchanges"] = str(settings.exchanges)
+    return shared

@@ -85,7 +85,7 @@ def make_security(credentials: Credentials | None, link: Link) -> SecurityLayer:
         return SwarmSecurity(
             credentials.identity, credentials.admission, credentials.owner,
             swarm=link.settings.swarm, session=link.session, models=link.engine.schemas,
-            since=link.since, memory=link.engine.security_memory(),
+            since=link.session_began, memory=link.engine.security_memory(),
             wall=link.machine.wall, clock=link.machine.monotonic,
         )  # fmt: skip
 
@@ -188,8 +188,8 @@ async def _free_generation(link: Link) -> int:
             async with asyncio.timeout(max(0.0, deadline - link.machine.monotonic())):
                 await link.probe_delivered.wait()
         await asyncio.sleep(2 * link.settings.tick)  # for the answer of a device that is online
-        status = link.own_status
-        generation = max(link.card_generation, 1 if status is None else status.generation)
+        status = link.status_under_our_name
+        generation = max(link.highest_generation, 1 if status is None else status.generation)
         if status is None and is_new_device and may_replace:
             # The broker may have lost the retained messages of the other device.
             return max(link.generation, generation) + 1
@@ -250,7 +250,7 @@ def _refuse_mismatch(link: Link) -> None:
     is an expected one. So of two such peers the later one fails, or both if they expect each other."""
     for (other, _), difference in link.roster.mismatches.items():
         since = link.roster.session_start(other)
-        came_first = since is not None and (since, other) < (link.since, link.name)
+        came_first = since is not None and (since, other) < (link.session_began, link.name)
         if came_first or other in link.settings.expect:
             raise PeerError(f"peer {link.name}: cannot average with peer {other}: {difference}")
 

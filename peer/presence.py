@@ -44,8 +44,8 @@ MAX_GENERATION = 1 << 31
 """Highest generation accepted: a forged card with a larger one would block its name for ever."""
 
 
-def newest_goodbyes(goodbyes: dict[str, str]) -> dict[str, str]:
-    """Return the last, which are the newest, of these goodbyes, up to MAX_KEPT_BYTES in all."""
+def limit_goodbyes(goodbyes: dict[str, str]) -> dict[str, str]:
+    """Drop the oldest goodbyes beyond MAX_KEPT_BYTES in all; they are given and returned oldest first."""
     kept, total = dict[str, str](), 0
     for peer, text in reversed(goodbyes.items()):
         total += len(text)
@@ -122,7 +122,7 @@ class Card:
     agree: dict[str, str] = field(default_factory=dict)
     starts: dict[str, str] = field(default_factory=dict)
     former: Goodbye | None = None
-    goodbyes: Annotated[dict[str, str], AfterValidator(newest_goodbyes)] = field(
+    goodbyes: Annotated[dict[str, str], AfterValidator(limit_goodbyes)] = field(
         default_factory=dict
     )
 
@@ -237,9 +237,10 @@ one lease, so it never continues a session that the others have given up."""
 class Online:
     """A peer can be reached.
 
-    models: the partial models that we may push to it. incoming_models: those that it may push to us.
-    counts: the models in which its own weight counts, and for how many rounds it has counted.
-    since, starts: as on its card.
+    models: the partial models that we may push to it. models_pushed_to_us: those that it may
+        push to us; the two differ in directed graphs.
+    counting_rounds: the models in which its own weight counts, and for how many rounds it has counted.
+    session_began, starts: as on its card, where the first is called `since`.
     is_live: whether it has published a status since we connected; a retained status does not prove that the
         peer is alive.
     """
@@ -248,9 +249,9 @@ class Online:
     session: str
     models: tuple[str, ...]
     leaving: bool = False
-    incoming_models: tuple[str, ...] = ()
-    counts: Mapping[str, int] = field(default_factory=dict)
-    since: float = 0.0
+    models_pushed_to_us: tuple[str, ...] = ()
+    counting_rounds: Mapping[str, int] = field(default_factory=dict)
+    session_began: float = 0.0
     starts: Mapping[str, str] = field(default_factory=dict)
     is_live: bool = True
 
@@ -310,9 +311,9 @@ class Roster:
 
     models: this peer's own partial models and their fields, to compare with those of other peers.
     neighbours: the peers to push to; None for all peers that share a model.
-    sources: the peers that push to us; None if they are the neighbours.
+    pushing_peers: the peers that push to us; None if they are the neighbours.
     lease: seconds after which an offline peer is given up if its card, which has its own lease, is missing.
-    agree: settings that must be the same on all peers, as on our own card.
+    shared_settings: settings that must be the same on all peers; on a card, `agree`.
     dropped: counter of invalid payloads.
     """
 
@@ -322,16 +323,18 @@ class Roster:
         models: Mapping[str, list[SchemaEntry]],
         *,
         neighbours: Iterable[str] | None = None,
-        sources: Iterable[str] | None = None,
+        pushing_peers: Iterable[str] | None = None,
         lease: float = 600.0,
-        agree: Mapping[str, str] | None = None,
+        shared_settings: Mapping[str, str] | None = None,
         dropped: Counter[str] | None = None,
     ):
         self.peer = peer
         self._models = dict(models)
         self._neighbours = None if neighbours is None else frozenset(neighbours)
-        self._sources = self._neighbours if sources is None else frozenset(sources)
-        self._lease, self._agree = lease, dict(agree or {})
+        self._pushing_peers = (
+            self._neighbours if pushing_peers is None else frozenset(pushing_peers)
+        )
+        self._lease, self._shared_settings = lease, dict(shared_settings or {})
         self.dropped: Counter[str] = Counter() if dropped is None else dropped
         self._entries: dict[str, _Entry] = {}
         self._connected_since = -inf
@@ -362,11 +365,11 @@ class Roster:
         return self._announce(peer)
 
     def receive_status(
-        self, peer: str, payload: bytes, now: float, *, stored: bool = False
+        self, peer: str, payload: bytes, now: float, *, retained: bool = False
     ) -> list[Event]:
         """Process a status and return the events.
 
-        stored: it is a retained message from before we subscribed.
+        retained: the broker had it before we subscribed, so it does not prove that the peer is alive.
         """
         if peer == self.peer or not payload:
             return []
@@ -378,7 +381,7 @@ class Roster:
         if _is_late(status, before, entry) or _is_replaced(status, entry):
             return []  # it does not prove that the peer is alive: a live peer publishes a newer one
         entry.unconfirmed_since, entry.last_status, entry.status = None, now, status
-        entry.is_live = entry.is_live or not stored
+        entry.is_live = entry.is_live or not retained
         if status.state == "online":
             if entry.offline_since is not None and entry.announced_session == status.session:
                 # Without a former status it was our own process that restarted.
@@ -609,10 +612,10 @@ class Roster:
         entry.announced_session = status.session
         shared = self._shared_models(peer, card)
         is_neighbour = self._neighbours is None or peer in self._neighbours
-        is_source = self._sources is None or peer in self._sources
+        may_push_to_us = self._pushing_peers is None or peer in self._pushing_peers
         online = Online(
             peer, status.session, shared if is_neighbour else (), status.leaving,
-            shared if is_source else (), status.counts, card.since, card.starts, entry.is_live,
+            shared if may_push_to_us else (), status.counts, card.since, card.starts, entry.is_live,
         )  # fmt: skip
         return [*events, online]
 
@@ -620,7 +623,7 @@ class Roster:
         """Return the partial models that can be averaged with a peer; log each mismatch once."""
         differences = {
             key: f"{key} is {own!r} here and {card.agree[key]!r} there"
-            for key, own in self._agree.items()
+            for key, own in self._shared_settings.items()
             if key in card.agree and card.agree[key] != own
         }
         shared = []
@@ -639,7 +642,7 @@ class Roster:
             if self.mismatches.get((peer, name)) != difference:
                 self.mismatches[peer, name] = difference
                 _log.warning("peer %s cannot be averaged with: %s", peer, difference)
-        if any(key in differences for key in self._agree):
+        if any(key in differences for key in self._shared_settings):
             return ()
         return tuple(shared)
 

@@ -67,13 +67,14 @@ lists take a moment to spread, and a crashed peer leaves its retained status at 
 class SecurityEvent:
     """Something that presence must handle.
 
-    kind: card, status: a genuine card or status of `peer`. unanswered-status: a status under our own name, of
-    an incarnation that may have ended (see `NameClaim`). death: a death notice (see `Death.decode`). removed:
-    `peer` is no longer a member. reissue-card, reissue-status: publish our own card or status again.
+    kind: card, status: a genuine card or status of `peer`. unconfirmed-status: an authentic status under our
+    own name that may be a replay: its incarnation may have ended (see `NameClaim`). death: a death notice
+    (see `Death.decode`). removed: `peer` is no longer a member. reissue-card, reissue-status: publish our
+    own card or status again.
     """
 
     kind: Literal[
-        "card", "status", "unanswered-status", "death", "removed", "reissue-card", "reissue-status"
+        "card", "status", "unconfirmed-status", "death", "removed", "reissue-card", "reissue-status"
     ]
     peer: str
     body: bytes = b""
@@ -350,7 +351,7 @@ class SwarmSecurity:
             if error.cause != "unanswered":
                 raise
             self._refuse(error, topic)
-            return [SecurityEvent("unanswered-status", self.name, body)]
+            return [SecurityEvent("unconfirmed-status", self.name, body)]
 
     def _receive_revocations(self, payload: bytes) -> list[SecurityEvent]:
         previous_number = self.register.revocations.number

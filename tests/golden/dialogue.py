@@ -18,7 +18,7 @@ import msgpack
 import numpy as np
 
 from gossamer.gossip import (
-    MIN_LIMIT,
+    MIN_PACKET_BYTES,
     ONE,
     Chunker,
     DictStore,
@@ -160,7 +160,7 @@ def compressed(carry: Carry) -> Scene:
 
 def in_chunks(carry: Carry) -> Scene:
     """A transfer in several packets, one of which is lost; the second attempt brings it."""
-    pair = Pair(carry, size=50, limit=MIN_LIMIT)
+    pair = Pair(carry, size=50, limit=MIN_PACKET_BYTES)
     pair.give_half()
     [give] = pair.ann.poll()
     pair.send(give, lost=[2])

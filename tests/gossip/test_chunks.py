@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.gossip import HEADER_BYTES, MIN_LIMIT, Chunker, Reassembler, WireError
+from gossamer.gossip import HEADER_BYTES, MIN_PACKET_BYTES, Chunker, Reassembler, WireError
 
-LIMIT = MIN_LIMIT
+LIMIT = MIN_PACKET_BYTES
 
 
 def cause_of(reassembler: Reassembler, payload: bytes) -> str:
@@ -40,7 +40,7 @@ def test_any_order_duplication_and_interleaving_gives_every_message_once(data):
     assert reassembler.unfinished == 0
 
 
-@given(st.integers(0, 60_000), st.integers(MIN_LIMIT, MIN_LIMIT + 200))
+@given(st.integers(0, 60_000), st.integers(MIN_PACKET_BYTES, MIN_PACKET_BYTES + 200))
 def test_every_size_fits_every_limit(size, limit):
     message = np.random.default_rng(size).bytes(size)
     payloads = list(Chunker("ann", limit).split([message]))
@@ -139,7 +139,7 @@ def test_any_bytes_raise_nothing_but_wire_errors(data, dressed):
 
 def test_senders_are_told_what_is_wrong():
     with pytest.raises(ValueError, match="at least"):
-        Chunker("ann", MIN_LIMIT - 1)
+        Chunker("ann", MIN_PACKET_BYTES - 1)
 
 
 # --- repetition ---------------------------------------------------------------------------------

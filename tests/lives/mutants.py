@@ -79,7 +79,8 @@ def _one_newcomer_for_all_models() -> Any:
 
     def wait(self: Bootstrap, model: str, others: OtherPeers, now: float) -> bool:
         elsewhere = any(
-            other.counts.keys() & self._start_digests.keys() for other in others.known.values()
+            other.counting_rounds.keys() & self._start_digests.keys()
+            for other in others.known.values()
         )
         return not elsewhere and decide(self, model, others, now)
 
@@ -169,7 +170,7 @@ def _one_lease_for_all() -> Any:
 def _no_generations() -> Any:
     """A device that goes on under a name that was given to another one."""
     return mock.patch.object(
-        Link, "_receive_own_status", lambda self, payload: self.probe_delivered.set()
+        Link, "_receive_status_under_our_name", lambda self, payload: self.probe_delivered.set()
     )
 
 

@@ -14,7 +14,9 @@ def test_a_goodbye_is_saved_in_the_turn_in_which_it_is_heard(tmp_path):
     path = tmp_path / "a.checkpoint"
     learner = Still(make_learner("a"), 1.0)
     engine = begin(Engine("a", learner, quick(save_every=1e9), checkpoint=path))
-    engine.turn([], [Online("b", "theirs", ("global",), incoming_models=("global",))], 0.0, 1 << 20)
+    engine.turn(
+        [], [Online("b", "theirs", ("global",), models_pushed_to_us=("global",))], 0.0, 1 << 20
+    )
     engine.train()
     (give,) = [m for m in engine.turn([], [], 1.0, 1 << 20) if m.receiver == "b"]
     assert load_checkpoint(path)["gossip"]["ledger"]["open"] != []

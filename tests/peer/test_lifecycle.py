@@ -356,7 +356,9 @@ def test_who_ends_while_another_is_away_takes_its_mass_back_and_the_other_hears_
 def test_a_peer_killed_while_it_hands_over_takes_part_again(tmp_path):
     """Whoever asked it to leave asked a process that is no more."""
     path = tmp_path / "a.checkpoint"
-    x = Online("x", "sx", ("global",), incoming_models=("global",), counts={"global": 1})
+    x = Online(
+        "x", "sx", ("global",), models_pushed_to_us=("global",), counting_rounds={"global": 1}
+    )
     one = begin(Engine("a", make_learner("a"), quick(), checkpoint=path))
     one.turn([], [x], 0.0, 10**6)
     assert not one.hand_over()
@@ -374,7 +376,9 @@ def test_a_peer_that_left_early_keeps_its_goodbye_for_its_next_card(tmp_path):
     """The next session's status replaces it at the broker, and a neighbour may have been away."""
     path = tmp_path / "a.checkpoint"
     one = begin(Engine("a", make_learner("a"), quick(), checkpoint=path))
-    x = Online("x", "sx", ("global",), incoming_models=("global",), counts={"global": 1})
+    x = Online(
+        "x", "sx", ("global",), models_pushed_to_us=("global",), counting_rounds={"global": 1}
+    )
     one.turn([], [x], 0.0, 10**6)
     value = one.network.read("global").numpy()
     one.gossiper.handle(Give("global", "x", "sx", 1, "a", one.session, ONE, value), 0.0)
@@ -384,7 +388,7 @@ def test_a_peer_that_left_early_keeps_its_goodbye_for_its_next_card(tmp_path):
     one.finish()
     two = Engine("a", make_learner("a"), quick(), checkpoint=path)
     assert two.session != session
-    former = two.former_goodbye
+    former = two.last_session_goodbye
     assert former is not None
     assert (former.session, former.statement) == (session, [["x", "sx", "global", 1, "credited"]])
 
@@ -394,7 +398,9 @@ def test_in_lockstep_a_peer_killed_while_it_hands_over_goes_on_leaving(run: Run,
     """Its mass is with the others already, and none would come before its next round."""
     path, settings = tmp_path / "a.checkpoint", quick(rounds=1, mode=mode, founder=True)
     one = begin(Engine("a", Still(make_learner("a"), 1.0), settings, checkpoint=path))
-    x = Online("x", "sx", ("global",), incoming_models=("global",), counts={"global": 1})
+    x = Online(
+        "x", "sx", ("global",), models_pushed_to_us=("global",), counting_rounds={"global": 1}
+    )
     one.turn([], [x], 0.0, 10**6)
     assert not one.hand_over()
     assert one.turn([], [], 1.0, 10**6)  # saved before it was sent
@@ -416,20 +422,24 @@ def test_in_lockstep_a_peer_killed_while_it_hands_over_goes_on_leaving(run: Run,
 def test_in_lockstep_a_session_that_comes_midway_is_no_neighbour():
     """Both would wait for each other: it begins with the first round."""
     engine = begin(Engine("a", make_learner("a"), quick(mode="rounds")))
-    x = Online("x", "s1", ("global",), incoming_models=("global",), counts={"global": 1})
+    x = Online(
+        "x", "s1", ("global",), models_pushed_to_us=("global",), counting_rounds={"global": 1}
+    )
     engine.turn([], [x], 0.0, 10**6)
     engine.train()
     again = replace(x, session="s2")
     engine.turn([], [Gone("x", "s1", None), again], 1.0, 10**6)
     assert engine.gossiper.neighbours("global") == []
     assert engine.view.averaged
-    engine.turn([], [replace(x, peer="y", counts={"global": 2})], 2.0, 10**6)
+    engine.turn([], [replace(x, peer="y", counting_rounds={"global": 2})], 2.0, 10**6)
     assert engine.neighbours_are_ahead()
 
 
 def test_a_goodbye_that_was_heard_last_is_heeded_before_anything_is_taken_back(tmp_path):
     """Its sender has ended with what it was given, and can give nothing up any more."""
-    x = Online("x", "sx", ("global",), incoming_models=("global",), counts={"global": 1})
+    x = Online(
+        "x", "sx", ("global",), models_pushed_to_us=("global",), counting_rounds={"global": 1}
+    )
     engine = begin(Engine("a", make_learner("a"), quick()))
     engine.turn([], [x], 0.0, 10**6)
     engine.train()
@@ -450,14 +460,19 @@ def test_a_newcomer_does_not_wait_for_long_for_another_one_that_came_first():
     engine.open_session(100.0, 1)
     engine.begin(0.0, as_founder=False, all_online=False)
     first = Online(
-        "a", "sa", ("global",), incoming_models=("global",), since=50.0, starts={"global": "x"}
+        "a",
+        "sa",
+        ("global",),
+        models_pushed_to_us=("global",),
+        session_began=50.0,
+        starts={"global": "x"},
     )
     engine.turn([], [first], 0.0, 10**6)
     for now in (4.9, 5.1, 7.4):
         engine.turn([], [], now, 10**6)
         assert "global" in engine.view.waiting, now
     engine.turn([], [], 7.6, 10**6)
-    assert "global" in engine.view.counts
+    assert "global" in engine.view.counting_rounds
 
 
 class SlowCards(MemoryTransport):

@@ -172,7 +172,11 @@ def test_a_newcomer_waits_for_every_model_and_survives_a_crash_meanwhile(tmp_pat
     before = first.network.flat.clone()
     vectors = ["all", "group"]
     x = Online(
-        "x", "sx", ("all", "group"), incoming_models=("all", "group"), counts={"all": 1, "group": 1}
+        "x",
+        "sx",
+        ("all", "group"),
+        models_pushed_to_us=("all", "group"),
+        counting_rounds={"all": 1, "group": 1},
     )
     begin(first, as_founder=False)
     theirs = {v: first.network.read(v).numpy() + 0.1 for v in vectors}

@@ -16,7 +16,7 @@ from gossamer.peer.presence import (
     Online,
     Roster,
     Status,
-    newest_goodbyes,
+    limit_goodbyes,
     read_card,
 )
 
@@ -35,7 +35,7 @@ def come(r: Roster, session="s1", phase="training", now=0.0, fields=FIELDS, peer
 
 def online(peer: str, session: str, **more) -> Online:
     """A peer that shares the global model with us in both directions."""
-    return Online(peer, session, ("global",), incoming_models=("global",), **more)
+    return Online(peer, session, ("global",), models_pushed_to_us=("global",), **more)
 
 
 def test_a_peer_counts_once_card_and_status_agree():
@@ -310,8 +310,8 @@ def test_a_goodbye_is_worth_keeping_for_peers_that_are_away():
 
 def test_a_card_has_room_for_the_newest_goodbyes():
     goodbyes = {f"peer-{number}": "x" * (MAX_KEPT_BYTES // 4) for number in range(6)}
-    assert list(newest_goodbyes(goodbyes)) == ["peer-2", "peer-3", "peer-4", "peer-5"]
-    assert newest_goodbyes({"a": "x" * (MAX_KEPT_BYTES + 1)}) == {}
+    assert list(limit_goodbyes(goodbyes)) == ["peer-2", "peer-3", "peer-4", "peer-5"]
+    assert limit_goodbyes({"a": "x" * (MAX_KEPT_BYTES + 1)}) == {}
     card = read_card(Card("s", 0.0, 1, {"global": FIELDS}, goodbyes=goodbyes).encode())
     assert card is not None
     assert len(card.goodbyes) == 4

@@ -129,7 +129,7 @@ def test_what_cannot_be_read_is_counted_and_a_flood_does_not_flood_the_log(caplo
     assert roster.receive_card("eve", CARD.encode()) == []
     status = Status("online", "s1", "training").encode()
     assert roster.receive_status("eve", status, 0.0) == [
-        Online("eve", "s1", ("global",), incoming_models=("global",))
+        Online("eve", "s1", ("global",), models_pushed_to_us=("global",))
     ]
 
 
@@ -152,14 +152,14 @@ def heard(payload: bytes) -> tuple[Link, list[bytes]]:
 def test_nonsense_under_our_own_name_is_counted(payload):
     link, said = heard(payload)
     assert link.dropped == {"unreadable-status": 1}
-    assert link.own_status is None
+    assert link.status_under_our_name is None
     assert not said
 
 
 def test_a_sound_status_under_our_own_name_is_answered():
     link, said = heard(Status("offline", "other").encode())
-    assert link.own_status is not None
-    assert link.own_status.session == "other"
+    assert link.status_under_our_name is not None
+    assert link.status_under_our_name.session == "other"
     assert not link.dropped
     (answer,) = map(read_status, said)
     assert answer is not None

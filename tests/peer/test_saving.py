@@ -111,7 +111,7 @@ def test_what_is_only_repeated_is_not_saved_again(tmp_path, machine, disk):
     engine = make_engine(tmp_path / "a.checkpoint", machine, save_every=1e9)
     before = disk.saves
     engine.train()
-    sent = turn(engine, Online("b", "b-1", ("global",), counts={"global": 1}))
+    sent = turn(engine, Online("b", "b-1", ("global",), counting_rounds={"global": 1}))
     engine.train()
     sent = turn(engine)
     assert sent
@@ -134,7 +134,7 @@ def test_what_is_only_repeated_is_not_saved_again(tmp_path, machine, disk):
 def test_nothing_is_sent_that_could_not_be_saved(tmp_path, machine, disk, caplog):
     path = tmp_path / "a.checkpoint"
     engine = make_engine(path, machine, GIVES_UP)
-    turn(engine, Online("b", "b-1", ("global",), counts={"global": 1}))
+    turn(engine, Online("b", "b-1", ("global",), counting_rounds={"global": 1}))
     engine.train()
     disk.full = True
     with pytest.raises(NotSaved) as found:
@@ -148,7 +148,7 @@ def test_nothing_is_sent_that_could_not_be_saved(tmp_path, machine, disk, caplog
 
 def test_a_disk_that_is_full_for_a_while_only_holds_things_up(tmp_path, machine, disk, caplog):
     engine = make_engine(tmp_path / "a.checkpoint", machine)
-    turn(engine, Online("b", "b-1", ("global",), counts={"global": 1}))
+    turn(engine, Online("b", "b-1", ("global",), counting_rounds={"global": 1}))
     engine.train()
     disk.full = True
     with caplog.at_level(logging.INFO):
