@@ -47,9 +47,9 @@ from .structure import Members as Members
 from .structure import Rule as Rule
 from .structure import Seed as Seed
 from .structure import TopologyError as TopologyError
-from .structure import check_models as check_models
 from .structure import check_stochastic as check_stochastic
 from .structure import components as components
+from .structure import components_by_model as components_by_model
 from .structure import edge_weights as edge_weights
 from .structure import effective_diameter as effective_diameter
 from .structure import has_weights as has_weights

@@ -329,9 +329,9 @@ def _rate(
         sends, per_exchange = _traffic(schedule)
         if added:
             _check_degree(sends, degree, f", {len(added)} of them to connect partial models")
-        cut_edges, bridge_peers = weak_spots(graph)
-        if cut_edges or bridge_peers:
-            count = f"{len(bridge_peers)} peers and {len(cut_edges)} links"
+        bridges, cut_peers = weak_spots(graph)
+        if bridges or cut_peers:
+            count = f"{len(cut_peers)} peers and {len(bridges)} links"
             reason += f"; losing any one of {count} splits it"
     slowest, pace = _slowest(schedule, models, tolerance)
     error = None

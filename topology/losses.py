@@ -158,8 +158,8 @@ def fewest_to_split(graph: nx.Graph, kind: ItemKind) -> list[Item]:
         )
     if len(graph) < 2:
         return []
-    cut_edges, bridge_peers = weak_spots(graph)
-    weak = cut_edges if kind == "links" else bridge_peers
+    bridges, cut_peers = weak_spots(graph)
+    weak = bridges if kind == "links" else cut_peers
     if weak:
         return [weak[0]]
     exact = len(graph) <= MAX_EXACT_PEERS and not graph.is_directed()

@@ -450,8 +450,8 @@ class Facts:
     """Properties of a graph that matter for gossip.
 
     `exchanges` is the predicted number from the worst start to `tolerance`; `messages` is exchanges ×
-    links used per exchange (both directions of an undirected link). Losing any one of `cut_edges` or
-    `bridge_peers` splits the swarm.
+    links used per exchange (both directions of an undirected link). Losing any one of `cut_edges`
+    (bridges, in graph theory) or `bridge_peers` (cut vertices) splits the swarm.
     """
 
     peers: int
@@ -483,24 +483,24 @@ def facts(
     rule: Rule = "push",
     tolerance: float = 1e-6,
     seed: Seed = 0,
-    what: str = "the graph",
+    graph_name: str = "the graph",
     sources: int = 64,
 ) -> Facts:
     """Return degrees, spectrum, distances and weak spots of a connected graph.
 
-    Raises `DisconnectedError`, with the components, for a disconnected graph; `what` is how its message names
-    the graph. With more peers than `sources`, distances are measured from that many peers, drawn with `seed`.
-    With the rule `edges`, links of weight 0 do not count.
+    Raises `DisconnectedError`, with the components, for a disconnected graph; `graph_name` is the subject of
+    its message. With more peers than `sources`, distances are measured from that many peers, drawn with
+    `seed`. With the rule `edges`, links of weight 0 do not count.
     """
     all_links, graph = graph, without_zero_weights(graph, rule)
     if graph is not all_links:
-        what = f"{what} without its links of weight 0"
-    require_connected(graph, what)
+        graph_name = f"{graph_name} without its links of weight 0"
+    require_connected(graph, graph_name)
     gap = spectral_gap(mixing_matrix(graph, rule))
     degrees = [
         d for _, d in (graph.out_degree() if isinstance(graph, nx.DiGraph) else graph.degree())
     ]
-    edges, peers = weak_spots(graph)
+    bridges, cut_peers = weak_spots(graph)
     return Facts(
         peers=len(graph),
         links=graph.number_of_edges(),
@@ -512,8 +512,8 @@ def facts(
         tolerance=tolerance,
         exchanges=predicted_exchanges(gap, tolerance),
         effective_diameter=effective_diameter(graph, sources=sources, seed=seed),
-        cut_edges=tuple(edges),
-        bridge_peers=tuple(peers),
+        cut_edges=tuple(bridges),
+        bridge_peers=tuple(cut_peers),
     )
 
 

@@ -89,29 +89,34 @@ def components(graph: nx.Graph) -> list[frozenset[int]]:
     return sorted(map(frozenset, unordered), key=lambda peers: (-len(peers), min(peers)))
 
 
-def require_connected(graph: nx.Graph, what: str = "the graph") -> None:
+def require_connected(graph: nx.Graph, graph_name: str = "the graph") -> None:
     """Raise `DisconnectedError`, which names the components, unless every peer can reach every other.
 
-    `what` is how the message names the graph.
+    graph_name: the subject of the error message.
     """
     groups = components(graph)
     if len(groups) > 1:
         connected = "strongly connected" if graph.is_directed() else "connected"
         raise DisconnectedError(
-            f"{what} is not {connected}: {len(groups)} components: {name_components(groups)}. Add links "
-            "between them, or ask for bridging",
+            f"{graph_name} is not {connected}: {len(groups)} components: {name_components(groups)}. Add "
+            "links between them, or set `bridge = true` in the config (in Python: gossamer.topology.bridge)",
             groups,
         )
 
 
 def effective_diameter(
-    graph: nx.Graph, share: float = 0.9, sources: int = 64, seed: Seed = 0, levels: int = 500
+    graph: nx.Graph,
+    share: float = 0.9,
+    sources: int = 64,
+    seed: Seed = 0,
+    max_hops_at_once: int = 500,
 ) -> float:
     """Return the hops within which `share` of the ordered pairs of peers reach each other, interpolated.
 
     Exact up to `sources` peers, else estimated from that many random peers: raise it for a better estimate,
-    lower it for speed. Graphs with distances above `levels` (long rings) are searched from one peer after
-    the other. `inf` if fewer pairs than `share` are connected.
+    lower it for speed. The search runs from 64 of them at once, one pass over all links per hop. If there are
+    distances above `max_hops_at_once`, as in long rings, it runs from one peer after the other, which is
+    faster then. `inf` if fewer pairs than `share` are connected.
     """
     nodes = sorted(graph.nodes)
     if len(nodes) < 2:
@@ -120,7 +125,7 @@ def effective_diameter(
     chosen = np.arange(len(nodes))
     if len(nodes) > sources:
         chosen = np.random.default_rng(seed).choice(len(nodes), sources, replace=False)
-    counts = _hop_counts(links, chosen, levels)
+    counts = _hop_counts(links, chosen, max_hops_at_once)
     reached = np.cumsum(counts) / (len(chosen) * (len(nodes) - 1))
     if reached[-1] < share:
         return float("inf")
@@ -128,10 +133,12 @@ def effective_diameter(
     return float(hops - 1 + (share - reached[hops - 1]) / (reached[hops] - reached[hops - 1]))
 
 
-def _hop_counts(links: csr_array, sources: NDArray[np.intp], levels: int) -> NDArray[np.float64]:
+def _hop_counts(
+    links: csr_array, sources: NDArray[np.intp], max_hops_at_once: int
+) -> NDArray[np.float64]:
     """Return how many pairs (source, other peer) have a distance of 0, 1, 2, … hops.
 
-    Breadth-first search from 64 sources at once, one bit each: a level is one pass over the links.
+    Breadth-first search from 64 sources at once, one bit each: a hop is one pass over the links.
     """
     incoming = csr_array(links.T)
     receivers = np.flatnonzero(np.diff(incoming.indptr))
@@ -144,7 +151,7 @@ def _hop_counts(links: csr_array, sources: NDArray[np.intp], levels: int) -> NDA
         reached[batch] = np.uint64(1) << np.arange(len(batch), dtype=np.uint64)
         pairs = [len(batch)]  # reached pairs by number of hops
         while receivers.size and (len(pairs) == 1 or pairs[-1] > pairs[-2]):
-            if len(pairs) > levels:
+            if len(pairs) > max_hops_at_once:
                 return _deep_hop_counts(links, sources)
             reached[receivers] |= np.bitwise_or.reduceat(reached[incoming.indices], starts)
             pairs.append(int(np.unpackbits(reached.view(np.uint8)).sum()))
@@ -155,6 +162,7 @@ def _hop_counts(links: csr_array, sources: NDArray[np.intp], levels: int) -> NDA
 
 
 def _deep_hop_counts(links: csr_array, sources: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Return the same counts by a search from one source after the other."""
     counts = np.zeros(len(links.indptr))
     for source in sources:
         hops = dijkstra(links, indices=int(source), unweighted=True)
@@ -165,35 +173,35 @@ def _deep_hop_counts(links: csr_array, sources: NDArray[np.intp]) -> NDArray[np.
 
 
 def weak_spots(graph: nx.Graph) -> tuple[list[Edge], list[int]]:
-    """Return cut edges and bridge peers: the loss of any one of them splits the swarm.
+    """Return bridges (links) and cut peers (cut vertices): the loss of any one of them splits the swarm.
 
-    For directed graphs: the graph is no longer strongly connected. Takes one pass over the biconnected
+    A directed graph is split if it is no longer strongly connected. Takes one pass over the biconnected
     components (undirected), or over the dominator trees of one peer, forwards and backwards (directed).
     """
     if isinstance(graph, nx.DiGraph):
         return _directed_weak_spots(graph)
-    edges: list[Edge] = []
+    bridges: list[Edge] = []
     component_count: dict[int, int] = dict.fromkeys(graph.nodes, 0)
     for component in nx.biconnected_component_edges(graph):
         links = list(component)
         if len(links) == 1:
             a, b = links[0]
-            edges.append((min(a, b), max(a, b)))
+            bridges.append((min(a, b), max(a, b)))
         for peer in {end for link in links for end in link}:
             component_count[peer] += 1
-    return sorted(edges), sorted(peer for peer, count in component_count.items() if count > 1)
+    return sorted(bridges), sorted(peer for peer, count in component_count.items() if count > 1)
 
 
 def _directed_weak_spots(graph: nx.DiGraph) -> tuple[list[Edge], list[int]]:
-    require_connected(graph, "weak spots need a connected graph, and this one")
+    require_connected(graph, "the graph whose weak spots are wanted")
     root = min(graph.nodes)
-    edges: set[Edge] = set()
-    peers: set[int] = set()
+    bridges: set[Edge] = set()
+    cut_peers: set[int] = set()
     for backwards in (False, True):
         directed = graph.reverse(copy=False) if backwards else graph
         dominators = nx.immediate_dominators(directed, root)
         parent = {node: above for node, above in dominators.items() if node != root}
-        peers |= {above for above in parent.values() if above != root}
+        cut_peers |= {above for above in parent.values() if above != root}
         # In preorder, the subtree of a node is a range: from its number, as long as its size.
         tree = nx.DiGraph((above, node) for node, above in parent.items())
         order = list(nx.dfs_preorder_nodes(tree, root)) if parent else [root]
@@ -202,17 +210,17 @@ def _directed_weak_spots(graph: nx.DiGraph) -> tuple[list[Edge], list[int]]:
         for node in reversed(order[1:]):
             size[parent[node]] += size[node]
         for node, above in parent.items():
-            # A cut edge: all other links into `node` come from its own subtree.
+            # A bridge: all other links into `node` come from its own subtree.
             if directed.has_edge(above, node) and all(
                 0 <= number[other] - number[node] < size[node]
                 for other in directed.predecessors(node)
                 if other != above
             ):
-                edges.add((node, above) if backwards else (above, node))
+                bridges.add((node, above) if backwards else (above, node))
     others = graph.subgraph(node for node in graph if node != root)
     if len(components(others)) > 1:
-        peers.add(root)
-    return sorted(edges), sorted(peers)
+        cut_peers.add(root)
+    return sorted(bridges), sorted(cut_peers)
 
 
 # --- mixing matrices ------------------------------------------------------------------------------
@@ -395,7 +403,7 @@ def without_zero_weights(graph: nx.Graph, rule: Rule = "push") -> nx.Graph:
     return copy
 
 
-def check_models(
+def components_by_model(
     graph: nx.Graph, members: Members, rule: Rule = "push"
 ) -> dict[str, list[frozenset[int]]]:
     """Return the (strongly) connected components of each partial model's subgraph; there should be one."""
@@ -407,9 +415,9 @@ def require_models_connected(graph: nx.Graph, members: Members, rule: Rule = "pu
     """Raise `DisconnectedError`, naming components, if the subgraph of a partial model is disconnected.
 
     With the rule `edges`, links of weight 0 do not count. Raises `TopologyError` if the rule does not fit the
-    graph, or if peers would never agree with it.
+    graph, or if with this rule the peers' values would never converge.
     """
-    by_model = check_models(graph, members, rule)
+    by_model = components_by_model(graph, members, rule)
     disconnected = {model: groups for model, groups in by_model.items() if len(groups) > 1}
     if disconnected:
         lines = "\n  ".join(
@@ -428,13 +436,14 @@ def require_models_connected(graph: nx.Graph, members: Members, rule: Rule = "pu
 
 
 def _require_aperiodic(model: str, matrix: csr_array) -> None:
-    """Raise if no peer keeps a share and all cycles have a common factor: mass would circulate for ever."""
+    """Raise if no peer keeps a share and the lengths of all cycles have a common factor > 1: mass would
+    circulate for ever."""
     nonzero = csr_array(matrix * (matrix > 1e-12))  # without rounding errors
     nonzero.eliminate_zeros()
     if not nonzero.diagonal().any() and not nx.is_aperiodic(
         nx.from_scipy_sparse_array(nonzero, create_using=nx.DiGraph)
     ):
         raise TopologyError(
-            f"{model}: all its peers give away all their mass, which circulates without ever agreeing: "
-            "let the weights of some peer's edges sum to less than 1"
+            f"{model}: all its peers give away all their mass, which circulates for ever, and their values "
+            "never converge: let the weights of some peer's edges sum to less than 1"
         )

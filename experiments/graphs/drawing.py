@@ -54,7 +54,7 @@ class Map:
     """Everything that a picture of a graph shows; a peer's number is its row in `positions`.
 
     shares: for each link, the share of its sender's mass that it carries in one exchange.
-    cut_links, bridge_peers: links and peers whose loss splits the graph.
+    bridges, cut_peers: links and peers whose loss splits the graph.
     added: links that were added to connect a partial model's peers (`bridge` in topology).
     """
 
@@ -64,8 +64,8 @@ class Map:
     directed: bool = False
     labels: Sequence[str] = ()
     groups: Sequence[str] = ()
-    cut_links: frozenset[tuple[int, int]] = frozenset()
-    bridge_peers: frozenset[int] = frozenset()
+    bridges: frozenset[tuple[int, int]] = frozenset()
+    cut_peers: frozenset[int] = frozenset()
     added: frozenset[tuple[int, int]] = frozenset()
 
     @property
@@ -142,7 +142,7 @@ def _draw_links(axes: Axes, graph_map: Map) -> None:
     styles = (
         (between, "#606060", "-"),
         (graph_map.added, ADDED_COLOUR, ":"),
-        (graph_map.cut_links, WEAK_COLOUR, "--"),
+        (graph_map.bridges, WEAK_COLOUR, "--"),
     )
     for links, colour, style in styles:
         indices = [i for i, link in enumerate(graph_map.links) if link in links]
@@ -159,7 +159,7 @@ def _draw_links(axes: Axes, graph_map: Map) -> None:
 
 def _unmarked_links(graph_map: Map, between: Set[tuple[int, int]] = frozenset()) -> list[int]:
     """Indices of the links that are drawn in the grey of their share."""
-    marked = {*graph_map.cut_links, *graph_map.added, *between}
+    marked = {*graph_map.bridges, *graph_map.added, *between}
     return [i for i, link in enumerate(graph_map.links) if link not in marked]
 
 
@@ -168,7 +168,7 @@ def _between_groups(graph_map: Map) -> set[tuple[int, int]]:
     if not graph_map.groups or graph_map.directed or len(graph_map.links) < 500:
         return set()
     between = {(u, v) for u, v in graph_map.links if graph_map.groups[u] != graph_map.groups[v]}
-    return between - graph_map.cut_links - graph_map.added if len(between) <= 100 else set()
+    return between - graph_map.bridges - graph_map.added if len(between) <= 100 else set()
 
 
 def _draw_arrow(axes: Axes, ends: Positions, colour: Any, gap: float, width: float) -> None:
@@ -214,7 +214,7 @@ def _draw_peers(axes: Axes, graph_map: Map) -> None:
             graph_map.positions[members, 0], graph_map.positions[members, 1], s=size**2,
             c=colour, marker=marker, edgecolors="white", linewidths=outline_width, zorder=3,
         )  # fmt: skip
-    weak = sorted(graph_map.bridge_peers)
+    weak = sorted(graph_map.cut_peers)
     axes.scatter(
         graph_map.positions[weak, 0], graph_map.positions[weak, 1], s=(1.15 * size) ** 2, facecolors="none",
         edgecolors=WEAK_COLOUR, linewidths=2.2 if size > 8 else 1.2, zorder=4,
@@ -312,11 +312,11 @@ def _legend_entries(graph_map: Map) -> list[Line2D]:
     if graph_map.links and _equal_shares(graph_map.shares):
         text = f"link, share {graph_map.shares[0]:.3g}"
         entries.append(Line2D([], [], color=SHARE_COLOURS(0.5), linewidth=1.2, label=text))
-    if graph_map.cut_links:
-        text = f"cut link ({len(graph_map.cut_links)}): its loss splits the swarm"
+    if graph_map.bridges:
+        text = f"bridge ({len(graph_map.bridges)}): its loss splits the swarm"
         entries.append(Line2D([], [], color=WEAK_COLOUR, linestyle="--", linewidth=2, label=text))
-    if graph_map.bridge_peers:
-        text = f"bridge peer ({len(graph_map.bridge_peers)}): its loss splits the swarm"
+    if graph_map.cut_peers:
+        text = f"cut peer ({len(graph_map.cut_peers)}): its loss splits the swarm"
         entries.append(
             Line2D([], [], linestyle="", marker="o", markerfacecolor="none", markeredgewidth=2,
                    color=WEAK_COLOUR, markersize=9, label=text)

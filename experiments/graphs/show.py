@@ -62,7 +62,7 @@ class GraphReport:
     record: dict[str, Any]
 
 
-MODEL_HEADER = ["partial model", "peers", "links", "gap", "exchanges", "cut links", "bridge peers"]
+MODEL_HEADER = ["partial model", "peers", "links", "gap", "exchanges", "bridges", "cut peers"]
 
 
 def examine(
@@ -77,7 +77,7 @@ def examine(
     group: the node attribute that colours peers.
     """
     graph, rule = topology.graph, rule or topology.rule
-    graph_facts = facts(graph, rule, tolerance, what=topology.name)
+    graph_facts = facts(graph, rule, tolerance, graph_name=topology.name)
     rows = (
         _time_rows(topology, rule, tolerance)
         if topology.changing
@@ -149,13 +149,15 @@ def _time_rows(topology: SwarmGraph, rule: Rule, tolerance: float) -> list[tuple
 
 
 def _shape_rows(graph_facts: Facts, labels: Mapping[int, str]) -> list[tuple[str, str]]:
-    links, peers = graph_facts.cut_edges, graph_facts.bridge_peers
+    bridges, cut_peers = graph_facts.cut_edges, graph_facts.bridge_peers
     return [
         ("effective diameter", f"{graph_facts.effective_diameter:.3g} hops for 90 % of pairs"),
-        ("cut links", f"{len(links)}: {name_links(links, labels)}" if links else "none"),
+        ("bridges", f"{len(bridges)}: {name_links(bridges, labels)}" if bridges else "none"),
         (
-            "bridge peers",
-            f"{len(peers)}: {name_peers(peers, labels=labels)[1:-1]}" if peers else "none",
+            "cut peers",
+            f"{len(cut_peers)}: {name_peers(cut_peers, labels=labels)[1:-1]}"
+            if cut_peers
+            else "none",
         ),
     ]
 
@@ -245,7 +247,7 @@ def map_of(record: dict[str, Any]) -> Map:
     links = [(u, v) for u, v in record["links"]]
     step = -(-len(links) // MOST_DRAWN_LINKS)
     measured = record["facts"]
-    cut_edges = {tuple(link) for link in measured["cut_edges"]}
+    bridges = {tuple(link) for link in measured["cut_edges"]}
     return Map(
         positions=np.array(record["places"]),
         links=links[::step],
@@ -253,8 +255,8 @@ def map_of(record: dict[str, Any]) -> Map:
         directed=record["directed"],
         labels=record["labels"],
         groups=record["groups"],
-        cut_links=frozenset(link for link in links if link in cut_edges or link[::-1] in cut_edges),
-        bridge_peers=frozenset(measured["bridge_peers"]),
+        bridges=frozenset(link for link in links if link in bridges or link[::-1] in bridges),
+        cut_peers=frozenset(measured["bridge_peers"]),
         added=frozenset((u, v) for u, v in record["added"]),
     )
 

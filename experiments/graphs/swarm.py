@@ -319,7 +319,7 @@ def load_graph(
             try:
                 require_connected(graph, name)
             except TopologyError as error:
-                raise TopologyError(f"{error} (--bridge)") from None
+                raise TopologyError(f"{error}; with this command: --bridge") from None
         topology = SwarmGraph(name, graph, added=added)
     if (count := len(topology.graph)) < 2:
         raise TopologyError(f"{topology.name}: a swarm has at least 2 peers, not {count}")

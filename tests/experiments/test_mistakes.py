@@ -204,7 +204,7 @@ def test_a_graph_with_names_is_told_by_them(gossamer: Run, tmp_path: Path) -> No
     nx.write_graphml(graph, tmp_path / "named.graphml")
     shown = gossamer("topology", "show", "named.graphml")
     assert "2: ann–ben, ben–cas" in shown.out
-    assert re.search(r"bridge peers +1: ben", shown.out)
+    assert re.search(r"cut peers +1: ben", shown.out)
 
 
 @pytest.mark.parametrize("weight", [-3.0, float("nan"), float("inf")])

@@ -27,7 +27,7 @@ def test_show_tells_the_facts_and_draws_them(topology: Run, tmp_path: Path) -> N
     assert result.code == 0
     known = facts(build(nx.karate_club_graph()))
     assert f"{known.gap:.6g}" in result.out
-    assert "1: 0–11" in result.out  # the only cut link
+    assert "1: 0–11" in result.out  # the only bridge
     record = json.loads((tmp_path / "club/topology.json").read_text())
     assert record["facts"]["exchanges"] == known.exchanges
     assert set(record["groups"]) == {"Mr. Hi", "Officer"}

@@ -42,7 +42,7 @@ def drawn(name: str, peers: int | None) -> tuple[Figure, dict[str, Any]]:
 
 
 def scattered(axes: Axes) -> list[PathCollection]:
-    """The dots of a picture: one collection per group, then the rings around bridge peers."""
+    """The dots of a picture: one collection per group, then the rings around cut peers."""
     return [c for c in axes.collections if isinstance(c, PathCollection)]
 
 
@@ -84,8 +84,8 @@ def test_title_and_legend_are_inside(peers: int) -> None:
     legend = figure.axes[0].get_legend()
     assert legend is not None
     told = " ".join(text.get_text() for text in legend.get_texts())
-    assert "cut link" in told
-    assert "bridge peer" in told
+    assert "bridge (" in told
+    assert "cut peer (" in told
     box = legend.get_window_extent()
     assert box.x0 >= 0
     assert box.y0 >= -1  # half a pixel is rounding
@@ -111,7 +111,7 @@ def test_a_page_is_as_high_as_its_map(name: str) -> None:
 
 def test_a_scale_is_drawn_only_for_links_that_have_it() -> None:
     tree, _ = drawn("barabasi-albert:1", 16)
-    assert len(tree.axes) == 1  # every link is a cut link, and has that colour
+    assert len(tree.axes) == 1  # every link is a bridge, and has that colour
     club, _ = drawn("networkx:karate_club_graph", None)
     assert len(club.axes) == 2
 

@@ -15,8 +15,8 @@ from gossamer.topology import (
     bridged,
     build,
     build_schedule,
-    check_models,
     components,
+    components_by_model,
     contraction,
     facts,
     mixing_matrix,
@@ -94,7 +94,7 @@ def test_a_single_torn_model_of_many_parts_needs_one_link_less() -> None:
 def test_torn_models_are_named_with_their_peers() -> None:
     graph = nx.path_graph(5)
     members = {"global": range(5), "ends": [0, 1, 4], "far": [0, 2]}
-    parts = check_models(graph, members)
+    parts = components_by_model(graph, members)
     assert parts["global"] == [set(range(5))]
     assert parts["ends"] == [{0, 1}, {4}]
     with pytest.raises(
@@ -106,7 +106,7 @@ def test_torn_models_are_named_with_their_peers() -> None:
 
 def test_strangers_are_named() -> None:
     with pytest.raises(TopologyError, match=r"'odd' names peers \{7\}"):
-        check_models(nx.path_graph(3), {"odd": [1, 7]})
+        components_by_model(nx.path_graph(3), {"odd": [1, 7]})
 
 
 def weighted_path(*weights: float) -> nx.Graph:
@@ -118,12 +118,15 @@ def weighted_path(*weights: float) -> nx.Graph:
 def test_links_of_weight_0_join_nobody_under_edges() -> None:
     graph = weighted_path(0.4, 0.0, 0.5)
     members = {"all": range(4), "right": [2, 3]}
-    assert check_models(graph, members) == {"all": [{0, 1, 2, 3}], "right": [{2, 3}]}
-    assert check_models(graph, members, "edges") == {"all": [{0, 1}, {2, 3}], "right": [{2, 3}]}
+    assert components_by_model(graph, members) == {"all": [{0, 1, 2, 3}], "right": [{2, 3}]}
+    assert components_by_model(graph, members, "edges") == {
+        "all": [{0, 1}, {2, 3}],
+        "right": [{2, 3}],
+    }
     with pytest.raises(DisconnectedError, match=r"1 of 2 .* since links of weight 0 carry nothing"):
         require_models_connected(graph, members, "edges")
     with pytest.raises(DisconnectedError, match="club without its links of weight 0 is not"):
-        facts(graph, "edges", what="club")
+        facts(graph, "edges", graph_name="club")
     assert facts(graph).links == 3
     assert graph.number_of_edges() == 3
 
@@ -173,7 +176,7 @@ def test_groups_must_hold_together() -> None:
             continue
         graph = build(one.topology, 32)
         graph.add_edges_from(one.added)
-        assert all(len(parts) == 1 for parts in check_models(graph, groups).values())
+        assert all(len(parts) == 1 for parts in components_by_model(graph, groups).values())
         assert max(d for _, d in graph.degree()) <= 5
     assert any(one.topology.startswith("clusters:4") for one in advice.ranked)
     assert any("never connected" in reason for _, reason in advice.refused)

@@ -74,10 +74,12 @@ def test_effective_diameter_is_the_90th_percentile(kind: str, deep: bool) -> Non
     ]
     reached = [np.mean(np.array(hops) <= k) for k in range(max(hops) + 1)]
     expected = np.interp(0.9, reached, range(len(reached)))
-    assert effective_diameter(graph, sources=150, levels=levels) == pytest.approx(
+    assert effective_diameter(graph, sources=150, max_hops_at_once=levels) == pytest.approx(
         expected, abs=1e-9
     )
-    assert effective_diameter(graph, seed=1, levels=levels) == pytest.approx(expected, rel=0.25)
+    assert effective_diameter(graph, seed=1, max_hops_at_once=levels) == pytest.approx(
+        expected, rel=0.25
+    )
 
 
 def test_unreachable_pairs_make_it_infinite() -> None:
