@@ -106,12 +106,12 @@ class SlicedNetwork:
             self.flat.copy_(torch.from_numpy(values))
 
     def _locate_models(self) -> None:
-        self._where: dict[str, slice | Tensor] = {}
+        self._coordinates: dict[str, slice | Tensor] = {}
         for model in self.slicing.averaged_models:
-            where = self.slicing.where(model)
-            self._where[model] = (
-                where if isinstance(where, slice) else torch.from_numpy(where).to(self.flat.device)
-            )
+            coordinates = self.slicing.coordinates_or_slice(model)
+            if not isinstance(coordinates, slice):
+                coordinates = torch.from_numpy(coordinates).to(self.flat.device)
+            self._coordinates[model] = coordinates
 
     def reslice(
         self,
@@ -155,25 +155,29 @@ class SlicedNetwork:
 
     def view(self, model: str) -> Tensor:
         """Return the values that `model` averages: a view if they are contiguous, else a copy."""
-        where = self._find(model)
-        if isinstance(where, slice):
-            return self.flat[where]
-        return self.flat.index_select(0, where)
+        coordinates = self._find(model)
+        if isinstance(coordinates, slice):
+            return self.flat[coordinates]
+        return self.flat.index_select(0, coordinates)
 
     def write(self, model: str, values: Tensor | np.ndarray) -> None:
         """Replace the values that `model` averages."""
-        where = self._find(model)
+        coordinates = self._find(model)
         values = torch.as_tensor(values)
-        count = where.stop - where.start if isinstance(where, slice) else len(where)
+        count = (
+            coordinates.stop - coordinates.start
+            if isinstance(coordinates, slice)
+            else len(coordinates)
+        )
         if values.shape != (count,):
             raise ModelError(
                 f"model {model!r} averages {count} coordinates of peer {self.peer!r}, "
                 f"but {tuple(values.shape)} values were given"
             )
-        if isinstance(where, slice):
-            self.flat[where] = values.to(self.flat)
+        if isinstance(coordinates, slice):
+            self.flat[coordinates] = values.to(self.flat)
         else:
-            self.flat.scatter_(0, where, values.to(self.flat))
+            self.flat.scatter_(0, coordinates, values.to(self.flat))
 
     def rebind(self, flat: Tensor) -> None:
         """Make the module's tensors views of `flat`, into which the caller has copied their values."""
@@ -297,9 +301,9 @@ class SlicedNetwork:
         )
 
     def _find(self, model: str) -> slice | Tensor:
-        if model not in self._where:
-            self.slicing.where(model)  # raises an error that names the models there are
-        return self._where[model]
+        if model not in self._coordinates:
+            self.slicing.coordinates(model)  # raises an error that names the models there are
+        return self._coordinates[model]
 
 
 def permute(network: SlicedNetwork, part: str, order: Sequence[int] | np.ndarray) -> None:

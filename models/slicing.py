@@ -480,9 +480,9 @@ class Slicing:
 
     def coordinates(self, model: str) -> np.ndarray:
         """Indices into the flat parameter vector that `model` averages, in the same order on all peers."""
-        return _indices(self.where(model))
+        return _indices(self.coordinates_or_slice(model))
 
-    def where(self, model: str) -> slice | np.ndarray:
+    def coordinates_or_slice(self, model: str) -> slice | np.ndarray:
         """The same as `coordinates`, but as a slice if the coordinates are contiguous."""
         if not model or model not in self._coordinates:
             raise ModelError(
@@ -498,7 +498,7 @@ class Slicing:
 
     def schema(self, model: str) -> Schema:
         """What `model` averages, block by block. Only peers with equal schemas can average it together."""
-        self.where(model)
+        self.coordinates_or_slice(model)
         blocks = self._map.blocks[tuple(sorted(map(self._number.__getitem__, model.split("&"))))]
         return tuple(
             (

@@ -213,8 +213,8 @@ class Engine:
         self.machine, self.samples = machine or Machine(), samples
         self.network = learner.network
         self.store = MatchedStore(self.network, settings.matching, trained=settings.trained)
-        self.schemas = schema_hashes(self.network, self.store.common)
-        self.schema_entries = {model: self.store.entries(model) for model in self.schemas}
+        self.schemas = schema_hashes(self.network, self.store.common_width)
+        self.schema_entries = {model: self.store.schema(model) for model in self.schemas}
         """Per partial model: names and shapes of the parameters in its vector, as published on the card."""
         self.weight = ONE * (samples if settings.weights == "samples" else 1)
         self.history = PeerHistory()

@@ -83,18 +83,19 @@ class MatchedStore(NetworkStore):
         _check_matching(network, matching)
         self._aligned = [model for model, each in matching.items() if each.kind == "align"]
         fused = {model: each for model, each in matching.items() if each.kind == "fuse"}
-        self.common: CommonWidth | None = _common_width(network, fused) if fused else None
+        self.common_width: CommonWidth | None = _common_width(network, fused) if fused else None
         self._common_vectors: dict[str, Array] = {}
         """Vectors of the common width, as they were written last."""
         self._staged: dict[str, Array] | None = None
-        if self.common is not None:
-            dtype = super().read(self.common.averaged_models[0]).dtype
+        if self.common_width is not None:
+            dtype = super().read(self.common_width.averaged_models[0]).dtype
             if trained:
                 self._common_vectors = {
-                    m: np.zeros(self.common.size(m), dtype) for m in self.common.averaged_models
+                    m: np.zeros(self.common_width.size(m), dtype)
+                    for m in self.common_width.averaged_models
                 }
             else:
-                for model, value in _common_start(network, self.common, fused).items():
+                for model, value in _common_start(network, self.common_width, fused).items():
                     self.write(model, value.astype(dtype))
 
     @property
@@ -102,26 +103,26 @@ class MatchedStore(NetworkStore):
         """Whether received vectors are kept beside the network, whose cells are not matched yet."""
         return self._staged is not None
 
-    def entries(self, name: str) -> list[SchemaEntry]:
-        """Return the schema of a vector."""
-        return schema_entries(self._network, name, self.common)
+    def schema(self, name: str) -> list[SchemaEntry]:
+        """Return the schema of a vector, at the common width if it has one; see schema_entries."""
+        return schema_entries(self._network, name, self.common_width)
 
     def read(self, name: str) -> Array:
         """Return the vector to average: a received one while staging, else the network's own values."""
         if self._staged is not None and name in self._staged:
             return self._staged[name]
         own = super().read(name)
-        if self.common is None or name not in self.common.averaged_models:
+        if self.common_width is None or name not in self.common_width.averaged_models:
             return own
-        return self.common.embed(name, own, self._common_vectors[name])
+        return self.common_width.embed(name, own, self._common_vectors[name])
 
     def write(self, name: str, value: Array) -> None:
         """Write an averaged vector; while staging, the network stays as it is."""
         if self._staged is not None:
             self._staged[name] = value
-        elif self.common is not None and name in self.common.averaged_models:
+        elif self.common_width is not None and name in self.common_width.averaged_models:
             self._common_vectors[name] = value
-            super().write(name, self.common.extract(name, value))
+            super().write(name, self.common_width.extract(name, value))
         else:
             super().write(name, value)
 
@@ -137,16 +138,18 @@ class MatchedStore(NetworkStore):
         """
         received, self._staged = self._staged or {}, None
         moved = self._align(learner, received)
-        if self.common is None:
+        if self.common_width is None:
             return moved
-        received_common = {m: received[m] for m in self.common.averaged_models if m in received}
+        received_common = {
+            m: received[m] for m in self.common_width.averaged_models if m in received
+        }
         if received_common:
             from ..models.matching import find_indices
 
             vectors = self._common_vectors | received_common
-            self.common = find_indices(self._network, self.common, vectors)
+            self.common_width = find_indices(self._network, self.common_width, vectors)
             self._common_vectors = vectors
-            moved += _count_newly_used(self.common, received_common)
+            moved += _count_newly_used(self.common_width, received_common)
         return moved
 
     def _align(self, learner: Learner, received: Mapping[str, Array]) -> int:
@@ -155,7 +158,7 @@ class MatchedStore(NetworkStore):
             return 0
         from ..models.matching import align, permute_optimizer
 
-        common_models = () if self.common is None else self.common.averaged_models
+        common_models = () if self.common_width is None else self.common_width.averaged_models
         reference = {model: v for model, v in received.items() if model not in common_models}
         permutation = align(self._network, reference, models=models)
         permutation.apply(self._network)
@@ -168,7 +171,7 @@ class MatchedStore(NetworkStore):
 
     def snapshot(self) -> dict[str, Any]:
         """Return the data that the network does not hold; the keys are part of the checkpoint's format."""
-        indices = {} if self.common is None else self.common.indices
+        indices = {} if self.common_width is None else self.common_width.indices
         return {
             "wide": dict(self._common_vectors),
             "heard": None if self._staged is None else dict(self._staged),
@@ -179,11 +182,13 @@ class MatchedStore(NetworkStore):
         """Restore a snapshot; the network's own values are restored elsewhere."""
         self._common_vectors = dict(data["wide"])
         self._staged = None if data["heard"] is None else dict(data["heard"])
-        if self.common is not None:
+        if self.common_width is not None:
             from ..models.matching import CommonWidth
 
-            layouts = {model: self.common.slicing.layout(model) for model in self.common.models}
-            self.common = CommonWidth(self._network.slicing, layouts, data["places"])
+            layouts = {
+                model: self.common_width.slicing.layout(model) for model in self.common_width.models
+            }
+            self.common_width = CommonWidth(self._network.slicing, layouts, data["places"])
 
 
 def _check_matching(network: SlicedNetwork, matching: Mapping[str, Matching]) -> None:

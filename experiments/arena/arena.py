@@ -167,7 +167,7 @@ class Arena:
         self._needs.check_fits(memory if memory is not None else free_memory(stack_device))
         self._mixing, self._weights, self._stores = mixing or ExactMean(), weights, stores or ()
         self._form_groups(specs)
-        if device is not None and (common := self._averager.common_width):
+        if device is not None and (common := self._averager.common_width_models):
             raise ModelError(
                 f"partial model {common[0]!r} is averaged at a common width, which is not supported with "
                 "`device`: leave out `device`"

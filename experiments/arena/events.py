@@ -453,7 +453,7 @@ class Lockstep(EventSimulator):
         """Average every vector once through its server."""
         for index, gossiper in self.gossipers.items():
             for vector in gossiper.models:
-                self._refuse_not_finite(index, vector)
+                self._raise_if_not_finite(index, vector)
             self._modes[index].begin_round(gossiper, self._round)
         sent = 1
         while sent:
@@ -476,14 +476,14 @@ class Lockstep(EventSimulator):
         self, vector: str, index: int, outcomes: Mapping[int, Outcome], now: float
     ) -> None:
         if not self.push(vector, index, outcomes, now):
-            self._refuse_not_finite(index, vector)
+            self._raise_if_not_finite(index, vector)
 
     def _introduce_once(self, one: int, other: int) -> None:
         if (one, other) not in self._introduced:
             self._introduced |= {(one, other), (other, one)}
             self.introduce(one, other)
 
-    def _refuse_not_finite(self, index: int, vector: str) -> None:
+    def _raise_if_not_finite(self, index: int, vector: str) -> None:
         """Raise if a peer's value is NaN or infinite; live peers would skip such a push."""
         if not is_finite(self.stores[index].read(vector)):
             raise ModelError(
@@ -512,7 +512,9 @@ class WiredAverager:
         self._members, self._mixing, self._exchanges = members, _checked(mixing), 0
         all_stores = list(stores) or [NetworkStore(network) for network in networks]
         # Peers of different widths exchange blocks of the common width.
-        common = {m: stores[peers[0]].common if stores else None for m, peers in members.items()}
+        common = {
+            m: stores[peers[0]].common_width if stores else None for m, peers in members.items()
+        }
         shapes = {
             model: blocks(schema_entries(networks[peers[0]], model, common[model]))
             for model, peers in members.items()

@@ -1,7 +1,8 @@
 """Averaging in lockstep: means, and products with mixing matrices, over stacked networks.
 
-A block is a range of coordinates of all peers that implement a partial model, small enough to stay in cache.
-It is gathered from the stacks, mixed and written back. Blocks are independent, so threads can process them in
+The *members* of a partial model are the peers that give cells to it. A block is a range of coordinates of all
+members of a partial model, small enough to stay in cache. It is gathered from the stacks, mixed and written
+back. Blocks are independent, so threads can process them in
 any order, and the result is the same for any number of threads.
 """
 
@@ -34,11 +35,12 @@ DENSE_COST = 0.2
 """Time per entry of a mixing matrix in a dense product, relative to a nonzero entry in a sparse product."""
 FOLD_PEERS = 2048
 """The most peers for which exchanges are multiplied into one matrix, which becomes dense on the way."""
-MEAN_RUN = 16
-"""The mean length of runs of consecutive coordinates from which tiles are faster than index lists."""
+MIN_RUN_FOR_TILES = 16
+"""Coordinates are copied as tiles if their runs of consecutive numbers have at least this mean length; with
+shorter runs, index lists are faster."""
 
 Mixer = Callable[[Tensor], Tensor]
-"""Maps a block [members, coordinates] to the values after mixing; a single row is meant for all members."""
+"""Maps a block [members, coordinates] to the values after mixing: a row per member, or one row for all."""
 Block = tuple[int, int]
 """The first coordinate of a block, and the one after its last."""
 Tasks = list[Callable[[], None]]
@@ -48,7 +50,7 @@ Tasks = list[Callable[[], None]]
 
 
 class Mixing(Protocol):
-    """How one partial model is averaged among the peers that implement it."""
+    """How one partial model is averaged among its members."""
 
     def check(self, models: Mapping[str, Sequence[int]], peers: int, weighted: bool) -> None:
         """Raise ModelError if this mixing is impossible for these models and peers."""
@@ -60,8 +62,8 @@ class Mixing(Protocol):
         """Return the matrices by which the members' values are multiplied, in order, and the new weights.
 
         None instead of matrices stands for the weighted mean. `members` are indices of learners, sorted;
-        `step` counts averagings from 0; `weights` are the weights that the last call returned, and at first
-        the learners' weights.
+        `step` counts averagings from 0; `weights` are the weights that the last call returned, and in the
+        first call the learners' weights.
         """
         ...
 
@@ -83,7 +85,7 @@ class ExactMean:
 class Server(ExactMean):
     """One peer computes the mean of each partial model, as in a live swarm's `server` mode.
 
-    It differs from `ExactMean` only with a `wire` that changes the values sent to the server and back.
+    It differs from `ExactMean` only with Arena(wire=…), which changes the values sent to the server and back.
     """
 
 
@@ -95,15 +97,17 @@ class Gossip:
 
     graph
         A networkx graph, or a topology.Schedule with a graph for each exchange. Every partial model is
-        averaged on the subgraph of the peers that implement it.
+        averaged on the subgraph of its members.
     kind
         `push-sum` sends a weight with the values, so that values converge to the mean (weighted by the
-        arena's `weights`) on any connected graph, directed or not. Weights are kept from round to round, and
-        a peer's training counts by its current weight. `plain` mixes only values: it needs a matrix whose
-        rows sum to 1, as with metropolis and max-degree weights.
+        arena's `weights`) on any connected graph, directed or not. Weights are kept from round to round:
+        what a peer learns enters the mean with its current push-sum weight, not with its initial one.
+        `plain` mixes only values: it needs a matrix whose rows sum to 1, as with metropolis and max-degree
+        weights.
     rule
         The share that each peer sends to each neighbour, see topology.mixing_matrix. By default, push (equal
-        parts) for push-sum, and metropolis for plain. Weights on the graph's edges are used only by `edges`.
+        parts) for push-sum, and metropolis for plain. Edge weights of the graph matter only with the rule
+        `edges`.
     exchanges
         The number of exchanges per averaging. Raise it if peers still disagree after a round.
     """
@@ -170,7 +174,7 @@ class Gossip:
         for exchange in range(self.exchanges_before(step), self.exchanges_before(step + 1)):
             matrix = self._matrix(members, exchange)
             if self.kind == "push-sum":
-                matrix, weights = on_estimates(matrix, weights)
+                matrix, weights = estimate_matrix(matrix, weights)
             matrices.append(matrix)
         return matrices, weights
 
@@ -198,7 +202,7 @@ class Gossip:
         return matrix
 
 
-def on_estimates(matrix: csr_array, weights: np.ndarray) -> tuple[csr_array, np.ndarray]:
+def estimate_matrix(matrix: csr_array, weights: np.ndarray) -> tuple[csr_array, np.ndarray]:
     """Return an exchange of push-sum as a matrix that multiplies estimates, and the weights after it.
 
     Estimates are s / w, so multiplying sums s by W means multiplying estimates by (1 / w') · W · w.
@@ -227,8 +231,9 @@ def fold(matrices: list[csr_array]) -> list[csr_array]:
 class Averager:
     """Averages every partial model of a swarm whose networks are rows of stacks.
 
-    rows: for every network its stack, and its row in the stack. stores: one per network, if peers of
-    different widths share a partial model; it is averaged at the stores' common width.
+    rows: for every network its stack, and its row in the stack.
+    stores: where vectors are read and written if peers with different numbers of cells share a model: each
+        store pads its peer's vector to a *common width*, with room for all cells. One per network, or none.
     """
 
     def __init__(
@@ -240,26 +245,27 @@ class Averager:
         stores: Sequence[MatchedStore] = (),
     ):
         self._mixing, self._step = mixing, 0
-        shares = np.array(check_weights(networks, weights), dtype=np.float64)
+        initial_weights = np.array(check_weights(networks, weights), dtype=np.float64)
         shared = {m: peers for m, peers in implementers(networks).items() if len(peers) > 1}
         mixing.check(shared, len(networks), weights is not None)
-        fused_models = [
-            set() if store.common is None else set(store.common.averaged_models) for store in stores
+        common_width_models = [
+            set() if store.common_width is None else set(store.common_width.averaged_models)
+            for store in stores
         ]
         digests: dict[int, bytes] = {}
-        self._plans: list[_StackedModel | _CommonModel] = []
+        self._plans: list[_StackedModel | _CommonWidthModel] = []
         for model, peers in shared.items():
-            common = [index for index, models in enumerate(fused_models) if model in models]
-            if len(common) > 1:
-                self._plans.append(_CommonModel(model, common, stores))
+            members = [index for index, models in enumerate(common_width_models) if model in models]
+            if len(members) > 1:
+                self._plans.append(_CommonWidthModel(model, members, stores))
             else:
                 self._plans.append(_StackedModel(model, peers, networks, rows, digests))
-        self._weights = [shares[plan.members] for plan in self._plans]
+        self._weights = [initial_weights[plan.members] for plan in self._plans]
 
     @property
-    def common_width(self) -> list[str]:
+    def common_width_models(self) -> list[str]:
         """The partial models that are averaged at a common width."""
-        return [plan.model for plan in self._plans if isinstance(plan, _CommonModel)]
+        return [plan.model for plan in self._plans if isinstance(plan, _CommonWidthModel)]
 
     def tasks(self) -> list[Tasks]:
         """Return the tasks of one averaging: one list per exchange, to be run in this order."""
@@ -277,8 +283,8 @@ class Averager:
         return by_exchange
 
 
-class _CommonModel:
-    """A partial model of peers of different widths, averaged at a common width.
+class _CommonWidthModel:
+    """A partial model of peers with different numbers of cells, averaged at a common width.
 
     Whole vectors are read from and written to the peers' stores, one peer at a time.
     """
@@ -286,11 +292,11 @@ class _CommonModel:
     def __init__(self, model: str, members: list[int], stores: Sequence[MatchedStore]):
         self.model, self.members = model, members
         self._stores = [stores[index] for index in members]
-        expected = self._stores[0].entries(model)
+        expected = self._stores[0].schema(model)
         for index, store in zip(members, self._stores, strict=True):
-            if store.entries(model) != expected:
+            if store.schema(model) != expected:
                 raise ModelError(
-                    f"model {model!r} does not have the same common width on all its peers: learners "
+                    f"model {model!r} does not have the same common width on all its members: learners "
                     f"{members[0]} and {index} differ"
                 )
 
@@ -335,15 +341,17 @@ class _StackedModel:
         by_coordinates: dict[
             object, tuple[Stack | SingleNetwork, slice | np.ndarray, list[int], list[int]]
         ] = {}
-        for slot, (member, network) in enumerate(zip(members, self._networks, strict=True)):
+        for block_row, (member, network) in enumerate(zip(members, self._networks, strict=True)):
             check_schema(model, reference, network)
-            (stack, row), coordinates = rows[member], network.slicing.where(model)
+            (stack, row), coordinates = rows[member], network.slicing.coordinates_or_slice(model)
             key = (id(stack), _coordinates_key(coordinates, digests))
-            _, _, own_rows, slots = by_coordinates.setdefault(key, (stack, coordinates, [], []))
-            own_rows.append(row)
-            slots.append(slot)
-        self._pieces = [_Piece(*each, self._blocks) for each in by_coordinates.values()]
-        self._like = self._pieces[0].stack.values[:0, :0]
+            _, _, stack_rows, block_rows = by_coordinates.setdefault(
+                key, (stack, coordinates, [], [])
+            )
+            stack_rows.append(row)
+            block_rows.append(block_row)
+        self._groups = [_MemberGroup(*each, self._blocks) for each in by_coordinates.values()]
+        self._like = self._groups[0].stack.values[:0, :0]
 
     def tasks(self, matrices: list[csr_array] | None, weights: np.ndarray) -> list[Tasks]:
         if matrices is None:
@@ -357,18 +365,21 @@ class _StackedModel:
     def _mix(self, block: Block, mixer: Mixer) -> None:
         """Gather the values of a block, mix and check them, and write them back."""
         values = self._like.new_empty(len(self.members), block[1] - block[0])
-        for piece in self._pieces:
-            piece.gather(block, values)
+        for group in self._groups:
+            group.gather(block, values)
         mixed = mixer(values)
         if not bool(torch.isfinite(mixed.sum())):
-            self._refuse_not_finite()
-        for piece in self._pieces:
-            piece.scatter(block, mixed)
+            self._raise_if_not_finite()
+        for group in self._groups:
+            group.scatter(block, mixed)
 
-    def _refuse_not_finite(self) -> None:
-        """Raise ModelError naming the peer and parameter whose value is not finite, if there is one."""
-        for piece in self._pieces:
-            piece.stack.write_back()
+    def _raise_if_not_finite(self) -> None:
+        """Raise ModelError naming the peer and parameter whose value is not finite.
+
+        There may be none: the sum of finite values can overflow.
+        """
+        for group in self._groups:
+            group.stack.write_back()
         for network in self._networks:
             network.check_finite(self.model, network.read(self.model))
 
@@ -392,45 +403,51 @@ class _StackedModel:
         )
 
 
-class _Piece:
-    """Members whose networks are in one stack and have the model at the same coordinates."""
+class _MemberGroup:
+    """Members whose networks are in one stack and have the model at the same coordinates.
+
+    stack_rows, block_rows: the rows of the members in the stack and in a block.
+    """
 
     def __init__(
         self,
         stack: Stack | SingleNetwork,
         coordinates: slice | np.ndarray,
-        rows: list[int],
-        slots: list[int],
+        stack_rows: list[int],
+        block_rows: list[int],
         blocks: Sequence[Block],
     ):
         device = stack.values.device
         self.stack = stack
-        self._rows, self._slots = row_index(rows, device), row_index(slots, device)
+        self._stack_rows = row_index(stack_rows, device)
+        self._block_rows = row_index(block_rows, device)
         tiled = tiles(coordinates)
-        self._tiles = {} if tiled is None else {block: span(tiled, *block) for block in blocks}
+        self._tiles = (
+            {} if tiled is None else {block: subrange_of_tiles(tiled, *block) for block in blocks}
+        )
         self._index = None if tiled is not None else torch.as_tensor(coordinates, device=device)
 
     def gather(self, block: Block, values: Tensor) -> None:
         """Copy the members' coordinates of a block into their rows of `values`."""
-        source, rows, slots = self.stack.values, self._rows, self._slots
+        source, rows, block_rows = self.stack.values, self._stack_rows, self._block_rows
         if self._index is not None:
             columns = self._index[slice(*block)]
             if isinstance(rows, slice):
                 picked = source[rows].index_select(1, columns)
             else:
                 picked = source[rows[:, None], columns]
-            values[slots] = picked.to(values.device)
+            values[block_rows] = picked.to(values.device)
             return
         offset = 0
         for tile in self._tiles[block]:
             target = values[:, offset : offset + tile.size].unflatten(1, (tile.count, tile.length))
-            target[slots] = tile.of(source)[rows].to(values.device)
+            target[block_rows] = tile.view(source)[rows].to(values.device)
             offset += tile.size
 
     def scatter(self, block: Block, mixed: Tensor) -> None:
         """Write mixed values back: one row per member, or a single row for all members."""
-        target_values, rows = self.stack.values, self._rows
-        mixed = (mixed[self._slots] if mixed.ndim == 2 else mixed).to(target_values.device)
+        target_values, rows = self.stack.values, self._stack_rows
+        mixed = (mixed[self._block_rows] if mixed.ndim == 2 else mixed).to(target_values.device)
         if self._index is not None:
             columns = self._index[slice(*block)]
             if isinstance(rows, slice):
@@ -444,7 +461,7 @@ class _Piece:
             values = mixed[..., offset : offset + tile.size].unflatten(
                 -1, (tile.count, tile.length)
             )
-            tile.of(target_values)[rows] = values
+            tile.view(target_values)[rows] = values
             offset += tile.size
 
 
@@ -478,7 +495,7 @@ class Tile:
         """The number of its coordinates."""
         return self.count * self.length
 
-    def of(self, rows: Tensor) -> Tensor:
+    def view(self, rows: Tensor) -> Tensor:
         """Return the tile's values in rows of a stack, [rows, count, length]: a view."""
         return rows.as_strided(
             (len(rows), self.count, self.length),
@@ -486,8 +503,8 @@ class Tile:
             rows.storage_offset() + self.start,
         )
 
-    def split(self, first: int, last: int) -> list[Tile]:
-        """Return its coordinates number `first` to `last` (exclusive) as tiles."""
+    def subrange(self, first: int, last: int) -> list[Tile]:
+        """Return the coordinates number `first` to `last` (exclusive) of this tile, as tiles."""
         result: list[Tile] = []
         while first < last:
             run, inside = divmod(first, self.length)
@@ -509,7 +526,7 @@ def tiles(coordinates: slice | np.ndarray) -> list[Tile] | None:
     breaks = np.flatnonzero(np.diff(coordinates) != 1) + 1
     starts = np.concatenate([[0], breaks])
     lengths = np.diff(np.concatenate([starts, [len(coordinates)]]))
-    if len(coordinates) < MEAN_RUN * len(starts):
+    if len(coordinates) < MIN_RUN_FOR_TILES * len(starts):
         return None
     result: list[Tile] = []
     for first, length in zip(coordinates[starts].tolist(), lengths.tolist(), strict=True):
@@ -523,13 +540,13 @@ def tiles(coordinates: slice | np.ndarray) -> list[Tile] | None:
     return result
 
 
-def span(tiled: list[Tile], first: int, last: int) -> list[Tile]:
+def subrange_of_tiles(tiled: list[Tile], first: int, last: int) -> list[Tile]:
     """Return the coordinates number `first` to `last` (exclusive) of a list of tiles, as tiles."""
     result: list[Tile] = []
     offset = 0
     for tile in tiled:
         a, b = max(first - offset, 0), min(last - offset, tile.size)
         if a < b:
-            result += tile.split(a, b)
+            result += tile.subrange(a, b)
         offset += tile.size
     return result

@@ -665,9 +665,9 @@ def _needs_of_group(
             test += learner.held_out
         slicing = learner.network.slicing
         for model in slicing.averaged_models:
-            where = slicing.where(model)
-            if not isinstance(where, slice):
-                index_bytes[id(where)] = where.nbytes
+            coordinates = slicing.coordinates_or_slice(model)
+            if not isinstance(coordinates, slice):
+                index_bytes[id(coordinates)] = coordinates.nbytes
     if isinstance(learners[0], SgdLearner):
         cells = sum(part.cells for part in network.slicing.anatomy.parts)
         step_values = 2 * learners[0].batch * cells

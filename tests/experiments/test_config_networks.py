@@ -54,7 +54,9 @@ def test_peers_start_equal_where_they_share_and_parts_are_searched_once(
     first, second = found.member(0).network, found.member(2).network
     assert torch.equal(first.read("global"), second.read("global"))
     assert not torch.equal(first.flat, second.flat)
-    assert first.slicing.where("global") is second.slicing.where("global")  # cut alike: one copy
+    assert first.slicing.coordinates_or_slice("global") is second.slicing.coordinates_or_slice(
+        "global"
+    )  # cut alike: one copy
 
 
 def test_buffers_are_as_the_config_says() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.experiments.arena import Arena, Gossip
-from gossamer.experiments.arena.lockstep import span, tiles
+from gossamer.experiments.arena.lockstep import subrange_of_tiles, tiles
 from gossamer.models import ModelError, ModelGraph, SgdLearner, SlicedNetwork, Start, average, mlp
 from gossamer.models.stack import Stack
 from gossamer.topology import (
@@ -257,7 +257,7 @@ def test_tiles_are_the_coordinates(parts: list[tuple[int, int, int]], data: st.D
     first = data.draw(st.integers(0, len(where) - 1))
     last = data.draw(st.integers(first + 1, len(where)))
     rows = torch.arange(2 * (at + 100)).view(2, -1)
-    cut = [tile.of(rows).reshape(2, -1) for tile in span(found, first, last)]
+    cut = [tile.view(rows).reshape(2, -1) for tile in subrange_of_tiles(found, first, last)]
     assert torch.equal(torch.cat(cut, dim=1), rows[:, torch.from_numpy(where[first:last])])
 
 

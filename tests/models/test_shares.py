@@ -92,7 +92,7 @@ def test_bad_shares_name_model_and_part(slices, message):
 def test_peers_that_are_cut_alike_share_their_coordinates():
     one, two = (Slicing(ANATOMY, {"g": 0.8}, rest=name) for name in ("local-a", "local-b"))
     other = Slicing(ANATOMY, {"g": 0.6}, rest="local-a")
-    assert one.where("g") is two.where("g")
-    assert one.where("local-a") is two.where("local-b")
+    assert one.coordinates_or_slice("g") is two.coordinates_or_slice("g")
+    assert one.coordinates_or_slice("local-a") is two.coordinates_or_slice("local-b")
     assert one.schema("g") == two.schema("g")
-    assert len(other.where("g")) < len(one.where("g"))
+    assert len(other.coordinates_or_slice("g")) < len(one.coordinates_or_slice("g"))

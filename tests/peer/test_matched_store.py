@@ -48,7 +48,7 @@ def test_peers_of_other_widths_start_nested_and_fit() -> None:
     small, large = network(3, "a"), network(8, "b")
     stores = [MatchedStore(small, fuse()), MatchedStore(large, fuse())]
     np.testing.assert_array_equal(stores[0].read("all"), stores[1].read("all"))
-    assert stores[0].entries("all") == stores[1].entries("all")
+    assert stores[0].schema("all") == stores[1].schema("all")
     parameters = [dict(one.module.named_parameters()) for one in (small, large)]
     assert torch.equal(parameters[0]["0.weight"], parameters[1]["0.weight"][:3])
 
@@ -56,7 +56,7 @@ def test_peers_of_other_widths_start_nested_and_fit() -> None:
 def test_cells_beyond_the_width_are_free() -> None:
     """Zero, so that a newcomer finds them; those inside the width are not."""
     store = MatchedStore(network(3), fuse("4-5-3", "4-8-3"))
-    assert store.common is not None
+    assert store.common_width is not None
     first = store.read("all")[: 8 * 4].reshape(8, 4)
     assert (first[5:] == 0).all()
     assert (first[:5] != 0).any(axis=1).all()
@@ -68,9 +68,9 @@ def test_training_moves_own_places_alone_and_averaging_all() -> None:
     before = store.read("all").copy()
     learner(own).train(1)
     after = store.read("all")
-    assert store.common is not None
+    assert store.common_width is not None
     mine = np.zeros(len(before), dtype=bool)
-    mine[store.common.positions("all")] = True
+    mine[store.common_width.positions("all")] = True
     assert (after[mine] != before[mine]).any()
     np.testing.assert_array_equal(after[~mine], before[~mine])
     given = np.arange(len(before), dtype=np.float64)
@@ -112,7 +112,7 @@ def test_pushes_between_widths_conserve_weight_and_sum(
         if train:
             change = random.standard_normal(len(networks[giver].read("all")))
             networks[giver].write("all", networks[giver].read("all").numpy() + change)
-            common = stores[giver].common
+            common = stores[giver].common_width
             assert common is not None
             expected = expected + peers[giver].weight("all") / ONE * common.embed("all", change)
         elif giver != taker and peers[giver].weight("all") > 2:
@@ -176,15 +176,15 @@ def test_a_fused_newcomer_takes_its_cells_places_and_free_ones() -> None:
     store.start_staging()
     store.write("all", there.read("all"))
     assert store.match_cells(learner(own)) == 2
-    assert store.common is not None
-    indices = store.common.indices["all"][1]
+    assert store.common_width is not None
+    indices = store.common_width.indices["all"][1]
     assert indices[:4].tolist() == [4, 2, 0, 1]
     assert set(indices[4:]) <= {5, 6, 7, 8}
     assert torch.equal(own.flat, before)
     again = MatchedStore(network(6, "b"), fuse("4-5-3", "4-9-3"), trained=True)
     again.restore(store.snapshot())
-    assert again.common is not None
-    assert again.common.indices["all"][1].tolist() == indices.tolist()
+    assert again.common_width is not None
+    assert again.common_width.indices["all"][1].tolist() == indices.tolist()
 
 
 @pytest.mark.parametrize(

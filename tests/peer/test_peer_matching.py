@@ -132,7 +132,9 @@ def test_peers_of_three_widths_agree_on_the_common_vector(run):
     assert np.abs(vectors - vectors[0]).max() < 1e-3
     for life, store in zip(nest.lives, stores, strict=True):
         own = life.peer.learner.network.read("global").numpy()
-        np.testing.assert_array_equal(store.common.extract("global", store.read("global")), own)
+        np.testing.assert_array_equal(
+            store.common_width.extract("global", store.read("global")), own
+        )
 
 
 def test_widths_that_differ_are_refused_by_name(run):
@@ -242,7 +244,7 @@ def test_a_fused_newcomer_adds_its_own_cells_and_nothing_else():
     account = engine.gossiper.account("global")
     assert (account.held, account.injected) == (2 * ONE, ONE)
     found = engine.store.read("global")
-    places = engine.store.common.positions("global")
+    places = engine.store.common_width.positions("global")
     expected = theirs.copy()
     expected[places] = (theirs[places] + own) / 2
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
