@@ -118,7 +118,10 @@ class NamedNetwork:
 
 
 def order_dimensions(name: str, x: Tensor) -> Tensor:
-    """Return inputs with their dimensions in the order that a network expects."""
+    """Return inputs with their dimensions in the order that a network expects.
+
+    Samples of time series are [time, channels]; ready networks with convolutions over time swap the two.
+    """
     ready = READY_NETWORKS.get(name)
     return x.transpose(1, 2).contiguous() if ready is not None and ready.time_last else x
 

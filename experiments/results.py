@@ -3,10 +3,10 @@
 A run creates its folder and locks it, so that no other command writes into it or empties it:
 
     results = Results(Path("results/digits"), "simulate")
-    with results.begun() as folder:               # results/digits/001, or the next free number
+    with results.run_folder() as folder:               # results/digits/001, or the next free number
         write_json(folder / "config.json", …)
 
-Records that are written while a run goes on are appended to JSON lines files; all other files are written to
+Records that are written during a run are appended to JSON lines files; all other files are written to
 a temporary file that then replaces the old one.
 """
 
@@ -83,7 +83,7 @@ class Results:
 
     @property
     def folder(self) -> Path:
-        """The run's folder; only inside `opened` or `begun`."""
+        """The run's folder; only inside `opened` or `run_folder`."""
         assert self._folder is not None, "open the results first"
         return self._folder
 
@@ -110,8 +110,11 @@ class Results:
             lock.release()
 
     @contextmanager
-    def begun(self, key: str | None = None) -> Iterator[Path]:
-        """Open the run's folder and call `begin` at once: for a run whose config has been checked already."""
+    def run_folder(self, key: str | None = None) -> Iterator[Path]:
+        """Open the run's folder, as `opened` does, and call `begin` at once.
+
+        For a run whose config has been checked already.
+        """
         with self.opened(key) as folder:
             self.begin()
             yield folder

@@ -44,8 +44,8 @@ class ParameterMap:
 
     cell
         For a parameter without cells on its axes (a scalar): the cell it belongs to.
-    private
-        True if it is never averaged, whatever its cells (norms under FedBN).
+    never_averaged
+        Whether no model averages it, whatever its cells: batch norm with `buffers = "local"` (FedBN).
     extra_cell
         A further cell that all values of the parameter belong to: see `Anatomy.with_norm_parts`.
     """
@@ -54,7 +54,7 @@ class ParameterMap:
     shape: tuple[int, ...]
     axes: tuple[np.ndarray | None, ...]
     cell: int | None = None
-    private: bool = False
+    never_averaged: bool = False
     extra_cell: int | None = None
 
     @property
@@ -147,7 +147,7 @@ class Anatomy:
         digest = hashlib.blake2b(repr([(part.name, part.cells) for part in self.parts]).encode())
         for one in self.parameters:
             digest.update(
-                repr((one.name, one.shape, one.cell, one.private, one.extra_cell)).encode()
+                repr((one.name, one.shape, one.cell, one.never_averaged, one.extra_cell)).encode()
             )
             for axis in one.axes:
                 digest.update(b"-" if axis is None else np.ascontiguousarray(axis).tobytes())
@@ -160,7 +160,7 @@ class Anatomy:
         if treatment == "local":
             norms = {one.name.rpartition(".")[0] for one in self.buffers}
             parameters = tuple(
-                replace(one, private=True) if one.name.rpartition(".")[0] in norms else one
+                replace(one, never_averaged=True) if one.name.rpartition(".")[0] in norms else one
                 for one in self.parameters
             )
             return replace(self, parameters=parameters)

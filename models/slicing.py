@@ -364,7 +364,7 @@ def _map_coordinates(
     for parameter in anatomy.parameters:
         span = anatomy.spans[parameter.name]
         grid = np.arange(span.start, span.stop, dtype=np.int64).reshape(parameter.shape)
-        if parameter.private:
+        if parameter.never_averaged:
             pieces.setdefault(_PRIVATE, []).append(grid.ravel())
             continue
         with_cells = [index for index, axis in enumerate(parameter.axes) if axis is not None]

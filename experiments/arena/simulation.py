@@ -500,7 +500,7 @@ def _recorded(
     Yields that file, and a list to which the paths of all other files are added when the run ends.
     """
     written: list[Path] = []
-    with results.begun() as out:
+    with results.run_folder() as out:
         try:
             with RecordFile(out / "metrics.jsonl") as file:
                 write_json(out / "config.json", config.model_dump(mode="json"))

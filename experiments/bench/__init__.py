@@ -171,7 +171,7 @@ def run_benchmarks(
         "load_before": load,
         "python": platform.python_version(),
     }
-    with results.begun() as folder:
+    with results.run_folder() as folder:
         path = folder / "bench.json"
         write_json(path, {"machine": machine, "rows": [row.record() for row in rows]})
     console.print_written([path])

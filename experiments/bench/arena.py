@@ -282,7 +282,7 @@ class SwarmCost:
 def scale() -> list[Row]:
     """Measure swarms of growing size, each in its own process; write and draw time and memory."""
     rows: list[Row] = []
-    with Results(Path("results/scale"), "bench scale").begun() as folder:
+    with Results(Path("results/scale"), "bench scale").run_folder() as folder:
         with RecordFile(folder / "sizes.jsonl") as file:
             for kind, workload in SCALE_WORKLOADS.items():
                 try:

@@ -88,7 +88,7 @@ def demo_command(*, broker: str | None = None, output: Output) -> None:
     from ..live.run import run_demo
 
     results = output.results("results/demo", "demo")
-    with results.begun() as folder, report_interruption(folder):
+    with results.run_folder() as folder, report_interruption(folder):
         run_demo(folder, broker)
 
 

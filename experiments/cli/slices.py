@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from ...models import SlicedNetwork, SliceSpec, Slicing
 
 CLASSES = 10
-"""The number of outputs of a ready network or a function, which are shown without a data set."""
+"""How many outputs a network gets that is not from a config: there is no data set to count classes in."""
 NETWORK_HELP = (
-    f"A ready network ({', '.join(READY_NETWORKS)}), a layout (64=32=10), module:function, or a config "
-    "file."
+    f"A ready network ({', '.join(READY_NETWORKS)}), a network layout (64=32=10), module:function, or "
+    "a config file."
 )
 
 
@@ -52,8 +52,10 @@ def slices_command(
 
     Args:
         give: The cells of a partial model, MODEL=SHARE or MODEL=LAYOUT: global=0.8,
-            'global=*:0.8,head:0', group=0-8-10; repeat for more models. global=0.8 if left out.
-        depends: MODEL=OTHER: the first model depends on the second; repeat for more.
+            'global=*:0.8,head:0', or a slice layout (cells per part), group=0-8-10; repeat for more models.
+            global=0.8 if left out.
+        depends: MODEL=OTHER: the first model depends on the second: weights between the two are then
+            averaged by the first; repeat for more.
         shape: The shape of one sample, as in 3x32x32.
         option: An argument of the network's function: hidden=64, 'widths=[8, 16]'; repeat for more.
         buffers: What happens to the statistics of batch norm: average, local or recompute.
@@ -72,7 +74,7 @@ def slices_command(
     table.loc["all"] = table.sum()
     rows = [[part, *row] for part, row in zip(table.index, table.to_numpy(), strict=True)]
     console.table(f"{name}: {len(network.flat):,} values", ["part", *table.columns], rows)
-    with results.begun() as folder:
+    with results.run_folder() as folder:
         title = f"{name}, {len(network.flat):,} values"
         console.print_written(draw_slices(network.slicing, folder / file, title))
 
@@ -111,13 +113,16 @@ def _of_name(
 
     if "=" in name:
         if shape or option:
-            raise ConfigError("--input and --option: cannot be used with a layout; leave them out")
+            raise ConfigError(
+                "--input and --option: cannot be used with a network layout; leave them out"
+            )
         example, module = None, mlp(name)
     else:
         default_shape = READY_NETWORKS[name].sample_shape if name in READY_NETWORKS else (3, 32, 32)
         sample_shape = _shape(shape) if shape else default_shape
         options = {key: _value(text, key) for key, text in _pairs(option or (), "--option")}
         module = make_module(name, find_function(name), sample_shape, CLASSES, options)
+        # Some ready networks expect channels before time steps.
         example = order_dimensions(name, example_input(sample_shape))
     torch.manual_seed(0)
     network = SlicedNetwork(
@@ -142,7 +147,7 @@ def _pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
 
 
 def _spec(text: str, option: str) -> SliceSpec:
-    """Parse the slice of a model: `0.8`, `*:0.8,head:0` or a layout such as `64-24-10`."""
+    """Parse the slice of a model: `0.8`, `*:0.8,head:0` or a slice layout such as `64-24-10`."""
     if ":" in text:
         entries = (entry.rpartition(":") for entry in text.split(","))
         return {part.strip(): _number(share, option) for part, _, share in entries}
@@ -154,8 +159,8 @@ def _number(text: str, option: str) -> float:
         return float(text)
     except ValueError:
         raise ConfigError(
-            f"{option}: {text.strip()!r} is not a share; write 0.8, '*:0.8,head:0', or a layout such as "
-            "64-24-10"
+            f"{option}: {text.strip()!r} is not a share; write 0.8, '*:0.8,head:0', or a slice layout such "
+            "as 64-24-10"
         ) from None
 
 
@@ -190,7 +195,8 @@ def part_table(slicing: Slicing) -> pd.DataFrame:
 
     anatomy, part_of = slicing.anatomy, _part_of_cells(slicing)
     offsets = [anatomy.offsets[parameter.name] for parameter in anatomy.parameters]
-    # One cell for each parameter tensor, which decides the part in which the tensor is counted.
+    # One cell for each parameter tensor, which decides the part in which the tensor is counted. A scalar has
+    # no axes, but a cell.
     cells = [
         next(_axes(parameter.axes))[0] if parameter.cell is None else parameter.cell
         for parameter in anatomy.parameters
@@ -201,7 +207,10 @@ def part_table(slicing: Slicing) -> pd.DataFrame:
         return np.bincount(part_of[cells][parameters], minlength=len(anatomy.parts))
 
     columns = {"cells": [part.cells for part in anatomy.parts]}
-    columns |= {f"of {model}": list(map(len, slicing.cells[model])) for model in slicing.models}
+    columns |= {
+        f"cells of {model}": list(map(len, slicing.cells[model])) for model in slicing.models
+    }
+    # Averaged models include, with cross-model averaging, pairs of models such as `green&yellow`.
     columns |= {
         f"values of {name}": count(slicing.coordinates(name)) for name in slicing.averaged_models
     }
@@ -212,7 +221,8 @@ def part_table(slicing: Slicing) -> pd.DataFrame:
 def connected_parts(slicing: Slicing) -> dict[tuple[int, int], bool]:
     """Return the pairs of parts that have parameters between them, the earlier part first.
 
-    A part may be connected to itself. The value is True if none of these parameters is averaged.
+    A part may be connected to itself. The value is True if no model averages these parameters, whatever
+    their cells (ParameterMap.never_averaged).
     """
     import numpy as np
 
@@ -223,7 +233,7 @@ def connected_parts(slicing: Slicing) -> dict[tuple[int, int], bool]:
         for parts, other_parts in combinations(parts_by_axis, 2):
             for a, b in product(parts, other_parts):
                 pair = (min(a, b), max(a, b))
-                pairs[pair] = pairs.get(pair, True) and parameter.private
+                pairs[pair] = pairs.get(pair, True) and parameter.never_averaged
     return dict(sorted(pairs.items()))
 
 
@@ -236,14 +246,14 @@ def _part_of_cells(slicing: Slicing) -> np.ndarray:
 
 
 def _axes(axes: tuple[np.ndarray | None, ...]) -> Iterator[np.ndarray]:
-    """Yield the cells of every axis of a parameter that runs over cells."""
+    """Yield, for each axis that runs over cells, the cell of every index."""
     return (axis for axis in axes if axis is not None)
 
 
 # --- the picture ------------------------------------------------------------------------------------
 
 MAX_DRAWN_CELLS = 16
-"""The most cells of a part that are drawn; of a wider part, each model's share of the cells is drawn."""
+"""A part with more cells is drawn with about this many, divided among the models in proportion."""
 MAX_DRAWN_PARTS = 40
 """The most parts that are drawn; of a deeper network, the first and the last ones."""
 PRIVATE_COLOUR = "#B8B8B8"
@@ -265,7 +275,10 @@ def draw_slices(slicing: Slicing, path: Path, title: str) -> list[Path]:
         "not consecutive, or a part with itself."
     )
     if any(part.cells > MAX_DRAWN_CELLS for part in slicing.anatomy.parts):
-        caption += f" Of parts with more than {MAX_DRAWN_CELLS} cells some are drawn, models in proportion."
+        caption += (
+            f" Parts with more than {MAX_DRAWN_CELLS} cells are drawn with about {MAX_DRAWN_CELLS}, divided "
+            "among the models in proportion."
+        )
     if left_out:
         caption += f" {left_out} parts are not drawn."
     figure, axes = canvas(caption, width=8.5, height=0.62 * (len(rows) + bool(left_out)) + 1.1)
@@ -288,7 +301,7 @@ def drawn_parts(parts: int) -> tuple[list[int], int]:
     return [*range(half), *range(parts - half, parts)], parts - 2 * half
 
 
-def drawn_cells(slicing: Slicing, part: int) -> list[str]:
+def models_of_drawn_cells(slicing: Slicing, part: int) -> list[str]:
     """Return the model of every cell of a part that is drawn; cells of the same model are adjacent."""
     counts = {model: len(slicing.cells[model][part]) for model in slicing.models}
     total = sum(counts.values())
@@ -304,7 +317,7 @@ class _Picture:
         from ..study.figures import COLOURS
 
         self._slicing, self._axes, self._heights = slicing, axes, heights
-        self._cells = {part: drawn_cells(slicing, part) for part in heights}
+        self._cells = {part: models_of_drawn_cells(slicing, part) for part in heights}
         models = dict.fromkeys([*slicing.models, *slicing.averaged_models])
         self._colours = {
             model: COLOURS[index % (len(COLOURS) - 1)] for index, model in enumerate(models)
@@ -313,36 +326,39 @@ class _Picture:
     def draw(self) -> None:
         """Draw lines and arcs, the cells above them, and a legend."""
         arcs = 0
-        for (first, second), private in connected_parts(self._slicing).items():
+        for (first, second), never_averaged in connected_parts(self._slicing).items():
             if first in self._heights and second in self._heights:
                 if self._heights[first] - self._heights[second] == 1:
-                    self._draw_lines(first, second, private)
+                    self._draw_lines(first, second, never_averaged)
                 else:
                     arcs += 1
-                    self._draw_arcs(first, second, private, lane=arcs)
+                    self._draw_arcs(first, second, never_averaged, lane=arcs)
         for part in self._heights:
             self._draw_cells(part)
         self._axes.set_xlim(-0.3, 1.36 if arcs else 1.08)
         self._axes.set_ylim(min(self._heights.values()) - 0.5, 0.5)
         self._draw_legend()
 
-    def _averaging_model(self, model: str, other: str, private: bool) -> str:
-        """Return the model that averages weights between cells of two models; "" for private weights."""
+    def _averaging_model(self, model: str, other: str, never_averaged: bool) -> str:
+        """Return the model that averages weights between cells of two models; "" for private weights.
+
+        With `cross`, weights between unrelated models are averaged too, under the name of the pair.
+        """
         slicing = self._slicing
         return (
             ""
-            if private
+            if never_averaged
             else slicing.graph.averaging_model((model, other), cross=slicing.cross) or ""
         )
 
     def _x_of_cells(self, part: int) -> np.ndarray:
-        """Return the x coordinates of a row's cells; rows of few cells are narrower, as in the paper."""
+        """Return the x coordinates of a row's cells; rows of few cells are narrower."""
         import numpy as np
 
         count = len(self._cells[part])
         return 0.5 + min(1.0, 0.12 * (count - 1)) * np.linspace(-0.5, 0.5, count)
 
-    def _draw_lines(self, first: int, second: int, private: bool) -> None:
+    def _draw_lines(self, first: int, second: int, never_averaged: bool) -> None:
         """Draw a line between every cell of a row and every cell of the next row."""
         from matplotlib.collections import LineCollection
 
@@ -351,7 +367,8 @@ class _Picture:
         lower_row = zip(self._x_of_cells(second), self._cells[second], strict=True)
         for (x, model), (lower_x, other) in product(upper_row, lower_row):
             ends = [(float(x), self._heights[first]), (float(lower_x), self._heights[second])]
-            lines.setdefault(self._averaging_model(model, other, private), []).append(ends)
+            averaging_model = self._averaging_model(model, other, never_averaged)
+            lines.setdefault(averaging_model, []).append(ends)
         for model in sorted(
             lines
         ):  # private lines, whose model is "", come first: below the others
@@ -360,7 +377,7 @@ class _Picture:
                 LineCollection(lines[model], colors=colour, linewidths=0.7, alpha=0.45, zorder=1)
             )
 
-    def _draw_arcs(self, first: int, second: int, private: bool, lane: int) -> None:
+    def _draw_arcs(self, first: int, second: int, never_averaged: bool, lane: int) -> None:
         """Draw half an ellipse per averaging model to the right of the rows; longer arcs are wider.
 
         lane: the number of the arc, by which arcs are shifted so that they do not coincide.
@@ -369,7 +386,7 @@ class _Picture:
 
         cells = self._slicing.cells
         averaging_models = {
-            self._averaging_model(model, other, private)
+            self._averaging_model(model, other, never_averaged)
             for model, other in product(self._slicing.models, repeat=2)
             if len(cells[model][first]) and len(cells[other][second])
         }

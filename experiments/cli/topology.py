@@ -257,7 +257,7 @@ def advise_command(
     best = advice.ranked[0]
     bridge = "\nbridge = true" if best.added else ""
     console.say(f'in a config: topology = "{best.topology}"{bridge}')
-    with results.begun() as folder:
+    with results.run_folder() as folder:
         console.print_written(comparing.write_advice(advice, folder, title))
 
 

@@ -166,7 +166,7 @@ def run_study(
     are written, and Stopped is raised, whose message says how many runs are finished.
     """
     grid = key_of("\n".join(sorted({cell.key for cell in study.cells})))
-    with results.begun(grid) as folder:
+    with results.run_folder(grid) as folder:
         path = folder / "runs.jsonl"
         earlier = [] if study.live else [old / "runs.jsonl" for old in results.earlier_runs()]
         runs = Runs(study.cells, path, earlier)

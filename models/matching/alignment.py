@@ -326,7 +326,7 @@ def _by_activations(
             "align: by activations needs inputs: two or more of the peer's own samples"
         )
     anatomy = network.slicing.anatomy
-    if any(parameter.private for parameter in anatomy.parameters):
+    if any(parameter.never_averaged for parameter in anatomy.parameters):
         raise ModelError(
             'align: by activations cannot compare networks whose norms are private (buffers="local"), '
             "because the reference has no values for them; align by weights"

@@ -149,7 +149,7 @@ def test_a_second_command_in_the_same_folder_is_refused_and_deletes_nothing(
     gossamer: Gossamer, tmp_path: Path, command: list[str]
 ) -> None:
     first = Results(tmp_path / "out", "swarm", exact=True)
-    with first.begun() as folder:
+    with first.run_folder() as folder:
         for name in ("0.checkpoint", "0.jsonl", "host-0.log", "metrics.jsonl", "config.json"):
             (folder / name).write_text("the first's")
         before = contents(folder)

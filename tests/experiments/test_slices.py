@@ -13,8 +13,8 @@ from gossamer.experiments.cli.slices import (
     MAX_DRAWN_CELLS,
     connected_parts,
     draw_slices,
-    drawn_cells,
     drawn_parts,
+    models_of_drawn_cells,
     part_table,
 )
 from gossamer.models import ModelGraph, SlicedNetwork, lstm_classifier, mlp, resnet, small_cnn
@@ -40,7 +40,9 @@ def residual(buffers: str = "average") -> SlicedNetwork:
 def test_every_cell_and_every_value_is_counted_once(buffers: str) -> None:
     network = residual(buffers)
     table = part_table(network.slicing)
-    assert (table["cells"] == table[[f"of {model}" for model in network.models]].sum(axis=1)).all()
+    assert (
+        table["cells"] == table[[f"cells of {model}" for model in network.models]].sum(axis=1)
+    ).all()
     for owner in network.averaged_models:
         assert table[f"values of {owner}"].sum() == len(network.slicing.coordinates(owner))
     assert table.filter(regex="^(values of |private)").to_numpy().sum() == len(network.flat)
@@ -73,7 +75,7 @@ def test_few_cells_of_wide_parts_are_drawn_but_every_model() -> None:
     module = small_cnn(1, 8, 10, widths=(8, 300), hidden=100)
     network = SlicedNetwork(module, {"global": 0.98}, peer="a", example=torch.rand(2, 1, 8, 8))
     for part in range(len(network.slicing.anatomy.parts)):
-        shown = drawn_cells(network.slicing, part)
+        shown = models_of_drawn_cells(network.slicing, part)
         assert len(shown) <= MAX_DRAWN_CELLS + 1
         given = {m for m in network.models if len(network.slicing.cells[m][part])}
         assert set(shown) == given
@@ -157,7 +159,7 @@ def test_a_config_by_its_file(slices: Run, tmp_path: Path) -> None:
         '[[models]]\nname = "global"\nshare = 0.5\n'
     )
     done = slices("swarm.toml", "--peer", "1")
-    assert re.search(r"of local-1", done.out)
+    assert re.search(r"cells of local-1", done.out)
     assert numbers(done.out, "0")[:3] == [4, 2, 2]
     assert "peers of swarm.toml are 0 to 1" in slices("swarm.toml", "--peer", "2").err
     assert (
@@ -183,7 +185,7 @@ def test_a_config_by_its_file(slices: Run, tmp_path: Path) -> None:
         (["64=1=10", "--give", "a=0.5", "--give", "b=0.5"], "leaves it empty in part '0'"),
         (["64=8=10", "--give", "a=1.5"], "a share is between 0 and 1, not 1.5"),
         (["resnet", "--buffers", "throw"], "buffers 'throw' is unknown"),
-        (["64=8=10", "--input", "64"], "cannot be used with a layout"),
+        (["64=8=10", "--input", "64"], "cannot be used with a network layout"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(slices: Run, arguments: list[str], text: str) -> None:
