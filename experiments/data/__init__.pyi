@@ -3,7 +3,7 @@ from .dataset import Dataset as Dataset
 from .dataset import Samples as Samples
 from .dataset import Task as Task
 from .dataset import from_torch as from_torch
-from .dataset import restrict as restrict
+from .dataset import keep_classes as keep_classes
 from .dataset import samples as samples
 from .dataset import standardise as standardise
 from .sources import DataError as DataError

@@ -140,7 +140,7 @@ def _targets(y: np.ndarray) -> Tensor:
     return torch.from_numpy(y.astype(np.int64))
 
 
-def restrict(source: Samples, labels: Sequence[int]) -> Samples:
+def keep_classes(source: Samples, labels: Sequence[int]) -> Samples:
     """Return only the samples with these labels, renumbered 0, 1, … in the order of `labels`."""
     number = {label: index for index, label in enumerate(labels)}
     selected = source.take(torch.isin(source.y, torch.tensor(list(labels))))

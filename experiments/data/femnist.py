@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .dataset import Dataset, Samples, restrict, samples
+from .dataset import Dataset, Samples, keep_classes, samples
 from .sources import DataError, DataFiles
 
 # Small letters that have the same class as their capitals in NIST SD 19's "by merge" labels.
@@ -44,7 +44,7 @@ def femnist_m(files: DataFiles) -> Dataset:
 
 def femnist_d(files: DataFiles) -> Dataset:
     """Load variant D: only digits. Without LEAF's files `mnist-writers` is better: its groups are writers."""
-    return _variant(files, 10, lambda all_: restrict(all_, range(10)))
+    return _variant(files, 10, lambda all_: keep_classes(all_, range(10)))
 
 
 def _variant(files: DataFiles, classes: int, change: Callable[[Samples], Samples]) -> Dataset:

@@ -2,11 +2,12 @@
 
 HAPT: six activities of 30 people, recorded by a phone's accelerometer and gyroscope.
 
-VSN: two vehicles, distinguished by 50 acoustic and 50 seismic features (Duarte & Hu; section V.4 of paper
-003, Bouchra Pilet et al. 2021). There are three sources, of which the first that is found is used: MOCHA's
-vehicle.mat (two classes, 23 sensor nodes, as in the paper), SensIT "combined" in LIBSVM format (three
-classes, no sensor nodes), and 300 samples of SensIT. SensIT's files do not name their classes: labels 1 and
-2 are taken for the vehicles, 3 for noise.
+VSN: two vehicles, distinguished by 50 acoustic and 50 seismic features (Duarte and Hu 2004). "The paper" is
+Bouchra Pilet, Frey and Taïani 2021, whose section V.4 learns from it. There are three sources, of which the
+first that is found is used: MOCHA's vehicle.mat (two classes, 23 sensor nodes, as in the paper), SensIT
+"combined" in LIBSVM format (three classes, no nodes), and 300 samples of SensIT. SensIT's files do not name
+their classes: labels 1 and 2 are assumed to be the vehicles, and label 3 noise. A class is the label − 1, so
+that noise is class 2.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from .dataset import Dataset, Samples, restrict, samples
+from .dataset import Dataset, Samples, keep_classes, samples
 from .sources import DataError, DataFiles
 
 ACTIVITIES = ("walking", "upstairs", "downstairs", "sitting", "standing", "laying")
 FEATURES = 100
+_NOISE = "class 2 (label 3) is assumed to be noise"
 _STEMS = ("combined", "combined_scale")
 _OPENERS: dict[str, Any] = {"": open, ".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open}
 
@@ -37,7 +39,9 @@ def vsn(files: DataFiles) -> Dataset:
         train = files.find(*(stem + suffix for suffix in _OPENERS))
         if train is not None:
             test = files.find(*(stem + ".t" + suffix for suffix in _OPENERS))
-            note = "SensIT without node ids: make peers by a partition; class 2 taken for noise"
+            note = (
+                f"SensIT has no node ids: divide the samples among peers with a partition; {_NOISE}"
+            )
             held_out = None if test is None else read_libsvm(test)
             return Dataset("vsn", read_libsvm(train), held_out, 3, note)
     advice = (
@@ -46,16 +50,16 @@ def vsn(files: DataFiles) -> Dataset:
     )
     acoustic, seismic, y = files.arrays("sensit300.npz", "acoustic", "seismic", "y", advice=advice)
     x = np.concatenate([acoustic, seismic], axis=1)
-    note = "300 samples without node ids: too few for 16 peers; class 2 taken for noise"
+    note = f"300 samples without node ids: too few for the paper's 16 peers (19 each); {_NOISE}"
     return Dataset("vsn", samples(x, y.astype(np.int64) - 1), None, 3, note)
 
 
 def vsn_binary(files: DataFiles) -> Dataset:
-    """Load VSN with only the two vehicles, as in the paper: `vsn` without the class of noise."""
+    """Load VSN with only the two vehicles, as in the paper: `vsn` without class 2, which is noise."""
     all_classes = vsn(files)
-    note = all_classes.note.replace("class 2 taken for noise", "label 3 left out as noise")
-    test = None if all_classes.test is None else restrict(all_classes.test, (0, 1))
-    return Dataset("vsn-binary", restrict(all_classes.train, (0, 1)), test, 2, note)
+    note = all_classes.note.replace(_NOISE, "class 2 (label 3), assumed to be noise, is left out")
+    test = None if all_classes.test is None else keep_classes(all_classes.test, (0, 1))
+    return Dataset("vsn-binary", keep_classes(all_classes.train, (0, 1)), test, 2, note)
 
 
 def hapt(files: DataFiles) -> Dataset:
@@ -64,16 +68,19 @@ def hapt(files: DataFiles) -> Dataset:
     The scales of features differ: `standardise` them before training a sigmoid network.
     """
     x, y, subject = files.arrays("hapt_fft100.npz", "x", "y", "subject")
-    note = "people as groups; features not standardised"
+    note = "grouped by person; features not standardised"
     return Dataset("hapt", samples(x, y.astype(np.int64) - 1, subject), None, 6, note)
 
 
 def hapt_sitstand(files: DataFiles) -> Dataset:
-    """Load HAPT with only sitting (0) and standing (1): two classes and 100 features in groups, like VSN."""
+    """Load HAPT with only sitting (class 0) and standing (class 1).
+
+    It can replace VSN: like VSN it has two classes, 100 features, and samples in groups (here people).
+    """
     all_classes = hapt(files)
     labels = (ACTIVITIES.index("sitting"), ACTIVITIES.index("standing"))
     note = "sitting against standing, in place of VSN; " + all_classes.note
-    return Dataset("hapt-sitstand", restrict(all_classes.train, labels), None, 2, note)
+    return Dataset("hapt-sitstand", keep_classes(all_classes.train, labels), None, 2, note)
 
 
 def hapt_raw(files: DataFiles) -> Dataset:
@@ -83,12 +90,15 @@ def hapt_raw(files: DataFiles) -> Dataset:
     """
     windows, scale, y, subject = files.arrays("hapt_raw128.npz", "w", "scale", "y", "subject")
     x = windows.astype(np.float32) / scale
-    note = "people as groups; windows of 128 time steps × 6 axes"
+    note = "grouped by person; windows of 128 time steps × 6 axes"
     return Dataset("hapt-raw", samples(x, y.astype(np.int64) - 1, subject), None, 6, note)
 
 
 def read_mocha(path: Path) -> Samples:
-    """Read MOCHA's .mat file: for each node t, arrays `X{t}` (n × features) and `Y{t}` (n × 1, −1 or 1)."""
+    """Read MOCHA's .mat file: MATLAB cell arrays X and Y with an entry per sensor node.
+
+    An entry of X is an array n × features, an entry of Y an array n × 1 of −1 or 1.
+    """
     from scipy.io import loadmat  # slow to import, and needed only for this file
 
     try:

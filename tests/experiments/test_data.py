@@ -15,10 +15,10 @@ from gossamer.experiments.data import (
     Dataset,
     Samples,
     from_torch,
+    keep_classes,
     load,
     names,
     partition,
-    restrict,
     sources,
     standardise,
 )
@@ -81,8 +81,8 @@ def test_samples_and_datasets_check_what_they_hold() -> None:
         Dataset("odd", small(), None, classes=2)
 
 
-def test_restrict_renumbers_in_the_order_given() -> None:
-    part = restrict(small(), (2, 1))
+def test_keep_classes_renumbers_in_the_order_given() -> None:
+    part = keep_classes(small(), (2, 1))
     assert part.y.tolist() == [1, 0, 1]
     assert part.x[:, 0, 0, 0].tolist() == [6, 12, 18]
     assert part.group is not None

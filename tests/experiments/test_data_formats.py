@@ -195,7 +195,7 @@ def test_vsn_in_libsvm_format(root: Path, suffix: str, pack: type[bytes]) -> Non
     assert data.test is not None
     assert data.test.y.tolist() == [2, 0]
     assert data.train.group is None
-    assert "without node ids" in data.note
+    assert "no node ids" in data.note
     binary = load("vsn-binary", root)
     assert binary.test is not None
     assert binary.train.y.tolist() == [0, 1, 1]
