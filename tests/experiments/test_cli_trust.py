@@ -128,7 +128,7 @@ def test_a_list_is_published_and_retained(here, mosquitto, run):
             "has no label: use the whole line",
         ),
         (["revoke", "--owner", "owner.key", "--swarm", "g"], "nothing to revoke"),
-        (["study", "nothing"], "there are private, byzantine"),
+        (["study", "nothing"], "there are auto, private, byzantine"),
     ],
 )
 def test_mistakes_are_one_clear_line(here, words, message):
