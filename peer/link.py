@@ -305,16 +305,16 @@ class Link:
     def _answer_waiting_peers(self, events: list[Event]) -> None:
         """Publish the status again if a neighbour waits for a first value in a model in which we count.
 
-        That neighbour may have only our retained status, which does not prove that we are alive. The
-        models are those that it pushes to us; on an undirected graph we push the same models to it. This is
-        not part of a turn, because there is no turn while a round is trained, which may take long.
+        That neighbour may have only our retained status, which does not prove that we are alive. It waits
+        only for peers that push to it, so the models are those that we push to it. This is not part of a
+        turn: while a round is trained on the worker, which may take long, the engine's turn waits in line.
         """
         self._status_requested = self._status_requested or any(
             isinstance(event, Online)
             and not event.leaving
             and any(
                 model in self.view.counting_rounds and model not in event.counting_rounds
-                for model in event.models_pushed_to_us
+                for model in event.models
             )
             for event in events
         )

@@ -88,7 +88,7 @@ class NeighbourSettings(SettingsTable):
     neighbours: Names | None = None
     """Peers to push to; all peers that share a partial model if left out."""
     sources: Names | None = None
-    """rounds mode on a directed graph: peers that push to this one, if they are not its neighbours."""
+    """On a directed graph: peers that push to this one; its neighbours if left out."""
     turns: Annotated[tuple[Names, ...], Field(strict=False)] = ()
     """async, on a graph that changes over time: the neighbours of the first push, of the second, and so on,
     repeated cyclically."""

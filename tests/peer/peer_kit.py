@@ -258,12 +258,13 @@ async def delivered(
     limits: InboundLimits | None = None,
     security: SecurityLayer | None = None,
     joined: bool = False,
+    engine: Engine | None = None,
 ) -> tuple[Link, list[tuple[str, bytes]]]:
     """Let these messages arrive at a peer "a" that never takes a turn; returns its link and its answers.
 
-    joined: whether it has joined the swarm.
+    joined: whether it has joined the swarm. engine: that of "a"; a new one if left out.
     """
-    engine = Engine("a", make_learner("a"), quick())
+    engine = engine or Engine("a", make_learner("a"), quick())
     engine.inbound_limits = limits or engine.inbound_limits
     async with Worker("a") as worker:
         link = Link(engine, worker, on_record=lambda _: None)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
+from peer_kit import begin, delivered, make_learner, quick
 
+from gossamer.gossip import topics
+from gossamer.peer.engine import Engine
 from gossamer.peer.presence import (
     MAX_KEPT_BYTES,
     RETURN_GRACE,
@@ -315,3 +319,27 @@ def test_a_card_has_room_for_the_newest_goodbyes():
     card = read_card(Card("s", 0.0, 1, {"global": FIELDS}, goodbyes=goodbyes).encode())
     assert card is not None
     assert len(card.goodbyes) == 4
+
+
+@pytest.mark.parametrize(("waiting_peer", "answers"), [("b", 1), ("c", 0)])
+def test_on_a_directed_graph_the_peers_that_we_push_to_get_a_new_status_while_they_wait(
+    waiting_peer, answers
+):
+    """The graph has the links c → a → b: b waits for a value from a, and c does not."""
+    engine = begin(Engine("a", make_learner("a"), quick(neighbours=("b",), sources=("c",))))
+    card = Card("s1", 0.0, 1, engine.schema_entries).encode()
+    waiting = Status("online", "s1", "starting").encode()  # it counts in no model
+    arrivals = [
+        (topics.card("nest", waiting_peer), card),
+        (topics.status("nest", waiting_peer), waiting),
+    ]
+
+    async def scenario() -> list[str]:
+        link, published = await delivered(arrivals, joined=True, engine=engine)
+        keep_status = asyncio.create_task(link.keep_status())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        keep_status.cancel()
+        return [topic for topic, _ in published]
+
+    assert asyncio.run(scenario()) == [topics.status("nest", "a")] * answers
