@@ -1,11 +1,18 @@
 """The part of a session that runs on the event loop: the connection, presence, and received packets.
 
 While the peer gossips and trains, only the tasks `keep_status` and `keep_card` wait for the broker to accept
-a status or a card, so that an unreachable broker blocks neither gossip nor training. Joining, reconnecting
-and leaving wait in `announce`, `send_status` and `publish_goodbye`. The engine belongs to the peer's worker
-thread: the event loop reads only its `view`, and calls its methods through the worker. A *turn* is one pass
-of the gossip loop: received packets and presence events go to the engine, and the packets that it returns are
-sent.
+a status or a card, so that an unreachable broker blocks neither gossip nor training. Gossip packets and
+metrics are not acknowledged (QoS 0): `publish` returns once they are written to the socket, and drops them
+while there is no connection. Joining, reconnecting and leaving wait in `announce`, `send_status` and
+`publish_goodbye`.
+
+The engine belongs to the peer's worker thread, which also trains: its methods are called through the worker,
+one at a time. Without the worker, the event loop reads its `view`, which is immutable, and attributes that do
+not change while a session runs (samples, schemas, limits, the last session's goodbye). `Link.__init__` also
+reads its history and gossiper: the worker has nothing to do then.
+
+A *turn* is one pass of the gossip loop: received packets and presence events go to the engine, and the
+packets that it returns are sent.
 """
 
 from __future__ import annotations
@@ -99,19 +106,24 @@ class Link:
         self.session_began = self.machine.wall()
         """When this process began or continued the session, by the wall clock."""
         self.last_contact = engine.last_contact if engine.restored else self.machine.uptime()
-        """When we were last connected to the broker, by the machine's uptime."""
+        """When we were last connected to the broker, by the uptime clock, which also runs while the
+        machine or the process is suspended. A restarted process has this time from its checkpoint; after a
+        reboot it is not known, and a new session begins."""
         self.status_under_our_name: Status | None = None
-        """The last status delivered on our own status topic. It may be of another device with our name."""
+        """The last status delivered on our own status topic, except offline statuses of our own session (our
+        probe, our last will). It may be of another device with our name."""
         self.highest_generation = 0
-        """The highest generation on any card under our name, or on an old status. A current status may have
-        a lower one: it may be a last will, which is made before its session has a generation."""
+        """The highest generation on any card under our name, or on an unconfirmed status (which may be a
+        replay). A current status may have a lower one: it may be a last will, which is made before its
+        session has a generation."""
         self.dead_session = ""
-        """The session that was last declared dead under our name."""
+        """The session in the last death notice under our name. The swarm's owner, or the supervisor that saw
+        the process end, publishes such a notice."""
         self.probe_delivered = asyncio.Event()
         """Set when our *probe* was delivered back to us: an offline status that we publish on our own status
         topic before joining, to learn whether another device uses our name (membership.py)."""
         self.packets = self.bytes = 0  # sent so far
-        self._limits = engine.inbound_limits
+        self._inbound_limits = engine.inbound_limits
         self._pending: list[tuple[str, bytes | memoryview]] = []
         """Received packets that wait for the next turn, each with its partial model."""
         self._pending_bytes, self._pending_limit = 0, engine.inbound_limits.max_waiting_bytes(0)
@@ -120,8 +132,8 @@ class Link:
         """Presence events that wait for the next turn."""
         self._has_announced = False
         """Whether our card was published: other peers need it to decrypt our packets."""
-        self._reconnected = False
-        """Whether the connection was established again since the last turn."""
+        self._newly_connected = False
+        """Whether a connection was established, the first or a later one, since the last turn."""
         self._on_record = on_record
         self._sent_goodbye = b""
         """Our goodbye as published, by which we recognise it when it is delivered back to us."""
@@ -174,9 +186,10 @@ class Link:
         await self.save()
 
     async def save(self) -> None:
-        """Write a checkpoint that survives a power failure; raise NotSaved if it fails for too long.
+        """Write a checkpoint that survives a power failure, and try again while that fails.
 
-        Used at the start and the end of a session, which must not be lost.
+        Used at the start and the end of a session, which must not be lost. `engine.save` raises NotSaved once
+        it has failed for too long.
         """
         while not await self.worker.run(self.engine.save, durable=True):  # noqa: ASYNC110
             await asyncio.sleep(self.settings.tick)
@@ -192,9 +205,9 @@ class Link:
         self._status_due.set()
 
     async def announce(self) -> None:
-        """Publish card and status; runs again after every reconnection."""
+        """Publish card and status, if we have joined; runs at the first connection and every later one."""
         self.roster.reconnected(self.machine.monotonic(), since=self.transport.connection.since)
-        self._reconnected = True
+        self._newly_connected = True
         async with self._presence_lock:
             if self._may_publish():
                 await self._publish_card()
@@ -240,8 +253,10 @@ class Link:
     async def earlier_goodbyes(self) -> list[Event]:
         """Receive until our own goodbye is delivered back; return the events that came before it.
 
-        A broker delivers all messages to all clients in the same order, so that two peers that leave at the
-        same time agree on which goodbye was first.
+        So two peers that leave at the same time agree on which goodbye was first. This assumes that the
+        broker delivers statuses to all clients in the same order, as a single broker process usually does;
+        MQTT promises an order only for the messages of one publisher. `receive` has been cancelled before, so
+        that no other task reads the messages.
         """
         others = topics.every(self.settings.swarm, "status")
         own = self.topic("status")
@@ -324,7 +339,11 @@ class Link:
             self._status_due.set()
 
     async def publish_record(self, values: Record) -> None:
-        """Complete a metrics record, pass it to `on_record`, and publish it."""
+        """Complete a metrics record, pass it to `on_record`, and publish it.
+
+        received: messages from other peers so far. counts: whether our weight counts in all our partial
+        models. neighbours: the peers that are online, also those that we do not push to.
+        """
         view = self.view
         record = {
             "peer": self.name,
@@ -375,7 +394,11 @@ class Link:
                     self._status_due.set()
 
     def check_lease(self) -> None:
-        """Raise SessionOver if we are connected and the lease has expired, or the session was rejected."""
+        """Raise SessionOver if we are connected and the lease has expired, or the session was rejected.
+
+        Neighbours that have given up our session reject it in their acknowledgements; Engine says when such
+        rejections are credible.
+        """
         if self.transport.connection.state != "connected":
             return
         if self._lease_over():
@@ -414,9 +437,9 @@ class Link:
             self._wake.clear()
             self.check_lease()
             now = self.machine.monotonic()
-            if self._reconnected:
-                self._reconnected = False
-                # Other peers may be reconnecting too: wait for them before a waiting model is founded.
+            if self._newly_connected:
+                self._newly_connected = False
+                # Other peers may be connecting too: wait for them before a waiting model is founded.
                 await self.worker.run(self.engine.bootstrap.restart_wait_for_counting_peers, now)
             if self._goodbyes_unsaved:
                 self._goodbyes_unsaved = False
@@ -432,7 +455,9 @@ class Link:
                 self._roster_checked = now
                 events += self.roster.tick(now, connected=connected)
             if check_roster or events:
-                self._pending_limit = self._limits.max_waiting_bytes(len(self.roster.online()))
+                self._pending_limit = self._inbound_limits.max_waiting_bytes(
+                    len(self.roster.online())
+                )
             packets, self._pending, self._pending_bytes = self._pending, [], 0
             try:
                 outgoing = await self.worker.run(
@@ -472,7 +497,10 @@ class Link:
         return min(broker_limit, self.engine.limits.max_packet)
 
     async def _send_revocation_lists(self) -> None:
-        """Send revocation lists to peers that lack them; remove peers whose invitation has expired."""
+        """Send revocation lists to peers that lack them; remove peers whose invitation has expired.
+
+        A list is sent to the inbox of one of the receiver's partial models, although it concerns all models.
+        """
         packets, events = self.security.tick()
         self._apply_presence(events)
         await self._send([Outgoing(peer, model, iter([packet])) for peer, model, packet in packets])
@@ -511,11 +539,12 @@ class Link:
             self.wake()
 
     def _queue(self, topic: topics.Topic, payload: bytes | memoryview) -> None:
-        if topic.model is None:
+        if topic.model is None:  # a card or status, if the swarm or a peer has the name "inbox"
             return
         if not self.security.expects(topic.model, payload):
             return  # the security layer counts it; packets of uninvited senders take up no memory
-        largest = max(self._limits.max_message_bytes + HEADER_BYTES, self.security.largest_list)
+        max_message = self._inbound_limits.max_message_bytes + HEADER_BYTES
+        largest = max(max_message, self.security.largest_list)
         if len(payload) > largest + self.security.overhead:
             self.dropped["packet-too-large"] += 1
         elif (
@@ -622,7 +651,7 @@ class Link:
             self._status_due.set()
 
     def _receive_unconfirmed_status(self, payload: bytes) -> None:
-        """Process an old status under our own name, with a valid signature of our key.
+        """Process a status under our own name that has a valid signature of our key, but may be a replay.
 
         Any client can replay an old status, so it does not show that the name is in use; but its generation
         is authentic.
@@ -640,7 +669,8 @@ class Link:
         except TrustError:
             return
         self.dead_session = notice.session
-        if notice.session == self.session:  # after a restart this comes before we are announced
+        # The notice is retained: a restarted process receives it before it announces its session again.
+        if notice.session == self.session:
             by = f" by {notice.by}" if notice.by else ""
             raise SessionOver(f"it was declared dead{by}: {notice.reason or 'no reason given'}")
 

@@ -507,7 +507,7 @@ class Roster:
     # --- queries --------------------------------------------------------------------------------
 
     def online(self) -> dict[str, Status]:
-        """Return the peers that are online and share a model with us, with their statuses."""
+        """Return all peers that are online and were announced to the engine, neighbours or not."""
         return {
             peer: entry.status
             for peer, entry in self._entries.items()
